@@ -1,0 +1,1 @@
+//! How to make a lazy image: sources, layer overlay, chunk deduplication, packing.

@@ -1,0 +1,23 @@
+//! What a lazy image is.
+//!
+//! This crate holds the vocabulary that every other crate speaks: [digests](digest), the two
+//! address spaces of a blob ([`Stored`] and [`Decoded`]), [chunks](chunk), [codecs](codec), the
+//! [file tree](tree), and the on-disk format (`erofs`, `rafs`). It is pure: no I/O, no unsafe code,
+//! and everything that it parses is treated as hostile.
+#![forbid(unsafe_code)]
+
+pub mod chunk;
+pub mod codec;
+pub mod digest;
+pub mod error;
+pub mod offset;
+pub mod path;
+pub mod tree;
+
+pub use chunk::{Blob, BlobIndex, Chunk, ChunkRef};
+pub use codec::Codec;
+pub use digest::{Algorithm, Digest};
+pub use error::FormatError;
+pub use offset::{BLOCK_SIZE, Decoded, Stored};
+pub use path::Name;
+pub use tree::{Inode, InodeId, Kind, Metadata, Mtime, Tree};

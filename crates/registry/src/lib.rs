@@ -1,0 +1,1 @@
+//! How to move an image: names, credentials, registries and OCI layout directories.

@@ -1,0 +1,1 @@
+//! How to serve an image: sources, fetch, cache, kernel drivers, daemon.

@@ -1,0 +1,1 @@
+//! All unsafe code and raw kernel interfaces: fanotify, mount API, mmap.

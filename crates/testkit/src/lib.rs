@@ -1,0 +1,1 @@
+//! Odd trees, tree comparison, a faulty registry and private daemons for tests. Never shipped.

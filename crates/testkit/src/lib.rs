@@ -1,1 +1,4 @@
 //! Odd trees, tree comparison, a faulty registry and private daemons for tests. Never shipped.
+
+pub mod kernel;
+pub mod listing;

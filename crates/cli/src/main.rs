@@ -1,2 +1,102 @@
-//! The lazuli command.
-fn main() {}
+//! The `lazuli` command: the only part of the project that prints.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod commands;
+mod config;
+mod container;
+mod daemon;
+mod exit;
+mod names;
+mod progress;
+mod source;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use config::Config;
+
+/// Starts containers before their images have arrived.
+#[derive(Debug, Parser)]
+#[command(name = "lazuli", version, propagate_version = true, max_term_width = 100)]
+struct Arguments {
+    /// State directory: cache, mounts, socket [default: /var/lib/lazuli, or
+    /// ~/.local/state/lazuli for other users than root]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+
+    /// Configuration file [default: /etc/lazuli/config.toml if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// What is logged: error, warn, info, debug, trace, or per part as in `info,lazuli_runtime=debug`
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<String>,
+
+    #[command(subcommand)]
+    verb: commands::Verb,
+}
+
+/// What every command starts from.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// State directory, absolute.
+    pub(crate) root: PathBuf,
+    /// The configuration.
+    pub(crate) config: Config,
+    /// `--config`, absolute, to hand on to a daemon.
+    pub(crate) config_path: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let failed = arguments.verb.failure_code();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => exit::report(&error, failed),
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode> {
+    let config = Config::load(arguments.config.as_deref())?;
+    let level = arguments.log.as_deref().or(config.log.as_deref());
+    start_logging(level.unwrap_or(arguments.verb.default_log_level()))?;
+    let root = arguments.root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
+    let session = Session {
+        root: std::path::absolute(&root)?,
+        config,
+        config_path: arguments.config.map(std::path::absolute).transpose()?,
+    };
+    arguments.verb.run(&session)
+}
+
+fn start_logging(level: &str) -> Result<()> {
+    use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
+    let targets: Targets =
+        level.parse().with_context(|| format!("`{level}` is not a log level or filter"))?;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    tracing_subscriber::registry().with(targets).with(lines).init();
+    Ok(())
+}
+
+fn default_root() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/lazuli".into());
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(|| {
+        Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state"))
+    });
+    Ok(state.context("neither XDG_STATE_HOME nor HOME is set: say --root DIR")?.join("lazuli"))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,59 @@
+//! The verbs, one file each: what the user types, and one function that only orchestrates and prints.
+
+mod check;
+mod convert;
+mod daemon;
+mod inspect;
+mod mount;
+mod run;
+mod status;
+mod stop;
+mod umount;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::Session;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Convert(convert::Arguments),
+    Mount(mount::Arguments),
+    #[command(visible_alias = "unmount")]
+    Umount(umount::Arguments),
+    Run(run::Arguments),
+    Check(check::Arguments),
+    Inspect(inspect::Arguments),
+    Status(status::Arguments),
+    Daemon(daemon::Arguments),
+    Stop(stop::Arguments),
+}
+
+impl Verb {
+    pub(crate) fn run(self, session: &Session) -> Result<ExitCode> {
+        let done = |()| ExitCode::SUCCESS;
+        match self {
+            Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
+            Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
+            Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
+            Verb::Run(arguments) => run::run(session, &arguments),
+            Verb::Check(arguments) => check::run(session, &arguments).map(done),
+            Verb::Inspect(arguments) => inspect::run(&arguments).map(done),
+            Verb::Status(arguments) => status::run(session, &arguments).map(done),
+            Verb::Daemon(arguments) => daemon::run(session, &arguments).map(done),
+            Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
+        }
+    }
+
+    /// The exit code when [`Verb::run`] fails, see [`crate::exit`].
+    pub(crate) fn failure_code(&self) -> u8 {
+        if matches!(self, Verb::Run(_)) { 125 } else { 1 }
+    }
+
+    /// A daemon's log is read later, so it says more than a command that somebody watches.
+    pub(crate) fn default_log_level(&self) -> &'static str {
+        if matches!(self, Verb::Daemon(_)) { "info" } else { "warn" }
+    }
+}

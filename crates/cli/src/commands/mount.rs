@@ -1,0 +1,81 @@
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use lazuli_runtime::daemon::{DriverChoice, MountRequest, Mounted, Request, Response};
+
+use crate::{Session, names};
+
+/// Mount an image; its data arrives as it is read
+///
+/// Returns when the image is mounted. The mount belongs to the node's daemon, which is started if it does not
+/// run, and stays until `lazuli umount`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    image: ImageArguments,
+    /// An existing directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// What identifies an image and how it is served; shared by `mount` and `run`.
+#[derive(Debug, Args)]
+pub(crate) struct ImageArguments {
+    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: String,
+    /// How the kernel asks for data
+    #[arg(long, value_enum, default_value = "auto")]
+    driver: Driver,
+    #[command(flatten)]
+    pub(crate) access: names::Access,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Driver {
+    /// The best one that works here
+    Auto,
+    /// EROFS with fanotify pre-content events: Linux 6.15 or later, root
+    Fanotify,
+    /// FUSE: any kernel, also without root
+    Fuse,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let directory = arguments.directory.canonicalize().with_context(|| {
+        format!("cannot mount at {}: it must be an existing directory", arguments.directory.display())
+    })?;
+    let mounted = mount(session, &arguments.image, directory)?.mount;
+    println!(
+        "{} mounted at {} ({} of {} chunks here)",
+        mounted.image,
+        mounted.mountpoint.display(),
+        mounted.chunks_ready,
+        mounted.chunks_total
+    );
+    Ok(())
+}
+
+/// Has the daemon mount an image at an absolute path.
+pub(crate) fn mount(
+    session: &Session,
+    arguments: &ImageArguments,
+    mountpoint: PathBuf,
+) -> Result<Mounted> {
+    let request = Request::Mount(MountRequest {
+        image: names::absolute_image(&arguments.image)?,
+        mountpoint,
+        driver: match arguments.driver {
+            Driver::Auto => DriverChoice::Auto,
+            Driver::Fanotify => DriverChoice::Fanotify,
+            Driver::Fuse => DriverChoice::Fuse,
+        },
+        platform: arguments.access.platform.clone(),
+        plain_http: arguments.access.plain_http,
+    });
+    match crate::daemon::connect(session)?.call(&request)? {
+        Response::Mounted(mounted) => Ok(mounted),
+        other => bail!("the daemon answered {other:?} to a mount request; is it another version?"),
+    }
+}

@@ -1,0 +1,78 @@
+use anyhow::{Result, bail};
+use clap::Args;
+use indicatif::{BinaryBytes, HumanDuration};
+use lazuli_runtime::daemon::{Client, Request, Response, Status};
+
+use crate::Session;
+
+/// Show what is mounted and what was fetched for it
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// For programs; docs/status.md describes it
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let status = fetch(&mut Client::connect(&session.root)?)?;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print(&status);
+    }
+    Ok(())
+}
+
+/// Asks the daemon.
+pub(crate) fn fetch(daemon: &mut Client) -> Result<Status> {
+    match daemon.call(&Request::Status)? {
+        Response::Status(status) => Ok(status),
+        other => bail!("the daemon answered {other:?} to a status request; is it another version?"),
+    }
+}
+
+fn print(status: &Status) {
+    let daemon = &status.daemon;
+    println!(
+        "daemon   {} (pid {}), up {}",
+        daemon.version,
+        daemon.worker_pid,
+        HumanDuration(std::time::Duration::from_secs(daemon.uptime_seconds))
+    );
+    println!("driver   {}: {}", name(daemon.driver), daemon.driver_reason);
+    println!(
+        "cache    {} in {} blobs at {}",
+        BinaryBytes(daemon.cache.bytes_used),
+        daemon.cache.blobs,
+        daemon.cache.directory.display()
+    );
+    if status.mounts.is_empty() {
+        println!("nothing is mounted");
+    }
+    for mount in &status.mounts {
+        #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
+        let share = 100.0 * mount.chunks_ready as f64 / mount.chunks_total.max(1) as f64;
+        println!();
+        println!("{}", mount.mountpoint.display());
+        println!("  image    {}", mount.image);
+        println!("  digest   {}", mount.manifest_digest);
+        println!("  driver   {}: {}", name(mount.driver), mount.driver_reason);
+        println!(
+            "  fetched  {} of {} in {} requests",
+            BinaryBytes(mount.bytes_fetched),
+            BinaryBytes(mount.bytes_total),
+            mount.requests
+        );
+        println!("  ready    {} of {} chunks ({share:.1} %)", mount.chunks_ready, mount.chunks_total);
+        println!("  events   {}", mount.events);
+    }
+}
+
+fn name(driver: lazuli_runtime::daemon::DriverChoice) -> &'static str {
+    use lazuli_runtime::daemon::DriverChoice::{Auto, Fanotify, Fuse};
+    match driver {
+        Auto => "auto",
+        Fanotify => "fanotify",
+        Fuse => "fuse",
+    }
+}

@@ -1,0 +1,27 @@
+use anyhow::Result;
+use clap::Args;
+use lazuli_runtime::daemon::{Client, ClientError, Request};
+
+use crate::Session;
+
+/// End the node's daemon
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Also while images are mounted: detach them first
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    match Client::connect(&session.root) {
+        Err(ClientError::NotRunning { .. }) => {
+            println!("no daemon runs on {}", session.root.display());
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+        Ok(mut daemon) => {
+            daemon.call(&Request::Stop { force: arguments.force })?;
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Running a container on a mounted image: overlayfs for writes, runc for the process.
+
+mod bundle;
+mod spec;
+mod user;
+
+pub(crate) use bundle::Bundle;
+pub(crate) use spec::{ImageProcess, bundle_config};
+pub(crate) use user::User;

@@ -1,0 +1,197 @@
+//! An image's config as an OCI runtime bundle config.
+//!
+//! Defaults are those of `docker run`: the same capabilities, masked paths and devices. The
+//! container shares the host's network, since Lazuli starts containers but does not manage networks.
+
+use std::{ffi::OsString, path::Path};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::user::User;
+
+/// What an image config says about its process. The config's other fields are not ours.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct ImageProcess {
+    user: Option<String>,
+    env: Option<Vec<String>>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    working_dir: Option<String>,
+}
+
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+impl ImageProcess {
+    /// Reads the `config` member of an image config.
+    pub(crate) fn from_config(config: &Value) -> Result<Self> {
+        let process = config.get("config").filter(|value| !value.is_null());
+        process.map_or_else(|| Ok(Self::default()), |value| Ok(Self::deserialize(value)?))
+            .context("the image's config is not an OCI image config")
+    }
+
+    /// The user as the image spells it; empty for root.
+    pub(crate) fn user(&self) -> &str {
+        self.user.as_deref().unwrap_or_default()
+    }
+
+    /// Entry point and arguments; `command` replaces the image's arguments as in `docker run`.
+    fn arguments(&self, command: &[OsString]) -> Result<Vec<String>> {
+        let mut arguments = self.entrypoint.clone().unwrap_or_default();
+        if command.is_empty() {
+            arguments.extend(self.cmd.clone().unwrap_or_default());
+        } else {
+            for argument in command {
+                let text = argument.to_str().with_context(|| {
+                    format!("the argument {argument:?} is not UTF-8, which runc needs")
+                })?;
+                arguments.push(text.to_owned());
+            }
+        }
+        if arguments.is_empty() {
+            bail!("the image names no command: say one, as in `lazuli run IMAGE -- /bin/sh`");
+        }
+        Ok(arguments)
+    }
+
+    fn environment(&self, home: &str, terminal: bool) -> Vec<String> {
+        let mut environment = self.env.clone().unwrap_or_default();
+        let mut default = |entry: String| {
+            let (name, _) = entry.split_once('=').unwrap_or((&entry, ""));
+            let set = |e: &String| e.split_once('=').is_some_and(|(key, _)| key == name);
+            if !environment.iter().any(set) {
+                environment.push(entry);
+            }
+        };
+        default(DEFAULT_PATH.to_owned());
+        default(format!("HOME={home}"));
+        if terminal {
+            default("TERM=xterm".to_owned());
+        }
+        environment
+    }
+}
+
+/// Capabilities of a Docker container.
+const CAPABILITIES: [&str; 14] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// The bundle's `config.json` for a container `id` on `rootfs`.
+pub(crate) fn bundle_config(
+    id: &str,
+    rootfs: &Path,
+    image: &ImageProcess,
+    user: &User,
+    command: &[OsString],
+    terminal: bool,
+) -> Result<Value> {
+    let working_directory = image.working_dir.as_deref().filter(|dir| !dir.is_empty());
+    // Root keeps the set across exec; for another user the kernel clears what is not inheritable,
+    // which is what Docker does too.
+    let capabilities = json!({
+        "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES,
+    });
+    let mount = |destination: &str, kind: &str, options: &[&str]| {
+        json!({ "destination": destination, "type": kind, "source": kind, "options": options })
+    };
+    let mut mounts = vec![
+        mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+        mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ];
+    // The network is the host's, so its names are, too.
+    for file in ["/etc/resolv.conf", "/etc/hosts"] {
+        if Path::new(file).exists() {
+            mounts.push(json!({
+                "destination": file, "type": "bind", "source": file,
+                "options": ["rbind", "ro"],
+            }));
+        }
+    }
+    Ok(json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": terminal,
+            "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
+            "args": image.arguments(command)?,
+            "env": image.environment(&user.home, terminal),
+            "cwd": working_directory.unwrap_or("/"),
+            "capabilities": capabilities,
+            "noNewPrivileges": false,
+        },
+        "root": { "path": rootfs, "readonly": false },
+        "hostname": id,
+        "mounts": mounts,
+        "linux": {
+            "cgroupsPath": format!("/lazuli/{id}"),
+            "namespaces": [
+                { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
+            ],
+            "maskedPaths": [
+                "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+                "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+            ],
+            "readonlyPaths": [
+                "/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys",
+                "/proc/sysrq-trigger",
+            ],
+        },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(config: Value) -> ImageProcess {
+        ImageProcess::from_config(&json!({ "config": config })).unwrap()
+    }
+
+    #[test]
+    fn arguments_follow_docker() {
+        let image = process(json!({ "Entrypoint": ["/entry"], "Cmd": ["a", "b"] }));
+        assert_eq!(image.arguments(&[]).unwrap(), ["/entry", "a", "b"]);
+        assert_eq!(image.arguments(&["c".into()]).unwrap(), ["/entry", "c"]);
+        let image = process(json!({ "Cmd": ["sh"], "Entrypoint": null }));
+        assert_eq!(image.arguments(&["ls".into()]).unwrap(), ["ls"]);
+        assert!(process(json!({})).arguments(&[]).is_err());
+    }
+
+    #[test]
+    fn environment_has_what_programs_rely_on() {
+        let image = process(json!({ "Env": ["PATH=/x", "LANG=C"] }));
+        assert_eq!(image.environment("/root", false), ["PATH=/x", "LANG=C", "HOME=/root"]);
+        let image = process(json!({}));
+        assert_eq!(image.environment("/", true), [DEFAULT_PATH, "HOME=/", "TERM=xterm"]);
+    }
+
+    #[test]
+    fn a_missing_config_is_an_empty_one() {
+        let image = ImageProcess::from_config(&json!({ "config": null })).unwrap();
+        assert_eq!(image.user(), "");
+        assert!(ImageProcess::from_config(&json!({ "config": { "Cmd": 1 } })).is_err());
+    }
+}

@@ -1,0 +1,23 @@
+//! Errors for people, and exit codes.
+//!
+//! 0: done. 1: not done. 2: the command line is wrong (clap). `lazuli run` passes on the exit code
+//! of its command and, as `docker run` does, uses 125 for failures of its own.
+
+use std::process::ExitCode;
+
+/// Prints `error` with its causes and returns `code`.
+pub(crate) fn report(error: &anyhow::Error, code: u8) -> ExitCode {
+    let mut message = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Many errors repeat their source; say each thing once.
+        if !message.contains(&text) {
+            if !message.is_empty() {
+                message.push_str(": ");
+            }
+            message.push_str(&text);
+        }
+    }
+    eprintln!("lazuli: {message}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,154 @@
+//! What the daemon is asked and what it answers.
+//!
+//! One JSON object per line in each direction over the Unix socket `daemon.sock` in the root
+//! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,
+//! never renamed or removed.
+
+use std::path::PathBuf;
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+/// Which kernel interface serves a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverChoice {
+    /// The best one that works here.
+    #[default]
+    Auto,
+    /// EROFS over files that are filled on fanotify pre-content events.
+    Fanotify,
+    /// FUSE.
+    Fuse,
+}
+
+/// A request, one per line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+pub enum Request {
+    /// Mount an image.
+    Mount(MountRequest),
+    /// Take a mount away.
+    Umount {
+        /// An absolute path.
+        mountpoint: PathBuf,
+    },
+    /// Report what is served.
+    Status,
+    /// End the daemon.
+    Stop {
+        /// Also while images are mounted: their mounts are detached first.
+        force: bool,
+    },
+}
+
+/// What to mount where.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountRequest {
+    /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
+    pub image: String,
+    /// An absolute path to an existing directory.
+    pub mountpoint: PathBuf,
+    /// Which driver.
+    #[serde(default)]
+    pub driver: DriverChoice,
+    /// `os/arch[/variant]`; this machine's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Talk HTTP to the registry.
+    #[serde(default)]
+    pub plain_http: bool,
+}
+
+/// An answer, one per line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "lowercase")]
+pub enum Response {
+    /// The image is mounted.
+    Mounted(Mounted),
+    /// It is done, and there is nothing to say.
+    Done,
+    /// What is served.
+    Status(Status),
+    /// It was not done.
+    Error {
+        /// Why, for people.
+        message: String,
+    },
+}
+
+/// Answer to [`Request::Mount`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// The mount as `status` shows it, right after mounting.
+    pub mount: MountStatus,
+    /// The image's config, as the registry holds it.
+    pub config: serde_json::Value,
+}
+
+/// What the daemon serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon itself.
+    pub daemon: DaemonStatus,
+    /// Every mount, ordered by mount point.
+    pub mounts: Vec<MountStatus>,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Process that serves readers.
+    pub worker_pid: u32,
+    /// Version of that process.
+    pub version: String,
+    /// State directory.
+    pub root: PathBuf,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// What `--driver auto` means here.
+    pub driver: DriverChoice,
+    /// Why.
+    pub driver_reason: String,
+    /// The node's cache.
+    pub cache: CacheStatus,
+}
+
+/// The node's cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// Where it is.
+    pub directory: PathBuf,
+    /// Blobs that have a file in it.
+    pub blobs: u64,
+    /// Bytes it occupies on disk.
+    pub bytes_used: u64,
+}
+
+/// One mount.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// The image as it was named.
+    pub image: String,
+    /// What that name meant when it was mounted.
+    pub manifest_digest: Digest,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Which driver: `fanotify` or `fuse`.
+    pub driver: DriverChoice,
+    /// Why this one.
+    pub driver_reason: String,
+    /// Bytes fetched for this image since the daemon opened it: manifest, config, bootstrap and data.
+    pub bytes_fetched: u64,
+    /// Requests for them.
+    pub requests: u64,
+    /// Bytes of the image as stored (compressed): what a pull would fetch.
+    pub bytes_total: u64,
+    /// Chunks of the image's blobs that are on this node, verified.
+    pub chunks_ready: u64,
+    /// Chunks of the image's blobs.
+    pub chunks_total: u64,
+    /// Questions of the kernel that the daemon answered for this image.
+    pub events: u64,
+}

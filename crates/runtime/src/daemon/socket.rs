@@ -1,0 +1,42 @@
+//! The control socket's address.
+//!
+//! `sun_path` holds 108 bytes and a root directory may be deeper than that, so both ends reach the
+//! socket through the directory's descriptor in `/proc`.
+
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+const NAME: &str = "daemon.sock";
+
+/// Connects to the daemon of `root`.
+pub(super) fn connect(root: &Path) -> io::Result<UnixStream> {
+    let directory = File::open(root)?;
+    UnixStream::connect(address(&directory))
+}
+
+/// Binds the socket in `root`, whose lock the caller holds: an old socket is a dead daemon's.
+pub(super) fn listen(root: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(root.join(NAME)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let directory = File::open(root)?;
+    let listener = UnixListener::bind(address(&directory))?;
+    // Who can talk to the daemon can mount: its owner and nobody else.
+    fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn address(directory: &File) -> PathBuf {
+    format!("/proc/self/fd/{}/{NAME}", directory.as_raw_fd()).into()
+}

@@ -1,0 +1,60 @@
+# What a contributor does here. `make` alone prints the list.
+
+# Upstream's nydus-image and nydusd: LAZULI_NYDUS names a directory that holds them, else they are built.
+NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
+NYDUS_VERSION := 2.2.0
+ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
+BENCHES := coldstart convert fs
+FUZZ_SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary
+.SILENT: help
+
+help: ## this list
+	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+build: ## the release binary, target/release/lazuli
+	scripts/install-deps build
+	$(MAKE) --no-print-directory binary
+
+demo: ## start a real image before it has arrived, beside pulling it first (about 3 minutes)
+	scripts/install-deps demo
+	$(MAKE) --no-print-directory binary
+	$(ROOT) scripts/demo
+
+test: ## everything: units, format, kernel, end to end
+	scripts/install-deps test
+	scripts/test
+
+check: ## rustfmt, clippy and rustdoc, warnings are errors
+	scripts/install-deps build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+
+compat: ## our images in other readers, others' images in ours (needs minutes to build the images)
+	scripts/install-deps compat
+	$(MAKE) --no-print-directory binary $(NYDUS)/nydusd
+	cargo build --locked -p lazuli-testkit --bins
+	$(ROOT) tests/compat/run --nydus $(NYDUS)
+
+bench: ## the benchmarks: cold start, conversion, file system; one alone: bench-convert
+	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
+
+$(addprefix bench-,$(BENCHES)): bench-%:
+	scripts/install-deps bench
+	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd)
+	$(ROOT) bench/$* $(if $(filter convert,$*),--nydus $(NYDUS))
+
+fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
+	scripts/fuzz $(FUZZ_SECONDS)
+
+clean: ## remove what was built, also the corpus images
+	cargo clean
+
+binary:
+	cargo build --release --locked -p lazuli
+
+$(CURDIR)/target/nydus/bin/nydusd:
+	cargo install nydus-rs --version $(NYDUS_VERSION) --locked --root target/nydus

@@ -1,0 +1,94 @@
+"""Starting a container on a node that has nothing of its image, lazily or by pulling all of it first."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+
+from . import CommandFailed, drop_caches, run
+from .lazuli import lazuli
+from .oci import layers_size
+
+PULL = "pull, unpack, run"
+DRIVERS = ("fanotify", "fuse")
+TIMEOUT = 600
+
+
+@dataclass
+class Start:
+    """One cold start: seconds from the first command to the first byte of output and to the exit,
+    and what the registry sent meanwhile."""
+
+    system: str
+    first_output: float
+    total: float
+    requests: int
+    bytes: int
+
+    def share(self, size):
+        """The part of a full pull that was fetched, in percent."""
+        return 100 * self.bytes / size
+
+
+def start(system, server, references, argv, expect, work):
+    """Start `argv` of an image cold with one system: PULL or a driver of lazuli's. `references` are
+    (as it was built, as lazuli converted it); `expect` is what it must print."""
+    work.mkdir()
+    try:
+        if system == PULL:
+            return pull_then_run(server, references[0], argv, expect, work)
+        return lazy_run(server, references[1], argv, expect, work, system)
+    finally:
+        shutil.rmtree(work)
+
+
+def pull_then_run(server, reference, argv, expect, work):
+    """skopeo fetches, umoci unpacks, runc runs."""
+    bundle, layout = work / "bundle", f"{work / 'layout'}:latest"
+    drop_caches()
+    with server.counted() as traffic:
+        began = time.monotonic()
+        run("skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}")
+        run("umoci", "unpack", "--image", layout, bundle)
+        config = json.loads((bundle / "config.json").read_text())
+        config["process"] |= {"terminal": False, "args": list(argv)}
+        (bundle / "config.json").write_text(json.dumps(config))
+        name = f"lazuli-lab-{os.getpid()}"
+        first, total = watch(["runc", "--root", work / "runc", "run", "--bundle", bundle, name], expect, began)
+    return Start(PULL, first, total, traffic.requests, traffic.bytes)
+
+
+def lazy_run(server, reference, argv, expect, work, driver):
+    """lazuli runs, with a state directory that is new: its daemon is started too."""
+    with lazuli(work / "root") as instance:
+        drop_caches()
+        with server.counted() as traffic:
+            began = time.monotonic()
+            command = instance.command("run", "--driver", driver, reference, "--", *argv)
+            first, total = watch(command, expect, began)
+    return Start(driver, first, total, traffic.requests, traffic.bytes)
+
+
+def watch(command, expect, began):
+    """Run a command; return the seconds since `began` until its first output, and until its end."""
+    process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        select.select([process.stdout], [], [], TIMEOUT)
+        first = time.monotonic() - began
+        output, errors = process.communicate(timeout=max(1, TIMEOUT - first))
+    finally:
+        process.kill()
+    total = time.monotonic() - began
+    if process.returncode or expect not in output:
+        raise CommandFailed(command, process.returncode, output + errors)
+    return first, total
+
+
+def image_size(reference):
+    """The bytes of all layers of an image in a registry."""
+    manifest = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{reference}")
+    return layers_size(json.loads(manifest))

@@ -2,3 +2,6 @@
 
 pub mod kernel;
 pub mod listing;
+pub mod oci;
+pub mod odd;
+pub mod tarball;

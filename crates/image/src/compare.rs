@@ -1,0 +1,228 @@
+//! Whether two trees are the same, and where they differ.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+};
+
+use crate::{ChunkRef, Digest, Inode, InodeId, Kind, Metadata, Tree};
+
+/// A tree, and what the chunks that it refers to contain.
+pub trait Content {
+    /// The tree.
+    fn tree(&self) -> &Tree;
+    /// Digest and size of a chunk of the tree; `None` if it refers to a chunk that is not there.
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)>;
+}
+
+/// One thing that is not the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Where, from `/`.
+    pub path: Vec<u8>,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.escape_ascii(), self.what)
+    }
+}
+
+/// Compares every entry: type, permissions, owner, time, extended attributes, link targets, device
+/// numbers, content, and which names are the same file. Stops after `limit` differences.
+pub fn compare(left: &dyn Content, right: &dyn Content, limit: usize) -> Vec<Difference> {
+    let mut comparison = Comparison {
+        left,
+        right,
+        limit,
+        differences: Vec::new(),
+        partners: [HashMap::new(), HashMap::new()],
+    };
+    comparison.inodes(b"/", Tree::ROOT, Tree::ROOT);
+    let mut pending = vec![(b"/".to_vec(), Tree::ROOT, Tree::ROOT)];
+    while let Some((path, left, right)) = pending.pop() {
+        if comparison.differences.len() >= limit {
+            break;
+        }
+        comparison.directories(&path, left, right, &mut pending);
+    }
+    comparison.differences.truncate(limit);
+    comparison.differences
+}
+
+struct Comparison<'a> {
+    left: &'a dyn Content,
+    right: &'a dyn Content,
+    limit: usize,
+    differences: Vec<Difference>,
+    /// Which inode of the other tree an inode was found equal to: hard links have to agree.
+    partners: [HashMap<InodeId, InodeId>; 2],
+}
+
+impl Comparison<'_> {
+    fn note(&mut self, path: &[u8], what: impl Into<String>) {
+        if self.differences.len() < self.limit {
+            self.differences.push(Difference { path: path.to_vec(), what: what.into() });
+        }
+    }
+
+    fn directories(
+        &mut self,
+        path: &[u8],
+        left: InodeId,
+        right: InodeId,
+        pending: &mut Vec<(Vec<u8>, InodeId, InodeId)>,
+    ) {
+        let (l, r) = (self.left.tree().children(left), self.right.tree().children(right));
+        let (Some(l), Some(r)) = (l, r) else { return };
+        let names: BTreeSet<_> = l.keys().chain(r.keys()).collect();
+        for name in names {
+            let mut child = path.to_vec();
+            if child != b"/" {
+                child.push(b'/');
+            }
+            child.extend(name.as_bytes());
+            match (l.get(name), r.get(name)) {
+                (Some(&l), Some(&r)) => {
+                    if self.inodes(&child, l, r) {
+                        pending.push((child, l, r));
+                    }
+                }
+                (Some(_), None) => self.note(&child, "only in the first"),
+                (None, _) => self.note(&child, "only in the second"),
+            }
+        }
+    }
+
+    /// Compares two inodes; tells whether their children are still to be compared.
+    fn inodes(&mut self, path: &[u8], left: InodeId, right: InodeId) -> bool {
+        let seen = [self.partners[0].get(&left), self.partners[1].get(&right)];
+        match seen {
+            [Some(&l), Some(&r)] if l == right && r == left => return false,
+            [None, None] => {
+                self.partners[0].insert(left, right);
+                self.partners[1].insert(right, left);
+            }
+            _ => self.note(path, "not the same hard links"),
+        }
+        let (l, r) = (&self.left.tree()[left], &self.right.tree()[right]);
+        for what in metadata(&l.metadata, &r.metadata) {
+            self.note(path, what);
+        }
+        if let Some(what) = self.kinds(l, r) {
+            self.note(path, what);
+        }
+        matches!((&l.kind, &r.kind), (Kind::Directory(_), Kind::Directory(_)))
+    }
+
+    fn kinds(&self, left: &Inode, right: &Inode) -> Option<String> {
+        match (&left.kind, &right.kind) {
+            (Kind::Directory(_), Kind::Directory(_)) => None,
+            (Kind::Regular { size: l, chunks: lc }, Kind::Regular { size: r, chunks: rc }) => {
+                if l != r {
+                    return Some(format!("{l} bytes, {r} bytes"));
+                }
+                let same = lc.len() == rc.len()
+                    && lc.iter().zip(rc).all(|(&l, &r)| {
+                        let pair = (self.left.chunk(l), self.right.chunk(r));
+                        matches!(pair, (Some(l), Some(r)) if l == r)
+                    });
+                (!same).then(|| "not the same content".to_owned())
+            }
+            (l, r) if l == r => None,
+            (l, r) => Some(format!("{}, {}", describe(l), describe(r))),
+        }
+    }
+}
+
+fn metadata(left: &Metadata, right: &Metadata) -> Vec<String> {
+    let mut differences = Vec::new();
+    let mut field = |name: &str, left: String, right: String| {
+        if left != right {
+            differences.push(format!("{name} {left}, {right}"));
+        }
+    };
+    let time = |m: &Metadata| format!("{}.{:09}", m.mtime.seconds, m.mtime.nanoseconds);
+    field("mode", format!("{:04o}", left.permissions), format!("{:04o}", right.permissions));
+    field("uid", left.uid.to_string(), right.uid.to_string());
+    field("gid", left.gid.to_string(), right.gid.to_string());
+    field("mtime", time(left), time(right));
+    field("xattrs", xattrs(&left.xattrs), xattrs(&right.xattrs));
+    differences
+}
+
+fn xattrs(xattrs: &BTreeMap<Box<[u8]>, Box<[u8]>>) -> String {
+    let entries = xattrs.iter().map(|(k, v)| format!("{}={}", k.escape_ascii(), v.escape_ascii()));
+    format!("{{{}}}", entries.collect::<Vec<_>>().join(" "))
+}
+
+fn describe(kind: &Kind) -> String {
+    match kind {
+        Kind::Directory(_) => "directory".to_owned(),
+        Kind::Regular { .. } => "file".to_owned(),
+        Kind::Symlink(target) => format!("symbolic link to {}", target.escape_ascii()),
+        Kind::CharDevice(device) => format!("character device {}:{}", device.major, device.minor),
+        Kind::BlockDevice(device) => format!("block device {}:{}", device.major, device.minor),
+        Kind::Fifo => "fifo".to_owned(),
+        Kind::Socket => "socket".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, BlobIndex, Mtime, Name};
+
+    struct Fixture(Tree);
+
+    impl Content for Fixture {
+        fn tree(&self) -> &Tree {
+            &self.0
+        }
+
+        fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+            Some((Algorithm::Blake3.digest(&chunk.number.to_le_bytes()), 1))
+        }
+    }
+
+    fn tree(files: &[(&str, u32)], link: Option<(&str, &str)>) -> Fixture {
+        let mut tree = Tree::new(Metadata::default());
+        let mut insert = |tree: &mut Tree, name: &str, id| {
+            let name = Name::new(name.as_bytes()).unwrap();
+            tree.children_mut(Tree::ROOT).unwrap().insert(name, id);
+        };
+        for &(name, number) in files {
+            let chunks = vec![ChunkRef { blob: BlobIndex(0), number }];
+            let kind = Kind::Regular { size: 1, chunks };
+            let id = tree.add(Inode { metadata: Metadata::default(), kind });
+            insert(&mut tree, name, id);
+        }
+        if let Some((name, to)) = link {
+            let id = tree.find([to.as_bytes()]).unwrap();
+            insert(&mut tree, name, id);
+        }
+        Fixture(tree)
+    }
+
+    fn differences(left: &Fixture, right: &Fixture) -> Vec<String> {
+        compare(left, right, 10).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn finds_each_difference() {
+        let base = tree(&[("a", 1), ("b", 2)], Some(("c", "a")));
+        assert_eq!(differences(&base, &base), Vec::<String>::new());
+        let other = tree(&[("a", 1), ("b", 3)], Some(("c", "a")));
+        assert_eq!(differences(&base, &other), ["/b: not the same content"]);
+        let other = tree(&[("a", 1), ("b", 2), ("c", 1)], None);
+        assert_eq!(differences(&base, &other), ["/c: not the same hard links"]);
+        let other = tree(&[("a", 1), ("c", 2)], None);
+        assert_eq!(differences(&base, &other)[0], "/b: only in the first");
+        assert_eq!(compare(&base, &other, 1).len(), 1);
+        let mut other = tree(&[("a", 1), ("b", 2)], Some(("c", "a")));
+        other.0[Tree::ROOT].metadata.mtime = Mtime { seconds: -1, nanoseconds: 5 };
+        assert_eq!(differences(&base, &other), ["/: mtime 0.000000000, -1.000000005"]);
+    }
+}

@@ -1,0 +1,363 @@
+//! The tail of a data blob: what describes the chunks once more, in the blob itself.
+//!
+//! ```text
+//! chunks |H| CI table | CI header |H| digest array |H| table of contents |H|
+//! ```
+//! `H` is a [footer](super::footer). Upstream reads the CI table and header to find chunks, and the
+//! digest array to verify them.
+
+use std::io;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    BlobRecord, TailInfo,
+    ci::CiEntry,
+    footer,
+    layout::{CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CiHeader, MAX_CHUNKS, TocEntry, features},
+};
+use crate::{
+    Algorithm, BLOCK_SIZE, Chunk, Codec, Digest, FormatError, codec::Encoder, digest::Hasher,
+    offset::round_up_to_block,
+};
+
+/// Compression level of CI tables.
+const CI_LEVEL: i32 = 3;
+/// Bytes of a digest in the digest array.
+const DIGEST_SIZE: u64 = 32;
+
+const CHUNKS: &str = "image.blob";
+const CI: &str = "blob.meta";
+const CI_HEADER: &str = "blob.meta.header";
+const DIGESTS: &str = "blob.digest";
+const TOC: &str = "rafs.blob.toc";
+
+/// Everything about a blob but its chunk data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// What follows the chunk data in the blob.
+    pub bytes: Vec<u8>,
+    /// What the bootstrap says about `bytes`.
+    pub info: TailInfo,
+    /// The file `<blob id>.blob.meta` that ships beside the bootstrap: the decoded CI table, zeros up
+    /// to a block border, the CI header.
+    pub meta_file: Vec<u8>,
+    /// The blob's id: SHA-256 of chunk data and tail.
+    pub id: Digest,
+    /// Bytes of the whole blob.
+    pub stored_size: u64,
+    /// Bytes of the decoded blob.
+    pub decoded_size: u64,
+}
+
+/// The tail for a blob of `chunks`, which must lie back to back from byte 0 in both address spaces.
+///
+/// `chunk_data` is a SHA-256 computation that was fed the stored chunks and nothing else. Fails when
+/// the chunks leave gaps or there are none, or too many, for the format.
+pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<Tail, FormatError> {
+    validate_packed(chunks)?;
+    let error = |problem: &str| FormatError::new("blob", 0, problem);
+    let last = chunks.last().ok_or_else(|| error("a blob without chunks"))?;
+    if last.number >= MAX_CHUNKS {
+        return Err(error("too many chunks"));
+    }
+    let data_size = last.stored_end().0;
+    let decoded_size = round_up_to_block(last.decoded_end().0).ok_or_else(|| error("too big"))?;
+    let mut ci = Vec::with_capacity(chunks.len() * CI_ENTRY_SIZE as usize);
+    for chunk in chunks {
+        let entry = CiEntry::of(chunk).encode().ok_or_else(|| {
+            let problem = format!("does not fit a CI entry: {chunk:?}");
+            FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
+        })?;
+        ci.extend_from_slice(&entry);
+    }
+    let mut encoder = Encoder::new(codec, CI_LEVEL)
+        .map_err(|reason: io::Error| error(&format!("no compressor: {reason}")))?;
+    let compressed = encoder.encode(&ci);
+    let (ci_codec, stored_ci) = compressed.map_or((Codec::None, &ci[..]), |ci| (codec, ci));
+
+    let mut hash = chunk_data;
+    let mut out = Section { bytes: Vec::new(), start: data_size };
+    out.write(&footer::encode(CHUNKS, data_size));
+    // The digest of `image.blob` covers the footer, unlike every other one.
+    hash.update(&out.bytes);
+    let chunks_digest = hash.clone().finish();
+
+    let ci_offset = out.position();
+    out.write(stored_ci);
+    let header = CiHeader {
+        magic: CI_MAGIC.into(),
+        features: features::WRITTEN.into(),
+        compressor: (ci_codec as u32).into(),
+        entries: (chunks.len() as u32).into(),
+        offset: ci_offset.into(),
+        stored_size: (stored_ci.len() as u64).into(),
+        size: (ci.len() as u64).into(),
+        contexts: [0; 20],
+        reserved: [0; 4032],
+        magic2: CI_MAGIC.into(),
+    };
+    let header_offset = out.position();
+    out.write(header.as_bytes());
+    out.write(&footer::encode(CI, stored_ci.len() as u64 + CI_HEADER_SIZE));
+
+    let digests: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.digest.hash).collect();
+    let digests_offset = out.position();
+    out.write(&digests);
+    out.write(&footer::encode(DIGESTS, digests.len() as u64));
+
+    let sha256 = |data: &[u8]| Algorithm::Sha256.digest(data);
+    let (ci_size, ci_stored) = (ci.len() as u64, stored_ci.len() as u64);
+    let digests_size = digests.len() as u64;
+    let toc = [
+        toc_entry(CHUNKS, Codec::None, chunks_digest, 0, data_size, decoded_size),
+        toc_entry(CI, ci_codec, sha256(&ci), ci_offset, ci_stored, ci_size),
+        toc_entry(
+            CI_HEADER,
+            Codec::None,
+            sha256(header.as_bytes()),
+            header_offset,
+            CI_HEADER_SIZE,
+            CI_HEADER_SIZE,
+        ),
+        toc_entry(
+            DIGESTS,
+            Codec::None,
+            sha256(&digests),
+            digests_offset,
+            digests_size,
+            digests_size,
+        ),
+    ];
+    let toc_start = out.bytes.len();
+    out.write(toc.as_bytes());
+    out.write(&footer::encode(TOC, size_of_val(&toc) as u64));
+    let toc_bytes = &out.bytes[toc_start..];
+    let info = TailInfo {
+        features: features::WRITTEN,
+        chunk_count: chunks.len() as u32,
+        ci_offset,
+        ci_stored_size: ci_stored,
+        ci_size,
+        ci_codec,
+        toc_size: toc_bytes.len() as u32,
+        toc_digest: Some(sha256(toc_bytes)),
+    };
+    hash.update(&out.bytes[footer::SIZE as usize..]);
+    let stored_size = out.position();
+    let mut meta_file = ci;
+    meta_file.resize(meta_file.len().next_multiple_of(BLOCK_SIZE as usize), 0);
+    meta_file.extend_from_slice(header.as_bytes());
+    Ok(Tail { bytes: out.bytes, info, meta_file, id: hash.finish(), stored_size, decoded_size })
+}
+
+/// Bytes with their place in the blob.
+struct Section {
+    bytes: Vec<u8>,
+    start: u64,
+}
+
+impl Section {
+    fn write(&mut self, data: &[u8]) {
+        self.bytes.extend_from_slice(data);
+    }
+
+    fn position(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+/// How a section is compressed, in the table of contents.
+const fn toc_flags(codec: Codec) -> u32 {
+    match codec {
+        Codec::None => 1,
+        Codec::Zstd => 2,
+        Codec::Lz4 => 4,
+    }
+}
+
+fn toc_entry(
+    name: &str,
+    codec: Codec,
+    digest: Digest,
+    offset: u64,
+    stored_size: u64,
+    size: u64,
+) -> TocEntry {
+    let mut padded = [0; 16];
+    padded[..name.len()].copy_from_slice(name.as_bytes());
+    TocEntry {
+        flags: toc_flags(codec).into(),
+        reserved: 0.into(),
+        name: padded,
+        digest: digest.hash,
+        offset: offset.into(),
+        stored_size: stored_size.into(),
+        size: size.into(),
+        reserved2: [0; 48],
+    }
+}
+
+/// Whether `chunks` are numbered from 0 and lie back to back in both address spaces. Upstream searches
+/// them by either offset and refuses gaps between decoded chunks.
+pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
+    let (mut stored, mut decoded) = (0, Some(0));
+    for (number, chunk) in chunks.iter().enumerate() {
+        if chunk.number as usize != number
+            || chunk.stored.0 != stored
+            || Some(chunk.decoded.0) != decoded
+        {
+            let problem = format!("expected number {number} at stored byte {stored}: {chunk:?}");
+            return Err(FormatError::new("blob", 0, problem));
+        }
+        stored = chunk.stored_end().0;
+        decoded = round_up_to_block(chunk.decoded_end().0);
+    }
+    Ok(())
+}
+
+/// Whether the tail of a blob agrees with what the bootstrap says about the blob: the CI table, its
+/// header, and, when the features name them, the footers, the digest array and the table of contents.
+///
+/// `tail` is the blob from [`TailInfo::ci_offset`] to its end. Chunks that the chunk table does not list
+/// are not checked.
+pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
+    let TailReader { info, .. } = TailReader { bytes: tail, info: record.tail };
+    let reader = TailReader { bytes: tail, info };
+    let (ci, header) = reader.ci()?;
+    for chunk in &record.blob.chunks {
+        let at = (u64::from(chunk.number) * CI_ENTRY_SIZE) as usize;
+        let entry = ci.get(at..at + CI_ENTRY_SIZE as usize).and_then(|entry| entry.try_into().ok());
+        if entry.map(CiEntry::decode) != Some(CiEntry::of(chunk)) {
+            let problem = format!("entry {} is not {chunk:?}", chunk.number);
+            return Err(FormatError::new("CI table", info.ci_offset, problem));
+        }
+    }
+    if info.features & features::HAS_TAR_HEADER == 0 {
+        return Ok(());
+    }
+    let (at, size) = (info.ci_stored_size + CI_HEADER_SIZE, info.ci_stored_size + CI_HEADER_SIZE);
+    let mut at = reader.footer(at, CI, size)?;
+    if info.features & features::INLINED_CHUNK_DIGEST != 0 {
+        let size = u64::from(info.chunk_count) * DIGEST_SIZE;
+        let digests = reader.slice(at, size, "digest array")?;
+        for chunk in &record.blob.chunks {
+            let from = (u64::from(chunk.number) * DIGEST_SIZE) as usize;
+            if digests.get(from..from + DIGEST_SIZE as usize) != Some(&chunk.digest.hash[..]) {
+                let problem = format!("entry {} is not {}", chunk.number, chunk.digest);
+                return Err(FormatError::new("digest array", info.ci_offset + at, problem));
+            }
+        }
+        let digests_at = info.ci_offset + at;
+        at = reader.footer(at + size, DIGESTS, size)?;
+        if info.features & features::HAS_TOC != 0 {
+            let toc = reader.toc()?;
+            let header_at = info.ci_offset + info.ci_stored_size;
+            for (name, content, offset) in [
+                (CI, &ci[..], info.ci_offset),
+                (CI_HEADER, header, header_at),
+                (DIGESTS, digests, digests_at),
+            ] {
+                check_toc_entry(&toc, name, content, offset)
+                    .map_err(|problem| FormatError::new("table of contents", 0, problem))?;
+            }
+        }
+    }
+    // An embedded bootstrap may follow before the table of contents; its own tables are checked when
+    // it is opened.
+    let _ = at;
+    Ok(())
+}
+
+fn check_toc_entry(
+    toc: &[TocEntry],
+    name: &str,
+    content: &[u8],
+    offset: u64,
+) -> Result<(), String> {
+    let entry = toc
+        .iter()
+        .find(|entry| entry.name.split(|byte| *byte == 0).next() == Some(name.as_bytes()))
+        .ok_or_else(|| format!("no entry `{name}`"))?;
+    if entry.offset.get() != offset || entry.size.get() != content.len() as u64 {
+        return Err(format!("`{name}` has {} bytes at {}", entry.size, entry.offset));
+    }
+    if !Digest::sha256(entry.digest).matches(content) {
+        return Err(format!("the digest of `{name}` is wrong"));
+    }
+    Ok(())
+}
+
+/// The bytes of a blob from its CI table on.
+struct TailReader<'a> {
+    bytes: &'a [u8],
+    info: TailInfo,
+}
+
+impl<'a> TailReader<'a> {
+    /// `len` bytes at `at`, counted from the CI table.
+    fn slice(&self, at: u64, len: u64, object: &str) -> Result<&'a [u8], FormatError> {
+        crate::erofs::reader::slice(self.bytes, at, len, || object.to_owned())
+    }
+
+    /// The decoded CI table and its header, both compared with the blob table.
+    fn ci(&self) -> Result<(Vec<u8>, &'a [u8]), FormatError> {
+        let info = &self.info;
+        let stored = self.slice(0, info.ci_stored_size, "CI table")?;
+        let header_bytes = self.slice(info.ci_stored_size, CI_HEADER_SIZE, "CI header")?;
+        let header = CiHeader::ref_from_bytes(header_bytes).expect("slice has the header's size");
+        let facts = [
+            ("magic", header.magic.get() == CI_MAGIC && header.magic2.get() == CI_MAGIC),
+            ("number of entries", header.entries.get() == info.chunk_count),
+            ("compressor", header.compressor.get() == info.ci_codec as u32),
+            ("offset", header.offset.get() == info.ci_offset),
+            ("stored size", header.stored_size.get() == info.ci_stored_size),
+            ("size", header.size.get() == info.ci_size),
+        ];
+        if let Some((field, _)) = facts.iter().find(|(_, holds)| !holds) {
+            let at = info.ci_offset + info.ci_stored_size;
+            return Err(FormatError::new("CI header", at, format!("bad {field}")));
+        }
+        // Bounded by what the blob table may claim: 16 bytes for each of at most 2^24 chunks.
+        let mut ci = vec![0; info.ci_size as usize];
+        info.ci_codec
+            .decode(stored, &mut ci)
+            .map_err(|problem| FormatError::new("CI table", info.ci_offset, problem.to_string()))?;
+        Ok((ci, header_bytes))
+    }
+
+    /// Checks the footer at `at` and returns where the next section starts.
+    fn footer(&self, at: u64, name: &str, size: u64) -> Result<u64, FormatError> {
+        let bytes = self.slice(at, footer::SIZE, name)?;
+        let found = bytes.try_into().ok().and_then(footer::decode);
+        if found != Some((name, size)) {
+            let problem = format!("expected a footer for {size} bytes of `{name}`, got {found:?}");
+            return Err(FormatError::new("footer", self.info.ci_offset + at, problem));
+        }
+        Ok(at + footer::SIZE)
+    }
+
+    /// The table of contents at the end of the blob, verified if the bootstrap has its digest.
+    fn toc(&self) -> Result<Vec<TocEntry>, FormatError> {
+        let error = |problem: &str| FormatError::new("table of contents", 0, problem);
+        let footer_at = (self.bytes.len() as u64)
+            .checked_sub(footer::SIZE)
+            .ok_or_else(|| error("the blob ends before it"))?;
+        let footer = self.slice(footer_at, footer::SIZE, TOC)?.try_into().ok();
+        let size = match footer.and_then(footer::decode) {
+            Some((TOC, size)) if size % size_of::<TocEntry>() as u64 == 0 => size,
+            _ => return Err(error("the blob does not end with its footer")),
+        };
+        let start =
+            footer_at.checked_sub(size).ok_or_else(|| error("it is bigger than the blob"))?;
+        if let Some(digest) = self.info.toc_digest {
+            let whole = &self.bytes[start as usize..];
+            if whole.len() as u64 != u64::from(self.info.toc_size) || !digest.matches(whole) {
+                return Err(error("it is not the one that the bootstrap names"));
+            }
+        }
+        let entries =
+            self.bytes[start as usize..footer_at as usize].chunks_exact(size_of::<TocEntry>());
+        Ok(entries.map(|entry| TocEntry::read_from_bytes(entry).expect("whole entries")).collect())
+    }
+}

@@ -1,0 +1,52 @@
+//! RAFS v6: what turns an EROFS image into the index of data blobs.
+//!
+//! A [`Bootstrap`] is an EROFS image with tables of blobs and chunks; [`write_bootstrap`] makes one
+//! from a tree. A data blob is chunks back to back with a [tail](blob_tail) that describes them once
+//! more, for readers that want the information without the bootstrap. `docs/format.md` has every byte.
+
+pub mod layout;
+
+mod blob;
+mod bootstrap;
+mod check;
+mod ci;
+mod footer;
+mod tables;
+mod writer;
+
+pub use blob::{Tail, blob_tail, check_blob};
+pub use bootstrap::{Bootstrap, Chunks, Extent};
+pub use check::{Summary, check};
+pub use writer::{BootstrapOptions, write_bootstrap};
+
+use crate::{Blob, Codec, Digest};
+
+/// What a bootstrap says about one blob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobRecord {
+    /// Its id, sizes and chunks.
+    pub blob: Blob,
+    /// Its tail.
+    pub tail: TailInfo,
+}
+
+/// Where the tables at the end of a blob are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailInfo {
+    /// See [`layout::features`].
+    pub features: u32,
+    /// Chunks in the blob; a bootstrap of others may list fewer.
+    pub chunk_count: u32,
+    /// First byte of the CI table in the blob.
+    pub ci_offset: u64,
+    /// Stored bytes of the CI table.
+    pub ci_stored_size: u64,
+    /// Decoded bytes of the CI table: 16 for each chunk.
+    pub ci_size: u64,
+    /// How the CI table is compressed.
+    pub ci_codec: Codec,
+    /// Bytes of the table of contents with its footer; 0 when the bootstrap does not say.
+    pub toc_size: u32,
+    /// SHA-256 of the table of contents with its footer, if `toc_size` is not 0.
+    pub toc_digest: Option<Digest>,
+}

@@ -1,0 +1,357 @@
+//! Parses and validates superblocks and tables.
+
+use zerocopy::FromBytes;
+
+use super::{
+    BlobRecord, TailInfo,
+    layout::{
+        BlobEntry, CHUNK_SIZES, CI_ENTRY_SIZE, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
+        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, chunk_flags, features, flags,
+    },
+};
+use crate::{
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Decoded, Digest, FormatError, Stored,
+    erofs::{
+        Nid,
+        layout::{
+            BLOCK_BITS, COMPAT_RAFS_V6, DEVICE_SLOT, DEVICE_SLOT_SIZE, DeviceSlot,
+            INCOMPAT_CHUNKED_FILE, INCOMPAT_DEVICE_TABLE, MAX_DEVICES, SUPERBLOCK_MAGIC,
+            SUPERBLOCK_OFFSET, SuperBlock,
+        },
+        reader::{Geometry, slice, structure},
+    },
+};
+
+/// First bytes of a RAFS v5 bootstrap.
+const V5_MAGIC: &[u8] = b"SFAR";
+/// Limits of the format on the size of a blob, in bytes.
+const MAX_STORED: u64 = 1 << 40;
+const MAX_DECODED: u64 = 1 << 44;
+
+/// Everything in front of the inodes, checked.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) geometry: Geometry,
+    pub(super) root: Nid,
+    pub(super) inode_count: u64,
+    pub(super) digest: Algorithm,
+    pub(super) blobs: Vec<Blob>,
+    pub(super) tails: Vec<TailInfo>,
+    pub(super) chunk_count: u64,
+    pub(super) prefetch: Vec<Nid>,
+}
+
+/// Parses the tables of `bytes`. `embedded_id` is the id of the blob that the bootstrap came from;
+/// without it a bootstrap whose blob has no id of its own is refused.
+pub(super) fn parse(bytes: &[u8], embedded_id: Option<Digest>) -> Result<Tables, FormatError> {
+    let sb = superblock(bytes)?;
+    let object = || "extended superblock".to_owned();
+    let ext: ExtendedSuperBlock = structure(bytes, EXTENDED_OFFSET, object)?;
+    let error = |problem: String| FormatError::new(object(), EXTENDED_OFFSET, problem);
+
+    let flags = ext.flags.get();
+    let digest = flags_digest(flags).map_err(error)?;
+    let chunk_size = ext.chunk_size.get();
+    if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
+        return Err(error(format!("chunk size {chunk_size}")));
+    }
+    let devices = sb.device_count.get();
+    let devices_end = DEVICE_TABLE_OFFSET + u64::from(devices) * DEVICE_SLOT_SIZE;
+    let blob_table = (ext.blob_table_offset.get(), u64::from(ext.blob_table_size.get()));
+    let chunk_table = (ext.chunk_table_offset.get(), ext.chunk_table_size.get());
+    let prefetch_table =
+        (ext.prefetch_table_offset.get(), u64::from(ext.prefetch_table_size.get()));
+    let rows = |(_, size): (u64, u64), row: usize| size.is_multiple_of(row as u64);
+    if !rows(blob_table, size_of::<BlobEntry>())
+        || !rows(chunk_table, size_of::<ChunkEntry>())
+        || !rows(prefetch_table, 4)
+    {
+        return Err(error("a table does not have a whole number of rows".into()));
+    }
+    if blob_table.1 / size_of::<BlobEntry>() as u64 != u64::from(devices) {
+        return Err(error(format!("{devices} devices, {} bytes of blob table", blob_table.1)));
+    }
+    if !blob_table.0.is_multiple_of(BLOCK_SIZE) || !chunk_table.0.is_multiple_of(BLOCK_SIZE) {
+        return Err(error("a table does not start on a block border".into()));
+    }
+    let mut occupied = vec![(0, devices_end), blob_table, chunk_table, prefetch_table];
+    occupied.retain(|(_, size)| *size != 0);
+    occupied.sort_unstable();
+    // The slices below check that every table ends in the file, so these sums cannot overflow then.
+    if occupied.windows(2).any(|pair| pair[0].0.saturating_add(pair[0].1) > pair[1].0) {
+        return Err(error("tables overlap".into()));
+    }
+
+    let blob_rows = slice(bytes, blob_table.0, blob_table.1, || "blob table".into())?;
+    let mut blobs = Vec::new();
+    let mut tails = Vec::new();
+    for (index, row) in blob_rows.chunks_exact(size_of::<BlobEntry>()).enumerate() {
+        let at = blob_table.0 + (index * size_of::<BlobEntry>()) as u64;
+        let entry = BlobEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
+        let slot_at = DEVICE_TABLE_OFFSET + index as u64 * DEVICE_SLOT_SIZE;
+        let slot: DeviceSlot = structure(bytes, slot_at, || format!("device slot {index}"))?;
+        let found =
+            blob(&entry, index, chunk_size, digest, &slot, embedded_id).map_err(|problem| {
+                FormatError::new(format!("blob table entry {index}"), at, problem)
+            })?;
+        if blobs.iter().any(|other: &Blob| other.id == found.blob.id) {
+            let problem = format!("the second blob {}", found.blob.id);
+            return Err(FormatError::new(format!("blob table entry {index}"), at, problem));
+        }
+        blobs.push(found.blob);
+        tails.push(found.tail);
+    }
+
+    let chunk_rows = slice(bytes, chunk_table.0, chunk_table.1, || "chunk table".into())?;
+    chunks(chunk_rows, chunk_table.0, chunk_size, digest, &mut blobs, &tails)?;
+
+    let rows = slice(bytes, prefetch_table.0, prefetch_table.1, || "prefetch table".into())?;
+    let nids = rows.chunks_exact(4).map(|nid| u32::from_le_bytes([nid[0], nid[1], nid[2], nid[3]]));
+    let prefetch = nids.take_while(|nid| *nid != 0).map(|nid| Nid(nid.into())).collect();
+
+    Ok(Tables {
+        geometry: Geometry {
+            meta: u64::from(sb.meta_block.get()) * BLOCK_SIZE,
+            epoch: sb.epoch.get().cast_signed(),
+            fixed_nanoseconds: sb.fixed_nanoseconds.get(),
+            chunk_size,
+        },
+        root: Nid(sb.root_nid.get().into()),
+        inode_count: sb.inode_count.get(),
+        digest,
+        blobs,
+        tails,
+        chunk_count: chunk_table.1 / size_of::<ChunkEntry>() as u64,
+        prefetch,
+    })
+}
+
+fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
+    let object = || "superblock".to_owned();
+    let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
+    if bytes.starts_with(V5_MAGIC) {
+        return Err(FormatError::new(object(), 0, "RAFS v5 is not supported, only v6"));
+    }
+    let sb: SuperBlock = structure(bytes, SUPERBLOCK_OFFSET, object)?;
+    if sb.magic.get() != SUPERBLOCK_MAGIC {
+        return fail(format!("magic {:#x}: not an EROFS image", sb.magic));
+    }
+    if sb.feature_compat.get() & COMPAT_RAFS_V6 == 0 {
+        return fail("an EROFS image, but not a RAFS v6 bootstrap".into());
+    }
+    if sb.block_bits == 9 {
+        return fail("blocks of 512 bytes (tarfs) are not supported".into());
+    }
+    let expected = INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE;
+    if sb.feature_incompat.get() != expected {
+        return fail(format!("features {:#x}, expected {expected:#x}", sb.feature_incompat));
+    }
+    let fixed = [
+        ("block bits", u64::from(sb.block_bits), u64::from(BLOCK_BITS)),
+        ("checksum", sb.checksum.get().into(), 0),
+        ("extension slots", sb.extension_slots.into(), 0),
+        ("shared xattr block", sb.xattr_block.get().into(), 0),
+        ("compression algorithms", sb.compression.get().into(), 0),
+        ("device slot", sb.device_slot.get().into(), DEVICE_SLOT.into()),
+    ];
+    for (field, found, expected) in fixed {
+        if found != expected {
+            return fail(format!("{field} {found}, expected {expected}"));
+        }
+    }
+    if usize::from(sb.device_count.get()) > MAX_DEVICES {
+        return fail(format!("{} blobs, at most {MAX_DEVICES} are possible", sb.device_count));
+    }
+    if sb.root_nid.get() == 0 || sb.inode_count.get() == 0 {
+        return fail("no root directory".into());
+    }
+    if !(bytes.len() as u64).is_multiple_of(BLOCK_SIZE) {
+        let problem = format!("{} bytes are not a whole number of blocks", bytes.len());
+        return Err(FormatError::new("bootstrap", 0, problem));
+    }
+    Ok(sb)
+}
+
+/// The chunk digest algorithm, if `bits` have nothing that is unsupported or contradictory.
+fn flags_digest(bits: u64) -> Result<Algorithm, String> {
+    for (bit, what) in [
+        (flags::TARFS, "tarfs"),
+        (flags::ENCRYPTION_AES, "encryption"),
+        (flags::COMPRESSOR_GZIP, "gzip chunks"),
+        (!flags::KNOWN, "an unknown feature"),
+    ] {
+        if bits & bit != 0 {
+            return Err(format!("flags {bits:#x}: {what} is not supported"));
+        }
+    }
+    let compressors = flags::COMPRESSOR_NONE | flags::COMPRESSOR_LZ4 | flags::COMPRESSOR_ZSTD;
+    if (bits & compressors).count_ones() != 1 {
+        return Err(format!("flags {bits:#x} do not name one compressor"));
+    }
+    match bits & (flags::DIGEST_BLAKE3 | flags::DIGEST_SHA256) {
+        flags::DIGEST_BLAKE3 => Ok(Algorithm::Blake3),
+        flags::DIGEST_SHA256 => Ok(Algorithm::Sha256),
+        _ => Err(format!("flags {bits:#x} do not name one digest")),
+    }
+}
+
+fn blob(
+    entry: &BlobEntry,
+    index: usize,
+    chunk_size: u32,
+    digest: Algorithm,
+    slot: &DeviceSlot,
+    embedded_id: Option<Digest>,
+) -> Result<BlobRecord, String> {
+    let bits = entry.features.get();
+    for (bit, what) in [
+        (features::TARFS, "tarfs"),
+        (features::ZRAN, "an unconverted gzip layer (zran)"),
+        (features::SEPARATE, "chunk information in another blob"),
+        (features::BATCH, "batches of small chunks"),
+        (features::ENCRYPTED, "encryption"),
+        (features::EXTERNAL, "external content"),
+        (features::SEPARATED_PREFETCH, "a separate prefetch blob"),
+        (features::CHUNK_INFO_V2, "chunk information version 2"),
+        (0xf000, "an unknown feature"),
+    ] {
+        if bits & bit != 0 {
+            return Err(format!("features {bits:#x}: {what} is not supported"));
+        }
+    }
+    if bits & features::ALIGNED == 0 {
+        return Err(format!("features {bits:#x}: chunks that are not aligned to blocks"));
+    }
+    let id = if entry.id == EMBEDDED_ID {
+        embedded_id.ok_or("a bootstrap embedded in its blob does not know the blob's id")?
+    } else {
+        parse_id(&entry.id).ok_or("the blob id is not 64 lower-case hex digits")?
+    };
+    let codec = |number: u32| {
+        Codec::from_number(number).ok_or_else(|| format!("compressor {number} is not supported"))
+    };
+    let blob_codec = codec(entry.compressor.get())?;
+    let ci_codec = codec(entry.ci_compressor.get())?;
+    let count = entry.chunk_count.get();
+    let decoded_size = entry.decoded_size.get();
+    let facts = [
+        ("index", entry.index.get() as usize == index),
+        ("chunk size", entry.chunk_size.get() == chunk_size),
+        ("digest", entry.digester.get() == digester(digest)),
+        ("cipher", entry.cipher.get() == 0),
+        ("device tag", slot.tag == entry.id),
+        ("number of chunks", (1..=MAX_CHUNKS).contains(&count)),
+        ("stored size", (1..=MAX_STORED).contains(&entry.stored_size.get())),
+        ("decoded size", (1..=MAX_DECODED).contains(&decoded_size)),
+        ("decoded size", decoded_size.is_multiple_of(BLOCK_SIZE)),
+        ("device size", u64::from(slot.blocks.get()) == decoded_size / BLOCK_SIZE),
+        ("chunk information size", entry.ci_size.get() == CI_ENTRY_SIZE * u64::from(count)),
+        ("chunk information size", entry.ci_stored_size.get() <= entry.ci_size.get()),
+        ("chunk information offset", entry.ci_offset.get() <= MAX_STORED),
+    ];
+    for (field, holds) in facts {
+        if !holds {
+            return Err(format!("bad {field}"));
+        }
+    }
+    let toc_size = entry.toc_size.get();
+    let tail = TailInfo {
+        features: bits,
+        chunk_count: count,
+        ci_offset: entry.ci_offset.get(),
+        ci_stored_size: entry.ci_stored_size.get(),
+        ci_size: entry.ci_size.get(),
+        ci_codec,
+        toc_size,
+        toc_digest: (toc_size != 0).then(|| Digest::sha256(entry.toc_digest)),
+    };
+    let stored_size = entry.stored_size.get();
+    let blob = Blob { id, codec: blob_codec, stored_size, decoded_size, chunks: Vec::new() };
+    Ok(BlobRecord { blob, tail })
+}
+
+/// The number of a digest algorithm in the blob table.
+pub(super) const fn digester(algorithm: Algorithm) -> u32 {
+    match algorithm {
+        Algorithm::Blake3 => 0,
+        Algorithm::Sha256 => 1,
+    }
+}
+
+fn parse_id(id: &[u8]) -> Option<Digest> {
+    Digest::from_hex(Algorithm::Sha256, std::str::from_utf8(id).ok()?)
+}
+
+/// Distributes the rows of the chunk table over the blobs.
+fn chunks(
+    rows: &[u8],
+    table: u64,
+    chunk_size: u32,
+    digest: Algorithm,
+    blobs: &mut [Blob],
+    tails: &[TailInfo],
+) -> Result<(), FormatError> {
+    for (index, row) in rows.chunks_exact(size_of::<ChunkEntry>()).enumerate() {
+        let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
+        let error = |problem: String| {
+            let at = table + (index * size_of::<ChunkEntry>()) as u64;
+            FormatError::new(format!("chunk table entry {index}"), at, problem)
+        };
+        let blob_index = entry.blob.get() as usize;
+        let Some(blob) = blobs.get_mut(blob_index) else {
+            return Err(error(format!("blob {blob_index} does not exist")));
+        };
+        let unsupported = chunk_flags::HOLE | chunk_flags::ENCRYPTED | chunk_flags::BATCH;
+        if entry.flags.get() & unsupported != 0 {
+            return Err(error(format!("flags {:#x} are not supported", entry.flags)));
+        }
+        let hash = entry.digest;
+        let chunk = Chunk {
+            number: entry.number.get(),
+            digest: Digest { algorithm: digest, hash },
+            stored: Stored(entry.stored.get()),
+            stored_size: entry.stored_size.get(),
+            decoded: Decoded(entry.decoded.get()),
+            decoded_size: entry.decoded_size.get(),
+        };
+        let limit = tails[blob_index].chunk_count;
+        validate_chunk(&chunk, blob, limit, chunk_size).map_err(error)?;
+        blob.chunks.push(chunk);
+    }
+    for (index, blob) in blobs.iter_mut().enumerate() {
+        blob.chunks.sort_unstable_by_key(|chunk| chunk.number);
+        for pair in blob.chunks.windows(2) {
+            let (a, b) = (&pair[0], &pair[1]);
+            if a.number == b.number || a.stored_end() > b.stored || a.decoded_end() > b.decoded {
+                let problem =
+                    format!("chunks {} and {} of blob {index} overlap", a.number, b.number);
+                return Err(FormatError::new("chunk table", table, problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether `chunk` can be a chunk of `blob`, whatever its neighbours are.
+pub(super) fn validate_chunk(
+    chunk: &Chunk,
+    blob: &Blob,
+    chunk_count: u32,
+    chunk_size: u32,
+) -> Result<(), String> {
+    let end = |offset: u64, size: u32| offset.checked_add(size.into());
+    let fits = |end: Option<u64>, limit: u64| end.is_some_and(|end| end <= limit);
+    let facts = [
+        ("number", chunk.number < chunk_count),
+        ("decoded size", (1..=chunk_size).contains(&chunk.decoded_size)),
+        ("stored size", (1..=chunk.decoded_size).contains(&chunk.stored_size)),
+        ("stored size", blob.codec != Codec::None || !chunk.is_compressed()),
+        ("decoded offset", chunk.decoded.0.is_multiple_of(BLOCK_SIZE)),
+        ("decoded end", fits(end(chunk.decoded.0, chunk.decoded_size), blob.decoded_size)),
+        ("stored end", fits(end(chunk.stored.0, chunk.stored_size), blob.stored_size)),
+    ];
+    match facts.iter().find(|(_, holds)| !holds) {
+        Some((field, _)) => Err(format!("bad {field} in {chunk:?}")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,284 @@
+//! Writes bootstraps. See [`crate::erofs`]'s writer for why everything runs twice.
+
+use zerocopy::IntoBytes;
+
+use super::{
+    BlobRecord,
+    blob::validate_packed,
+    layout::{
+        BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, chunk_flags,
+        features, flags,
+    },
+    tables::{digester, validate_chunk},
+};
+use crate::{
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, Tree,
+    erofs::{
+        layout::{
+            BLOCK_BITS, COMPAT_RAFS_V6, DEVICE_SLOT, DeviceSlot, INCOMPAT_CHUNKED_FILE,
+            INCOMPAT_DEVICE_TABLE, MAX_DEVICES, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, SuperBlock,
+        },
+        plan::{Content, Plan, plan},
+        writer::{Mark, Output, write_inodes},
+    },
+};
+
+/// What a bootstrap does not take from its tree and blobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootstrapOptions {
+    /// Bytes per chunk: a power of two from 4 KiB to 16 MiB; 1 MiB by default.
+    pub chunk_size: u32,
+    /// What the chunk digests were computed with; BLAKE3 by default.
+    pub digest: Algorithm,
+}
+
+impl Default for BootstrapOptions {
+    fn default() -> Self {
+        BootstrapOptions { chunk_size: 0x10_0000, digest: Algorithm::Blake3 }
+    }
+}
+
+/// The image of `tree`, whose files consist of chunks of `blobs`. Equal input gives equal bytes.
+///
+/// The chunk table lists every chunk of every blob. Fails when the tree or the blobs do not fit the
+/// format or each other; see `docs/format.md` for the limits.
+pub fn write_bootstrap(
+    tree: &Tree,
+    blobs: &[BlobRecord],
+    options: &BootstrapOptions,
+) -> Result<Vec<u8>, FormatError> {
+    let codec = validate(blobs, options)?;
+    let plain: Vec<&Blob> = blobs.iter().map(|record| &record.blob).collect();
+    let plan = plan(tree, &plain, options.chunk_size)?;
+    let image =
+        Image { chunk_table: chunk_table(blobs, &plan, options), plan, blobs, options, codec };
+
+    let mut measured = Output::measure(image.plan.inodes.len());
+    image.write(&mut measured)?;
+    let mut emitted = Output::emit(measured);
+    image.write(&mut emitted)?;
+    Ok(emitted.into_bytes())
+}
+
+struct Image<'a> {
+    plan: Plan<'a>,
+    blobs: &'a [BlobRecord],
+    chunk_table: Vec<ChunkEntry>,
+    options: &'a BootstrapOptions,
+    codec: Codec,
+}
+
+impl Image<'_> {
+    fn write(&self, out: &mut Output) -> Result<(), FormatError> {
+        out.write(&[0; SUPERBLOCK_OFFSET as usize]);
+        out.write(self.superblock(out)?.as_bytes());
+        out.write(self.extended_superblock(out).as_bytes());
+        for slot in self.device_slots(out)? {
+            out.write(slot.as_bytes());
+        }
+        out.pad(BLOCK_SIZE);
+        out.mark(Mark::BlobTable);
+        for (index, record) in self.blobs.iter().enumerate() {
+            out.write(self.blob_entry(index, record).as_bytes());
+        }
+        out.pad(BLOCK_SIZE);
+        out.mark(Mark::Meta);
+        // Upstream takes a root directory at the very start of the inode area for a missing one.
+        out.write(&[0; BLOCK_SIZE as usize]);
+        write_inodes(&self.plan, out);
+        out.pad(BLOCK_SIZE);
+        out.mark(Mark::ChunkTable);
+        out.write(self.chunk_table.as_bytes());
+        out.pad(BLOCK_SIZE);
+        out.mark(Mark::End);
+        Ok(())
+    }
+
+    fn superblock(&self, out: &Output) -> Result<SuperBlock, FormatError> {
+        let blocks: u64 =
+            self.blobs.iter().map(|record| record.blob.decoded_size / BLOCK_SIZE).sum();
+        let error = |problem: String| FormatError::new("superblock", SUPERBLOCK_OFFSET, problem);
+        Ok(SuperBlock {
+            magic: SUPERBLOCK_MAGIC.into(),
+            checksum: 0.into(),
+            feature_compat: COMPAT_RAFS_V6.into(),
+            block_bits: BLOCK_BITS,
+            extension_slots: 0,
+            root_nid: (out.nid(0) as u16).into(),
+            inode_count: self.plan.names.into(),
+            epoch: 0.into(),
+            fixed_nanoseconds: 0.into(),
+            blocks: u32::try_from(blocks)
+                .map_err(|_| error(format!("{blocks} blocks of decoded data, 2^32 - 1 fit")))?
+                .into(),
+            meta_block: ((out.place(Mark::Meta) / BLOCK_SIZE) as u32).into(),
+            xattr_block: 0.into(),
+            uuid: [0; 16],
+            volume_name: [0; 16],
+            feature_incompat: (INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE).into(),
+            compression: 0.into(),
+            device_count: (self.blobs.len() as u16).into(),
+            device_slot: DEVICE_SLOT.into(),
+            rest: [0; 38],
+        })
+    }
+
+    fn extended_superblock(&self, out: &Output) -> ExtendedSuperBlock {
+        let mut bits =
+            flags::EXPLICIT_UID_GID | flags::INLINED_CHUNK_DIGEST | flags::ENCRYPTION_NONE;
+        bits |= match self.codec {
+            Codec::None => flags::COMPRESSOR_NONE,
+            Codec::Lz4 => flags::COMPRESSOR_LZ4,
+            Codec::Zstd => flags::COMPRESSOR_ZSTD,
+        };
+        bits |= match self.options.digest {
+            Algorithm::Blake3 => flags::DIGEST_BLAKE3,
+            Algorithm::Sha256 => flags::DIGEST_SHA256,
+        };
+        if self.plan.inodes.iter().any(|inode| !inode.xattrs.is_empty()) {
+            bits |= flags::HAS_XATTR;
+        }
+        ExtendedSuperBlock {
+            flags: bits.into(),
+            blob_table_offset: out.place(Mark::BlobTable).into(),
+            blob_table_size: ((self.blobs.len() * size_of::<BlobEntry>()) as u32).into(),
+            chunk_size: self.options.chunk_size.into(),
+            chunk_table_offset: out.place(Mark::ChunkTable).into(),
+            chunk_table_size: (size_of_val(self.chunk_table.as_slice()) as u64).into(),
+            prefetch_table_offset: 0.into(),
+            prefetch_table_size: 0.into(),
+            reserved: [0; 204],
+        }
+    }
+
+    fn device_slots(&self, out: &Output) -> Result<Vec<DeviceSlot>, FormatError> {
+        // Where each blob would start if bootstrap and blobs were one device.
+        let mut position = out.place(Mark::End);
+        let mut slots = Vec::with_capacity(self.blobs.len());
+        for BlobRecord { blob, .. } in self.blobs {
+            let mapped = position.next_multiple_of(MAPPED_ALIGN);
+            position = mapped + blob.decoded_size;
+            let blocks = |bytes: u64| {
+                u32::try_from(bytes / BLOCK_SIZE).map_err(|_| {
+                    let problem = format!("{bytes} bytes are beyond 2^32 - 1 blocks");
+                    FormatError::new(format!("device slot {}", blob.id), 0, problem)
+                })
+            };
+            slots.push(DeviceSlot {
+                tag: hex(blob),
+                blocks: blocks(blob.decoded_size)?.into(),
+                mapped_block: blocks(mapped)?.into(),
+                reserved: [0; 56],
+            });
+        }
+        Ok(slots)
+    }
+
+    fn blob_entry(&self, index: usize, BlobRecord { blob, tail }: &BlobRecord) -> BlobEntry {
+        BlobEntry {
+            id: hex(blob),
+            index: (index as u32).into(),
+            chunk_size: self.options.chunk_size.into(),
+            chunk_count: tail.chunk_count.into(),
+            compressor: (blob.codec as u32).into(),
+            digester: digester(self.options.digest).into(),
+            features: tail.features.into(),
+            stored_size: blob.stored_size.into(),
+            decoded_size: blob.decoded_size.into(),
+            toc_size: tail.toc_size.into(),
+            ci_compressor: (tail.ci_codec as u32).into(),
+            ci_offset: tail.ci_offset.into(),
+            ci_stored_size: tail.ci_stored_size.into(),
+            ci_size: tail.ci_size.into(),
+            toc_digest: tail.toc_digest.map_or([0; 32], |digest| digest.hash),
+            meta_digest: [0; 32],
+            meta_size: 0.into(),
+            cipher_iv: 0.into(),
+            cipher: 0.into(),
+            reserved: [0; 36],
+        }
+    }
+}
+
+fn hex(blob: &Blob) -> [u8; 64] {
+    blob.id.hex().as_bytes().try_into().expect("32 bytes are 64 hex digits")
+}
+
+/// Checks options and blobs, and returns the codec of all blobs: the format has one per image.
+fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
+    let fail = |problem: String| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
+    let chunk_size = options.chunk_size;
+    if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
+        return fail(format!("chunk size {chunk_size}"));
+    }
+    if blobs.len() > MAX_DEVICES {
+        return fail(format!("{} blobs, at most {MAX_DEVICES} are possible", blobs.len()));
+    }
+    let codec = blobs.first().map_or(Codec::Zstd, |record| record.blob.codec);
+    for (index, BlobRecord { blob, tail }) in blobs.iter().enumerate() {
+        if blob.codec != codec {
+            return fail(format!("blob {index} is compressed with {}, not {codec}", blob.codec));
+        }
+        if tail.features & features::WRITTEN != features::WRITTEN {
+            return fail(format!("blob {index} has no digest array or table of contents"));
+        }
+        if blob.id.algorithm != Algorithm::Sha256
+            || blobs[..index].iter().any(|other| other.blob.id == blob.id)
+        {
+            return fail(format!("blob {index}: {} is not SHA-256, or not the first", blob.id));
+        }
+        if blob.chunks.is_empty() || blob.chunks.len() != tail.chunk_count as usize {
+            return fail(format!("blob {index} has {} chunks", blob.chunks.len()));
+        }
+        validate_packed(&blob.chunks)?;
+        for chunk in &blob.chunks {
+            validate_chunk(chunk, blob, tail.chunk_count, chunk_size)
+                .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
+            if chunk.digest.algorithm != options.digest {
+                return fail(format!("blob {index}: chunk digest {}", chunk.digest));
+            }
+        }
+    }
+    Ok(codec)
+}
+
+/// Rows sorted as upstream sorts them: by digest, then by blob.
+fn chunk_table(
+    blobs: &[BlobRecord],
+    plan: &Plan<'_>,
+    options: &BootstrapOptions,
+) -> Vec<ChunkEntry> {
+    // Where the first file that uses a chunk has it; 0 for chunks that no file uses any more.
+    let mut offsets: Vec<Vec<Option<u64>>> =
+        blobs.iter().map(|record| vec![None; record.blob.chunks.len()]).collect();
+    for inode in &plan.inodes {
+        let Content::Chunks(_, indexes) = &inode.content else { continue };
+        for (at, index) in indexes.iter().enumerate() {
+            let number = usize::from(index.number_high) << 16 | usize::from(index.number_low.get());
+            let uses = offsets.get_mut(usize::from(index.device - 1));
+            if let Some(first) = uses.and_then(|blob| blob.get_mut(number)) {
+                first.get_or_insert(at as u64 * u64::from(options.chunk_size));
+            }
+        }
+    }
+    let entry = |blob: usize, chunk: &Chunk| ChunkEntry {
+        digest: chunk.digest.hash,
+        blob: (blob as u32).into(),
+        flags: if chunk.is_compressed() { chunk_flags::COMPRESSED } else { 0 }.into(),
+        stored_size: chunk.stored_size.into(),
+        decoded_size: chunk.decoded_size.into(),
+        stored: chunk.stored.0.into(),
+        decoded: chunk.decoded.0.into(),
+        file_offset: offsets[blob][chunk.number as usize].unwrap_or(0).into(),
+        number: chunk.number.into(),
+        crc32c: 0.into(),
+    };
+    let mut table: Vec<ChunkEntry> = blobs
+        .iter()
+        .enumerate()
+        .flat_map(|(index, record)| record.blob.chunks.iter().map(move |chunk| (index, chunk)))
+        .map(|(index, chunk)| entry(index, chunk))
+        .collect();
+    table.sort_by_key(|entry| (entry.digest, entry.blob.get(), entry.number.get()));
+    table
+}

@@ -1,1 +1,35 @@
-//! How to make a lazy image: sources, layer overlay, chunk deduplication, packing.
+//! How to make a lazy image.
+//!
+//! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
+//! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
+//! what it was made from.
+//!
+//! ```text
+//! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
+//!                       ├─ entries, chunks ───┤                               ├─ bootstrap
+//! directory ────────────┘                     └─ dedup ─ compress ─ spool ─ pack ─ blobs
+//! ```
+//!
+//! The same layers and options give the same bytes, on any machine and with any number of threads.
+#![forbid(unsafe_code)]
+
+mod build;
+mod chunk;
+mod dedup;
+mod entry;
+mod error;
+mod layer;
+mod overlay;
+mod pack;
+mod pipeline;
+mod report;
+pub mod source;
+mod spool;
+
+pub use build::{Built, Merged, Options, build, merge};
+pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
+pub use error::{BuildError, OverlayProblem, SourceError};
+pub use layer::{BootstrapLayer, bootstrap_layer};
+pub use pack::BuiltBlob;
+pub use report::{Progress, Report};
+pub use source::{Layer, LayerSource};

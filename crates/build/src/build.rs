@@ -1,0 +1,202 @@
+//! The whole way from layers to an image.
+
+use std::{path::PathBuf, time::Instant};
+
+use lazuli_image::{
+    Algorithm, ChunkRef, Codec, Digest, Tree,
+    compare::Content,
+    rafs::{BlobRecord, BootstrapOptions, write_bootstrap},
+};
+
+use crate::{
+    Layer,
+    dedup::Chunks,
+    entry::EntryKind,
+    error::BuildError,
+    overlay::Overlay,
+    pack::{self, BuiltBlob},
+    pipeline::{Ingested, Plan, Store, ingest},
+    report::{Progress, Report},
+    spool::{Scratch, Spool},
+};
+
+/// Most layers of an image: what the format has blobs for.
+const MAX_LAYERS: usize = 254;
+
+/// How to make an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes per chunk: a power of two from 4 KiB to 16 MiB.
+    pub chunk_size: u32,
+    /// How chunks are compressed.
+    pub codec: Codec,
+    /// Level of [`Codec::Zstd`], 1 to 22; others have none.
+    pub level: i32,
+    /// An existing directory with room for about twice the compressed image.
+    pub scratch: PathBuf,
+    /// Chunks that are compressed at the same time, and layers that are read at the same time; at least 1.
+    pub threads: usize,
+}
+
+impl Options {
+    /// 1 MiB: what other builders of the format use, and so what their images can be compared with. Smaller
+    /// chunks compress worse, bigger ones make a reader of a few bytes wait longer.
+    pub const CHUNK_SIZE: u32 = 1 << 20;
+
+    /// The level of zstd unless the user wants another.
+    pub const LEVEL: i32 = 3;
+
+    /// The defaults, for this machine, with temporary files in `scratch`.
+    pub fn new(scratch: PathBuf) -> Self {
+        Options {
+            chunk_size: Self::CHUNK_SIZE,
+            codec: Codec::Zstd,
+            level: Self::LEVEL,
+            scratch,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    fn check(&self) -> Result<(), BuildError> {
+        check_chunk_size(self.chunk_size)?;
+        let fail = |option, value, expected| Err(BuildError::Option { option, value, expected });
+        match () {
+            () if self.codec == Codec::Zstd && !(1..=22).contains(&self.level) => {
+                fail("level", self.level.into(), "1 to 22")
+            }
+            () if self.threads == 0 => fail("threads", 0, "at least 1"),
+            () => Ok(()),
+        }
+    }
+}
+
+fn check_chunk_size(chunk_size: u32) -> Result<(), BuildError> {
+    if chunk_size.is_power_of_two() && (1 << 12..=1 << 24).contains(&chunk_size) {
+        return Ok(());
+    }
+    let expected = "a power of two from 4096 to 16777216";
+    Err(BuildError::Option { option: "chunk_size", value: chunk_size.into(), expected })
+}
+
+/// A finished image. Its files go when it is dropped.
+#[derive(Debug)]
+pub struct Built {
+    /// The metadata file.
+    pub bootstrap: Vec<u8>,
+    /// The data blobs, in the order of the bootstrap's blob table.
+    pub blobs: Vec<BuiltBlob>,
+    /// Figures.
+    pub report: Report,
+}
+
+/// Makes an image of `layers`, lowest first.
+///
+/// # Errors
+/// Nothing is left in the scratch directory after an error, nor after [`Built`] is dropped.
+pub fn build(
+    layers: Vec<Layer>,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Built, BuildError> {
+    let start = Instant::now();
+    options.check()?;
+    let count = layers.len();
+    check_layers(count)?;
+    let scratch = Scratch::new(&options.scratch)?;
+    let spool = Spool::new(&scratch)?;
+    let store = Store { codec: options.codec, level: options.level, spool: &spool };
+    let plan = Plan {
+        chunk_size: options.chunk_size,
+        algorithm: Algorithm::Blake3,
+        threads: options.threads,
+        store: Some(store),
+    };
+    let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
+    let mut report = figures(&layers, &chunks);
+    let (mut tree, dropped_xattrs) = stack(layers)?;
+    let packing = pack::Packing::new(chunks, &mut tree);
+    let blobs = packing.write(&spool, &scratch, options)?;
+    drop(spool);
+    let records: Vec<BlobRecord> = blobs.iter().map(|blob| blob.record.clone()).collect();
+    let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };
+    let bootstrap = write_bootstrap(&tree, &records, &layout)?;
+    report.inodes = tree.len();
+    report.dropped_xattrs = dropped_xattrs;
+    report.stored_bytes = records.iter().map(|record| record.blob.stored_size).sum();
+    report.blobs = blobs.len();
+    report.bootstrap_bytes = bootstrap.len() as u64;
+    report.elapsed = start.elapsed();
+    Ok(Built { bootstrap, blobs, report })
+}
+
+/// What [`merge`] finds.
+#[derive(Debug)]
+pub struct Merged {
+    /// The tree. Its [`ChunkRef`]s mean something to [`Content::chunk`] of this only.
+    pub tree: Tree,
+    chunks: Chunks,
+}
+
+impl Content for Merged {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        let layer = self.chunks.layers.get(usize::from(chunk.blob.0))?;
+        let id = layer.get(chunk.number as usize)?;
+        let distinct = self.chunks.distinct.get(id.0 as usize)?;
+        Some((distinct.digest, distinct.decoded_size))
+    }
+}
+
+/// The tree that an image of `layers` has, with the digests of all content: what [`build`] does, but without
+/// storing anything. `chunk_size` and `algorithm` are those of the image to compare with.
+pub fn merge(
+    layers: Vec<Layer>,
+    chunk_size: u32,
+    algorithm: Algorithm,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Merged, BuildError> {
+    check_chunk_size(chunk_size)?;
+    check_layers(layers.len())?;
+    let plan = Plan { chunk_size, algorithm, threads: threads.max(1), store: None };
+    let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
+    let (tree, _) = stack(layers)?;
+    Ok(Merged { tree, chunks })
+}
+
+fn check_layers(count: usize) -> Result<(), BuildError> {
+    if count <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(BuildError::TooMany { what: "layers", count: count as u64, limit: MAX_LAYERS as u64 })
+}
+
+type Entries = Vec<(String, Vec<crate::Entry>)>;
+
+fn stack(layers: Entries) -> Result<(Tree, u64), BuildError> {
+    let mut overlay = Overlay::new();
+    for (name, entries) in layers {
+        overlay.apply(&name, entries)?;
+    }
+    let dropped = overlay.dropped_xattrs();
+    Ok((overlay.finish(), dropped))
+}
+
+fn figures(layers: &Entries, chunks: &Chunks) -> Report {
+    let entries = layers.iter().flat_map(|(_, entries)| entries);
+    let content = entries.map(|entry| match entry.kind {
+        EntryKind::Regular { size, .. } => size,
+        _ => 0,
+    });
+    Report {
+        layers: layers.len(),
+        content_bytes: content.sum(),
+        chunks: chunks.layers.iter().map(|layer| layer.len() as u64).sum(),
+        distinct_chunks: chunks.distinct.len() as u64,
+        distinct_bytes: chunks.distinct.iter().map(|chunk| u64::from(chunk.decoded_size)).sum(),
+        ..Report::default()
+    }
+}

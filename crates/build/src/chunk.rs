@@ -1,0 +1,116 @@
+//! Cuts file content into chunks, many small ones to a batch.
+
+use std::io::{self, Read};
+
+use lazuli_image::{BlobIndex, ChunkRef};
+
+/// Least bytes of a full batch: what one hand-over between threads carries.
+const BATCH: usize = 1 << 20;
+
+/// Most chunks of a batch, for trees of tiny files.
+const BATCH_CHUNKS: usize = 4096;
+
+/// Chunk numbers have 24 bits, and the last one is reserved.
+const MAX_CHUNKS: u32 = (1 << 24) - 1;
+
+/// Consecutive chunks of one layer.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// Index of the layer.
+    pub(crate) layer: u8,
+    /// Number of the first chunk in the layer.
+    pub(crate) first: u32,
+    /// The chunks' bytes, back to back.
+    pub(crate) data: Vec<u8>,
+    /// Where each chunk ends in `data`.
+    pub(crate) ends: Vec<usize>,
+}
+
+impl Batch {
+    /// The chunks in order.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.data[start..end])
+    }
+}
+
+/// Bytes that a batch may hold for this chunk size.
+pub(crate) fn batch_capacity(chunk_size: u32) -> usize {
+    BATCH.max(chunk_size as usize)
+}
+
+/// Why content was not cut.
+#[derive(Debug)]
+pub(crate) enum CutError {
+    /// The source could not be read.
+    Read(io::Error),
+    /// The layer has too many chunks.
+    TooMany,
+    /// Another thread failed first.
+    Stopped,
+}
+
+/// Another thread failed: stop quietly, it has the reason.
+#[derive(Debug)]
+pub(crate) struct Stopped;
+
+/// Cuts the files of one layer, in order.
+pub(crate) struct Cutter<'a> {
+    batch: Batch,
+    chunk_size: u32,
+    hand_over: &'a dyn Fn(Batch) -> Result<Vec<u8>, Stopped>,
+}
+
+impl<'a> Cutter<'a> {
+    /// `hand_over` takes full batches and gives an empty buffer, used or new.
+    pub(crate) fn new(
+        layer: u8,
+        chunk_size: u32,
+        hand_over: &'a dyn Fn(Batch) -> Result<Vec<u8>, Stopped>,
+    ) -> Self {
+        let batch = Batch { layer, first: 0, data: Vec::new(), ends: Vec::new() };
+        Cutter { batch, chunk_size, hand_over }
+    }
+
+    /// Cuts a file of exactly `size` bytes.
+    pub(crate) fn cut(
+        &mut self,
+        size: u64,
+        content: &mut dyn Read,
+    ) -> Result<Vec<ChunkRef>, CutError> {
+        let mut chunks = Vec::new();
+        let mut left = size;
+        while left > 0 {
+            let length = left.min(self.chunk_size.into()) as usize;
+            let full = self.batch.data.len() + length > batch_capacity(self.chunk_size);
+            if full || self.batch.ends.len() == BATCH_CHUNKS {
+                self.flush().map_err(|Stopped| CutError::Stopped)?;
+            }
+            let number = self.batch.first + self.batch.ends.len() as u32;
+            if number >= MAX_CHUNKS {
+                return Err(CutError::TooMany);
+            }
+            let data = &mut self.batch.data;
+            let start = data.len();
+            data.resize(start + length, 0);
+            content.read_exact(&mut data[start..]).map_err(CutError::Read)?;
+            self.batch.ends.push(data.len());
+            chunks.push(ChunkRef { blob: BlobIndex(self.batch.layer), number });
+            left -= length as u64;
+        }
+        chunks.shrink_to_fit();
+        Ok(chunks)
+    }
+
+    /// Hands over what is left.
+    pub(crate) fn flush(&mut self) -> Result<(), Stopped> {
+        if self.batch.ends.is_empty() {
+            return Ok(());
+        }
+        let first = self.batch.first + self.batch.ends.len() as u32;
+        let next = Batch { layer: self.batch.layer, first, data: Vec::new(), ends: Vec::new() };
+        let full = std::mem::replace(&mut self.batch, next);
+        self.batch.data = (self.hand_over)(full)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! What stops a conversion.
+
+use std::{io, path::PathBuf};
+
+use lazuli_image::{FormatError, path::InvalidName};
+
+use crate::entry::EntryPath;
+
+/// Why an image could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A layer is damaged, hostile, or cannot be read.
+    #[error("layer {layer}: {problem}")]
+    Layer {
+        /// [`crate::Layer::name`].
+        layer: String,
+        /// What is wrong with it.
+        #[source]
+        problem: SourceError,
+    },
+    /// An entry does not fit on top of the layers below.
+    #[error("layer {layer}: entry `{entry}` at byte {offset}: {problem}")]
+    Overlay {
+        /// [`crate::Layer::name`].
+        layer: String,
+        /// Path of the entry.
+        entry: EntryPath,
+        /// Where the entry starts in the unpacked layer.
+        offset: u64,
+        /// What was expected.
+        problem: OverlayProblem,
+    },
+    /// More layers or blobs than the format can address.
+    #[error("the image has {count} {what}, expected at most {limit}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: u64,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// An option is out of range.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// Name of the field in [`crate::Options`].
+        option: &'static str,
+        /// What it is.
+        value: i64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// The scratch directory cannot hold the image while it is made.
+    #[error(
+        "cannot write to scratch directory {}: {problem}; it needs about as much space as the compressed image twice",
+        path.display()
+    )]
+    Scratch {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        problem: io::Error,
+    },
+    /// The codec cannot be set up.
+    #[error("cannot set up the compressor: {0}")]
+    Compress(#[source] io::Error),
+    /// The format cannot hold the tree.
+    #[error("the image does not fit the format: {0}")]
+    Format(#[from] FormatError),
+}
+
+/// What is wrong with a layer, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// An entry is wrong.
+    #[error("entry `{entry}` at byte {offset}: {problem}")]
+    Entry {
+        /// Its name as found, bytes that are not printable ASCII escaped.
+        entry: String,
+        /// Where it starts in the unpacked layer.
+        offset: u64,
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// The archive is wrong where there is no entry with a name.
+    #[error("byte {offset}: {problem}")]
+    Archive {
+        /// Where in the unpacked layer.
+        offset: u64,
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// A file of a directory source cannot be read.
+    #[error("cannot read {}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        problem: io::Error,
+    },
+}
+
+/// Why an entry does not fit on what is below it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverlayProblem {
+    /// The target of a hard link exists neither in this layer nor below.
+    #[error("a hard link to `{0}`, which is neither in this layer nor in a lower one")]
+    MissingTarget(EntryPath),
+    /// Only files can have several names.
+    #[error("a hard link to `{0}`, which is a directory")]
+    DirectoryTarget(EntryPath),
+    /// The root cannot be replaced.
+    #[error("the root of an image must be a directory")]
+    Root,
+    /// Symbolic links on the way to the entry lead in circles.
+    #[error("more than 40 symbolic links on the way to `{0}`")]
+    Loop(EntryPath),
+    /// Symbolic links lead to a place that is deeper than a path may be.
+    #[error("more than {max} directories deep", max = EntryPath::MAX_DEPTH)]
+    TooDeep,
+    /// A symbolic link on the way has a target with an impossible name in it.
+    #[error("a symbolic link on the way: {0}")]
+    Name(InvalidName),
+}

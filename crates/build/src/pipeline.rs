@@ -1,0 +1,200 @@
+//! Reads layers and works on their chunks on all cores, with bounded memory.
+//!
+//! Readers (one layer each) unpack, parse and cut; workers compute digests and compress what is new. Between
+//! them is a queue of a few batches, so memory does not depend on the size of the image.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+};
+
+use lazuli_image::{Algorithm, Codec, codec::Encoder};
+
+use crate::{
+    Layer,
+    chunk::{Batch, Cutter, Stopped},
+    dedup::{Chunks, Index},
+    entry::Entry,
+    error::BuildError,
+    report::Progress,
+    source::{self, ReadError},
+    spool::Spool,
+};
+
+/// What to do with the content of layers.
+pub(crate) struct Plan<'a> {
+    pub(crate) chunk_size: u32,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) threads: usize,
+    /// Where compressed chunks go; `None` if only digests are wanted.
+    pub(crate) store: Option<Store<'a>>,
+}
+
+/// How chunks are stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Store<'a> {
+    pub(crate) codec: Codec,
+    pub(crate) level: i32,
+    pub(crate) spool: &'a Spool,
+}
+
+/// All layers, read.
+pub(crate) struct Ingested {
+    /// For every layer its name and entries.
+    pub(crate) layers: Vec<(String, Vec<Entry>)>,
+    pub(crate) chunks: Chunks,
+}
+
+/// Reads all layers. If several are damaged, the lowest that was seen to be is reported.
+pub(crate) fn ingest(
+    layers: Vec<Layer>,
+    plan: &Plan<'_>,
+    progress: &dyn Progress,
+) -> Result<Ingested, BuildError> {
+    let names: Vec<String> = layers.iter().map(|layer| layer.name.clone()).collect();
+    let count = layers.len();
+    let (sender, receiver) = sync_channel(plan.threads);
+    let shared = Shared {
+        plan,
+        progress,
+        index: Index::new(count),
+        todo: Mutex::new(layers.into_iter().enumerate().collect()),
+        done: Mutex::new((0..count).map(|_| Vec::new()).collect()),
+        buffers: Mutex::default(),
+        stop: AtomicBool::new(false),
+        failure: Mutex::default(),
+    };
+    let receiver = Mutex::new(receiver);
+    thread::scope(|scope| {
+        for _ in 0..plan.threads.min(count) {
+            let sender = sender.clone();
+            scope.spawn(|| shared.read_layers(sender));
+        }
+        // Workers end when the last reader has dropped its sender.
+        drop(sender);
+        for _ in 0..plan.threads {
+            scope.spawn(|| shared.work(&receiver));
+        }
+    });
+    if let Some((_, error)) =
+        shared.failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
+        return Err(error);
+    }
+    let entries = shared.done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    Ok(Ingested { layers: names.into_iter().zip(entries).collect(), chunks: shared.index.finish() })
+}
+
+struct Shared<'a> {
+    plan: &'a Plan<'a>,
+    progress: &'a dyn Progress,
+    index: Index,
+    todo: Mutex<VecDeque<(usize, Layer)>>,
+    done: Mutex<Vec<Vec<Entry>>>,
+    /// Empty buffers of batches that are done.
+    buffers: Mutex<Vec<Vec<u8>>>,
+    stop: AtomicBool,
+    failure: Mutex<Option<(usize, BuildError)>>,
+}
+
+impl Shared<'_> {
+    fn read_layers(&self, sender: SyncSender<Batch>) {
+        let hand_over = |batch: Batch| {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Stopped);
+            }
+            sender.send(batch).map_err(|_| Stopped)?;
+            Ok(lock(&self.buffers).pop().unwrap_or_default())
+        };
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some((index, layer)) = lock(&self.todo).pop_front() else { break };
+            let name = layer.name.clone();
+            let mut cutter = Cutter::new(index as u8, self.plan.chunk_size, &hand_over);
+            match source::read(layer, index, &mut cutter, self.progress) {
+                Ok(entries) => lock(&self.done)[index] = entries,
+                Err(ReadError::Stopped) => {}
+                Err(ReadError::Source(problem)) => {
+                    self.fail(index, BuildError::Layer { layer: name, problem });
+                }
+            }
+        }
+    }
+
+    fn work(&self, receiver: &Mutex<Receiver<Batch>>) {
+        let mut worker = match Worker::new(self.plan) {
+            Ok(worker) => Some(worker),
+            Err(error) => {
+                self.fail(0, error);
+                None
+            }
+        };
+        loop {
+            let received = lock(receiver).recv();
+            let Ok(batch) = received else { break };
+            // After a failure batches are only taken off the queue, so that no reader waits forever.
+            if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed))
+                && let Err(error) = worker.process(&batch, &self.index)
+            {
+                self.fail(batch.layer.into(), error);
+            }
+            let mut buffer = batch.data;
+            buffer.clear();
+            lock(&self.buffers).push(buffer);
+        }
+    }
+
+    fn fail(&self, layer: usize, error: BuildError) {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut failure = lock(&self.failure);
+        if failure.as_ref().is_none_or(|(lowest, _)| layer < *lowest) {
+            *failure = Some((layer, error));
+        }
+    }
+}
+
+/// A poisoned lock means that another thread panicked; the scope passes that on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+struct Worker<'a> {
+    plan: &'a Plan<'a>,
+    store: Option<(Encoder, &'a Spool)>,
+    stored: Vec<u8>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(plan: &'a Plan<'a>) -> Result<Self, BuildError> {
+        let encoder = |store: Store<'a>| Ok((Encoder::new(store.codec, store.level)?, store.spool));
+        let store = plan.store.map(encoder).transpose().map_err(BuildError::Compress)?;
+        Ok(Worker { plan, store, stored: Vec::new() })
+    }
+
+    fn process(&mut self, batch: &Batch, index: &Index) -> Result<(), BuildError> {
+        let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);
+        let digests: Vec<_> = batch.chunks().map(digest).collect();
+        let fresh = index.enter(batch.layer.into(), batch.first, &digests);
+        let Some((encoder, spool)) = &mut self.store else { return Ok(()) };
+        self.stored.clear();
+        let mut sizes = Vec::with_capacity(fresh.len());
+        for chunk in &fresh {
+            let start = chunk.position.checked_sub(1).map_or(0, |before| batch.ends[before]);
+            let bytes = &batch.data[start..batch.ends[chunk.position]];
+            let stored = encoder.encode(bytes).unwrap_or(bytes);
+            self.stored.extend_from_slice(stored);
+            sizes.push(stored.len() as u32);
+        }
+        let mut at = spool.append(&self.stored)?;
+        index.stored(fresh.iter().zip(sizes).map(|(chunk, size)| {
+            let place = (chunk.id, at, size);
+            at += u64::from(size);
+            place
+        }));
+        Ok(())
+    }
+}

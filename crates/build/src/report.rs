@@ -1,0 +1,44 @@
+//! What a conversion tells about itself.
+
+use std::time::Duration;
+
+/// Hears how a conversion goes on. Called from several threads.
+pub trait Progress: Sync {
+    /// `bytes` more stored bytes of the layer with this index were read.
+    fn bytes_read(&self, layer: usize, bytes: u64);
+    /// All of the layer with this index is read.
+    fn layer_done(&self, layer: usize);
+}
+
+/// Does not listen.
+impl Progress for () {
+    fn bytes_read(&self, _layer: usize, _bytes: u64) {}
+    fn layer_done(&self, _layer: usize) {}
+}
+
+/// Figures of a conversion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Layers read.
+    pub layers: usize,
+    /// Inodes in the tree; hard links count once.
+    pub inodes: usize,
+    /// Bytes of file content in all layers, also of files that upper layers hide.
+    pub content_bytes: u64,
+    /// Chunks of all layers before deduplication.
+    pub chunks: u64,
+    /// Chunks that differ from each other.
+    pub distinct_chunks: u64,
+    /// Bytes of [`Report::distinct_chunks`] as content.
+    pub distinct_bytes: u64,
+    /// Bytes of all blobs of the image as stored, with their tables.
+    pub stored_bytes: u64,
+    /// Blobs of the image.
+    pub blobs: usize,
+    /// Bytes of the bootstrap, not compressed.
+    pub bootstrap_bytes: u64,
+    /// Extended attributes dropped because Linux has no namespace for them.
+    pub dropped_xattrs: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}

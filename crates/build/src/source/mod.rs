@@ -1,0 +1,120 @@
+//! Where layers come from.
+
+mod dir;
+mod stream;
+pub mod tar;
+
+use std::{fmt, io::Read, path::PathBuf};
+
+use crate::{
+    chunk::{CutError, Cutter},
+    entry::{Entry, EntryKind},
+    error::SourceError,
+    report::Progress,
+};
+
+/// One layer of an image, lowest first.
+#[derive(Debug)]
+pub struct Layer {
+    /// What messages call it: a digest or a path.
+    pub name: String,
+    /// Bytes as stored if known before reading; bounds what the layer may unpack to.
+    pub stored_size: Option<u64>,
+    /// Where it comes from.
+    pub source: LayerSource,
+}
+
+/// Where a layer comes from.
+pub enum LayerSource {
+    /// A tar archive: plain, gzip or zstd. It is read to the last byte, also behind the end of the archive, so that a reader that
+    /// checks a digest sees all of it.
+    Tar(Box<dyn Read + Send>),
+    /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just names.
+    Directory(PathBuf),
+}
+
+impl fmt::Debug for LayerSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayerSource::Tar(_) => f.write_str("Tar"),
+            LayerSource::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
+        }
+    }
+}
+
+/// Why a layer was not read.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// It is damaged or cannot be read.
+    Source(SourceError),
+    /// Another thread failed first.
+    Stopped,
+}
+
+impl From<SourceError> for ReadError {
+    fn from(error: SourceError) -> Self {
+        ReadError::Source(error)
+    }
+}
+
+/// Reads all of a layer: content goes to `cutter`, entries come back in order.
+pub(crate) fn read(
+    layer: Layer,
+    index: usize,
+    cutter: &mut Cutter<'_>,
+    progress: &dyn Progress,
+) -> Result<Vec<Entry>, ReadError> {
+    let entries = match layer.source {
+        LayerSource::Directory(root) => {
+            dir::read(&root, cutter, &|bytes| progress.bytes_read(index, bytes))?
+        }
+        LayerSource::Tar(raw) => {
+            read_tar(raw, layer.stored_size, cutter, &|bytes| progress.bytes_read(index, bytes))?
+        }
+    };
+    cutter.flush().map_err(|_| ReadError::Stopped)?;
+    progress.layer_done(index);
+    Ok(entries)
+}
+
+fn read_tar(
+    raw: Box<dyn Read + Send>,
+    stored_size: Option<u64>,
+    cutter: &mut Cutter<'_>,
+    on_read: &dyn Fn(u64),
+) -> Result<Vec<Entry>, ReadError> {
+    let unreadable = |offset| {
+        move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
+    };
+    let (reader, allowance) = stream::expand(raw, stored_size, on_read).map_err(unreadable(0))?;
+    let mut archive = tar::Archive::new(reader);
+    let mut entries = Vec::new();
+    let mut content = 0u64;
+    while let Some(mut entry) = archive.next_entry()? {
+        if let EntryKind::Regular { size, chunks } = &mut entry.kind {
+            let fail = |problem: String| SourceError::Entry {
+                entry: entry.path.to_string(),
+                offset: entry.offset,
+                problem,
+            };
+            // Holes cost the archive nothing, so they count like unpacked bytes.
+            content = content.saturating_add(*size);
+            if content > allowance.limit() {
+                return Err(fail(allowance.exceeded()).into());
+            }
+            *chunks = cutter.cut(*size, &mut archive.content()).map_err(|error| match error {
+                CutError::Read(error) => fail(error.to_string()).into(),
+                CutError::TooMany => fail(TOO_MANY_CHUNKS.into()).into(),
+                CutError::Stopped => ReadError::Stopped,
+            })?;
+        }
+        entries.push(entry);
+    }
+    let offset = archive.offset();
+    let mut reader = archive.into_inner();
+    std::io::copy(&mut reader, &mut std::io::sink()).map_err(unreadable(offset))?;
+    Ok(entries)
+}
+
+/// What to say when [`CutError::TooMany`].
+const TOO_MANY_CHUNKS: &str = "the layer has more than 16,777,214 chunks up to here, which is what a blob can hold; choose a bigger chunk size";

@@ -1,0 +1,181 @@
+//! Layers as they are stored: gzip, zstd or plain, told apart by their first bytes.
+
+use std::{
+    cell::Cell,
+    io::{self, BufReader, Cursor, Read},
+    rc::Rc,
+};
+
+/// What any layer may unpack to, whatever its size: 1 GiB.
+const FREE_EXPANSION: u64 = 1 << 30;
+
+/// What a layer may unpack to on top of [`FREE_EXPANSION`], per stored byte.
+///
+/// Real layers stay below 20. Deflate cannot exceed 1032, so a gzip layer of zeros, which somebody may
+/// have for a reason, is just about let through, while zstd (which reaches 20,000 and more) and sparse
+/// maps cannot turn a few KB into a full disk.
+const EXPANSION: u64 = 1000;
+
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// Bytes read from a layer at a time.
+const BUFFER: usize = 128 << 10;
+
+/// How many bytes of a layer were read, and so what it may unpack to.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowance {
+    declared: u64,
+    stored: Rc<Cell<u64>>,
+}
+
+impl Allowance {
+    /// Most bytes that the layer may unpack to.
+    pub(crate) fn limit(&self) -> u64 {
+        let stored = self.declared.max(self.stored.get());
+        stored.saturating_mul(EXPANSION).saturating_add(FREE_EXPANSION)
+    }
+
+    /// What to say about a layer that wants more.
+    pub(crate) fn exceeded(&self) -> String {
+        format!(
+            "unpacks to more than {} bytes, the limit of 1 GiB and {EXPANSION} times the stored size: refused as a decompression bomb",
+            self.limit()
+        )
+    }
+}
+
+/// Unpacks `raw`. `on_read` hears of every stored byte that is read.
+///
+/// Read the result to its end to have `raw` read to its end.
+pub(crate) fn expand<'a>(
+    mut raw: Box<dyn Read + Send + 'a>,
+    stored_size: Option<u64>,
+    on_read: impl Fn(u64) + 'a,
+) -> io::Result<(BufReader<Expanded<'a>>, Allowance)> {
+    let mut magic = Vec::with_capacity(4);
+    raw.by_ref().take(4).read_to_end(&mut magic)?;
+    let allowance = Allowance { declared: stored_size.unwrap_or(0), stored: Rc::default() };
+    let kind = magic.clone();
+    let stored = Stored {
+        inner: Cursor::new(magic).chain(raw),
+        on_read,
+        count: Rc::clone(&allowance.stored),
+    };
+    // Skippable zstd frames, with which some parallel compressors begin, have any last digit.
+    let skippable = kind.len() == 4 && kind[0] & 0xf0 == 0x50 && kind[1..] == [0x2a, 0x4d, 0x18];
+    let inner: Box<dyn Read + 'a> = if kind.starts_with(GZIP_MAGIC) {
+        Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(BUFFER, stored)))
+    } else if kind == ZSTD_MAGIC || skippable {
+        Box::new(zstd::stream::read::Decoder::with_buffer(BufReader::with_capacity(
+            BUFFER, stored,
+        ))?)
+    } else {
+        Box::new(stored)
+    };
+    let expanded = Expanded { inner, allowance: allowance.clone(), count: 0 };
+    Ok((BufReader::with_capacity(BUFFER, expanded), allowance))
+}
+
+/// A layer as stored.
+struct Stored<R, F> {
+    inner: R,
+    on_read: F,
+    count: Rc<Cell<u64>>,
+}
+
+impl<R: Read, F: Fn(u64)> Read for Stored<R, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.count.set(self.count.get() + count as u64);
+        (self.on_read)(count as u64);
+        Ok(count)
+    }
+}
+
+/// A layer as unpacked. Fails when it exceeds its [`Allowance`].
+pub(crate) struct Expanded<'a> {
+    inner: Box<dyn Read + 'a>,
+    allowance: Allowance,
+    count: u64,
+}
+
+impl Read for Expanded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.count += count as u64;
+        if self.count > self.allowance.limit() {
+            return Err(io::Error::other(self.allowance.exceeded()));
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn gzip(data: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn unpack(stored: Vec<u8>) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        let (mut reader, _) = expand(Box::new(Cursor::new(stored)), None, |_| {})?;
+        reader.read_to_end(&mut out).map(|_| out)
+    }
+
+    #[test]
+    fn recognises_what_layers_come_in() {
+        let zstd = |data: &[u8]| zstd::bulk::compress(data, 1).unwrap();
+        let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &zstd(b"hello")].concat();
+        for stored in [
+            b"hello".to_vec(),
+            gzip(b"hello"),
+            [gzip(b"he"), gzip(b""), gzip(b"llo")].concat(),
+            zstd(b"hello"),
+            [zstd(b"he"), zstd(b"llo")].concat(),
+            skippable,
+        ] {
+            assert_eq!(unpack(stored.clone()).unwrap(), b"hello", "{}", stored.escape_ascii());
+        }
+        assert_eq!(unpack(Vec::new()).unwrap(), b"");
+    }
+
+    #[test]
+    fn damaged_streams_are_errors() {
+        let mut cut = gzip(b"hello");
+        cut.pop();
+        let mut wrong = gzip(b"hello");
+        let crc = wrong.len() - 8;
+        wrong[crc] ^= 1;
+        let mut zstd = zstd::bulk::compress(b"hello", 1).unwrap();
+        zstd.pop();
+        for stored in [cut, wrong, zstd] {
+            assert!(unpack(stored).is_err());
+        }
+    }
+
+    #[test]
+    fn a_bomb_stops_at_its_allowance() {
+        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+        let zeros = vec![0; 1 << 20];
+        for _ in 0..1200 {
+            encoder.write_all(&zeros).unwrap();
+        }
+        let bomb = encoder.finish().unwrap();
+        assert!(bomb.len() < 140_000, "{}", bomb.len());
+        let limit = (1 << 30) + 1000 * bomb.len() as u64;
+        let (mut reader, allowance) = expand(Box::new(Cursor::new(bomb)), None, |_| {}).unwrap();
+        let error = io::copy(&mut reader, &mut io::sink()).map(|_| ());
+        if limit < 1200 << 20 {
+            let error = error.unwrap_err().to_string();
+            assert_eq!(error, allowance.exceeded());
+            assert!(error.contains("decompression bomb"), "{error}");
+        }
+    }
+}

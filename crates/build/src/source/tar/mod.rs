@@ -1,0 +1,572 @@
+//! Reads tar archives as a stream, from whatever writer: V7, ustar, PAX, GNU, star, libarchive.
+
+mod acl;
+mod header;
+mod number;
+mod pax;
+mod sparse;
+
+use std::io::{self, Read};
+
+use lazuli_image::{Metadata, Mtime, tree::Device};
+
+pub(crate) use self::pax::check_xattr;
+use self::{
+    acl::Owner,
+    header::{BLOCK, Header},
+    pax::{Attributes, SparseMap},
+    sparse::{MAX_SEGMENTS, Segment},
+};
+use crate::{
+    entry::{Entry, EntryKind, EntryPath},
+    error::SourceError,
+};
+
+/// Most bytes of one extended header. Linux stops at 64 KiB for all xattrs of a file on common
+/// file systems, and a path has 4 KiB; a sparse map of 0.0 or 0.1 is the only thing that grows.
+const MAX_EXTENSION: u64 = 1 << 20;
+
+/// Most bytes that global headers may have together: they apply to every member, so each costs
+/// time at each member.
+const MAX_GLOBAL: u64 = 64 << 10;
+
+/// Most members of one archive: 4 Mi, ten times the largest images known, about 1 GiB of memory.
+const MAX_MEMBERS: u64 = 4 << 20;
+
+/// An archive that is read from front to back.
+///
+/// Call [`Archive::next_entry`] until it gives `None`; read the content of a regular file from
+/// [`Archive::content`] in between, or not at all.
+#[derive(Debug)]
+pub struct Archive<R> {
+    reader: R,
+    /// Bytes read so far.
+    offset: u64,
+    members: u64,
+    global: Attributes,
+    global_bytes: u64,
+    content: Layout,
+}
+
+/// Where the rest of the content of the current member is.
+#[derive(Debug, Default)]
+struct Layout {
+    /// Bytes until the next header, without `padding`.
+    stored: u64,
+    /// Bytes from the end of the content to the next block border.
+    padding: u64,
+    /// Bytes of the file, holes included, that are not yet read.
+    left: u64,
+    /// Where in the file reading is.
+    at: u64,
+    /// Data segments that are not yet read, the next one last. `None`: not sparse.
+    segments: Option<Vec<Segment>>,
+}
+
+/// Names that GNU headers give to the next member.
+#[derive(Debug, Default)]
+struct LongNames {
+    name: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+}
+
+impl<R: Read> Archive<R> {
+    /// Starts at the first byte of an unpacked archive. Reads in small pieces: give it a buffer.
+    pub fn new(reader: R) -> Self {
+        Archive {
+            reader,
+            offset: 0,
+            members: 0,
+            global: Attributes::default(),
+            global_bytes: 0,
+            content: Layout::default(),
+        }
+    }
+
+    /// The next member, without its content; `None` at the end.
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, SourceError> {
+        loop {
+            match self.next_member()? {
+                Some(entry) if is_aufs_metadata(&entry.path) => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    fn next_member(&mut self) -> Result<Option<Entry>, SourceError> {
+        let mut attributes = self.global.clone();
+        let mut long = LongNames::default();
+        let mut start = None;
+        loop {
+            self.skip_content()?;
+            let offset = self.offset;
+            let start = *start.get_or_insert(offset);
+            let mut block = [0; BLOCK];
+            if !self.read_header(&mut block, start != offset)? {
+                return Ok(None);
+            }
+            let fail = |problem: String| SourceError::Archive { offset, problem };
+            let header = Header::new(&block).map_err(|bad| fail(bad.to_string()))?;
+            let size = || {
+                number::parse_unsigned(header.size()).ok_or_else(|| {
+                    fail(format!(
+                        "the size field holds `{}`, expected a number",
+                        header.size().escape_ascii()
+                    ))
+                })
+            };
+            match header.kind() {
+                b'x' | b'X' => {
+                    let records = self.extension(offset, size()?, MAX_EXTENSION, "PAX header")?;
+                    attributes.apply(&records).map_err(fail)?;
+                }
+                b'g' => {
+                    let size = size()?;
+                    self.global_bytes = self.global_bytes.saturating_add(size);
+                    let limit = MAX_GLOBAL.saturating_sub(self.global_bytes - size);
+                    let records = self.extension(offset, size, limit, "global PAX header")?;
+                    self.global.apply(&records).map_err(&fail)?;
+                    attributes.apply(&records).map_err(fail)?;
+                }
+                b'L' | b'K' => {
+                    let limit = EntryPath::MAX as u64 + 1;
+                    let name = self.extension(offset, size()?, limit, "GNU long name")?;
+                    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+                    let name = Some(name[..end].to_vec());
+                    if header.kind() == b'L' { long.name = name } else { long.link = name }
+                }
+                // A volume label: a name for the tape, not a file.
+                b'V' => self.begin_content(offset, size()?)?,
+                _ => return self.member(start, &header, attributes, long).map(Some),
+            }
+        }
+    }
+
+    /// The content of the entry that [`Archive::next_entry`] gave last, holes as zeros.
+    pub fn content(&mut self) -> Content<'_, R> {
+        Content(self)
+    }
+
+    /// Bytes read so far.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The reader, wherever it is now.
+    pub fn into_inner(self) -> R {
+        self.reader
+    }
+
+    fn member(
+        &mut self,
+        offset: u64,
+        header: &Header<'_>,
+        mut attributes: Attributes,
+        long: LongNames,
+    ) -> Result<Entry, SourceError> {
+        let sparse_name = attributes.sparse.name.take();
+        let raw =
+            sparse_name.or(attributes.path.take()).or(long.name).unwrap_or_else(|| header.name());
+        let fail = |problem: String| SourceError::Entry {
+            entry: raw[..raw.len().min(EntryPath::MAX)].escape_ascii().to_string(),
+            offset,
+            problem,
+        };
+        self.members += 1;
+        if self.members > MAX_MEMBERS {
+            return Err(fail(format!(
+                "this is member {}, expected at most {MAX_MEMBERS}",
+                self.members
+            )));
+        }
+        let path = EntryPath::parse(&raw).map_err(|problem| fail(problem.to_string()))?;
+        let link = attributes
+            .link_path
+            .take()
+            .or(long.link)
+            .unwrap_or_else(|| header.link_name().to_vec());
+        let slash = raw.ends_with(b"/");
+        let size = match attributes.size {
+            Some(size) => size,
+            None => number::parse_unsigned(header.size())
+                .ok_or_else(|| fail(not_a_number("size", header.size())))?,
+        };
+
+        let regular = EntryKind::Regular { size, chunks: Vec::new() };
+        let (kind, stored) = match header.kind() {
+            _ if attributes.socket => (EntryKind::Socket, 0),
+            // Writers before POSIX mark directories by a slash only.
+            0 | b'0' | b'7' if slash && size == 0 => (EntryKind::Directory, 0),
+            0 | b'0' | b'7' if slash => {
+                return Err(fail(format!(
+                    "a directory (its name ends in /) with {size} bytes of content"
+                )));
+            }
+            0 | b'0' | b'7' | b'S' => (regular, size),
+            // Writers fill in the size of the target, but there is no content.
+            b'1' => {
+                let target = EntryPath::parse(&link);
+                let target = target.map_err(|problem| {
+                    fail(format!("hard link target `{}`: {problem}", link.escape_ascii()))
+                })?;
+                (EntryKind::HardLink(target), 0)
+            }
+            b'2' => {
+                if !(1..EntryPath::MAX).contains(&link.len()) || link.contains(&0) {
+                    return Err(fail(format!(
+                        "a symbolic link to {} bytes, expected 1 to 4095 without NUL",
+                        link.len()
+                    )));
+                }
+                (EntryKind::Symlink(link.into()), 0)
+            }
+            b'3' => (EntryKind::CharDevice(device(header, &attributes).map_err(fail)?), 0),
+            b'4' => (EntryKind::BlockDevice(device(header, &attributes).map_err(fail)?), 0),
+            b'5' => (EntryKind::Directory, 0),
+            // A GNU incremental dump: a directory with a list of names as its content.
+            b'D' => (EntryKind::Directory, size),
+            b'6' => (EntryKind::Fifo, 0),
+            b'M' => {
+                return Err(fail(
+                    "the rest of a file from another volume; join the volumes first".into(),
+                ));
+            }
+            other => {
+                return Err(fail(format!(
+                    "members of type `{}` are not known",
+                    other.escape_ascii()
+                )));
+            }
+        };
+        self.begin_content(offset, stored)?;
+        let mut kind = whiteout(&path).map_or(Ok(kind), |hidden| hidden.map_err(fail))?;
+        let path = match kind {
+            EntryKind::Whiteout => {
+                let hidden = path.parent().join(&path.last()[WHITEOUT.len()..]);
+                hidden.map_err(|problem| fail(problem.to_string()))?
+            }
+            EntryKind::Opaque => path.parent(),
+            _ => path,
+        };
+        if let EntryKind::Regular { size, .. } = &mut kind {
+            self.sparse(header, &mut attributes).map_err(fail)?;
+            *size = self.content.left;
+        }
+        let metadata = metadata(header, &kind, attributes).map_err(fail)?;
+        Ok(Entry { path, offset, metadata, kind })
+    }
+
+    /// Finds out whether the member is sparse, and where its data goes.
+    fn sparse(&mut self, header: &Header<'_>, attributes: &mut Attributes) -> Result<(), String> {
+        let (map, size) = if header.kind() == b'S' {
+            let mut map = Vec::new();
+            let bad = || "the sparse map holds something that is not a number".to_owned();
+            sparse::parse_old(header.sparse_segments(), &mut map).ok_or_else(bad)?;
+            let mut more = header.sparse_continues();
+            while more {
+                let mut block = [0; BLOCK];
+                self.read_exact(&mut block).map_err(|error| error.to_string())?;
+                sparse::parse_old(&block[..504], &mut map).ok_or_else(bad)?;
+                more = block[504] != 0;
+                if map.len() > MAX_SEGMENTS {
+                    return Err(format!("a sparse map of more than {MAX_SEGMENTS} segments"));
+                }
+            }
+            let size = number::parse_unsigned(header.sparse_size());
+            (map, size.ok_or_else(|| not_a_number("real size", header.sparse_size()))?)
+        } else {
+            let map = match attributes.sparse.map()? {
+                None => return Ok(()),
+                Some(SparseMap::Here(map)) => map,
+                Some(SparseMap::InData) => self.read_sparse_map()?,
+            };
+            (map, attributes.sparse.size.ok_or("a sparse member without GNU.sparse.size")?)
+        };
+        sparse::check(&map, size, self.content.stored)?;
+        let segments = map.into_iter().rev().filter(|segment| segment.length > 0).collect();
+        self.content.left = size;
+        self.content.segments = Some(segments);
+        Ok(())
+    }
+
+    /// GNU sparse 1.0: decimal numbers, one per line, padded to a block, in front of the data.
+    fn read_sparse_map(&mut self) -> Result<Vec<Segment>, String> {
+        let mut block = [0; BLOCK];
+        let mut at = BLOCK;
+        let mut next = |archive: &mut Self| -> Result<u64, String> {
+            let mut digits = Vec::new();
+            loop {
+                if at == BLOCK {
+                    if archive.content.stored < BLOCK as u64 {
+                        return Err("the sparse map does not end before the data does".into());
+                    }
+                    archive.read_exact(&mut block).map_err(|error| error.to_string())?;
+                    archive.content.stored -= BLOCK as u64;
+                    at = 0;
+                }
+                let byte = block[at];
+                at += 1;
+                match byte {
+                    b'\n' => break,
+                    _ if digits.len() < 20 => digits.push(byte),
+                    _ => break,
+                }
+            }
+            let bad =
+                || format!("the sparse map holds `{}`, expected a number", digits.escape_ascii());
+            number::decimal(&digits).ok_or_else(bad)
+        };
+        let count = next(self)?;
+        let count = usize::try_from(count).ok().filter(|&count| count <= MAX_SEGMENTS);
+        let count =
+            count.ok_or_else(|| format!("a sparse map of more than {MAX_SEGMENTS} segments"))?;
+        let mut map = Vec::new();
+        for _ in 0..count {
+            map.push(Segment { start: next(self)?, length: next(self)? });
+        }
+        Ok(map)
+    }
+
+    /// Reads an extended header's content.
+    fn extension(
+        &mut self,
+        offset: u64,
+        size: u64,
+        limit: u64,
+        what: &str,
+    ) -> Result<Vec<u8>, SourceError> {
+        if size > limit {
+            let problem = format!("a {what} of {size} bytes, expected at most {limit}");
+            return Err(SourceError::Archive { offset, problem });
+        }
+        self.begin_content(offset, size)?;
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+        self.content().read_exact(&mut bytes).map_err(|error| SourceError::Archive {
+            offset,
+            problem: format!("in a {what}: {error}"),
+        })?;
+        Ok(bytes)
+    }
+
+    fn begin_content(&mut self, offset: u64, stored: u64) -> Result<(), SourceError> {
+        let end =
+            stored.checked_next_multiple_of(BLOCK as u64).filter(|&end| end <= i64::MAX as u64);
+        let end = end.ok_or_else(|| SourceError::Archive {
+            offset,
+            problem: format!("a member of {stored} bytes, expected less than 2^63"),
+        })?;
+        self.content =
+            Layout { stored, padding: end - stored, left: stored, at: 0, segments: None };
+        Ok(())
+    }
+
+    /// Reads up to the next header.
+    fn skip_content(&mut self) -> Result<(), SourceError> {
+        let content = std::mem::take(&mut self.content);
+        let mut left = content.stored + content.padding;
+        let mut scratch = [0; 16 * BLOCK];
+        while left > 0 {
+            let step = left.min(scratch.len() as u64) as usize;
+            self.read_exact(&mut scratch[..step]).map_err(|error| SourceError::Archive {
+                offset: self.offset,
+                problem: error.to_string(),
+            })?;
+            left -= step as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads the next header block. `false` at the end: no more bytes, or a block of zeros.
+    fn read_header(
+        &mut self,
+        block: &mut [u8; BLOCK],
+        extended: bool,
+    ) -> Result<bool, SourceError> {
+        let offset = self.offset;
+        let fail = |problem: String| SourceError::Archive { offset, problem };
+        let mut filled = 0;
+        while filled < BLOCK {
+            match self.reader.read(&mut block[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(fail(error.to_string())),
+            }
+        }
+        self.offset += filled as u64;
+        let end = filled == 0 || (filled == BLOCK && block.iter().all(|&byte| byte == 0));
+        if end && extended {
+            return Err(fail(
+                "the archive ends after an extended header, expected the member it belongs to"
+                    .into(),
+            ));
+        }
+        if !end && filled < BLOCK {
+            return Err(fail(format!("the archive ends {filled} bytes into a header of {BLOCK}")));
+        }
+        Ok(!end)
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            filled += self.read_some(&mut buffer[filled..])?;
+        }
+        Ok(())
+    }
+
+    /// Reads at least one byte.
+    fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.reader.read(buffer) {
+                Ok(0) => {
+                    let problem = format!(
+                        "the archive is cut off at byte {}, in the middle of a member",
+                        self.offset
+                    );
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem));
+                }
+                Ok(count) => {
+                    self.offset += count as u64;
+                    return Ok(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The content of one member, see [`Archive::content`]. Ends after exactly the size of the entry.
+#[derive(Debug)]
+pub struct Content<'a, R>(&'a mut Archive<R>);
+
+impl<R: Read> Read for Content<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let layout = &mut self.0.content;
+        let mut step = layout.left.min(buffer.len() as u64);
+        let mut hole = false;
+        if let Some(segment) = layout.segments.as_mut().map(|segments| segments.last_mut()) {
+            match segment {
+                Some(segment) if segment.start > layout.at => {
+                    hole = true;
+                    step = step.min(segment.start - layout.at);
+                }
+                Some(segment) => step = step.min(segment.length),
+                None => hole = true,
+            }
+        }
+        if step == 0 {
+            return Ok(0);
+        }
+        let buffer = &mut buffer[..step as usize];
+        let count = if hole {
+            buffer.fill(0);
+            buffer.len()
+        } else {
+            self.0.read_some(buffer)?
+        };
+        let layout = &mut self.0.content;
+        layout.at += count as u64;
+        layout.left -= count as u64;
+        if !hole {
+            layout.stored -= count as u64;
+            if let Some(segments) = &mut layout.segments
+                && let Some(segment) = segments.last_mut()
+            {
+                segment.start += count as u64;
+                segment.length -= count as u64;
+                if segment.length == 0 {
+                    segments.pop();
+                }
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// How OCI layers mark what they hide.
+const WHITEOUT: &[u8] = b".wh.";
+const WHITEOUT_META: &[u8] = b".wh..wh.";
+const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What a whiteout's name says; `None` when it is none.
+fn whiteout(path: &EntryPath) -> Option<Result<EntryKind, String>> {
+    let name = path.last();
+    if name == WHITEOUT_OPAQUE {
+        return Some(Ok(EntryKind::Opaque));
+    }
+    let hidden = name.strip_prefix(WHITEOUT)?;
+    Some(match hidden {
+        b"" | b"." | b".." => Err("a whiteout that hides no name".into()),
+        _ => Ok(EntryKind::Whiteout),
+    })
+}
+
+/// Whether the path belongs to AUFS's own bookkeeping, which old Docker layers still hold.
+fn is_aufs_metadata(path: &EntryPath) -> bool {
+    path.components().any(|name| name.starts_with(WHITEOUT_META) && name != WHITEOUT_OPAQUE)
+}
+
+fn not_a_number(field: &str, bytes: &[u8]) -> String {
+    format!("the {field} field holds `{}`, expected a number", bytes.escape_ascii())
+}
+
+fn device(header: &Header<'_>, attributes: &Attributes) -> Result<Device, String> {
+    let number = |field: &str, raw: &[u8], limit: u64, other: Option<u64>| {
+        let number = other
+            .or_else(|| number::parse_unsigned(raw))
+            .ok_or_else(|| not_a_number(field, raw))?;
+        let fits = u32::try_from(number).ok().filter(|_| number < limit);
+        fits.ok_or_else(|| format!("{field} is {number}, expected less than {limit}"))
+    };
+    Ok(Device {
+        major: number("major device number", header.device_major(), 1 << 12, attributes.device.0)?,
+        minor: number("minor device number", header.device_minor(), 1 << 20, attributes.device.1)?,
+    })
+}
+
+fn metadata(
+    header: &Header<'_>,
+    kind: &EntryKind,
+    attributes: Attributes,
+) -> Result<Metadata, String> {
+    let id = |field: &str, raw: &[u8], other: Option<u64>| {
+        let number = other
+            .or_else(|| number::parse_unsigned(raw))
+            .ok_or_else(|| not_a_number(field, raw))?;
+        u32::try_from(number).map_err(|_| format!("{field} is {number}, expected less than 2^32"))
+    };
+    let mode =
+        number::parse_unsigned(header.mode()).ok_or_else(|| not_a_number("mode", header.mode()))?;
+    let mtime = match attributes.mtime {
+        Some(mtime) => mtime,
+        None => {
+            let seconds = number::parse(header.mtime());
+            Mtime {
+                seconds: seconds.ok_or_else(|| not_a_number("mtime", header.mtime()))?,
+                nanoseconds: 0,
+            }
+        }
+    };
+    let uid = id("uid", header.uid(), attributes.uid)?;
+    let gid = id("gid", header.gid(), attributes.gid)?;
+    let mut xattrs = attributes.xattrs;
+    let names = header.has_ustar_fields();
+    let owner = Owner {
+        user: (if names { header.user_name() } else { b"" }, uid),
+        group: (if names { header.group_name() } else { b"" }, gid),
+    };
+    if let Some(text) = attributes.acl_access {
+        let acl = acl::to_kernel(&text, owner)?;
+        if !acl::is_minimal(&acl) {
+            xattrs.insert((*b"system.posix_acl_access").into(), acl.into());
+        }
+    }
+    if let (Some(text), EntryKind::Directory) = (attributes.acl_default, kind) {
+        let acl = acl::to_kernel(&text, owner)?;
+        xattrs.insert((*b"system.posix_acl_default").into(), acl.into());
+    }
+    let permissions = (mode & 0o7777) as u16;
+    Ok(Metadata { permissions, uid, gid, mtime, xattrs })
+}

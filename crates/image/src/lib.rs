@@ -12,6 +12,7 @@ pub mod compare;
 pub mod digest;
 pub mod erofs;
 pub mod error;
+pub mod oci;
 pub mod offset;
 pub mod path;
 pub mod rafs;

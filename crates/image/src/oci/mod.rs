@@ -1,0 +1,255 @@
+//! How a lazy image looks to a registry: manifest, configuration, media types and annotations.
+//!
+//! ```text
+//! manifest ─ config                 the source image's own, with other `rootfs` and `history`
+//!          ├ layers[0..n]           data blobs
+//!          └ layers[n]              bootstrap: a tar with image/image.boot and image/<id>.blob.meta
+//! ```
+//! The bootstrap is the last layer, because that is the only one that readers test for its annotation.
+
+mod config;
+mod platform;
+
+pub use config::ImageConfig;
+pub use platform::{InvalidPlatform, Platform};
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::{Algorithm, Digest};
+
+/// Most bytes of a manifest, an index or a configuration. Registries accept 4 MiB and no more.
+pub const MAX_DOCUMENT: usize = 4 << 20;
+
+/// Media types.
+pub mod media_type {
+    /// An OCI image manifest.
+    pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    /// An OCI image index.
+    pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+    /// An OCI image configuration.
+    pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    /// A layer that is a gzipped tar.
+    pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    /// A data blob.
+    pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
+    /// Docker's image manifest.
+    pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    /// Docker's index.
+    pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+    /// Docker's name of a gzipped layer, which converters use for bootstraps of Docker images.
+    pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+}
+
+/// Annotations.
+pub mod annotation {
+    /// On a data blob: `true`.
+    pub const DATA_BLOB: &str = "containerd.io/snapshot/nydus-blob";
+    /// On the bootstrap layer: `true`.
+    pub const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
+    /// On the bootstrap layer: `6`.
+    pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
+    /// On the manifest: digest of the manifest that was converted.
+    pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
+    /// On the manifest: name of the image that was converted.
+    pub const SOURCE_REFERENCE: &str = "containerd.io/snapshot/nydus-source-reference";
+}
+
+/// Why a document cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OciError {
+    /// Bigger than [`MAX_DOCUMENT`].
+    #[error("the {document} has {size} bytes, at most {MAX_DOCUMENT} are allowed")]
+    TooBig {
+        /// Which document.
+        document: &'static str,
+        /// Its size in bytes.
+        size: usize,
+    },
+    /// Not JSON, or not what the specification says.
+    #[error("the {document} cannot be read: {source}")]
+    Json {
+        /// Which document.
+        document: &'static str,
+        /// Where and what.
+        source: serde_json::Error,
+    },
+    /// Well-formed, but of no use.
+    #[error("the {document} {problem}")]
+    Invalid {
+        /// Which document.
+        document: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+fn parse<'a, T: Deserialize<'a>>(document: &'static str, json: &'a [u8]) -> Result<T, OciError> {
+    if json.len() > MAX_DOCUMENT {
+        return Err(OciError::TooBig { document, size: json.len() });
+    }
+    serde_json::from_slice(json).map_err(|source| OciError::Json { document, source })
+}
+
+/// What one document says about another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// How to read it.
+    pub media_type: String,
+    /// Its identity.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size: u64,
+    /// What the packer noted about it.
+    #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Where a manifest of an index runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<Platform>,
+    /// What a manifest of an index is when it is not an ordinary image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+}
+
+impl Descriptor {
+    fn new(media_type: &str, digest: Digest, size: u64, annotations: &[(&str, &str)]) -> Self {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        Descriptor {
+            media_type: media_type.to_owned(),
+            digest,
+            size,
+            annotations: annotations.iter().map(owned).collect(),
+            platform: None,
+            artifact_type: None,
+        }
+    }
+
+    /// Whether this is a bootstrap layer of RAFS v6.
+    pub fn is_bootstrap(&self) -> bool {
+        let version = self.annotations.get(annotation::FS_VERSION);
+        self.has(annotation::BOOTSTRAP) && version.is_none_or(|version| version == "6")
+    }
+
+    /// Whether this is a data blob.
+    pub fn is_data_blob(&self) -> bool {
+        self.media_type == media_type::DATA_BLOB || self.has(annotation::DATA_BLOB)
+    }
+
+    fn has(&self, annotation: &str) -> bool {
+        self.annotations.get(annotation).is_some_and(|value| value == "true")
+    }
+}
+
+/// The manifest of one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Always 2.
+    schema_version: u32,
+    /// One of the two manifest types of [`media_type`]; OCI allows to leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// The image configuration.
+    pub config: Descriptor,
+    /// The layers, lowest first.
+    pub layers: Vec<Descriptor>,
+    /// What the packer noted about the image.
+    #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Manifest {
+    /// Parses a manifest of at most [`MAX_DOCUMENT`] bytes.
+    pub fn parse(json: &[u8]) -> Result<Self, OciError> {
+        let document = "manifest";
+        let manifest: Manifest = parse(document, json)?;
+        let problem = match manifest.media_type.as_deref() {
+            _ if manifest.schema_version != 2 => {
+                format!("has schema version {}, not 2", manifest.schema_version)
+            }
+            None | Some(media_type::MANIFEST | media_type::DOCKER_MANIFEST) => return Ok(manifest),
+            Some(other) => format!("has media type `{other}`"),
+        };
+        Err(OciError::Invalid { document, problem })
+    }
+
+    /// The layer with the bootstrap if this is a lazy image: always the last.
+    pub fn bootstrap(&self) -> Option<&Descriptor> {
+        self.layers.last().filter(|layer| layer.is_bootstrap())
+    }
+}
+
+/// Some writers spell an absent map as `null`.
+fn or_empty<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// A layer of a lazy image: a data blob or the packed bootstrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobLayer {
+    /// SHA-256 of the layer as stored.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// The documents of a lazy image. The same input gives the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LazyImage {
+    /// The image configuration.
+    pub config: Vec<u8>,
+    /// Digest of `config`.
+    pub config_digest: Digest,
+    /// The manifest.
+    pub manifest: Vec<u8>,
+    /// Digest of `manifest`: the identity of the image.
+    pub digest: Digest,
+}
+
+impl LazyImage {
+    /// Describes an image made of `blobs` and `bootstrap`. `diff_id` is the digest of the bootstrap
+    /// layer's tar before compression; `annotations` go to the manifest.
+    pub fn new(
+        source: &ImageConfig,
+        blobs: &[BlobLayer],
+        bootstrap: BlobLayer,
+        diff_id: Digest,
+        annotations: BTreeMap<String, String>,
+    ) -> Result<Self, OciError> {
+        // A data blob is not compressed as a whole, so it is its own "uncompressed" form.
+        let diff_ids = blobs.iter().map(|blob| blob.digest).chain([diff_id]);
+        let config = source.lazy(diff_ids.collect())?.to_json();
+        let config_digest = Algorithm::Sha256.digest(&config);
+        let mut layers: Vec<Descriptor> = blobs
+            .iter()
+            .map(|blob| {
+                let notes = [(annotation::DATA_BLOB, "true")];
+                Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
+            })
+            .collect();
+        let notes = [(annotation::BOOTSTRAP, "true"), (annotation::FS_VERSION, "6")];
+        layers.push(Descriptor::new(
+            media_type::LAYER_GZIP,
+            bootstrap.digest,
+            bootstrap.size,
+            &notes,
+        ));
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: Some(media_type::MANIFEST.to_owned()),
+            config: Descriptor::new(media_type::CONFIG, config_digest, config.len() as u64, &[]),
+            layers,
+            annotations,
+        };
+        let document = "manifest";
+        let manifest =
+            serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })?;
+        let digest = Algorithm::Sha256.digest(&manifest);
+        Ok(LazyImage { config, config_digest, manifest, digest })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! Operating system and processor of an image.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// An operating system and a processor, spelled `os/architecture[/variant]` in Go's words.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Platform {
+    /// `linux`.
+    pub os: String,
+    /// `amd64`, `arm64`, …
+    pub architecture: String,
+    /// `v7`, `v8`, …; absent for most processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+}
+
+impl Platform {
+    /// Linux on the processor that this program was built for.
+    pub fn host() -> Self {
+        let (architecture, variant) = match std::env::consts::ARCH {
+            "x86_64" => ("amd64", None),
+            "aarch64" => ("arm64", None),
+            "x86" => ("386", None),
+            "arm" => ("arm", Some("v7".to_owned())),
+            "powerpc64" => ("ppc64le", None),
+            "loongarch64" => ("loong64", None),
+            other => (other, None),
+        };
+        Platform { os: "linux".into(), architecture: architecture.into(), variant }
+    }
+
+    /// Whether an image for `self` is what somebody who asks for `wanted` means. A variant that was not
+    /// asked for does not matter, and `arm64` is `arm64/v8`.
+    pub fn satisfies(&self, wanted: &Platform) -> bool {
+        self.os == wanted.os
+            && self.architecture == wanted.architecture
+            && (wanted.variant.is_none() || self.variant() == wanted.variant())
+    }
+
+    fn variant(&self) -> Option<&str> {
+        match (self.architecture.as_str(), self.variant.as_deref()) {
+            ("arm64", None) => Some("v8"),
+            (_, variant) => variant,
+        }
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)?;
+        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{variant}"))
+    }
+}
+
+/// Text that is not a platform.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a platform: expected os/architecture[/variant], as in linux/arm64/v8")]
+pub struct InvalidPlatform(pub String);
+
+impl FromStr for Platform {
+    type Err = InvalidPlatform;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPlatform> {
+        let mut parts = text.split('/').map(str::to_owned);
+        let allowed = |part: &str| {
+            let character = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            !part.is_empty() && part.bytes().all(character)
+        };
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(os), Some(architecture), variant, None)
+                if allowed(&os)
+                    && allowed(&architecture)
+                    && variant.as_deref().is_none_or(allowed) =>
+            {
+                Ok(Platform { os, architecture, variant })
+            }
+            _ => Err(InvalidPlatform(text.chars().take(100).collect())),
+        }
+    }
+}

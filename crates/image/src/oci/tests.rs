@@ -1,0 +1,75 @@
+use super::*;
+
+const SOURCE: &str = r#"{"created":"2024-01-01T00:00:00.10Z","config":{"Env":["A=1"],"x": 1.50e0,
+ "Big":123456789012345678901234567890},"os":"linux","architecture":"arm64","vendor.field":[ 1,2 ],
+ "rootfs":{"type":"layers","diff_ids":[]},"history":[{"created_by":"RUN x","q":1.0}]}"#;
+
+fn layer(content: &[u8]) -> BlobLayer {
+    BlobLayer { digest: Algorithm::Sha256.digest(content), size: content.len() as u64 }
+}
+
+#[test]
+fn a_lazy_image_keeps_what_the_source_says() {
+    let source = ImageConfig::parse(SOURCE.as_bytes()).unwrap();
+    let diff_id = Algorithm::Sha256.digest(b"tar");
+    let image = LazyImage::new(&source, &[layer(b"a")], layer(b"b"), diff_id, BTreeMap::new());
+    let image = image.unwrap();
+    let text = std::str::from_utf8(&image.config).unwrap();
+    // Whatever is not ours is there byte for byte, odd numbers and spaces included.
+    for kept in [
+        r#""config":{"Env":["A=1"],"x": 1.50e0,
+ "Big":123456789012345678901234567890}"#,
+        r#""vendor.field":[ 1,2 ]"#,
+        r#"{"created_by":"RUN x","q":1.0}"#,
+    ] {
+        assert!(text.contains(kept), "{kept} is not in {text}");
+    }
+    let config = ImageConfig::parse(&image.config).unwrap();
+    assert_eq!(config.diff_ids().unwrap(), [layer(b"a").digest, diff_id]);
+    assert_eq!(config.platform().unwrap().to_string(), "linux/arm64");
+    let manifest = Manifest::parse(&image.manifest).unwrap();
+    assert_eq!(manifest.config.digest, image.config_digest);
+    assert!(manifest.layers[0].is_data_blob() && !manifest.layers[0].is_bootstrap());
+    assert_eq!(manifest.bootstrap().map(|layer| layer.size), Some(1));
+}
+
+#[test]
+fn refuses_bad_documents() {
+    let huge = vec![b' '; MAX_DOCUMENT + 1];
+    assert!(matches!(ImageConfig::parse(&huge), Err(OciError::TooBig { .. })));
+    assert!(ImageConfig::parse(br#"{"os":"linux","os":"windows"}"#).is_err());
+    assert!(ImageConfig::parse(b"[]").is_err());
+    assert!(ImageConfig::parse(br#"{"os":3}"#).unwrap().platform().is_err());
+    let digest = Algorithm::Sha256.digest(b"").to_string();
+    let manifest = |version: u32, media_type: &str, size: &str| {
+        format!(
+            r#"{{"schemaVersion":{version},"mediaType":"{media_type}","layers":[],"annotations":null,
+            "config":{{"mediaType":"x","digest":"{digest}","size":{size}}}}}"#
+        )
+    };
+    Manifest::parse(manifest(2, media_type::MANIFEST, "1").as_bytes()).unwrap();
+    for bad in [
+        manifest(1, media_type::MANIFEST, "1"),
+        manifest(2, media_type::INDEX, "1"),
+        manifest(2, media_type::MANIFEST, "-1"),
+    ] {
+        assert!(Manifest::parse(bad.as_bytes()).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn platforms() {
+    let wanted = |text: &str| text.parse::<Platform>().unwrap();
+    for (image, asked, fits) in [
+        ("linux/amd64", "linux/amd64", true),
+        ("linux/arm64/v8", "linux/arm64", true),
+        ("linux/arm64", "linux/arm64/v8", true),
+        ("linux/arm/v6", "linux/arm/v7", false),
+        ("windows/amd64", "linux/amd64", false),
+    ] {
+        assert_eq!(wanted(image).satisfies(&wanted(asked)), fits, "{image} for {asked}");
+    }
+    for bad in ["", "linux", "linux/", "linux/a/b/c", "linux/a b"] {
+        assert!(bad.parse::<Platform>().is_err(), "{bad}");
+    }
+}

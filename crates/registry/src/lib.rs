@@ -1,1 +1,114 @@
 //! How to move an image: names, credentials, registries and OCI layout directories.
+//!
+//! A [`Repository`] is one place where one image lives, opened by its [name](name::ImageName):
+//!
+//! ```text
+//!                       open(name)
+//!                           │
+//!          ┌────────────────┴───────────┐
+//!   remote::Registry               layout::Layout
+//!   HTTP, tokens, redirects        a directory
+//! ```
+//!
+//! Nothing is retried here but an access token that expired and an upload that broke off: how long a
+//! read may take is known to whoever asks, see [`RegistryError::is_transient`].
+#![forbid(unsafe_code)]
+
+use std::{fmt::Debug, ops::Range, sync::Arc};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::{Digest, Stored};
+use tokio::io::AsyncReadExt as _;
+
+pub mod auth;
+pub mod blob;
+mod client;
+pub mod error;
+pub mod layout;
+pub mod manifest;
+pub mod name;
+mod pull;
+mod push;
+mod range;
+pub mod remote;
+mod token;
+
+pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
+pub use client::{Options, Timeouts};
+pub use error::RegistryError;
+pub use layout::Layout;
+pub use manifest::{Descriptor, ImageManifest, Manifest, Platform};
+pub use name::{ImageName, LayoutName, NameError, Reference, Selector, Source};
+pub use remote::Registry;
+
+/// One place where one image lives, and the blobs beside it.
+///
+/// - A digest names the same bytes for ever; what a tag names can change between two calls.
+/// - Everything that is read is bounded, and checked against the digest that it was asked by, except by
+///   [`Repository::read`]: parts of a blob are checked by whoever knows its chunks.
+/// - Dropping a future abandons the transfer. An abandoned push leaves nothing that can be seen.
+/// - All methods may be called at the same time, from any task.
+#[async_trait]
+pub trait Repository: Send + Sync + Debug {
+    /// The manifest that the repository was opened at; if that is an index, the entry for `platform`
+    /// (Linux on this machine's processor by default).
+    async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError>;
+
+    /// Whether the blob is there, whole.
+    async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError>;
+
+    /// The whole blob. Reading fails at its end if size or digest are wrong.
+    async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError>;
+
+    /// Exactly these bytes of a blob, unchecked. An empty range needs no blob.
+    async fn read(&self, digest: &Digest, range: Range<Stored>) -> Result<Bytes, RegistryError>;
+
+    /// Makes sure that the blob is there, which has `digest` and `size` bytes. `mount_from` is another
+    /// repository of the same registry that may have it.
+    async fn push_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+        content: BlobContent,
+        mount_from: Option<&str>,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError>;
+
+    /// Makes the repository's tag name this manifest. Its blobs have to be there.
+    async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
+
+    /// The image as a user would spell it, for messages.
+    fn describe(&self) -> String;
+}
+
+/// Opens the place that `name` names. Nothing is read yet, and no directory made.
+///
+/// # Errors
+/// If no HTTP client can be made, for example because the system has no TLS roots.
+pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
+    Ok(match name {
+        ImageName::Registry(reference) => Arc::new(Registry::open(reference.clone(), options)?),
+        ImageName::Layout(layout) => Arc::new(Layout::open(layout.clone())),
+    })
+}
+
+/// The bytes of the image configuration, checked.
+///
+/// # Errors
+/// Those of [`Repository::blob`], and if it is bigger than [`manifest::CONFIG_LIMIT`].
+pub async fn config(
+    repository: &dyn Repository,
+    manifest: &Manifest,
+) -> Result<Bytes, RegistryError> {
+    let Descriptor { digest, size, .. } = manifest.parsed.config;
+    let object = format!("configuration {digest}");
+    let place = repository.describe();
+    if size > manifest::CONFIG_LIMIT {
+        return Err(RegistryError::TooLarge { place, object, limit: manifest::CONFIG_LIMIT });
+    }
+    let mut content = Vec::new();
+    let read = repository.blob(&digest, size).await?.read_to_end(&mut content).await;
+    read.map_err(|error| error::from_reader(error, &place, &object))?;
+    Ok(content.into())
+}

@@ -1,0 +1,127 @@
+//! Whole blobs on the move.
+
+use std::{
+    fmt,
+    io::{self, Read},
+    path::PathBuf,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use lazuli_image::{Digest, digest::Hasher};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio_util::io::SyncIoBridge;
+
+use crate::error::RegistryError;
+
+/// What is pushed as a blob.
+#[derive(Clone, Debug)]
+pub enum BlobContent {
+    /// The whole content of a file.
+    File(PathBuf),
+    /// Bytes in memory, for configurations and other small things.
+    Bytes(Bytes),
+}
+
+/// What a push had to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// The place had the blob.
+    Existed,
+    /// The registry linked it from another of its repositories.
+    Mounted,
+    /// So many bytes were sent; more than the blob's size when an upload was repeated.
+    Uploaded(u64),
+}
+
+/// Is told how many more bytes of a blob have been accepted.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
+/// A blob, read from its beginning and checked on the way.
+///
+/// The end of file is only reported after size and digest were found right; else the read that reaches
+/// the end fails with an [`io::Error`] that wraps a [`RegistryError`]. Whoever uses the bytes before
+/// the end must be able to take that back.
+pub struct BlobReader {
+    inner: Pin<Box<dyn AsyncRead + Send>>,
+    /// Gone once the end was reached and found right.
+    hasher: Option<Hasher>,
+    place: String,
+    digest: Digest,
+    size: u64,
+    seen: u64,
+}
+
+impl fmt::Debug for BlobReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "BlobReader({} from {}, {} of {} bytes)",
+            self.digest, self.place, self.seen, self.size
+        )
+    }
+}
+
+impl BlobReader {
+    /// Checks that `inner` yields the `size` bytes of `digest`; `place` is for messages.
+    pub(crate) fn new(
+        inner: impl AsyncRead + Send + 'static,
+        place: &str,
+        digest: &Digest,
+        size: u64,
+    ) -> Self {
+        BlobReader {
+            inner: Box::pin(inner),
+            hasher: Some(digest.algorithm.hasher()),
+            place: place.to_owned(),
+            digest: *digest,
+            size,
+            seen: 0,
+        }
+    }
+
+    fn check_end(&mut self) -> Result<(), RegistryError> {
+        let (place, object) = (self.place.clone(), format!("blob {}", self.digest));
+        if self.seen != self.size {
+            let (expected, got) = (self.size, self.seen);
+            return Err(RegistryError::WrongSize { place, object, expected, got });
+        }
+        let Some(hasher) = self.hasher.take() else { return Ok(()) };
+        let got = hasher.finish();
+        if got != self.digest {
+            return Err(RegistryError::WrongDigest { place, object, expected: self.digest, got });
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for BlobReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(self.inner.as_mut().poll_read(context, buffer))?;
+        let read = buffer.filled()[before..].len();
+        self.seen += read as u64;
+        if read == 0 || self.seen > self.size {
+            buffer.set_filled(before);
+            return Poll::Ready(self.check_end().map_err(io::Error::other));
+        }
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&buffer.filled()[before..]);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Turns the reader into a blocking one for a synchronous consumer. Reading it on a worker thread of
+/// the runtime panics, since it would block the runtime: use a thread of your own or `spawn_blocking`.
+pub fn into_blocking(reader: BlobReader, handle: tokio::runtime::Handle) -> impl Read + Send {
+    SyncIoBridge::new_with_handle(reader, handle)
+}

@@ -1,0 +1,290 @@
+//! One HTTP conversation with a registry: authorization, redirects, and errors with names.
+
+use std::{fmt, path::PathBuf, sync::OnceLock, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use reqwest::{
+    Method, Response, StatusCode, Url,
+    header::{AUTHORIZATION, HeaderMap, LOCATION, RETRY_AFTER},
+    redirect::Policy,
+};
+use serde::Deserialize;
+
+use crate::{auth, error::RegistryError, name::Reference, token::Authorizer};
+
+/// How long to wait, for each thing that can hang.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// For a connection, TLS included. 5 s: three SYN retransmissions (1 + 2 s) get through, and a reader
+    /// who waits in the kernel learns early that a host is gone.
+    pub connect: Duration,
+    /// For the next bytes of an answer. 15 s: longer than the worst stall of storage behind a registry,
+    /// short enough that a retry still fits into a reader's deadline.
+    pub idle: Duration,
+    /// For one piece of an upload, sent and accepted. 5 min: 8 MiB over 256 kbit/s.
+    pub upload: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Timeouts {
+            connect: Duration::from_secs(5),
+            idle: Duration::from_secs(15),
+            upload: Duration::from_secs(300),
+        }
+    }
+}
+
+/// How to reach places where images live.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Speak HTTP without TLS, also to registries that are not on this machine.
+    pub plain_http: bool,
+    /// Where to look for credentials, see [`auth::default_files`].
+    pub credential_files: Vec<PathBuf>,
+    /// How long to wait.
+    pub timeouts: Timeouts,
+}
+
+impl Default for Options {
+    /// TLS but for loopback registries, and the credentials of this user.
+    fn default() -> Self {
+        let timeouts = Timeouts::default();
+        Options { plain_http: false, credential_files: auth::default_files(), timeouts }
+    }
+}
+
+/// Redirects that are followed for one request. Registries use one, and some CDNs add another.
+const REDIRECT_LIMIT: usize = 4;
+
+/// How much of an error's body is read, in bytes, and how much of it is shown.
+const DETAIL_LIMIT: u64 = 16 << 10;
+const DETAIL_SHOWN: usize = 300;
+
+/// One request. `object` is for messages.
+#[derive(Clone, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    pub(crate) scope: &'a str,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Option<Bytes>,
+    pub(crate) object: &'a str,
+}
+
+/// A registry's repository over HTTP.
+pub(crate) struct Client {
+    /// What the user calls the image, for messages.
+    pub(crate) place: String,
+    reference: Reference,
+    base: Url,
+    timeouts: Timeouts,
+    http: reqwest::Client,
+    /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
+    uploads: OnceLock<reqwest::Client>,
+    authorizer: Authorizer,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({} at {})", self.place, self.base)
+    }
+}
+
+impl Client {
+    pub(crate) fn new(reference: &Reference, options: &Options) -> Result<Self, RegistryError> {
+        let place = reference.to_string();
+        let plain = options.plain_http || reference.is_loopback();
+        let scheme = if plain { "http" } else { "https" };
+        let text = format!("{scheme}://{}/v2/{}/", reference.api_host(), reference.repository());
+        let malformed = |problem: String| RegistryError::malformed(&place, "the address", problem);
+        let base = Url::parse(&text).map_err(|error| malformed(error.to_string()))?;
+        let builder = builder(reference, &options.timeouts).read_timeout(options.timeouts.idle);
+        let http = builder.build().map_err(|error| malformed(error.to_string()))?;
+        let authorizer = Authorizer::new(reference.clone(), options.credential_files.clone());
+        Ok(Client {
+            place,
+            reference: reference.clone(),
+            base,
+            timeouts: options.timeouts,
+            http,
+            uploads: OnceLock::new(),
+            authorizer,
+        })
+    }
+
+    /// The URL of `path` in this repository: `manifests/latest`.
+    pub(crate) fn url(&self, path: &str) -> Result<Url, RegistryError> {
+        self.base.join(path).map_err(|e| RegistryError::malformed(&self.place, path, e.to_string()))
+    }
+
+    /// What must be allowed to read (and write) this repository, in the words of token servers.
+    pub(crate) fn scope(&self, actions: &str) -> String {
+        format!("repository:{}:{actions}", self.reference.repository())
+    }
+
+    /// A client for requests with a body that takes long to send.
+    fn uploads(&self) -> Result<&reqwest::Client, RegistryError> {
+        if let Some(client) = self.uploads.get() {
+            return Ok(client);
+        }
+        let built = builder(&self.reference, &self.timeouts).timeout(self.timeouts.upload).build();
+        let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
+        Ok(self.uploads.get_or_init(|| client))
+    }
+
+    /// Whether credentials for the registry may be shown to the host of `url`.
+    fn is_registry(&self, url: &Url) -> bool {
+        url.origin() == self.base.origin()
+    }
+
+    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered once.
+    pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
+        let http = if call.body.is_some() { self.uploads()? } else { &self.http };
+        let ours = self.is_registry(&call.url);
+        let mut authorization = if ours { self.authorizer.header(call.scope).await } else { None };
+        let mut renewed = false;
+        loop {
+            let mut request =
+                http.request(call.method.clone(), call.url.clone()).headers(call.headers.clone());
+            if let Some(value) = &authorization {
+                request = request.header(AUTHORIZATION, value.clone());
+            }
+            if let Some(body) = &call.body {
+                request = request.body(body.clone());
+            }
+            let response = request
+                .send()
+                .await
+                .map_err(|error| RegistryError::http(&self.place, call.object, error))?;
+            if response.status() != StatusCode::UNAUTHORIZED || !ours || renewed {
+                return Ok(response);
+            }
+            let offer = self
+                .authorizer
+                .renew(&self.http, call.scope, authorization.as_ref(), &response)
+                .await?;
+            if offer.is_none() {
+                return Ok(response);
+            }
+            (authorization, renewed) = (offer, true);
+        }
+    }
+
+    /// Sends `call` and follows redirects, leaving the credentials at the registry. Also returns where
+    /// the answer came from, if that was another host.
+    pub(crate) async fn follow(
+        &self,
+        mut call: Call<'_>,
+    ) -> Result<(Response, Option<Url>), RegistryError> {
+        for _ in 0..=REDIRECT_LIMIT {
+            let response = self.send(&call).await?;
+            if !response.status().is_redirection() {
+                let elsewhere = (!self.is_registry(&call.url)).then_some(call.url);
+                return Ok((response, elsewhere));
+            }
+            let target = location(&response)
+                .filter(|url| url.scheme() == "https" || url.scheme() == call.url.scheme());
+            call.url = target.ok_or_else(|| {
+                let problem = "the redirect leads to no URL, or from https to something else";
+                RegistryError::malformed(&self.place, call.object, problem)
+            })?;
+        }
+        let problem = format!("more than {REDIRECT_LIMIT} redirects");
+        Err(RegistryError::malformed(&self.place, call.object, problem))
+    }
+
+    /// The error that an unexpected answer means.
+    pub(crate) async fn refuse(&self, response: Response, object: &str) -> RegistryError {
+        let (place, object) = (self.place.clone(), object.to_owned());
+        let status = response.status();
+        let retry_after = retry_after(&response);
+        let detail = detail(response).await;
+        match status {
+            StatusCode::NOT_FOUND => RegistryError::Missing { place, object },
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let host = self.reference.registry().to_owned();
+                RegistryError::Denied { place, object, host, detail }
+            }
+            _ => RegistryError::Status {
+                place,
+                object,
+                status: status.as_u16(),
+                detail,
+                retry_after,
+            },
+        }
+    }
+}
+
+fn builder(reference: &Reference, timeouts: &Timeouts) -> reqwest::ClientBuilder {
+    let builder = reqwest::Client::builder()
+        .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(timeouts.connect)
+        .redirect(Policy::none());
+    // A proxy cannot reach this machine's loopback interface.
+    if reference.is_loopback() { builder.no_proxy() } else { builder }
+}
+
+/// Where the answer points, relative to where it came from.
+pub(crate) fn location(response: &Response) -> Option<Url> {
+    let text = response.headers().get(LOCATION)?.to_str().ok()?;
+    response.url().join(text).ok()
+}
+
+/// The header in seconds; the form with a date is not used by registries.
+fn retry_after(response: &Response) -> Option<Duration> {
+    let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds.min(3600)))
+}
+
+/// Reads a body into memory, but never more than `limit` bytes.
+pub(crate) async fn read_bounded(
+    mut response: Response,
+    limit: u64,
+    place: &str,
+    object: &str,
+) -> Result<Bytes, RegistryError> {
+    let too_large =
+        || RegistryError::TooLarge { place: place.into(), object: object.into(), limit };
+    if response.content_length().is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let mut body = BytesMut::new();
+    loop {
+        let piece = response.chunk().await;
+        match piece.map_err(|error| RegistryError::http(place, object, error))? {
+            Some(piece) if (body.len() + piece.len()) as u64 > limit => return Err(too_large()),
+            Some(piece) => body.extend_from_slice(&piece),
+            None => return Ok(body.freeze()),
+        }
+    }
+}
+
+/// What an error's body says, in one short line.
+pub(crate) async fn detail(response: Response) -> String {
+    #[derive(Deserialize)]
+    struct Envelope {
+        errors: Vec<Problem>,
+    }
+    #[derive(Deserialize)]
+    struct Problem {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let status = response.status();
+    let body = read_bounded(response, DETAIL_LIMIT, "", "").await.unwrap_or_default();
+    let text = match serde_json::from_slice::<Envelope>(&body) {
+        Ok(envelope) => {
+            let line = |p: &Problem| format!("{} {}", p.code, p.message).trim().to_owned();
+            envelope.errors.iter().map(line).collect::<Vec<_>>().join("; ")
+        }
+        Err(_) => String::new(),
+    };
+    if text.is_empty() {
+        return status.canonical_reason().unwrap_or("no reason given").to_lowercase();
+    }
+    text.chars().filter(|c| !c.is_control()).take(DETAIL_SHOWN).collect()
+}

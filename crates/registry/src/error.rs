@@ -1,0 +1,249 @@
+//! What can go wrong while an image is moved.
+
+use std::{error::Error as _, io, path::PathBuf, time::Duration};
+
+use lazuli_image::{Digest, digest::InvalidDigest};
+
+use crate::{manifest::Platform, name::NameError};
+
+/// A failed request to a place where an image lives.
+///
+/// `place` is the repository or layout directory as the user would spell it, `object` what was asked
+/// for there. No variant ever holds a credential or a signed URL.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// The name of the image cannot be parsed.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The place answered that it does not have the object.
+    #[error("{place} has no {object}; check the name, and whether it was pushed")]
+    Missing {
+        /// Where it was asked for.
+        place: String,
+        /// What was asked for.
+        object: String,
+    },
+    /// The credentials (or their absence) were refused.
+    #[error("{place} refuses access to {object}: {detail}; try `docker login {host}`")]
+    Denied {
+        /// Where access was refused.
+        place: String,
+        /// To what.
+        object: String,
+        /// The registry as `docker login` wants it spelled.
+        host: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// A credential file or helper is configured but does not work.
+    #[error("credentials for {host}: {problem}")]
+    Credentials {
+        /// The registry the credentials are for.
+        host: String,
+        /// Which file or helper, and what is wrong with it.
+        problem: String,
+    },
+    /// The server answered with a status that none of the other variants describes.
+    #[error("{place} answered {status} to the request for {object}: {detail}")]
+    Status {
+        /// Who answered.
+        place: String,
+        /// What was asked for.
+        object: String,
+        /// The HTTP status.
+        status: u16,
+        /// What the server said, shortened.
+        detail: String,
+        /// How long the server asks to wait, bounded to one hour.
+        retry_after: Option<Duration>,
+    },
+    /// No connection could be made.
+    #[error("cannot reach {host} for {object}: {cause}; is the registry up?")]
+    Unreachable {
+        /// Host and port that did not answer.
+        host: String,
+        /// What was asked for.
+        object: String,
+        /// The operating system's or TLS library's reason.
+        cause: String,
+    },
+    /// The connection broke, or nothing arrived for the idle time-out, during a transfer.
+    #[error("the transfer of {object} from {place} broke off: {cause}")]
+    Interrupted {
+        /// The other end.
+        place: String,
+        /// What was in transfer.
+        object: String,
+        /// The reason.
+        cause: String,
+    },
+    /// The server sends whole blobs where a range was asked for.
+    #[error(
+        "{place} does not support ranged reads: it answered 200 instead of 206 for {object}; \
+         lazy mounts need a registry or proxy that honours the Range header"
+    )]
+    RangeUnsupported {
+        /// The registry, or the storage host that it redirected to.
+        place: String,
+        /// Blob and range.
+        object: String,
+    },
+    /// The answer has another length than the object.
+    #[error("{object} from {place} has {got} bytes, expected {expected}")]
+    WrongSize {
+        /// Where it came from.
+        place: String,
+        /// What was read.
+        object: String,
+        /// Bytes that were expected.
+        expected: u64,
+        /// Bytes that arrived; reading stops at one more than expected.
+        got: u64,
+    },
+    /// The content is not what its digest promises.
+    #[error("{object} from {place} has digest {got}, expected {expected}; it is corrupt")]
+    WrongDigest {
+        /// Where it came from.
+        place: String,
+        /// What was read.
+        object: String,
+        /// The digest that was asked for.
+        expected: Digest,
+        /// The digest of what arrived.
+        got: Digest,
+    },
+    /// An object that is read into memory is bigger than its bound.
+    #[error("{object} from {place} is bigger than the {limit} bytes allowed for it")]
+    TooLarge {
+        /// Where it came from.
+        place: String,
+        /// What was read.
+        object: String,
+        /// The bound in bytes.
+        limit: u64,
+    },
+    /// The object breaks its format or the protocol.
+    #[error("{object} from {place} is malformed: {problem}")]
+    Malformed {
+        /// Where it came from.
+        place: String,
+        /// What was read.
+        object: String,
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// The image exists, but not for this platform.
+    #[error("{place} has no image for {wanted}; it has {}", list(available))]
+    NoPlatform {
+        /// The image.
+        place: String,
+        /// The platform that was asked for.
+        wanted: Platform,
+        /// The platforms that exist.
+        available: Vec<Platform>,
+    },
+    /// A layout directory without tag holds several images.
+    #[error("{place} holds {}; name one, as in oci:DIR:TAG", if tags.is_empty() { "no image".into() } else { format!("several images ({})", tags.join(", ")) })]
+    Ambiguous {
+        /// The layout.
+        place: String,
+        /// The tags that exist.
+        tags: Vec<String>,
+    },
+    /// A local file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+}
+
+fn list(platforms: &[Platform]) -> String {
+    if platforms.is_empty() {
+        return "none that is described".to_owned();
+    }
+    platforms.iter().map(Platform::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl RegistryError {
+    /// Whether the same request may succeed when it is repeated a little later.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            RegistryError::Unreachable { .. }
+            | RegistryError::Interrupted { .. }
+            | RegistryError::WrongSize { .. } => true,
+            // 501 and 505 say that the server will never do it; all other 5xx are passing states.
+            RegistryError::Status { status, .. } => {
+                matches!(status, 408 | 425 | 429)
+                    || (*status >= 500 && !matches!(status, 501 | 505))
+            }
+            _ => false,
+        }
+    }
+
+    /// How long the server asked to wait before the next attempt.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            RegistryError::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| RegistryError::Io { path, source }
+    }
+
+    pub(crate) fn malformed(place: &str, object: &str, problem: impl Into<String>) -> Self {
+        RegistryError::Malformed {
+            place: place.to_owned(),
+            object: object.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    /// Translates an error of the HTTP client. URLs are left out: a redirected one carries a signature.
+    pub(crate) fn http(place: &str, object: &str, error: reqwest::Error) -> Self {
+        let host = error
+            .url()
+            .map(|url| url.authority().rsplit('@').next().unwrap_or_default().to_owned())
+            .unwrap_or_else(|| place.to_owned());
+        let (connect, timeout) = (error.is_connect(), error.is_timeout());
+        let cause = cause(&error.without_url());
+        let object = object.to_owned();
+        if connect {
+            RegistryError::Unreachable { host, object, cause }
+        } else {
+            let cause = if timeout { "nothing arrived in time".to_owned() } else { cause };
+            RegistryError::Interrupted { place: place.to_owned(), object, cause }
+        }
+    }
+}
+
+/// The innermost reason: `connection refused`, `invalid peer certificate: …`.
+fn cause(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(inner) = next {
+        text = inner.to_string();
+        next = inner.source();
+    }
+    text
+}
+
+impl From<InvalidDigest> for NameError {
+    fn from(error: InvalidDigest) -> Self {
+        NameError::new(&error.0, "the digest is not sha256: followed by 64 lower-case hex digits")
+    }
+}
+
+/// Recovers the error that a [`BlobReader`](crate::BlobReader) wrapped.
+pub(crate) fn from_reader(error: io::Error, place: &str, object: &str) -> RegistryError {
+    error.downcast::<RegistryError>().unwrap_or_else(|error| RegistryError::Interrupted {
+        place: place.to_owned(),
+        object: object.to_owned(),
+        cause: error.to_string(),
+    })
+}

@@ -1,0 +1,117 @@
+//! Manifests and whole blobs, from a registry.
+
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use lazuli_image::Digest;
+use reqwest::{
+    Method, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue},
+};
+use std::io;
+use tokio_util::io::StreamReader;
+
+use crate::{
+    blob::BlobReader,
+    client::{Call, Client, read_bounded},
+    error::RegistryError,
+    manifest::{self, IMAGE_TYPES, INDEX_TYPES, MANIFEST_LIMIT, Manifest, Parsed, Platform},
+    name::Selector,
+};
+
+/// The manifest that `selector` names, for `platform` if it is an index.
+pub(crate) async fn manifest(
+    client: &Client,
+    selector: &Selector,
+    platform: Option<&Platform>,
+) -> Result<Manifest, RegistryError> {
+    let entries = match fetch(client, selector).await? {
+        Parsed::Image(manifest) => return Ok(manifest),
+        Parsed::Index(entries) => entries,
+    };
+    let chosen = manifest::choose(&client.place, &entries, platform)?;
+    match fetch(client, &Selector::Digest(chosen.digest)).await? {
+        Parsed::Image(manifest) => Ok(manifest),
+        Parsed::Index(_) => {
+            let problem =
+                format!("the index lists {} as an image, but it is an index", chosen.digest);
+            Err(RegistryError::malformed(&client.place, "the manifest", problem))
+        }
+    }
+}
+
+async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryError> {
+    let object = format!("manifest {selector}");
+    let mut headers = HeaderMap::new();
+    for name in IMAGE_TYPES.into_iter().chain(INDEX_TYPES) {
+        headers.append(ACCEPT, HeaderValue::from_static(name));
+    }
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let scope = client.scope("pull");
+    let call =
+        Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
+    let (response, _) = client.follow(call).await?;
+    if response.status() != StatusCode::OK {
+        return Err(client.refuse(response, &object).await);
+    }
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    // Parameters such as a charset do not change what it is.
+    let content_type =
+        content_type.and_then(|value| Some(value.split(';').next()?.trim().to_owned()));
+    let raw: Bytes = read_bounded(response, MANIFEST_LIMIT, &client.place, &object).await?;
+    let expected = match selector {
+        Selector::Digest(digest) => Some(digest),
+        Selector::Tag(_) => None,
+    };
+    manifest::parse(&client.place, raw, content_type.as_deref(), expected)
+}
+
+/// Whether the repository holds `digest`.
+pub(crate) async fn has_blob(
+    client: &Client,
+    digest: &Digest,
+    scope: &str,
+) -> Result<bool, RegistryError> {
+    let object = format!("blob {digest}");
+    let url = client.url(&format!("blobs/{digest}"))?;
+    let headers = HeaderMap::new();
+    let call = Call { method: Method::HEAD, url, scope, headers, body: None, object: &object };
+    let response = client.send(&call).await?;
+    match response.status() {
+        StatusCode::OK => Ok(true),
+        StatusCode::NOT_FOUND => Ok(false),
+        // Only what exists has another place; signed storage would refuse HEAD with a signature for GET.
+        status if status.is_redirection() => Ok(true),
+        _ => Err(client.refuse(response, &object).await),
+    }
+}
+
+/// The whole blob, checked while it streams.
+pub(crate) async fn blob(
+    client: &Client,
+    digest: &Digest,
+    size: u64,
+) -> Result<BlobReader, RegistryError> {
+    let object = format!("blob {digest}");
+    let url = client.url(&format!("blobs/{digest}"))?;
+    let (scope, headers) = (client.scope("pull"), HeaderMap::new());
+    let call =
+        Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
+    let (response, _) = client.follow(call).await?;
+    if response.status() != StatusCode::OK {
+        return Err(client.refuse(response, &object).await);
+    }
+    if let Some(got) = response.content_length()
+        && got != size
+    {
+        return Err(RegistryError::WrongSize {
+            place: client.place.clone(),
+            object,
+            expected: size,
+            got,
+        });
+    }
+    let place = client.place.clone();
+    let broken = move |error| io::Error::other(RegistryError::http(&place, &object, error));
+    let stream = response.bytes_stream().map_err(broken);
+    Ok(BlobReader::new(StreamReader::new(stream), &client.place, digest, size))
+}

@@ -1,0 +1,312 @@
+//! Uploads to a registry.
+//!
+//! ```text
+//! HEAD  blobs/D                         there already: done
+//! POST  blobs/uploads/?mount=D&from=R   linked from another repository: done
+//! PATCH location     bytes k..k+8 MiB   … as often as needed; after a failure, GET location tells
+//! PUT   location?digest=D  the rest     how far the registry got
+//! ```
+
+use std::{
+    io::{self, SeekFrom},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lazuli_image::{Algorithm, Digest};
+use reqwest::{
+    Method, Response, StatusCode, Url,
+    header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE},
+};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt as _, AsyncSeekExt as _},
+    time::sleep,
+};
+
+use crate::{
+    blob::{BlobContent, Progress, Pushed},
+    client::{Call, Client, location},
+    error::RegistryError,
+    name::Selector,
+    pull,
+};
+
+/// Bytes of a blob that travel in one request. Registries that keep blobs in S3 refuse pieces under
+/// 5 MiB, and each piece of each parallel upload is in memory, so that it can be sent again.
+pub(crate) const PIECE: u64 = 8 << 20;
+
+/// Failures in a row, without any progress in between, after which an upload is given up. The waits
+/// between them add up to 6 s: a registry that restarts behind a supervisor is back by then.
+const FAILURE_LIMIT: u32 = 5;
+
+/// The wait after the first failure; it doubles with each further one.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// The longest wait that a registry can ask for with Retry-After.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// One blob on its way.
+#[derive(Debug)]
+struct Upload<'a> {
+    client: &'a Client,
+    scope: String,
+    object: String,
+    digest: Digest,
+    size: u64,
+    content: BlobContent,
+    /// Bytes sent, also the ones that were lost.
+    sent: u64,
+}
+
+/// Where an upload stands.
+#[derive(Debug)]
+struct Position {
+    location: Url,
+    /// Bytes that the registry has.
+    offset: u64,
+}
+
+/// Makes sure that the repository holds the blob.
+pub(crate) async fn blob(
+    client: &Client,
+    digest: &Digest,
+    size: u64,
+    content: BlobContent,
+    mount_from: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    let scope = client.scope("pull,push");
+    if pull::has_blob(client, digest, &scope).await? {
+        return Ok(Pushed::Existed);
+    }
+    let object = format!("blob {digest}");
+    let mut upload = Upload { client, scope, object, digest: *digest, size, content, sent: 0 };
+    let mut position = match mount_from {
+        Some(from) => match upload.mount(from).await? {
+            Some(Begun::Mounted) => return Ok(Pushed::Mounted),
+            Some(Begun::At(position)) => Some(position),
+            None => None,
+        },
+        None => None,
+    };
+    let (mut failures, mut reported) = (0, 0);
+    loop {
+        let error = match upload.advance(&mut position).await {
+            Ok(offset) => {
+                progress(offset.saturating_sub(reported));
+                reported = reported.max(offset);
+                failures = 0;
+                match position {
+                    None => return Ok(Pushed::Uploaded(upload.sent)),
+                    Some(_) => continue,
+                }
+            }
+            Err(error) => error,
+        };
+        failures += 1;
+        // 416 says that the registry has another offset than we think.
+        let lost = matches!(error, RegistryError::Status { status: 416, .. });
+        if failures >= FAILURE_LIMIT || !(error.is_transient() || lost) {
+            upload.abandon(position).await;
+            return Err(error);
+        }
+        tracing::debug!(%error, failures, "an upload is taken up again");
+        sleep(error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1)).min(LONGEST_WAIT))
+            .await;
+        // The answer to the closing PUT may have been lost after the registry had acted on it.
+        if let Ok(true) = pull::has_blob(client, digest, &upload.scope).await {
+            progress(size.saturating_sub(reported));
+            return Ok(Pushed::Uploaded(upload.sent));
+        }
+        if let Some(before) = position.take() {
+            position = upload.resume(&before.location).await;
+        }
+    }
+}
+
+enum Begun {
+    Mounted,
+    At(Position),
+}
+
+impl Upload<'_> {
+    fn call(&self, method: Method, url: Url, body: Option<Bytes>) -> Call<'_> {
+        let (scope, object, headers) = (&self.scope, &self.object, HeaderMap::new());
+        Call { method, url, scope, headers, body, object }
+    }
+
+    /// Asks for a link from repository `from`. `None`: the registry refused to do that.
+    async fn mount(&self, from: &str) -> Result<Option<Begun>, RegistryError> {
+        let mut url = self.client.url("blobs/uploads/")?;
+        url.query_pairs_mut()
+            .append_pair("mount", &self.digest.to_string())
+            .append_pair("from", from);
+        let scope = format!("{} repository:{from}:pull", self.scope);
+        let call = Call { scope: &scope, ..self.call(Method::POST, url, Some(Bytes::new())) };
+        let response = self.client.send(&call).await?;
+        Ok(match response.status() {
+            StatusCode::CREATED => Some(Begun::Mounted),
+            StatusCode::ACCEPTED => Some(Begun::At(self.position(&response, 0)?)),
+            _ => None,
+        })
+    }
+
+    /// Sends the next piece and returns the offset behind it. `position` is `None` before the upload
+    /// has begun, and again once the blob is complete.
+    async fn advance(&mut self, position: &mut Option<Position>) -> Result<u64, RegistryError> {
+        let (url, offset) = match position {
+            Some(position) => (position.location.clone(), position.offset),
+            None => {
+                let begun = position.insert(self.begin().await?);
+                (begun.location.clone(), begun.offset)
+            }
+        };
+        let length = (self.size - offset).min(PIECE);
+        let end = offset + length;
+        let piece = self.piece(offset, length).await?;
+        let closing = end == self.size;
+        let mut call =
+            self.call(if closing { Method::PUT } else { Method::PATCH }, url, Some(piece));
+        call.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        if length > 0 && !(closing && offset == 0) {
+            insert(&mut call.headers, CONTENT_RANGE, format!("{offset}-{}", end - 1));
+        }
+        if closing {
+            call.url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
+        }
+        let sent = self.client.send(&call).await;
+        self.sent += length;
+        let response = sent?;
+        match (closing, response.status()) {
+            (true, StatusCode::CREATED) => *position = None,
+            (false, StatusCode::ACCEPTED) => *position = Some(self.position(&response, end)?),
+            // The upload is unknown, not the repository: it expired or the registry lost it.
+            (_, StatusCode::NOT_FOUND) => {
+                *position = None;
+                return Err(RegistryError::Interrupted {
+                    place: self.client.place.clone(),
+                    object: self.object.clone(),
+                    cause: "the registry forgot the upload".to_owned(),
+                });
+            }
+            _ => return Err(self.client.refuse(response, &self.object).await),
+        }
+        Ok(end)
+    }
+
+    async fn begin(&self) -> Result<Position, RegistryError> {
+        let url = self.client.url("blobs/uploads/")?;
+        let response = self.client.send(&self.call(Method::POST, url, Some(Bytes::new()))).await?;
+        match response.status() {
+            StatusCode::ACCEPTED => self.position(&response, 0),
+            _ => Err(self.client.refuse(response, &self.object).await),
+        }
+    }
+
+    /// Asks how far the registry got; `None`: the upload has to begin anew.
+    async fn resume(&self, url: &Url) -> Option<Position> {
+        let response = self.client.send(&self.call(Method::GET, url.clone(), None)).await.ok()?;
+        if response.status() != StatusCode::NO_CONTENT {
+            return None;
+        }
+        let offset = accepted(&response)?;
+        let location = location(&response).unwrap_or_else(|| url.clone());
+        (offset <= self.size).then_some(Position { location, offset })
+    }
+
+    /// Best effort: a registry removes what was abandoned after some days by itself.
+    async fn abandon(&self, position: Option<Position>) {
+        if let Some(position) = position {
+            let _ = self.client.send(&self.call(Method::DELETE, position.location, None)).await;
+        }
+    }
+
+    /// Where `response` says that the upload goes on. The registry may have kept less than `sent` bytes.
+    fn position(&self, response: &Response, sent: u64) -> Result<Position, RegistryError> {
+        let malformed = |p: &str| RegistryError::malformed(&self.client.place, &self.object, p);
+        let location = location(response)
+            .ok_or_else(|| malformed("the answer to an upload has no Location"))?;
+        let offset = if sent == 0 { 0 } else { accepted(response).unwrap_or(sent) };
+        if offset > sent {
+            return Err(malformed("the registry claims to have more bytes than were sent"));
+        }
+        Ok(Position { location, offset })
+    }
+
+    async fn piece(&self, offset: u64, length: u64) -> Result<Bytes, RegistryError> {
+        let path = match &self.content {
+            BlobContent::Bytes(bytes) if bytes.len() as u64 == self.size => {
+                return Ok(bytes.slice(offset as usize..(offset + length) as usize));
+            }
+            BlobContent::Bytes(bytes) => {
+                let (expected, got) = (self.size, bytes.len() as u64);
+                let (place, object) = ("memory".to_owned(), self.object.clone());
+                return Err(RegistryError::WrongSize { place, object, expected, got });
+            }
+            BlobContent::File(path) => path,
+        };
+        let read = async {
+            let mut file = File::open(path).await?;
+            file.seek(SeekFrom::Start(offset)).await?;
+            let mut piece = vec![0; length as usize];
+            file.read_exact(&mut piece).await?;
+            Ok::<_, io::Error>(piece)
+        };
+        Ok(read.await.map_err(RegistryError::io(path))?.into())
+    }
+}
+
+/// How many bytes the registry has, from `Range: 0-N`. An upload without bytes is `0-0`, which is also
+/// what one byte would be: no piece is that short, so it means none.
+fn accepted(response: &Response) -> Option<u64> {
+    let text = response.headers().get(RANGE)?.to_str().ok()?;
+    let last: u64 = text.strip_prefix("bytes=").unwrap_or(text).strip_prefix("0-")?.parse().ok()?;
+    if last == 0 { Some(0) } else { last.checked_add(1) }
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
+    // Digits and a dash are always a legal header value.
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert(name, value);
+    }
+}
+
+/// Puts a manifest under `selector`.
+pub(crate) async fn manifest(
+    client: &Client,
+    selector: &Selector,
+    raw: Bytes,
+    media_type: &str,
+) -> Result<Digest, RegistryError> {
+    let object = format!("manifest {selector}");
+    let digest = Algorithm::Sha256.digest(&raw);
+    if let Selector::Digest(expected) = selector
+        && *expected != digest
+    {
+        let (place, expected) = (client.place.clone(), *expected);
+        return Err(RegistryError::WrongDigest { place, object, expected, got: digest });
+    }
+    let media_type = HeaderValue::try_from(media_type).map_err(|_| {
+        RegistryError::malformed(&client.place, &object, "its media type is no header value")
+    })?;
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, media_type);
+    let scope = client.scope("pull,push");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let call =
+        Call { method: Method::PUT, url, scope: &scope, headers, body: Some(raw), object: &object };
+    let response = client.send(&call).await?;
+    if response.status() != StatusCode::CREATED {
+        return Err(client.refuse(response, &object).await);
+    }
+    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
+    if let Some(got) = header.and_then(|text| text.parse::<Digest>().ok())
+        && got.algorithm == digest.algorithm
+        && got != digest
+    {
+        let place = client.place.clone();
+        return Err(RegistryError::WrongDigest { place, object, expected: digest, got });
+    }
+    Ok(digest)
+}

@@ -1,0 +1,76 @@
+//! A repository in a registry.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::{Digest, Stored};
+
+use crate::{
+    Repository,
+    blob::{BlobContent, BlobReader, Progress, Pushed},
+    client::{Client, Options},
+    error::RegistryError,
+    manifest::{Manifest, Platform},
+    name::Reference,
+    pull, push,
+    range::{self, Locations},
+};
+
+/// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
+/// requests; nothing is sent before the first one.
+#[derive(Debug)]
+pub struct Registry {
+    reference: Reference,
+    client: Client,
+    locations: Locations,
+}
+
+impl Registry {
+    /// Prepares to talk to the registry of `reference`.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made, for example because the system has no TLS roots.
+    pub fn open(reference: Reference, options: &Options) -> Result<Self, RegistryError> {
+        let client = Client::new(&reference, options)?;
+        Ok(Registry { reference, client, locations: Locations::default() })
+    }
+}
+
+#[async_trait]
+impl Repository for Registry {
+    async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
+        pull::manifest(&self.client, &self.reference.selector(), platform).await
+    }
+
+    async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
+        pull::has_blob(&self.client, digest, &self.client.scope("pull")).await
+    }
+
+    async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
+        pull::blob(&self.client, digest, size).await
+    }
+
+    async fn read(&self, digest: &Digest, range: Range<Stored>) -> Result<Bytes, RegistryError> {
+        range::read(&self.client, &self.locations, digest, range).await
+    }
+
+    async fn push_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+        content: BlobContent,
+        mount_from: Option<&str>,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        push::blob(&self.client, digest, size, content, mount_from, progress).await
+    }
+
+    async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
+        push::manifest(&self.client, &self.reference.selector(), raw, media_type).await
+    }
+
+    fn describe(&self) -> String {
+        self.reference.to_string()
+    }
+}

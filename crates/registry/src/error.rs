@@ -2,9 +2,9 @@
 
 use std::{error::Error as _, io, path::PathBuf, time::Duration};
 
-use lazuli_image::{Digest, digest::InvalidDigest};
+use lazuli_image::{Digest, oci::Platform};
 
-use crate::{manifest::Platform, name::NameError};
+use crate::name::InvalidName;
 
 /// A failed request to a place where an image lives.
 ///
@@ -14,7 +14,7 @@ use crate::{manifest::Platform, name::NameError};
 pub enum RegistryError {
     /// The name of the image cannot be parsed.
     #[error(transparent)]
-    Name(#[from] NameError),
+    Name(#[from] InvalidName),
     /// The place answered that it does not have the object.
     #[error("{place} has no {object}; check the name, and whether it was pushed")]
     Missing {
@@ -231,12 +231,6 @@ fn cause(error: &reqwest::Error) -> String {
         next = inner.source();
     }
     text
-}
-
-impl From<InvalidDigest> for NameError {
-    fn from(error: InvalidDigest) -> Self {
-        NameError::new(&error.0, "the digest is not sha256: followed by 64 lower-case hex digits")
-    }
 }
 
 /// Recovers the error that a [`BlobReader`](crate::BlobReader) wrapped.

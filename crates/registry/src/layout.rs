@@ -22,7 +22,10 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Algorithm, Digest, Stored};
+use lazuli_image::{
+    Algorithm, Digest, Stored,
+    oci::{Descriptor, Platform},
+};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
@@ -31,7 +34,7 @@ use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Progress, Pushed},
     error::RegistryError,
-    manifest::{self, Descriptor, MANIFEST_LIMIT, Manifest, Parsed, Platform},
+    manifest::{self, DOCUMENT_LIMIT, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
 };
 
@@ -86,10 +89,10 @@ impl Layout {
             Err(error) => return Err(RegistryError::io(path)(error)),
         };
         let mut content = Vec::new();
-        let read = file.take(MANIFEST_LIMIT + 1).read_to_end(&mut content);
-        if read.map_err(RegistryError::io(path))? as u64 > MANIFEST_LIMIT {
+        let read = file.take(DOCUMENT_LIMIT + 1).read_to_end(&mut content);
+        if read.map_err(RegistryError::io(path))? as u64 > DOCUMENT_LIMIT {
             let (place, object) = (self.place(), object.to_owned());
-            return Err(RegistryError::TooLarge { place, object, limit: MANIFEST_LIMIT });
+            return Err(RegistryError::TooLarge { place, object, limit: DOCUMENT_LIMIT });
         }
         Ok(content.into())
     }

@@ -18,7 +18,7 @@ use std::{fmt::Debug, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Digest, Stored};
+use lazuli_image::{Digest, Stored, oci::Descriptor};
 use tokio::io::AsyncReadExt as _;
 
 pub mod auth;
@@ -38,8 +38,9 @@ pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
 pub use error::RegistryError;
 pub use layout::Layout;
-pub use manifest::{Descriptor, ImageManifest, Manifest, Platform};
-pub use name::{ImageName, LayoutName, NameError, Reference, Selector, Source};
+pub use lazuli_image::oci::Platform;
+pub use manifest::Manifest;
+pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use remote::Registry;
 
 /// One place where one image lives, and the blobs beside it.
@@ -78,6 +79,19 @@ pub trait Repository: Send + Sync + Debug {
     /// Makes the repository's tag name this manifest. Its blobs have to be there.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
 
+    /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration.
+    async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {
+        let object = format!("blob {}", blob.digest);
+        let place = self.describe();
+        if blob.size > manifest::DOCUMENT_LIMIT {
+            return Err(RegistryError::TooLarge { place, object, limit: manifest::DOCUMENT_LIMIT });
+        }
+        let mut content = Vec::new();
+        let read = self.blob(&blob.digest, blob.size).await?.read_to_end(&mut content).await;
+        read.map_err(|error| error::from_reader(error, &place, &object))?;
+        Ok(content.into())
+    }
+
     /// The image as a user would spell it, for messages.
     fn describe(&self) -> String;
 }
@@ -91,24 +105,4 @@ pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, 
         ImageName::Registry(reference) => Arc::new(Registry::open(reference.clone(), options)?),
         ImageName::Layout(layout) => Arc::new(Layout::open(layout.clone())),
     })
-}
-
-/// The bytes of the image configuration, checked.
-///
-/// # Errors
-/// Those of [`Repository::blob`], and if it is bigger than [`manifest::CONFIG_LIMIT`].
-pub async fn config(
-    repository: &dyn Repository,
-    manifest: &Manifest,
-) -> Result<Bytes, RegistryError> {
-    let Descriptor { digest, size, .. } = manifest.parsed.config;
-    let object = format!("configuration {digest}");
-    let place = repository.describe();
-    if size > manifest::CONFIG_LIMIT {
-        return Err(RegistryError::TooLarge { place, object, limit: manifest::CONFIG_LIMIT });
-    }
-    let mut content = Vec::new();
-    let read = repository.blob(&digest, size).await?.read_to_end(&mut content).await;
-    read.map_err(|error| error::from_reader(error, &place, &object))?;
-    Ok(content.into())
 }

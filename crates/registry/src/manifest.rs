@@ -3,142 +3,23 @@
 //! The raw bytes are kept because their digest is the identity of the image; nothing here ever
 //! serialises a manifest that it has parsed.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
-
 use bytes::Bytes;
-use lazuli_image::{Algorithm, Digest};
-use serde::{Deserialize, Serialize};
+use lazuli_image::{
+    Algorithm, Digest,
+    oci::{self, Descriptor, Platform, media_type},
+};
+use serde::Deserialize;
 
-use crate::{error::RegistryError, name::NameError};
+use crate::error::RegistryError;
 
-/// Biggest manifest that is read, in bytes. The distribution specification asks registries to accept
-/// 4 MiB, and none accepts more.
-pub const MANIFEST_LIMIT: u64 = 4 << 20;
-
-/// Biggest image configuration that is read, in bytes; real ones have some ten KiB.
-pub const CONFIG_LIMIT: u64 = 4 << 20;
+/// Biggest manifest, index or configuration that is read, in bytes.
+pub const DOCUMENT_LIMIT: u64 = oci::MAX_DOCUMENT as u64;
 
 /// Media types that name a manifest of one image.
-pub const IMAGE_TYPES: [&str; 2] = [
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-];
+pub const IMAGE_TYPES: [&str; 2] = [media_type::MANIFEST, media_type::DOCKER_MANIFEST];
 
 /// Media types that name a list of manifests, one for each platform.
-pub const INDEX_TYPES: [&str; 2] = [
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-];
-
-/// An operating system and a processor, spelled `os/arch[/variant]` as Go does.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Platform {
-    /// `linux`.
-    pub os: String,
-    /// `amd64`, `arm64`, …
-    pub architecture: String,
-    /// `v7`, `v8`, …; absent for most processors.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub variant: Option<String>,
-}
-
-impl Platform {
-    /// Linux on the processor that this program was built for.
-    pub fn host() -> Self {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            "x86" => "386",
-            "powerpc64" => "ppc64le",
-            "loongarch64" => "loong64",
-            other => other,
-        };
-        Platform { os: "linux".into(), architecture: architecture.into(), variant: None }
-    }
-
-    /// Whether an image for `self` is what somebody who asks for `wanted` means. A variant that was not
-    /// asked for does not matter, and `arm64` is `arm64/v8`.
-    pub fn satisfies(&self, wanted: &Platform) -> bool {
-        let variant = |p: &Platform| match (p.architecture.as_str(), p.variant.as_deref()) {
-            ("arm64", None) => Some("v8".to_owned()),
-            (_, variant) => variant.map(str::to_owned),
-        };
-        self.os == wanted.os
-            && self.architecture == wanted.architecture
-            && (wanted.variant.is_none() || variant(self) == variant(wanted))
-    }
-}
-
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.os, self.architecture)?;
-        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{variant}"))
-    }
-}
-
-impl FromStr for Platform {
-    type Err = NameError;
-
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        let parts: Vec<&str> = text.split('/').collect();
-        let wrong = |part: &&str| {
-            part.is_empty()
-                || !part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-        };
-        if !(2..=3).contains(&parts.len()) || parts.iter().any(wrong) {
-            return Err(NameError::new(
-                text,
-                "a platform is os/arch[/variant], as in linux/arm64/v8",
-            ));
-        }
-        Ok(Platform {
-            os: parts[0].to_owned(),
-            architecture: parts[1].to_owned(),
-            variant: parts.get(2).map(|&part| part.to_owned()),
-        })
-    }
-}
-
-/// What a manifest says about one blob or one manifest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Descriptor {
-    /// How to read it.
-    pub media_type: String,
-    /// Its identity.
-    pub digest: Digest,
-    /// Its size in bytes.
-    pub size: u64,
-    /// What the packer noted about it.
-    #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
-    /// Where a manifest of an index runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<Platform>,
-    /// What a manifest of an index is, when it is no ordinary image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub artifact_type: Option<String>,
-}
-
-/// The manifest of one image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageManifest {
-    /// The image configuration.
-    pub config: Descriptor,
-    /// The layers, lowest first.
-    pub layers: Vec<Descriptor>,
-    /// What the packer noted about the image.
-    #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
-}
-
-/// Some writers spell an absent map as `null`.
-fn or_empty<'de, D>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error>
-where
-    D: serde::Deserializer<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
+pub const INDEX_TYPES: [&str; 2] = [media_type::INDEX, media_type::DOCKER_INDEX];
 
 /// A manifest of one image as it was stored, and its meaning.
 #[derive(Clone, Debug)]
@@ -150,7 +31,7 @@ pub struct Manifest {
     /// One of [`IMAGE_TYPES`].
     pub media_type: String,
     /// What the bytes say.
-    pub parsed: ImageManifest,
+    pub parsed: oci::Manifest,
 }
 
 /// Either kind of answer to the request for a manifest.
@@ -203,7 +84,8 @@ pub(crate) fn parse(
         (None, _) => IMAGE_TYPES[0].to_owned(),
     };
     if IMAGE_TYPES.contains(&media_type.as_str()) {
-        let parsed = serde_json::from_slice(&raw).map_err(json)?;
+        let parsed = oci::Manifest::parse(&raw)
+            .map_err(|error| RegistryError::malformed(place, object, error.to_string()))?;
         return Ok(Parsed::Image(Manifest { raw, digest, media_type, parsed }));
     }
     if !INDEX_TYPES.contains(&media_type.as_str()) {

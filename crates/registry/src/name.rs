@@ -25,16 +25,16 @@ use lazuli_image::{Algorithm, Digest};
 /// A name that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}`: {problem}")]
-pub struct NameError {
+pub struct InvalidName {
     /// What was given, shortened.
     pub text: String,
     /// What is wrong, with an example of what is right.
     pub problem: String,
 }
 
-impl NameError {
+impl InvalidName {
     pub(crate) fn new(text: &str, problem: impl Into<String>) -> Self {
-        NameError { text: text.chars().take(300).collect(), problem: problem.into() }
+        InvalidName { text: text.chars().take(300).collect(), problem: problem.into() }
     }
 }
 
@@ -177,9 +177,9 @@ impl fmt::Display for Source {
 }
 
 impl FromStr for Source {
-    type Err = NameError;
+    type Err = InvalidName;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
         if let Some(rest) = text.strip_prefix("docker-archive:") {
             let (file, reference) = path_and_rest(text, rest, "docker-archive:image.tar")?;
             return Ok(Source::DockerArchive(file, reference.map(str::to_owned)));
@@ -195,16 +195,16 @@ impl FromStr for Source {
 }
 
 impl FromStr for ImageName {
-    type Err = NameError;
+    type Err = InvalidName;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
         let source_only = ["docker-archive:", "tar:", "dir:"];
         if let Some(prefix) = source_only.iter().find(|prefix| text.starts_with(**prefix)) {
             let problem = format!(
                 "{prefix} can only be converted from; an image is kept in a registry \
                  (localhost:5000/app:1) or a layout directory (oci:./images:app)"
             );
-            return Err(NameError::new(text, problem));
+            return Err(InvalidName::new(text, problem));
         }
         match text.strip_prefix("oci:") {
             Some(rest) => layout(text, rest).map(ImageName::Layout),
@@ -213,7 +213,7 @@ impl FromStr for ImageName {
     }
 }
 
-fn layout(text: &str, rest: &str) -> Result<LayoutName, NameError> {
+fn layout(text: &str, rest: &str) -> Result<LayoutName, InvalidName> {
     if let Some((directory, digest)) = rest.rsplit_once('@')
         && let Ok(digest) = digest.parse::<Digest>()
     {
@@ -226,14 +226,14 @@ fn layout(text: &str, rest: &str) -> Result<LayoutName, NameError> {
         && !(tag.bytes().all(legal) && tag.len() <= 255)
     {
         let problem = "the tag after the path may hold letters, digits and -._:@+/ only, as in oci:./images:app-1.2";
-        return Err(NameError::new(text, problem));
+        return Err(InvalidName::new(text, problem));
     }
     Ok(LayoutName { directory, image: tag.map(|tag| Selector::Tag(tag.to_owned())) })
 }
 
-fn whole_path(text: &str, rest: &str, example: &str) -> Result<PathBuf, NameError> {
+fn whole_path(text: &str, rest: &str, example: &str) -> Result<PathBuf, InvalidName> {
     if rest.is_empty() || rest.contains('\0') {
-        return Err(NameError::new(
+        return Err(InvalidName::new(
             text,
             format!("a path is expected after the prefix, as in {example}"),
         ));
@@ -245,13 +245,13 @@ fn path_and_rest<'a>(
     text: &str,
     rest: &'a str,
     example: &str,
-) -> Result<(PathBuf, Option<&'a str>), NameError> {
+) -> Result<(PathBuf, Option<&'a str>), InvalidName> {
     let (path, tail) = match rest.split_once(':') {
         Some((_, "")) => {
             let problem = format!(
                 "nothing follows the last `:`; leave it out or name an image, as in {example}"
             );
-            return Err(NameError::new(text, problem));
+            return Err(InvalidName::new(text, problem));
         }
         Some((path, tail)) => (path, Some(tail)),
         None => (rest, None),
@@ -260,10 +260,10 @@ fn path_and_rest<'a>(
 }
 
 impl FromStr for Reference {
-    type Err = NameError;
+    type Err = InvalidName;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        let wrong = |problem: String| Err(NameError::new(text, problem));
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let wrong = |problem: String| Err(InvalidName::new(text, problem));
         let name = text.strip_prefix("docker://").unwrap_or(text);
         if let Some((scheme, _)) = name.split_once("://") {
             return wrong(format!(

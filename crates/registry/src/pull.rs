@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
-use lazuli_image::Digest;
+use lazuli_image::{Digest, oci::Platform};
 use reqwest::{
     Method, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue},
@@ -14,7 +14,7 @@ use crate::{
     blob::BlobReader,
     client::{Call, Client, read_bounded},
     error::RegistryError,
-    manifest::{self, IMAGE_TYPES, INDEX_TYPES, MANIFEST_LIMIT, Manifest, Parsed, Platform},
+    manifest::{self, DOCUMENT_LIMIT, IMAGE_TYPES, INDEX_TYPES, Manifest, Parsed},
     name::Selector,
 };
 
@@ -57,7 +57,7 @@ async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryE
     // Parameters such as a charset do not change what it is.
     let content_type =
         content_type.and_then(|value| Some(value.split(';').next()?.trim().to_owned()));
-    let raw: Bytes = read_bounded(response, MANIFEST_LIMIT, &client.place, &object).await?;
+    let raw: Bytes = read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?;
     let expected = match selector {
         Selector::Digest(digest) => Some(digest),
         Selector::Tag(_) => None,

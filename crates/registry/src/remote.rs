@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Digest, Stored};
+use lazuli_image::{Digest, Stored, oci::Platform};
 
 use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Progress, Pushed},
     client::{Client, Options},
     error::RegistryError,
-    manifest::{Manifest, Platform},
+    manifest::Manifest,
     name::Reference,
     pull, push,
     range::{self, Locations},

@@ -4,4 +4,5 @@ pub mod kernel;
 pub mod listing;
 pub mod oci;
 pub mod odd;
+pub mod packed;
 pub mod tarball;

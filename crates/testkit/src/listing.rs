@@ -151,7 +151,8 @@ fn content(at: &Path) -> io::Result<lazuli_image::Digest> {
     }
 }
 
-fn xattrs(at: &Path) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+/// Extended attributes of `at` itself, also if it is a symbolic link; none where they do not exist.
+pub(crate) fn xattrs(at: &Path) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     // XATTR_LIST_MAX and XATTR_SIZE_MAX.
     let mut buffer = vec![0_u8; 1 << 16];
     let names = match llistxattr(at, &mut buffer) {

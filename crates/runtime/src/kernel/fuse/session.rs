@@ -1,0 +1,361 @@
+//! A mount point: its connection to the kernel and the threads that answer it.
+
+use std::{
+    ffi::CString,
+    fs::File,
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use fuse_backend_rs::{
+    Error as RequestError,
+    api::{filesystem::FileSystem, server::Server},
+    transport::{FuseBuf, FuseDevWriter, Reader},
+};
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
+use tracing::{debug, error, warn};
+
+/// Bytes of the largest request or reply: 1 MiB of data, the most the kernel ever asks for, and a page
+/// for its header. Pages of a buffer that no request fills take no memory.
+const BUFFER: usize = (1 << 20) + 4096;
+
+/// Threads of one session. A read of missing data holds its thread until the data is there, so this is
+/// how many reads can wait at once before other requests wait for them. Threads are made when all are
+/// busy; one that waits costs some 50 KiB.
+const MAX_THREADS: usize = 256;
+
+/// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
+const IDLE_THREADS: usize = 4;
+
+/// Why a session could not be started or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum FuseError {
+    /// `/dev/fuse` is missing or may not be opened.
+    #[error("/dev/fuse: {0}")]
+    Device(#[source] io::Error),
+    /// The kernel refused the mount.
+    #[error("mounting at {}: {error}", mountpoint.display())]
+    Mount {
+        /// Where.
+        mountpoint: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// `fusermount3`, which mounts for users who are not root, refused.
+    #[error("mounting at {} with fusermount3: {reason}", mountpoint.display())]
+    Helper {
+        /// Where.
+        mountpoint: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The mount is there, but there is no thread to serve it.
+    #[error("starting a thread for {}: {error}", mountpoint.display())]
+    Thread {
+        /// Which mount.
+        mountpoint: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The mount could not be removed.
+    #[error("unmounting {}: {error}", mountpoint.display())]
+    Unmount {
+        /// Which mount.
+        mountpoint: PathBuf,
+        /// Why; `EBUSY` when a process uses it.
+        error: io::Error,
+    },
+}
+
+/// A mounted file system. Dropping it detaches the mount: open files stay readable until they are closed.
+#[derive(Debug)]
+pub struct Session {
+    mountpoint: PathBuf,
+    connection: Arc<Connection>,
+    /// Whether `fusermount3` made the mount and has to remove it.
+    helper: bool,
+    mounted: bool,
+}
+
+impl Session {
+    /// Mounts `filesystem` at the directory `mountpoint` and serves it. `source` is shown in the mount
+    /// table. Needs no privileges where `fusermount3` is installed; without them the mount is for this
+    /// user only, and set-user-id bits and device nodes in it have no effect.
+    pub fn mount<F>(filesystem: F, mountpoint: &Path, source: &str) -> Result<Self, FuseError>
+    where
+        F: FileSystem + Send + Sync + 'static,
+    {
+        let (device, helper) = match mount_directly(mountpoint, source) {
+            Err(FuseError::Device(error) | FuseError::Mount { error, .. })
+                if error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                (mount_with_helper(mountpoint, source)?, true)
+            }
+            direct => (direct?, false),
+        };
+        let mountpoint = mountpoint.to_path_buf();
+        let connection = Arc::new(Connection {
+            device,
+            mountpoint: mountpoint.clone(),
+            threads: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        let session = Session { mountpoint, connection, helper, mounted: true };
+        let server = Arc::new(Server::new(filesystem));
+        spawn(&session.connection, &server)
+            .map_err(|error| FuseError::Thread { mountpoint: session.mountpoint.clone(), error })?;
+        Ok(session)
+    }
+
+    /// Where it is mounted.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Removes the mount and waits until all requests are answered. Errors when a process uses it.
+    pub fn unmount(mut self) -> Result<(), FuseError> {
+        self.detach(false)?;
+        self.wait();
+        Ok(())
+    }
+
+    /// Returns when the mount is gone, whoever removed it, and all requests are answered.
+    pub fn wait(&self) {
+        let threads = self.connection.threads();
+        let gone = self.connection.ended.wait_while(threads, |threads| threads.total > 0);
+        drop(gone.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn detach(&mut self, lazily: bool) -> Result<(), FuseError> {
+        if !std::mem::take(&mut self.mounted) || self.connection.threads().total == 0 {
+            return Ok(());
+        }
+        let result = if self.helper {
+            unmount_with_helper(&self.mountpoint, lazily)
+        } else {
+            let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+            unmount(&self.mountpoint, flags | UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+        };
+        result.map_err(|error| {
+            self.mounted = true;
+            FuseError::Unmount { mountpoint: self.mountpoint.clone(), error }
+        })
+    }
+}
+
+/// The connection to the kernel. The mount answers while any copy of it is open, here or elsewhere.
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.device.as_fd()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach(true) {
+            warn!("{error}");
+        }
+    }
+}
+
+fn mount_directly(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
+    let device =
+        File::options().read(true).write(true).open("/dev/fuse").map_err(FuseError::Device)?;
+    let options = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    let options = CString::new(options).ok();
+    match mount(source, mountpoint, "fuse.lazuli", MountFlags::RDONLY, options.as_deref()) {
+        Ok(()) => Ok(device),
+        Err(error) => {
+            Err(FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() })
+        }
+    }
+}
+
+/// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so that no
+/// other process that is started meanwhile inherits it.
+fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
+    let refused =
+        |reason: String| FuseError::Helper { mountpoint: mountpoint.to_path_buf(), reason };
+    let (ours, theirs) = UnixStream::pair().map_err(|error| refused(error.to_string()))?;
+    // Commas separate options; `fusermount3` takes a backslash as quoting the next byte.
+    let source = source.replace('\\', r"\\").replace(',', r"\,");
+    let output = Command::new("fusermount3")
+        .arg("-o")
+        .arg(format!("ro,default_permissions,subtype=lazuli,fsname={source}"))
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(OwnedFd::from(theirs))
+        .output()
+        .map_err(|error| refused(error.to_string()))?;
+    if !output.status.success() {
+        return Err(refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .map_err(|error| refused(error.to_string()))?;
+    let received = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    received.map(File::from).ok_or_else(|| refused("it sent no connection".to_owned()))
+}
+
+fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(mountpoint);
+    let output = command.output()?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    device: File,
+    mountpoint: PathBuf,
+    threads: Mutex<Threads>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Threads {
+    total: usize,
+    idle: usize,
+}
+
+impl Connection {
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a new thread as waiting.
+    fn join(&self) {
+        let mut threads = self.threads();
+        threads.total += 1;
+        threads.idle += 1;
+    }
+
+    /// Counts a waiting thread as gone.
+    fn leave(&self) {
+        let mut threads = self.threads();
+        threads.total -= 1;
+        threads.idle -= 1;
+        if threads.total == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Counts a waiting thread as busy. Whether another one is needed, so that one always waits.
+    fn start_request(&self) -> bool {
+        let mut threads = self.threads();
+        threads.idle -= 1;
+        threads.idle == 0 && threads.total < MAX_THREADS
+    }
+
+    /// Counts a busy thread as waiting. Whether it should stay.
+    fn end_request(&self) -> bool {
+        let mut threads = self.threads();
+        threads.idle += 1;
+        threads.idle <= IDLE_THREADS
+    }
+}
+
+/// Starts one more thread that answers requests.
+fn spawn<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>) -> io::Result<()>
+where
+    F: FileSystem + Send + Sync + 'static,
+{
+    connection.join();
+    let (mine, server) = (connection.clone(), server.clone());
+    let thread = thread::Builder::new().name("fuse".to_owned()).spawn(move || {
+        serve(&mine, &server);
+        mine.leave();
+    });
+    thread.map(drop).inspect_err(|_| connection.leave())
+}
+
+/// Answers requests until the mount is gone or there are enough other threads.
+fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>)
+where
+    F: FileSystem + Send + Sync + 'static,
+{
+    let (mut request, mut reply) = (vec![0; BUFFER], vec![0; BUFFER]);
+    loop {
+        let length = match rustix::io::read(&connection.device, &mut request[..]) {
+            Ok(length) => length,
+            // Interrupted, or the process that asked was killed before the request was taken.
+            Err(Errno::INTR | Errno::NOENT) => continue,
+            Err(Errno::NODEV) => return debug!("{} is unmounted", connection.mountpoint.display()),
+            Err(error) => {
+                return error!("{} is served no more: {error}", connection.mountpoint.display());
+            }
+        };
+        if connection.start_request()
+            && let Err(error) = spawn(connection, server)
+        {
+            warn!("no more threads for {}: {error}", connection.mountpoint.display());
+        }
+        answer(connection, server, &mut request[..length], &mut reply);
+        if !connection.end_request() {
+            return;
+        }
+    }
+}
+
+/// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits for it.
+fn answer<F>(connection: &Connection, server: &Server<F>, request: &mut [u8], reply: &mut [u8])
+where
+    F: FileSystem + Send + Sync,
+{
+    // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
+    let Some((header, _)) = request.split_first_chunk::<16>() else { return };
+    let [.., a, b, c, d, e, f, g, h] = *header;
+    let id = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        // Both constructors only wrap their buffers.
+        let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).ok()?;
+        let writer = FuseDevWriter::<()>::new(connection.device.as_raw_fd(), reply).ok()?;
+        server.handle_message(reader, writer.into(), None, None).err()
+    }));
+    let mountpoint = connection.mountpoint.display();
+    match outcome {
+        Ok(None) => return,
+        // The kernel took no answer: the reader was killed, or the mount is going away.
+        Ok(Some(RequestError::EncodeMessage(error))) => {
+            return debug!("{mountpoint}: request {id}: {error}");
+        }
+        Ok(Some(problem)) => error!("{mountpoint}: request {id}: {problem}"),
+        Err(_) => error!("{mountpoint}: request {id}: a panic, see above"),
+    }
+    // struct fuse_out_header: length, error, request id. Refused when there was an answer already.
+    let mut failure = [0; 16];
+    failure[..4].copy_from_slice(&16_u32.to_ne_bytes());
+    failure[4..8].copy_from_slice(&(-Errno::IO.raw_os_error()).to_ne_bytes());
+    failure[8..].copy_from_slice(&id.to_ne_bytes());
+    if let Err(error) = rustix::io::write(&connection.device, &failure) {
+        debug!("{mountpoint}: request {id}: {error}");
+    }
+}

@@ -1,0 +1,247 @@
+//! Real mounts.
+
+use std::{
+    fs::{self, File},
+    io,
+    ops::Range,
+    os::unix::fs::{FileExt as _, PermissionsExt as _},
+    path::Path,
+    process::Command,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use lazuli_image::{BlobIndex, Decoded, rafs::Bootstrap};
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing,
+    oci::Compression,
+    odd, packed,
+};
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use super::{BlobReader, FuseError, ImageFilesystem, Session};
+
+/// What asking for a range does before the bytes are there.
+type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
+
+struct Blob {
+    file: File,
+    ensure: Box<Ensure>,
+}
+
+impl BlobReader for Blob {
+    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()> {
+        assert_eq!(blob, BlobIndex(0));
+        (self.ensure)(range)
+    }
+
+    fn file(&self, _: BlobIndex) -> io::Result<&File> {
+        Ok(&self.file)
+    }
+}
+
+struct Mounted {
+    session: Session,
+    dir: TempDir,
+}
+
+/// Mounts an image of the directory `source`.
+fn mount(
+    source: &Path,
+    ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
+) -> Mounted {
+    let image = packed::pack(source).unwrap();
+    let bootstrap = Bootstrap::open(image.bootstrap).unwrap();
+    let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
+    let dir = tempfile::tempdir().unwrap();
+    let filesystem = ImageFilesystem::new(bootstrap, blob).unwrap();
+    let session = Session::mount(filesystem, dir.path(), "an, odd\\ source").unwrap();
+    Mounted { session, dir }
+}
+
+fn source_with(files: &[(&str, &[u8])]) -> TempDir {
+    let source = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        fs::write(source.path().join(name), content).unwrap();
+    }
+    fs::set_permissions(source.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    source
+}
+
+#[test]
+fn odd_trees_come_out_as_they_went_in() {
+    if !require(Feature::Root) || !require(Feature::Fuse) || !require(Feature::Program("umoci")) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = odd::image().compressed_with(Compression::Gzip);
+    image.write_layout(&scratch.path().join("layout"), "odd").unwrap();
+    let mut umoci = Command::new("umoci");
+    umoci.args(["unpack", "--image", "layout:odd", "bundle"]).current_dir(scratch.path());
+    assert!(umoci.output().unwrap().status.success());
+    let source = scratch.path().join("bundle/rootfs");
+    std::os::unix::net::UnixListener::bind(source.join("types/socket")).unwrap();
+
+    let mounted = mount(&source, |_| Ok(()));
+    // Cold, and once more from what the kernel remembers.
+    listing::assert_equal(&source, mounted.dir.path());
+    listing::assert_equal(&source, mounted.dir.path());
+    mounted.session.unmount().unwrap();
+    assert_eq!(fs::read_dir(mounted.dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn readers_at_once_see_the_same_bytes() {
+    if !require(Feature::Fuse) {
+        return;
+    }
+    let content = odd::random(1, 9 << 20);
+    let source = source_with(&[("file", &content)]);
+    let mounted = mount(source.path(), |_| Ok(()));
+    let file = File::open(mounted.dir.path().join("file")).unwrap();
+    thread::scope(|scope| {
+        for reader in 0..8 {
+            let (file, content) = (&file, &content);
+            scope.spawn(move || {
+                for step in 0..200 {
+                    // Any offset and length, also over chunk borders and the end of the file.
+                    let at = (reader * 7919 + step * 104_729) * 31 % content.len();
+                    let mut buffer = vec![0; 1 + (at * 13) % 200_000];
+                    let expected = &content[at..content.len().min(at + buffer.len())];
+                    let mut length = 0;
+                    while length < expected.len() {
+                        length +=
+                            file.read_at(&mut buffer[length..], (at + length) as u64).unwrap();
+                    }
+                    assert!(&buffer[..length] == expected, "{length} bytes at {at}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_failed_read_is_an_error_and_only_that() {
+    if !require(Feature::Fuse) {
+        return;
+    }
+    let source = source_with(&[("a", b"good"), ("b", b"bad!"), ("c", b"full"), ("d", b"panic")]);
+    let image = packed::pack(source.path()).unwrap();
+    let mut blob = vec![0; image.decoded_size as usize];
+    image.decoded.read_exact_at(&mut blob, 0).unwrap();
+    let mounted = mount(source.path(), move |range| match &blob[range.start.0 as usize..][..4] {
+        b"bad!" => Err(io::Error::other("the digest is wrong")),
+        b"full" => Err(Errno::NOSPC.into()),
+        b"pani" => panic!("as the test wants"),
+        _ => Ok(()),
+    });
+    let errno = |name| fs::read(mounted.dir.path().join(name)).unwrap_err().raw_os_error();
+    for _ in 0..3 {
+        assert_eq!(errno("b"), Some(Errno::IO.raw_os_error()));
+        assert_eq!(errno("c"), Some(Errno::NOSPC.raw_os_error()));
+        assert_eq!(errno("d"), Some(Errno::IO.raw_os_error()));
+        assert_eq!(fs::read(mounted.dir.path().join("a")).unwrap(), b"good");
+    }
+}
+
+#[test]
+fn waiting_readers_hold_up_nobody_else() {
+    if !require(Feature::Fuse) {
+        return;
+    }
+    const WAITING: usize = 40;
+    let names: Vec<_> = (0..WAITING).map(|index| format!("file-{index}")).collect();
+    let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
+    let source = source_with(&files);
+    let gate = Arc::new((Mutex::new((0, false)), Condvar::new()));
+    let wait = gate.clone();
+    let mounted = mount(source.path(), move |_| {
+        let (state, changed) = &*wait;
+        let mut state = state.lock().unwrap();
+        state.0 += 1;
+        changed.notify_all();
+        drop(changed.wait_while(state, |(_, open)| !*open).unwrap());
+        Ok(())
+    });
+    let root = mounted.dir.path();
+    thread::scope(|scope| {
+        let readers: Vec<_> = names
+            .iter()
+            .map(|name| scope.spawn(move || fs::read(root.join(name)).unwrap()))
+            .collect();
+        let (state, changed) = &*gate;
+        drop(changed.wait_while(state.lock().unwrap(), |(count, _)| *count < WAITING).unwrap());
+        // All of them wait for data now.
+        assert_eq!(fs::read_dir(root).unwrap().count(), WAITING);
+        assert!(fs::metadata(root.join("no such file")).is_err());
+        state.lock().unwrap().1 = true;
+        changed.notify_all();
+        for (reader, name) in readers.into_iter().zip(&names) {
+            assert_eq!(reader.join().unwrap(), name.as_bytes());
+        }
+    });
+    mounted.session.unmount().unwrap();
+}
+
+#[test]
+fn unmounts_when_nobody_uses_it_and_ends_with_the_mount() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let source = source_with(&[("file", b"content")]);
+    let Mounted { session, dir } = mount(source.path(), |_| Ok(()));
+    let file = File::open(dir.path().join("file")).unwrap();
+    let FuseError::Unmount { error, .. } = session.unmount().unwrap_err() else { panic!() };
+    assert_eq!(error.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
+    // The session is dropped by now: detached, and still there for the open file.
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let mut content = [0; 7];
+    file.read_exact_at(&mut content, 0).unwrap();
+    assert_eq!(&content, b"content");
+
+    let Mounted { session, dir } = mount(source.path(), |_| Ok(()));
+    rustix::mount::unmount(dir.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    session.wait();
+    session.unmount().unwrap();
+}
+
+/// As root, runs itself once more as a user without any privilege.
+#[test]
+fn mounts_without_root() {
+    if !require(Feature::Fuse) {
+        return;
+    }
+    if rustix::process::geteuid().is_root() {
+        // That user may not be able to reach where the test program is. Without udev, /dev/fuse may be
+        // for root only.
+        let public = source_with(&[]);
+        fs::copy(std::env::current_exe().unwrap(), public.path().join("test")).unwrap();
+        let script = "mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse && \
+            exec setpriv --reuid=65534 --regid=65534 --clear-groups ./test --exact $0 --nocapture";
+        let output = Command::new("unshare")
+            .args(["--mount", "sh", "-c", script, thread::current().name().unwrap()])
+            .env("TMPDIR", "/tmp")
+            .current_dir(public.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !text.contains("skipped"), "{text}");
+        return;
+    }
+    let source = source_with(&[("file", b"content"), ("for its owner", b"secret")]);
+    let private = source.path().join("for its owner");
+    fs::set_permissions(private, fs::Permissions::from_mode(0o400)).unwrap();
+    let file = source.path().join("file");
+    rustix::fs::lsetxattr(file, "user.note", b"value", rustix::fs::XattrFlags::CREATE).unwrap();
+    let mounted = mount(source.path(), |_| Ok(()));
+    listing::assert_equal(source.path(), mounted.dir.path());
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = mounts.lines().find(|line| line.contains(mounted.dir.path().to_str().unwrap()));
+    let line = line.unwrap();
+    assert!(line.contains(" - fuse.lazuli an,\\040odd\\134\\040source ro,"), "{line}");
+    assert!(fs::write(mounted.dir.path().join("file"), "x").is_err());
+    mounted.session.unmount().unwrap();
+    assert_eq!(fs::read_dir(mounted.dir.path()).unwrap().count(), 0);
+}

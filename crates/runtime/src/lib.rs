@@ -1,1 +1,10 @@
 //! How to serve an image: sources, fetch, cache, kernel drivers, daemon.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod error;
+mod fetch;
+pub mod source;
+
+pub use cache::{BlobStats, Cache, CachedBlob, Settings};
+pub use error::ReadError;

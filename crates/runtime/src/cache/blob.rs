@@ -1,0 +1,411 @@
+//! One blob in the cache.
+
+use std::{
+    fmt,
+    fs::File,
+    future::Future,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt as _,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lazuli_image::{Chunk, Decoded, Digest};
+use tokio::sync::{Notify, Semaphore, watch};
+
+use super::{
+    CacheError, Settings,
+    flight::{Flights, Seat},
+    layout::Layout,
+    ready::ReadyMap,
+    store::Store,
+    workers::Workers,
+};
+use crate::{
+    error::ReadError,
+    fetch::{self, Request},
+    source::{BlobSource, SourceError},
+};
+
+/// Requests of one blob that are under way at a time. Enough to fill a link at 20 ms and 4 MiB each;
+/// counted per blob, so that a source that hangs holds up nobody else.
+const REQUESTS: usize = 8;
+
+/// Sources of one blob that are kept; the oldest is forgotten first.
+const SOURCES: usize = 8;
+
+/// Flights that may be abandoned under a reader before it gives up. Only a bug of ours abandons one.
+const TAKEOVERS: usize = 3;
+
+/// Decoded bytes that are written before a flush does not wait any longer.
+const FLUSH_BYTES: u64 = 64 << 20;
+
+/// Longest pause between two flushes that fail.
+const FLUSH_PAUSE: Duration = Duration::from_secs(60);
+
+/// One blob in the cache, as a set of images describes it.
+///
+/// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks, and
+/// holes where chunks are missing. Only [`CachedBlob::ensure`] tells which is which.
+pub struct CachedBlob {
+    layout: Layout,
+    store: Store,
+    ready: ReadyMap,
+    /// Held while a word of the ready map goes to the disk, so that an older one never follows a newer.
+    noting: Mutex<()>,
+    flights: Flights,
+    sources: RwLock<Vec<Arc<dyn BlobSource>>>,
+    requests: Semaphore,
+    settings: Settings,
+    workers: Arc<Workers>,
+    counters: Counters,
+    /// What is known to be on the disk. Held during a flush, so that there is one at a time.
+    durable: Mutex<Vec<u64>>,
+    /// Decoded bytes written since the last flush began.
+    unflushed: AtomicU64,
+    /// Whether a task is going to flush.
+    flushing: AtomicBool,
+    /// Makes that task hurry.
+    hurry: Notify,
+    /// Whether every chunk is ready and on the disk.
+    complete: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    bytes_fetched: AtomicU64,
+    requests: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// What a blob's life was like since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlobStats {
+    /// Stored bytes that sources delivered.
+    pub bytes_fetched: u64,
+    /// Reads that sources were asked for, retries below them not counted.
+    pub requests: u64,
+    /// Questions that were answered at once.
+    pub hits: u64,
+    /// Questions that had to wait for a fetch.
+    pub misses: u64,
+    /// Chunks that are in the cache.
+    pub chunks_ready: u64,
+    /// Chunks that the image names.
+    pub chunks_total: u64,
+    /// Bytes of the whole blob as stored.
+    pub stored_bytes: u64,
+}
+
+impl CachedBlob {
+    pub(super) fn open(
+        dir: PathBuf,
+        layout: Layout,
+        boot: &str,
+        settings: Settings,
+        workers: Arc<Workers>,
+    ) -> Result<Arc<Self>, CacheError> {
+        let (store, found) = Store::open(dir, &layout, boot)?;
+        let chunks = layout.chunks().len();
+        let durable = ReadyMap::new(chunks, &found.durable);
+        let blob = Arc::new(CachedBlob {
+            ready: ReadyMap::new(chunks, &found.ready),
+            layout,
+            store,
+            noting: Mutex::default(),
+            flights: Flights::default(),
+            sources: RwLock::default(),
+            requests: Semaphore::new(REQUESTS),
+            settings,
+            workers,
+            durable: Mutex::new(found.durable),
+            counters: Counters::default(),
+            unflushed: AtomicU64::new(0),
+            flushing: AtomicBool::new(false),
+            hurry: Notify::new(),
+            complete: watch::Sender::new(durable.is_full()),
+        });
+        if blob.ready.count() > durable.count() {
+            blob.flush_soon();
+        }
+        Ok(blob)
+    }
+
+    /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes between
+    /// chunks are zeros. Any number of callers may ask at once; dropping the future is harmless, what is being
+    /// fetched arrives for others.
+    ///
+    /// # Errors
+    /// The range could not be brought in; a later call tries again. Parts of it may be ready.
+    pub async fn ensure(self: &Arc<Self>, range: Range<Decoded>) -> Result<(), ReadError> {
+        if range.end.0 > self.layout.file_size() || range.start > range.end {
+            let (blob, size) = (self.id(), self.layout.file_size());
+            return Err(ReadError::OutOfRange { blob, range, size });
+        }
+        let wanted = self.layout.chunks_in(&range);
+        if self.ready.all_ready(wanted.clone()) {
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        for _ in 0..TAKEOVERS {
+            let seats = self.board(wanted.clone());
+            let mut abandoned = false;
+            for seat in seats {
+                match seat.wait().await {
+                    Some(result) => result?,
+                    None => abandoned = true,
+                }
+            }
+            if !abandoned {
+                return Ok(());
+            }
+        }
+        Err(ReadError::Interrupted { blob: self.id() })
+    }
+
+    /// Whether [`CachedBlob::ensure`] would return at once.
+    pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
+        range.end.0 <= self.layout.file_size()
+            && self.ready.all_ready(self.layout.chunks_in(range))
+    }
+
+    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing.
+    fn board(self: &Arc<Self>, wanted: Range<usize>) -> Vec<Seat> {
+        let chunks = self.layout.chunks();
+        let mut seats = Vec::new();
+        let mut requests = Vec::new();
+        {
+            let mut tower = self.flights.lock();
+            // Flights first: one that lands in between has set the bit before it left the map.
+            let is_missing = |at: usize| !tower.has(at) && !self.ready.is_ready(at);
+            let mut missing = Vec::new();
+            if wanted.clone().any(is_missing) {
+                let amplify = self.settings.amplify;
+                let wide = fetch::neighbours(chunks, wanted.clone(), amplify, is_missing);
+                missing.extend(wide.filter(|at| is_missing(*at)));
+            }
+            for request in fetch::plan(chunks, &missing) {
+                let run = &missing[request];
+                let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
+                let start = |at: &usize| tower.start(*at, wanted.contains(at));
+                requests.push(Request { stored, leases: run.iter().map(start).collect() });
+            }
+            seats.extend(wanted.filter_map(|at| tower.join(at)));
+        }
+        for request in requests {
+            self.workers.runtime().spawn(fetch::run(self.clone(), request));
+        }
+        seats
+    }
+
+    /// Decodes `stored`, checks it, writes it and marks it ready. Blocks.
+    pub(crate) fn accept(self: &Arc<Self>, at: usize, stored: &[u8]) -> Result<(), ReadError> {
+        let chunk = self.chunk(at);
+        let corrupt = |problem: String| {
+            let range = chunk.stored..chunk.stored_end();
+            ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
+        };
+        let decoded;
+        let bytes = if chunk.is_compressed() {
+            let mut buffer = vec![0; chunk.decoded_size as usize];
+            let codec = self.layout.blob().codec;
+            codec.decode(stored, &mut buffer).map_err(|error| corrupt(error.to_string()))?;
+            decoded = buffer;
+            &decoded
+        } else {
+            stored
+        };
+        let digest = chunk.digest.algorithm.digest(bytes);
+        if digest != chunk.digest {
+            return Err(corrupt(format!("digest is {digest}, expected {}", chunk.digest)));
+        }
+        let written = self.store.data().write_all_at(bytes, chunk.decoded.0);
+        written.map_err(|error| self.write_error(error))?;
+        self.mark_ready(at);
+        Ok(())
+    }
+
+    fn mark_ready(self: &Arc<Self>, at: usize) {
+        self.ready.set(at);
+        let noted = {
+            let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
+            let (word, bits) = self.ready.word_of(at);
+            self.store.note(word, bits)
+        };
+        if let Err(error) = noted {
+            // Only costs fetching the chunk again after a crash.
+            tracing::debug!(blob = %self.id(), %error, "cannot note a ready chunk");
+        }
+        let size = u64::from(self.chunk(at).decoded_size);
+        let unflushed = self.unflushed.fetch_add(size, Ordering::Relaxed) + size;
+        if unflushed >= FLUSH_BYTES || self.ready.is_full() {
+            self.hurry.notify_one();
+        }
+        self.flush_soon();
+    }
+
+    /// Makes sure that a flush follows everything that is ready now.
+    fn flush_soon(self: &Arc<Self>) {
+        if self.flushing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let blob = self.clone();
+        self.workers.runtime().spawn(async move {
+            let mut pause = blob.settings.flush_after;
+            loop {
+                let _ = tokio::time::timeout(pause, blob.hurry.notified()).await;
+                blob.flushing.store(false, Ordering::Release);
+                let flusher = blob.clone();
+                match tokio::task::spawn_blocking(move || flusher.flush()).await {
+                    Ok(Err(error)) => {
+                        tracing::warn!(blob = %blob.id(), %error, "cannot flush the cache");
+                        pause = FLUSH_PAUSE.min(pause * 2 + Duration::from_millis(100));
+                        if blob.flushing.swap(true, Ordering::AcqRel) {
+                            return;
+                        }
+                    }
+                    Ok(Ok(())) | Err(_) => return,
+                }
+            }
+        });
+    }
+
+    /// Makes everything that is ready now survive a power cut. Blocks until the disk has it.
+    ///
+    /// # Errors
+    /// The disk did not take it. What was not on the disk before counts as missing from then on, since
+    /// the kernel drops pages that it could not write.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
+        self.unflushed.store(0, Ordering::Relaxed);
+        let words = self.ready.words();
+        if let Err(error) = self.store.sync_data() {
+            self.keep_only(&durable);
+            return Err(error);
+        }
+        self.store.save_durable(&words)?;
+        *durable = words;
+        if ReadyMap::new(self.layout.chunks().len(), &durable).is_full() {
+            self.complete.send_replace(true);
+        }
+        Ok(())
+    }
+
+    /// Forgets every chunk whose bit is not in `words`.
+    fn keep_only(&self, words: &[u64]) {
+        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ready.keep_only(words);
+        for (word, bits) in words.iter().enumerate() {
+            if let Err(error) = self.store.note(word, *bits) {
+                tracing::error!(blob = %self.id(), %error, "cannot note that chunks are lost");
+            }
+        }
+    }
+
+    /// Adds a source, which becomes the first that is asked: what was named last most likely has
+    /// credentials that still work.
+    pub(super) fn attach(&self, source: Arc<dyn BlobSource>) {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        sources.retain(|known| !Arc::ptr_eq(known, &source));
+        sources.insert(0, source);
+        sources.truncate(SOURCES);
+    }
+
+    pub(crate) fn sources(&self) -> Vec<Arc<dyn BlobSource>> {
+        self.sources.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a turn to ask a source, asks it, and counts.
+    pub(crate) async fn request(
+        &self,
+        read: impl Future<Output = Result<Bytes, SourceError>>,
+    ) -> Result<Bytes, SourceError> {
+        // The semaphore is never closed.
+        let _permit = self.requests.acquire().await;
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let bytes = read.await?;
+        self.counters.bytes_fetched.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    pub(crate) fn chunk(&self, at: usize) -> &Chunk {
+        &self.layout.chunks()[at]
+    }
+
+    fn write_error(&self, error: io::Error) -> ReadError {
+        let path = self.store.data_path();
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ReadError::NoSpace { blob: self.id(), path }
+            }
+            _ => ReadError::Cache { path, source: Arc::new(error) },
+        }
+    }
+
+    /// SHA-256 of the blob as stored.
+    pub fn id(&self) -> Digest {
+        self.layout.blob().id
+    }
+
+    /// The file with the decoded bytes, open for reading and writing. It was opened before anybody could ask for events
+    /// on the file, so using it raises none.
+    pub fn file(&self) -> &File {
+        self.store.data()
+    }
+
+    /// Where [`CachedBlob::file`] is.
+    pub fn path(&self) -> PathBuf {
+        self.store.data_path()
+    }
+
+    /// Bytes of [`CachedBlob::file`]: all decoded bytes, in whole blocks.
+    pub fn file_size(&self) -> u64 {
+        self.layout.file_size()
+    }
+
+    /// Whether every chunk is in the file and on the disk.
+    pub fn is_complete(&self) -> bool {
+        *self.complete.borrow()
+    }
+
+    /// Waits until [`CachedBlob::is_complete`].
+    pub async fn completed(&self) {
+        // The sender is a part of `self`, so the channel does not close.
+        let _ = self.complete.subscribe().wait_for(|complete| *complete).await;
+    }
+
+    /// Counters since the blob was opened, and how much of it is there.
+    pub fn stats(&self) -> BlobStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        BlobStats {
+            bytes_fetched: count(&self.counters.bytes_fetched),
+            requests: count(&self.counters.requests),
+            hits: count(&self.counters.hits),
+            misses: count(&self.counters.misses),
+            chunks_ready: self.ready.count() as u64,
+            chunks_total: self.layout.chunks().len() as u64,
+            stored_bytes: self.layout.blob().stored_size,
+        }
+    }
+}
+
+impl fmt::Debug for CachedBlob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedBlob")
+            .field("path", &self.path())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,101 @@
+//! One fetch per chunk, however many wait for it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+use crate::error::ReadError;
+
+type Outcome = Option<Result<(), ReadError>>;
+
+/// The chunks that are being fetched.
+#[derive(Debug, Default)]
+pub(crate) struct Flights(Arc<Mutex<HashMap<usize, watch::Receiver<Outcome>>>>);
+
+/// The duty to fetch one chunk. Whoever holds it finishes it; when it is dropped unfinished, those who
+/// wait wake up and one of them takes over.
+pub(crate) struct Lease {
+    chunk: usize,
+    wanted: bool,
+    outcome: watch::Sender<Outcome>,
+    flights: Flights,
+}
+
+/// A seat in somebody's flight.
+#[derive(Debug)]
+pub(crate) struct Seat(watch::Receiver<Outcome>);
+
+/// The flights, with nobody else changing them.
+pub(crate) struct Tower<'a> {
+    flights: &'a Flights,
+    map: MutexGuard<'a, HashMap<usize, watch::Receiver<Outcome>>>,
+}
+
+impl Flights {
+    pub(crate) fn lock(&self) -> Tower<'_> {
+        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Tower { flights: self, map }
+    }
+}
+
+impl Tower<'_> {
+    /// A seat in the flight of `chunk`, if there is one.
+    pub(crate) fn join(&self, chunk: usize) -> Option<Seat> {
+        self.map.get(&chunk).cloned().map(Seat)
+    }
+
+    pub(crate) fn has(&self, chunk: usize) -> bool {
+        self.map.contains_key(&chunk)
+    }
+
+    /// Starts the flight of `chunk`, which must not have one. `wanted` says that somebody waits for it.
+    pub(crate) fn start(&mut self, chunk: usize, wanted: bool) -> Lease {
+        let (outcome, seat) = watch::channel(None);
+        self.map.insert(chunk, seat);
+        let flights = Flights(self.flights.0.clone());
+        Lease { chunk, wanted, outcome, flights }
+    }
+}
+
+impl Lease {
+    /// Position of the chunk in the blob's layout.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Whether somebody waits for the chunk: it was asked for, or has been joined since. (One
+    /// receiver is the map's own.)
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted || self.outcome.receiver_count() > 1
+    }
+
+    /// Tells everybody who waits. A ready chunk has its bit set before this is called, so that a reader
+    /// finds either the bit or the flight.
+    pub(crate) fn finish(self, result: Result<(), ReadError>) {
+        self.outcome.send_replace(Some(result));
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.flights.lock().map.remove(&self.chunk);
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("chunk", &self.chunk).finish_non_exhaustive()
+    }
+}
+
+impl Seat {
+    /// How the flight ended; `None` when it was abandoned.
+    pub(crate) async fn wait(mut self) -> Outcome {
+        let outcome = self.0.wait_for(Option::is_some).await.ok()?;
+        outcome.clone()
+    }
+}

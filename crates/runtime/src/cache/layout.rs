@@ -1,0 +1,203 @@
+//! Where the chunks of a blob are, checked once.
+
+use std::ops::Range;
+
+use lazuli_image::{
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, digest::Hasher, offset::round_up_to_block,
+};
+
+use super::CacheError;
+
+/// Largest chunk of any image, decoded; the format's own limit.
+const MAX_CHUNK: u32 = 16 << 20;
+
+/// Largest chunk as stored. Codecs add a fraction of a percent to what they cannot compress; twice
+/// the size is a bound on memory, not a format rule.
+const MAX_STORED_CHUNK: u32 = 2 * MAX_CHUNK;
+
+/// Largest decoded blob; the format's own limit, and just above what a file of ext4 can hold.
+const MAX_DECODED: u64 = 1 << 44;
+
+/// What one image says about one blob, with everything checked that the cache relies on: chunks
+/// ascend and do not overlap in either address space, and lie inside the blob.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    blob: Blob,
+    file_size: u64,
+    digest: Digest,
+}
+
+impl Layout {
+    pub(crate) fn new(blob: &Blob) -> Result<Self, CacheError> {
+        let wrong =
+            |problem: String| CacheError::Layout { blob: blob.id, problem };
+        let file_size = round_up_to_block(blob.decoded_size)
+            .filter(|size| *size <= MAX_DECODED)
+            .ok_or_else(|| wrong(format!("{} decoded bytes are too many", blob.decoded_size)))?;
+        let (mut stored, mut decoded) = (0, 0);
+        for chunk in &blob.chunks {
+            let wrong = |problem: &str| wrong(format!("chunk {}: {problem}", chunk.number));
+            let stored_end = chunk.stored.0.checked_add(chunk.stored_size.into());
+            let decoded_end = chunk.decoded.0.checked_add(chunk.decoded_size.into());
+            let decoded_end = decoded_end.and_then(round_up_to_block);
+            if chunk.decoded_size == 0 || chunk.decoded_size > MAX_CHUNK {
+                return Err(wrong("decoded size is 0 or above 16 MiB"));
+            }
+            if chunk.stored_size == 0 || chunk.stored_size > MAX_STORED_CHUNK {
+                return Err(wrong("stored size is 0 or above 32 MiB"));
+            }
+            if chunk.decoded.0 % BLOCK_SIZE != 0 {
+                return Err(wrong("decoded bytes do not start on a block border"));
+            }
+            if chunk.stored.0 < stored || chunk.decoded.0 < decoded {
+                return Err(wrong("overlaps the chunk before it"));
+            }
+            (stored, decoded) = match (stored_end, decoded_end) {
+                (Some(stored), Some(decoded))
+                    if stored <= blob.stored_size && decoded <= file_size =>
+                {
+                    (stored, decoded)
+                }
+                _ => return Err(wrong("ends behind the end of the blob")),
+            };
+        }
+        Ok(Layout { blob: blob.clone(), file_size, digest: digest(blob) })
+    }
+
+    pub(crate) fn blob(&self) -> &Blob {
+        &self.blob
+    }
+
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        &self.blob.chunks
+    }
+
+    /// Decoded bytes in whole blocks: the size of the cache file.
+    pub(crate) fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
+    /// Digest of everything that the image says about the blob.
+    pub(crate) fn digest(&self) -> &Digest {
+        &self.digest
+    }
+
+    /// Name of the blob's directory in the cache. Images that say different things about one blob
+    /// never share bytes, so that a lie about a blob only ever hurts the image that tells it.
+    pub(crate) fn key(&self) -> String {
+        format!("{}-{}", self.blob.id.hex(), self.digest.hex())
+    }
+
+    /// Positions in [`Layout::chunks`] of the chunks that have bytes in `range`.
+    pub(crate) fn chunks_in(&self, range: &Range<Decoded>) -> Range<usize> {
+        let chunks = &self.blob.chunks;
+        let first = chunks.partition_point(|chunk| chunk.decoded_end() <= range.start);
+        let end = chunks.partition_point(|chunk| chunk.decoded < range.end);
+        first..end.max(first)
+    }
+}
+
+fn digest(blob: &Blob) -> Digest {
+    let mut hasher = Algorithm::Blake3.hasher();
+    let number = |hasher: &mut Hasher, number: u64| hasher.update(&number.to_le_bytes());
+    let id = |hasher: &mut Hasher, digest: &Digest| {
+        hasher.update(digest.algorithm.name().as_bytes());
+        hasher.update(&digest.hash);
+    };
+    hasher.update(b"lazuli chunk layout 1");
+    id(&mut hasher, &blob.id);
+    number(&mut hasher, blob.codec as u64);
+    number(&mut hasher, blob.stored_size);
+    number(&mut hasher, blob.decoded_size);
+    number(&mut hasher, blob.chunks.len() as u64);
+    for chunk in &blob.chunks {
+        id(&mut hasher, &chunk.digest);
+        number(&mut hasher, chunk.number.into());
+        number(&mut hasher, chunk.stored.0);
+        number(&mut hasher, chunk.stored_size.into());
+        number(&mut hasher, chunk.decoded.0);
+        number(&mut hasher, chunk.decoded_size.into());
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::{Codec, Stored};
+
+    use super::*;
+
+    fn blob() -> Blob {
+        let chunk = |number, stored, stored_size, decoded, decoded_size| Chunk {
+            number,
+            digest: Digest::blake3([number as u8; 32]),
+            stored: Stored(stored),
+            stored_size,
+            decoded: Decoded(decoded),
+            decoded_size,
+        };
+        Blob {
+            id: Digest::sha256([1; 32]),
+            codec: Codec::Zstd,
+            stored_size: 1000,
+            decoded_size: 20_480,
+            chunks: vec![chunk(0, 0, 100, 0, 5000), chunk(1, 100, 50, 8192, 50), chunk(3, 200, 800, 16384, 4096)],
+        }
+    }
+
+    #[test]
+    fn finds_the_chunks_of_a_range() {
+        let layout = Layout::new(&blob()).unwrap();
+        for (range, expected) in [
+            (0..1, 0..1),
+            (4999..5000, 0..1),
+            (5000..8192, 1..1),
+            (0..20_480, 0..3),
+            (4999..8193, 0..2),
+            (8242..16_385, 2..3),
+            (20_479..20_480, 2..3),
+            (100..100, 0..1),
+        ] {
+            let decoded = Decoded(range.start)..Decoded(range.end);
+            assert_eq!(layout.chunks_in(&decoded), expected, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_the_cache_cannot_rely_on() {
+        let spoil: [(&str, fn(&mut Blob)); 10] = [
+            ("no bytes", |blob| blob.chunks[0].decoded_size = 0),
+            ("17 MiB", |blob| blob.chunks[2].decoded_size = 17 << 20),
+            ("no stored bytes", |blob| blob.chunks[0].stored_size = 0),
+            ("33 MiB stored", |blob| blob.chunks[2].stored_size = 33 << 20),
+            ("between blocks", |blob| blob.chunks[1].decoded = Decoded(8193)),
+            ("overlap decoded", |blob| blob.chunks[1].decoded = Decoded(4096)),
+            ("overlap stored", |blob| blob.chunks[1].stored = Stored(99)),
+            ("behind stored end", |blob| blob.stored_size = 999),
+            ("behind decoded end", |blob| blob.decoded_size = 16_384),
+            ("wraps around", |blob| blob.chunks[2].decoded = Decoded(u64::MAX - 4095)),
+        ];
+        for (what, spoil) in spoil {
+            let mut blob = blob();
+            spoil(&mut blob);
+            assert!(Layout::new(&blob).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn any_difference_is_another_layout() {
+        let original = Layout::new(&blob()).unwrap().key();
+        let changes: [fn(&mut Blob); 5] = [
+            |blob| blob.codec = Codec::Lz4,
+            |blob| blob.chunks[2].digest.hash[31] ^= 1,
+            |blob| blob.chunks[1].stored.0 += 1,
+            |blob| blob.chunks[2].number = 2,
+            |blob| drop(blob.chunks.pop()),
+        ];
+        for change in changes {
+            let mut blob = blob();
+            change(&mut blob);
+            assert_ne!(Layout::new(&blob).unwrap().key(), original);
+        }
+    }
+}

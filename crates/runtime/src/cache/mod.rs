@@ -1,0 +1,159 @@
+//! The bytes of blobs that are on this node.
+//!
+//! ```text
+//! <dir>/lock                                 held by the one process that uses the directory
+//! <dir>/blobs/<blob id>-<layout digest>/     one per blob and per claim about it, see `store`
+//! ```
+//!
+//! [`CachedBlob::ensure`] is the one question that every driver asks. It returns when the range is in the
+//! blob's file and every chunk of it was checked against its digest. Files are shared by all images that
+//! say the same about a blob. docs/cache.md explains what survives which crash.
+
+mod blob;
+mod flight;
+mod layout;
+mod ready;
+mod store;
+mod workers;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder, File, TryLockError},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use lazuli_image::{Blob, Digest};
+
+pub use self::blob::{BlobStats, CachedBlob};
+pub(crate) use self::flight::Lease;
+use self::{layout::Layout, workers::Workers};
+use crate::source::BlobSource;
+
+/// How the cache behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Stored bytes that one miss brings at most beyond what was asked for: neighbouring chunks that are
+    /// missing too come with it in the same request. 0 fetches only what is asked for.
+    pub amplify: u64,
+    /// Time between the first chunk that is written and the moment when it is made to survive a power cut.
+    pub flush_after: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { amplify: 1 << 20, flush_after: Duration::from_secs(5) }
+    }
+}
+
+/// Why the cache or a blob in it cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Another process uses the directory.
+    #[error("{} is in use by another process", path.display())]
+    InUse {
+        /// The cache directory.
+        path: PathBuf,
+    },
+    /// A file of the cache cannot be used.
+    #[error("{}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// What an image says about a blob cannot be true.
+    #[error("blob {blob}: {problem}")]
+    Layout {
+        /// The blob.
+        blob: Digest,
+        /// Which chunk, and what is wrong with it.
+        problem: String,
+    },
+}
+
+impl CacheError {
+    fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| CacheError::Io { path, source }
+    }
+}
+
+/// A cache directory in use by this process.
+#[derive(Debug)]
+pub struct Cache {
+    dir: PathBuf,
+    settings: Settings,
+    boot: String,
+    workers: Arc<Workers>,
+    blobs: Mutex<HashMap<String, Weak<CachedBlob>>>,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+impl Cache {
+    /// Uses `dir`, which is made when it does not exist, with everything that is in it. Fails with
+    /// [`CacheError::InUse`] while another process does.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime: the cache runs its fetches there.
+    pub fn open(dir: &Path, settings: Settings) -> Result<Arc<Self>, CacheError> {
+        let boot = Path::new("/proc/sys/kernel/random/boot_id");
+        let boot = fs::read_to_string(boot).map_err(CacheError::io(boot))?;
+        Self::open_in_boot(dir, settings, boot)
+    }
+
+    fn open_in_boot(dir: &Path, settings: Settings, boot: String) -> Result<Arc<Self>, CacheError> {
+        let blobs = dir.join("blobs");
+        let create = DirBuilder::new().recursive(true).mode(0o700).create(&blobs);
+        create.map_err(CacheError::io(&blobs))?;
+        let path = dir.join("lock");
+        let lock = File::options().write(true).create(true).truncate(false).open(&path);
+        let lock = lock.map_err(CacheError::io(&path))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => CacheError::InUse { path: dir.to_owned() },
+            TryLockError::Error(error) => CacheError::io(path)(error),
+        })?;
+        Ok(Arc::new(Cache {
+            dir: blobs,
+            settings,
+            boot,
+            workers: Arc::new(Workers::new()),
+            blobs: Mutex::default(),
+            _lock: lock,
+        }))
+    }
+
+    /// The blob as one image describes it. Images that say the same about it get the same
+    /// [`CachedBlob`], and `source` becomes the first of its sources.
+    pub fn blob(
+        &self,
+        blob: &Blob,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Arc<CachedBlob>, CacheError> {
+        let layout = Layout::new(blob)?;
+        let key = layout.key();
+        let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = blobs.get(&key).and_then(Weak::upgrade);
+        let cached = match known {
+            Some(cached) => cached,
+            None => {
+                let dir = self.dir.join(&key);
+                let (settings, workers) = (self.settings.clone(), self.workers.clone());
+                let cached = CachedBlob::open(dir, layout, &self.boot, settings, workers)?;
+                blobs.retain(|_, blob| blob.strong_count() > 0);
+                blobs.insert(key, Arc::downgrade(&cached));
+                cached
+            }
+        };
+        cached.attach(source);
+        Ok(cached)
+    }
+}

@@ -1,0 +1,195 @@
+//! The files of one blob in the cache, and what of them can be believed after a crash.
+//!
+//! ```text
+//! <blob id>-<layout digest>/
+//!   data     decoded bytes at the addresses that the kernel uses; sparse
+//!   durable  chunks whose bytes are known to be on the disk
+//!   live     chunks whose bytes are known to be in `data` as long as this kernel runs
+//! ```
+//!
+//! `durable` is replaced as a whole, after an fdatasync of `data`, and ends with a checksum. `live` gets
+//! a word written after each chunk and is never synced: it survives the process, but when the kernel goes
+//! down it can reach the disk before the bytes that it speaks of, so it counts only under the same boot.
+//! Both begin with a binding to the layout and to the very file `data` that they speak of.
+//! docs/cache.md has the whole argument.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use lazuli_image::{Algorithm, Digest};
+
+use super::{CacheError, layout::Layout, ready::word_count};
+
+const DATA: &str = "data";
+const DURABLE: &str = "durable";
+const DURABLE_NEW: &str = "durable.new";
+const LIVE: &str = "live";
+
+/// Bytes of a binding, and of the checksum.
+const HASH: usize = 32;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Store {
+    dir: PathBuf,
+    data: File,
+    live: File,
+    binding: [u8; HASH],
+}
+
+/// What was found in a blob's directory, as words of [`super::ready::ReadyMap`].
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Chunks whose bytes are on the disk.
+    pub(crate) durable: Vec<u64>,
+    /// Chunks whose bytes are in the data file now; includes `durable`.
+    pub(crate) ready: Vec<u64>,
+}
+
+impl Store {
+    /// Opens the files of `layout` in `dir`, or makes them. `boot` tells one start of the kernel from
+    /// another.
+    pub(crate) fn open(dir: PathBuf, layout: &Layout, boot: &str) -> Result<(Self, Found), CacheError> {
+        let words = word_count(layout.chunks().len());
+        let data = match open_data(&dir.join(DATA), layout.file_size()) {
+            Ok(Some(data)) => data,
+            Ok(None) => create_data(&dir, layout.file_size()).map_err(CacheError::io(&dir))?,
+            Err(error) => return Err(CacheError::io(dir.join(DATA))(error)),
+        };
+        let metadata = data.metadata().map_err(CacheError::io(dir.join(DATA)))?;
+        let binding = bind("durable", layout.digest(), &metadata, "");
+        let live_binding = bind("live", layout.digest(), &metadata, boot);
+
+        let durable = read_map(&dir.join(DURABLE), words, HASH)
+            .filter(|bytes| is_durable(bytes, &binding))
+            .map(|bytes| decode(&bytes[HASH..bytes.len() - HASH]))
+            .unwrap_or_else(|| vec![0; words]);
+        let mut ready = durable.clone();
+        let live = read_map(&dir.join(LIVE), words, 0).filter(|bytes| bytes[..HASH] == live_binding);
+        if let Some(bytes) = live {
+            for (word, live) in ready.iter_mut().zip(decode(&bytes[HASH..])) {
+                *word |= live;
+            }
+        }
+        let live = create_live(&dir.join(LIVE), &live_binding, &ready)
+            .map_err(CacheError::io(dir.join(LIVE)))?;
+        Ok((Store { dir, data, live, binding }, Found { durable, ready }))
+    }
+
+    /// The decoded bytes. Opened for reading and writing, before anybody could have marked the file.
+    pub(crate) fn data(&self) -> &File {
+        &self.data
+    }
+
+    pub(crate) fn data_path(&self) -> PathBuf {
+        self.dir.join(DATA)
+    }
+
+    /// Notes one word of the ready map for the case that this process dies. The caller makes sure that
+    /// calls do not overtake each other. The file has all its blocks, so this does not fail for space.
+    pub(crate) fn note(&self, word: usize, bits: u64) -> io::Result<()> {
+        self.live.write_all_at(&bits.to_le_bytes(), (HASH + word * 8) as u64)
+    }
+
+    /// Waits until everything that was written to the data file is on the disk.
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
+        self.data.sync_data()
+    }
+
+    /// Makes `words` the chunks that are believed after a power cut. [`Store::sync_data`] has to have
+    /// returned since the last of their bytes was written.
+    pub(crate) fn save_durable(&self, words: &[u64]) -> io::Result<()> {
+        let mut bytes = self.binding.to_vec();
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        let checksum = Algorithm::Blake3.digest(&bytes);
+        bytes.extend(checksum.hash);
+        let path = self.dir.join(DURABLE_NEW);
+        let mut file = private().write(true).create(true).truncate(true).open(&path)?;
+        file.write_all(&bytes)?;
+        file.sync_data()?;
+        fs::rename(&path, self.dir.join(DURABLE))?;
+        sync_dir(&self.dir)
+    }
+}
+
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// The data file of an earlier time, when it is one.
+fn open_data(path: &Path, size: u64) -> io::Result<Option<File>> {
+    match private().read(true).write(true).open(path) {
+        Ok(file) => {
+            let metadata = file.metadata()?;
+            Ok((metadata.is_file() && metadata.len() == size).then_some(file))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes an empty data file. The old maps are gone from the disk before it exists, because a file
+/// system may give its inode number to the new one.
+fn create_data(dir: &Path, size: u64) -> io::Result<File> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    for name in [DURABLE, LIVE, DATA] {
+        match fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    sync_dir(dir)?;
+    let data = private().read(true).write(true).create_new(true).open(dir.join(DATA))?;
+    data.set_len(size)?;
+    Ok(data)
+}
+
+/// Replaces the map of an earlier process with what is believed now.
+fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<File> {
+    let new = path.with_extension("new");
+    let mut file = private().write(true).create(true).truncate(true).open(&new)?;
+    let mut bytes = binding.to_vec();
+    bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    file.write_all(&bytes)?;
+    fs::rename(&new, path)?;
+    Ok(file)
+}
+
+/// What a map of either kind begins with. A map with another binding speaks of something else.
+fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HASH] {
+    let mut hasher = Algorithm::Blake3.hasher();
+    hasher.update(format!("lazuli ready map 1 {kind}\n{boot}\n").as_bytes());
+    hasher.update(&layout.hash);
+    for number in [data.dev(), data.ino(), data.len()] {
+        hasher.update(&number.to_le_bytes());
+    }
+    hasher.finish().hash
+}
+
+/// Reads a map of exactly the expected size; anything else is as good as no map.
+fn read_map(path: &Path, words: usize, tail: usize) -> Option<Vec<u8>> {
+    let expected = HASH + words * 8 + tail;
+    let mut bytes = Vec::with_capacity(expected + 1);
+    File::open(path).ok()?.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() == expected).then_some(bytes)
+}
+
+fn is_durable(bytes: &[u8], binding: &[u8; HASH]) -> bool {
+    let (content, checksum) = bytes.split_at(bytes.len() - HASH);
+    content[..HASH] == *binding && Algorithm::Blake3.digest(content).hash == checksum
+}
+
+fn decode(bytes: &[u8]) -> Vec<u64> {
+    let (words, _) = bytes.as_chunks();
+    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}

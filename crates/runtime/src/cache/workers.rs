@@ -1,0 +1,51 @@
+//! Threads that decode, check and write chunks.
+
+use std::{panic, thread};
+
+use tokio::{runtime::Handle, sync::Semaphore, task};
+
+/// Bounds how many chunks are decoded at a time, over all blobs: one per processor.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    runtime: Handle,
+    all: Semaphore,
+    /// Half of `all`, taken in addition by work that nobody waits for, so that such work never
+    /// stands between a reader and its chunk on every thread.
+    background: Semaphore,
+}
+
+impl Workers {
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(crate) fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Workers {
+            runtime: Handle::current(),
+            all: Semaphore::new(processors),
+            background: Semaphore::new((processors / 2).max(1)),
+        }
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Runs `job` on a thread that may block. Panics when the job does.
+    pub(crate) async fn run<R: Send + 'static>(
+        &self,
+        background: bool,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        // Neither semaphore is ever closed, so the permits are always granted.
+        let _background = if background { self.background.acquire().await.ok() } else { None };
+        let _permit = self.all.acquire().await;
+        match task::spawn_blocking(job).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(reason) => panic::resume_unwind(reason),
+                // Blocking tasks are cancelled only when the runtime shuts down, and this future with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! From missing chunks to bytes in the cache: which requests, and what happens to their answers.
+//!
+//! ```text
+//! missing chunks ─▶ neighbours ─▶ plan ─▶ one task per request:
+//!                                          read ─▶ decode ─▶ check digest ─▶ write ─▶ ready
+//!                                                     └─ wrong ─▶ once more, from every source
+//! ```
+
+use std::{io, ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use lazuli_image::{Chunk, Stored};
+
+use crate::{
+    cache::{CachedBlob, Lease},
+    error::ReadError,
+    source::{BlobSource, SourceError},
+};
+
+/// Bytes between two missing chunks that are read and thrown away rather than asking twice. At
+/// 100 Mbit/s and 10 ms that is what a round trip costs.
+const GAP: u64 = 128 << 10;
+
+/// Stored bytes in one request, unless a single chunk is larger. Bigger needs are split, since
+/// several streams fill a link better than one, and a failure costs less.
+pub(crate) const MAX_REQUEST: u64 = 4 << 20;
+
+/// Decoded bytes that one worker takes on at a time.
+const JOB: u64 = 1 << 20;
+
+/// A run of chunks that one request brings.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) stored: Range<Stored>,
+    /// Chunks to keep, in ascending order.
+    pub(crate) leases: Vec<Lease>,
+}
+
+/// Widens `wanted`, a range of chunks, by missing ones on both sides, until the missing chunks have `amplify`
+/// stored bytes. First those that follow, since files are read forwards, and then those before.
+pub(crate) fn neighbours(
+    chunks: &[Chunk],
+    wanted: Range<usize>,
+    amplify: u64,
+    is_missing: impl Fn(usize) -> bool,
+) -> Range<usize> {
+    let size = |at: usize| u64::from(chunks[at].stored_size);
+    let mut bytes: u64 = wanted.clone().filter(|at| is_missing(*at)).map(size).sum();
+    let Range { mut start, mut end } = wanted;
+    let mut fits = |at: usize| {
+        let fits = is_missing(at) && bytes + size(at) <= amplify;
+        bytes += if fits { size(at) } else { 0 };
+        fits
+    };
+    let near = |low: usize, high: usize| chunks[high].stored.0 - chunks[low].stored_end().0 <= GAP;
+    while end < chunks.len() && near(end - 1, end) && fits(end) {
+        end += 1;
+    }
+    while start > 0 && near(start - 1, start) && fits(start - 1) {
+        start -= 1;
+    }
+    start..end
+}
+
+/// Cuts missing chunks, in ascending order, into requests: the positions in `missing` where each ends.
+pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
+    let mut requests: Vec<Range<usize>> = Vec::new();
+    for (position, at) in missing.iter().enumerate() {
+        let chunk = &chunks[*at];
+        let joins = requests.last().is_some_and(|request| {
+            let (first, last) = (&chunks[missing[request.start]], &chunks[missing[position - 1]]);
+            chunk.stored.0 - last.stored_end().0 <= GAP
+                && chunk.stored_end().0 - first.stored.0 <= MAX_REQUEST
+        });
+        match requests.last_mut() {
+            Some(request) if joins => request.end = position + 1,
+            _ => requests.push(position..position + 1),
+        }
+    }
+    requests
+}
+
+/// Brings the chunks of one request into the cache and finishes their leases, whatever happens.
+pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
+    let Request { stored, leases } = request;
+    let bytes = match read(&blob, stored.clone()).await {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            leases.into_iter().for_each(|lease| lease.finish(Err(error.clone())));
+            return;
+        }
+    };
+    // Chunks that somebody waits for go first and each on its own; what came along is done in batches.
+    let (wanted, extra): (Vec<_>, Vec<_>) = leases.into_iter().partition(Lease::is_wanted);
+    let mut jobs: Vec<Vec<Lease>> = wanted.into_iter().map(|lease| vec![lease]).collect();
+    let mut size = JOB;
+    for lease in extra {
+        let chunk = u64::from(blob.chunk(lease.chunk()).decoded_size);
+        match jobs.last_mut() {
+            Some(job) if size + chunk <= JOB => job.push(lease),
+            _ => {
+                size = 0;
+                jobs.push(vec![lease]);
+            }
+        }
+        size += chunk;
+    }
+    join_all(jobs.into_iter().map(|job| work(&blob, &bytes, stored.start, job))).await;
+}
+
+/// Decodes, checks and writes some chunks of an answer that begins at `start`.
+async fn work(blob: &Arc<CachedBlob>, answer: &Bytes, start: Stored, leases: Vec<Lease>) {
+    let background = !leases.iter().any(Lease::is_wanted);
+    let (worker, answer) = (blob.clone(), answer.clone());
+    let accept = move |lease: Lease| {
+        let chunk = worker.chunk(lease.chunk());
+        let from = (chunk.stored.0 - start.0) as usize;
+        let bytes = &answer[from..from + chunk.stored_size as usize];
+        match worker.accept(lease.chunk(), bytes) {
+            Err(error @ ReadError::Corrupt { .. }) => Some((lease, error)),
+            result => {
+                lease.finish(result);
+                None
+            }
+        }
+    };
+    let accept_all = move || leases.into_iter().filter_map(accept).collect::<Vec<_>>();
+    for (lease, error) in blob.workers().run(background, accept_all).await {
+        let result = repair(blob, lease.chunk(), error).await;
+        lease.finish(result);
+    }
+}
+
+/// Fetches a chunk whose bytes were wrong again, by itself, from every source in turn.
+async fn repair(blob: &Arc<CachedBlob>, at: usize, first: ReadError) -> Result<(), ReadError> {
+    tracing::warn!(error = %first, "wrong bytes, fetching the chunk again");
+    let mut error = first;
+    for source in blob.sources() {
+        let chunk = blob.chunk(at);
+        let bytes = match read_from(blob, &*source, chunk.stored..chunk.stored_end()).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::warn!(%error, ?source, "cannot fetch the chunk again");
+                continue;
+            }
+        };
+        let worker = blob.clone();
+        match blob.workers().run(false, move || worker.accept(at, &bytes)).await {
+            Err(again @ ReadError::Corrupt { .. }) => error = again,
+            result => return result,
+        }
+    }
+    Err(error)
+}
+
+/// Reads from the first source that delivers.
+async fn read(blob: &CachedBlob, range: Range<Stored>) -> Result<Bytes, ReadError> {
+    let mut last = None;
+    for source in blob.sources() {
+        match read_from(blob, &*source, range.clone()).await {
+            Ok(bytes) => return Ok(bytes),
+            Err(error) => {
+                tracing::warn!(%error, ?source, blob = %blob.id(), ?range, "source failed");
+                last = Some(error);
+            }
+        }
+    }
+    let source = last.unwrap_or_else(|| broken("the blob has no source".to_owned()));
+    Err(ReadError::Source { blob: blob.id(), range, source })
+}
+
+async fn read_from(
+    blob: &CachedBlob,
+    source: &dyn BlobSource,
+    range: Range<Stored>,
+) -> Result<Bytes, SourceError> {
+    let bytes = blob.request(source.read(range.clone())).await?;
+    let expected = range.end.0 - range.start.0;
+    if bytes.len() as u64 != expected {
+        return Err(broken(format!("{} bytes came instead of {expected}", bytes.len())));
+    }
+    Ok(bytes)
+}
+
+fn broken(problem: String) -> SourceError {
+    let source = Arc::new(io::Error::other(problem));
+    SourceError::Failed { transient: false, retry_after: None, source }
+}

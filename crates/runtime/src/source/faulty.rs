@@ -1,0 +1,103 @@
+//! A source that does what it is told to do wrong.
+
+use std::{
+    collections::VecDeque,
+    io,
+    ops::Range,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::Stored;
+
+use super::{BlobSource, SourceError};
+
+/// What happens to one read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// Nothing.
+    None,
+    /// It fails and may be repeated.
+    Transient,
+    /// It fails, and the source wants to be left alone for a time.
+    Busy(Duration),
+    /// It fails for good.
+    Final,
+    /// It never ends.
+    Hang,
+    /// One bit of the result is flipped.
+    Flip,
+    /// The last byte is missing, against the contract.
+    Short,
+    /// It takes this long.
+    Slow(Duration),
+}
+
+/// A source around another one that counts reads and spoils the first ones as told.
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    inner: Box<dyn BlobSource>,
+    faults: Mutex<VecDeque<Fault>>,
+    ranges: Mutex<Vec<Range<Stored>>>,
+}
+
+impl Faulty {
+    pub(crate) fn new(
+        inner: impl BlobSource + 'static,
+        faults: impl IntoIterator<Item = Fault>,
+    ) -> Self {
+        Faulty {
+            inner: Box::new(inner),
+            faults: Mutex::new(faults.into_iter().collect()),
+            ranges: Mutex::default(),
+        }
+    }
+
+    /// Reads so far, empty ones and failed ones included.
+    pub(crate) fn reads(&self) -> usize {
+        self.ranges.lock().unwrap().len()
+    }
+
+    /// What was read so far, in order.
+    pub(crate) fn ranges(&self) -> Vec<Range<Stored>> {
+        self.ranges.lock().unwrap().clone()
+    }
+
+    /// What happens to the reads from now on.
+    pub(crate) fn plan(&self, faults: impl IntoIterator<Item = Fault>) {
+        *self.faults.lock().unwrap() = faults.into_iter().collect();
+    }
+}
+
+#[async_trait]
+impl BlobSource for Faulty {
+    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+        let fault = self.faults.lock().unwrap().pop_front().unwrap_or(Fault::None);
+        self.ranges.lock().unwrap().push(range.clone());
+        let failed = |transient, retry_after| SourceError::Failed {
+            transient,
+            retry_after,
+            source: Arc::new(io::Error::other("told to fail")),
+        };
+        match fault {
+            Fault::Transient => return Err(failed(true, None)),
+            Fault::Busy(time) => return Err(failed(true, Some(time))),
+            Fault::Final => return Err(failed(false, None)),
+            Fault::Hang => std::future::pending().await,
+            Fault::Slow(time) => tokio::time::sleep(time).await,
+            Fault::None | Fault::Flip | Fault::Short => {}
+        }
+        let mut bytes = self.inner.read(range).await?.to_vec();
+        match fault {
+            Fault::Flip => {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 0x10;
+            }
+            Fault::Short => drop(bytes.pop()),
+            _ => {}
+        }
+        Ok(bytes.into())
+    }
+}

@@ -1,0 +1,47 @@
+//! A blob in memory.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::Stored;
+
+use super::{BlobSource, SourceError};
+
+/// A blob that is in memory as a whole.
+#[derive(Clone, Debug)]
+pub struct Memory(Bytes);
+
+impl Memory {
+    /// A source of these bytes.
+    pub fn new(blob: impl Into<Bytes>) -> Self {
+        Memory(blob.into())
+    }
+}
+
+#[async_trait]
+impl BlobSource for Memory {
+    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+        let size = self.0.len();
+        let out_of_range =
+            || SourceError::OutOfRange { range: range.clone(), size: size as u64 };
+        let start = usize::try_from(range.start.0).map_err(|_| out_of_range())?;
+        let end = usize::try_from(range.end.0).map_err(|_| out_of_range())?;
+        if start > end || end > size {
+            return Err(out_of_range());
+        }
+        Ok(self.0.slice(start..end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::contract;
+
+    #[tokio::test]
+    async fn keeps_the_contract() {
+        let content = contract::content();
+        contract::check(&Memory::new(content.clone()), &content).await;
+    }
+}

@@ -189,7 +189,7 @@ mod tests {
 
     fn tree(files: &[(&str, u32)], link: Option<(&str, &str)>) -> Fixture {
         let mut tree = Tree::new(Metadata::default());
-        let mut insert = |tree: &mut Tree, name: &str, id| {
+        let insert = |tree: &mut Tree, name: &str, id| {
             let name = Name::new(name.as_bytes()).unwrap();
             tree.children_mut(Tree::ROOT).unwrap().insert(name, id);
         };

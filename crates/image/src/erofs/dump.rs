@@ -5,16 +5,24 @@ use std::fmt::Write as _;
 use super::{FileType, InodeView};
 use crate::{FormatError, Mtime, rafs::Bootstrap};
 
+/// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text and
+/// the memory for it stay in proportion to the image.
+const TEXT_PER_BYTE: usize = 64;
+const MIN_TEXT: usize = 1 << 20;
+
 /// The image as text: tables first, then every name in the order of a walk, each with all that its
 /// inode says. The same image always gives the same text. A damaged part is shown as its error.
 pub fn dump<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> String {
     let mut text = String::new();
     tables(bootstrap, &mut text);
-    // Depth first, with a stack instead of recursion; a hostile image may nest or loop, so the
-    // number of lines is limited by what could fit in its bytes.
-    let mut lines_left = bootstrap.bytes().len() / (super::layout::DIRENT_SIZE + 1);
+    // Depth first, with a stack instead of recursion. A hostile image may nest, loop and overlap.
+    let mut room = MIN_TEXT + bootstrap.bytes().len() * TEXT_PER_BYTE;
     let mut stack = vec![(Vec::new(), bootstrap.root())];
     while let Some((path, nid)) = stack.pop() {
+        if text.len() > room {
+            line(&mut text, "… and so on: this is more than a sound image of its size contains");
+            break;
+        }
         let shown = if path.is_empty() { "/".into() } else { path.escape_ascii().to_string() };
         let inode = match bootstrap.inode(nid) {
             Ok(inode) => inode,
@@ -31,14 +39,12 @@ pub fn dump<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> String {
         for entry in bootstrap.read_dir(nid, 0).into_iter().flatten() {
             match entry {
                 Ok(entry) if entry.is_dot() => {}
-                Ok(entry) if lines_left > 0 => {
-                    lines_left -= 1;
-                    stack.push(([&path[..], b"/", entry.name].concat(), entry.nid));
+                Ok(entry) if room > 0 => {
+                    let path = [&path[..], b"/", entry.name].concat();
+                    room = room.saturating_sub(path.len());
+                    stack.push((path, entry.nid));
                 }
-                Ok(_) => {
-                    line(&mut text, &format!("{shown} has more names than fit in the image"));
-                    return text;
-                }
+                Ok(_) => break,
                 Err(error) => line(&mut text, &format!("{shown} {error}")),
             }
         }

@@ -10,7 +10,7 @@ pub(crate) mod writer;
 
 pub use dir::{DirEntry, ReadDir};
 pub use dump::dump;
-pub use reader::InodeView;
+pub use reader::{InodeView, Xattr};
 
 use std::fmt;
 

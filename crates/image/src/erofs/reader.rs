@@ -14,8 +14,8 @@ use crate::{BLOCK_SIZE, FormatError, Mtime, tree::Device};
 /// Longest symbolic link target in bytes that Linux follows (PATH_MAX without the NUL).
 pub(crate) const MAX_TARGET: u64 = 4095;
 
-/// An attribute's full name and its value.
-pub(crate) type Xattr<'a> = (Vec<u8>, &'a [u8]);
+/// An extended attribute's full name and its value.
+pub type Xattr<'a> = (Vec<u8>, &'a [u8]);
 
 /// An image's bytes and what the superblock says about them.
 #[derive(Clone, Copy, Debug)]
@@ -97,12 +97,12 @@ impl InodeView {
 }
 
 /// `len` bytes at `offset`, if the image has them.
-pub(crate) fn slice<'a>(
-    bytes: &'a [u8],
+pub(crate) fn slice(
+    bytes: &[u8],
     offset: u64,
     len: u64,
     object: impl FnOnce() -> String,
-) -> Result<&'a [u8], FormatError> {
+) -> Result<&[u8], FormatError> {
     let end = offset.checked_add(len).filter(|end| *end <= bytes.len() as u64);
     match end {
         Some(end) => Ok(&bytes[offset as usize..end as usize]),

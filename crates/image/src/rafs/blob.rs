@@ -222,7 +222,7 @@ pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
 /// `tail` is the blob from [`TailInfo::ci_offset`] to its end. Chunks that the chunk table does not list
 /// are not checked.
 pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
-    let TailReader { info, .. } = TailReader { bytes: tail, info: record.tail };
+    let info = record.tail;
     let reader = TailReader { bytes: tail, info };
     let (ci, header) = reader.ci()?;
     for chunk in &record.blob.chunks {
@@ -236,36 +236,31 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     if info.features & features::HAS_TAR_HEADER == 0 {
         return Ok(());
     }
-    let (at, size) = (info.ci_stored_size + CI_HEADER_SIZE, info.ci_stored_size + CI_HEADER_SIZE);
-    let mut at = reader.footer(at, CI, size)?;
+    let ci_section = info.ci_stored_size + CI_HEADER_SIZE;
+    let digests_at = reader.footer(ci_section, CI, ci_section)?;
+    let mut sections = vec![(CI, &ci[..], 0), (CI_HEADER, header, info.ci_stored_size)];
     if info.features & features::INLINED_CHUNK_DIGEST != 0 {
         let size = u64::from(info.chunk_count) * DIGEST_SIZE;
-        let digests = reader.slice(at, size, "digest array")?;
+        let digests = reader.slice(digests_at, size, "digest array")?;
         for chunk in &record.blob.chunks {
             let from = (u64::from(chunk.number) * DIGEST_SIZE) as usize;
             if digests.get(from..from + DIGEST_SIZE as usize) != Some(&chunk.digest.hash[..]) {
                 let problem = format!("entry {} is not {}", chunk.number, chunk.digest);
-                return Err(FormatError::new("digest array", info.ci_offset + at, problem));
+                let at = info.ci_offset + digests_at;
+                return Err(FormatError::new("digest array", at, problem));
             }
         }
-        let digests_at = info.ci_offset + at;
-        at = reader.footer(at + size, DIGESTS, size)?;
-        if info.features & features::HAS_TOC != 0 {
-            let toc = reader.toc()?;
-            let header_at = info.ci_offset + info.ci_stored_size;
-            for (name, content, offset) in [
-                (CI, &ci[..], info.ci_offset),
-                (CI_HEADER, header, header_at),
-                (DIGESTS, digests, digests_at),
-            ] {
-                check_toc_entry(&toc, name, content, offset)
-                    .map_err(|problem| FormatError::new("table of contents", 0, problem))?;
-            }
+        // An embedded bootstrap may come next; its own tables are checked when it is opened.
+        reader.footer(digests_at + size, DIGESTS, size)?;
+        sections.push((DIGESTS, digests, digests_at));
+    }
+    if info.features & features::HAS_TOC != 0 {
+        let toc = reader.toc()?;
+        for (name, content, at) in sections {
+            check_toc_entry(&toc, name, content, info.ci_offset + at)
+                .map_err(|problem| FormatError::new("table of contents", 0, problem))?;
         }
     }
-    // An embedded bootstrap may follow before the table of contents; its own tables are checked when
-    // it is opened.
-    let _ = at;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, ChunkRef, Decoded, Digest, FormatError, Inode, InodeId,
     Kind, Metadata, Name, Tree,
     erofs::{
-        DirEntry, FileType, InodeView, Nid, ReadDir, dir,
+        DirEntry, FileType, InodeView, Nid, ReadDir, Xattr, dir,
         layout::{CHUNK_BITS_MASK, ChunkIndex},
         reader::View,
     },
@@ -132,7 +132,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     }
 
     /// Extended attributes with their full names, in the order of the image.
-    pub fn xattrs(&self, nid: Nid) -> Result<Vec<(Vec<u8>, &[u8])>, FormatError> {
+    pub fn xattrs(&self, nid: Nid) -> Result<Vec<Xattr<'_>>, FormatError> {
         let view = self.view();
         view.xattrs(&view.inode(nid)?)
     }

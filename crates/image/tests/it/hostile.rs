@@ -1,0 +1,97 @@
+//! Damaged bootstraps: errors are fine; panics, hangs and unbounded memory are not.
+
+use lazuli_image::{
+    erofs::dump,
+    rafs::{Bootstrap, check},
+};
+
+use crate::support::sample;
+
+/// Calls everything that reads a bootstrap.
+fn read_all(bytes: &[u8]) -> bool {
+    let Ok(bootstrap) = Bootstrap::open(bytes) else { return false };
+    let sound = check(&bootstrap).is_ok();
+    let tree = bootstrap.tree().is_ok();
+    let _ = dump(&bootstrap);
+    let _ = bootstrap.lookup(bootstrap.root(), b"text");
+    let _ = bootstrap.extent(bootstrap.root(), 0);
+    assert!(tree || !sound, "a sound image without a tree");
+    sound
+}
+
+#[test]
+fn every_byte_changed() {
+    let mut image = sample().bootstrap;
+    assert!(read_all(&image));
+    for at in 0..image.len() {
+        let old = image[at];
+        // Padding makes most of the image, and no reader looks at it.
+        let values: &[u8] = if old == 0 { &[0xff] } else { &[0xff, 0, old ^ 1] };
+        for value in values {
+            image[at] = *value;
+            read_all(&image);
+        }
+        image[at] = old;
+    }
+}
+
+#[test]
+fn every_length() {
+    let image = sample().bootstrap;
+    for len in (0..image.len()).filter(|len| len % 4096 == 0 || len % 61 == 0) {
+        assert!(!read_all(&image[..len]), "{len} bytes");
+    }
+}
+
+#[test]
+fn tables_and_superblocks_are_validated() {
+    let image = sample().bootstrap;
+    let device = 1408;
+    let blob_table = 4096;
+    let chunk_table = u64::from_le_bytes(image[1152 + 24..1152 + 32].try_into().unwrap()) as usize;
+    let cases: &[(usize, &[u8], &str)] = &[
+        (0, b"SFAR", "v5"),
+        (1024, &[0], "magic"),
+        (1024 + 4, &[1], "checksum"),
+        (1024 + 8, &[0, 0, 0, 0], "not a RAFS v6"),
+        (1024 + 12, &[9], "tarfs"),
+        (1024 + 12, &[13], "block bits"),
+        (1024 + 80, &[0x0d], "features 0xd"),
+        (1024 + 86, &[3], "3 devices"),
+        (1152 + 1, &[3], "tarfs"),
+        (1152, &[0x96], "one compressor"),
+        (1152, &[0x9c], "one digest"),
+        (1152 + 3, &[2], "encryption"),
+        (1152 + 20, &[1], "chunk size"),
+        (1152 + 8, &[0, 0], "overlap"),
+        (1152 + 24, &[0, 0x10, 0], "overlap"),
+        (device, b"X", "device tag"),
+        (device + 64, &[0xff], "device size"),
+        (blob_table, b"X", "blob id"),
+        (blob_table + 64, &[1], "bad index"),
+        (blob_table + 76, &[2], "compressor 2"),
+        (blob_table + 80, &[1], "bad digest"),
+        (blob_table + 84, &[0x29], "zran"),
+        (blob_table + 84, &[0x25], "version 2"),
+        (blob_table + 84, &[0xa1], "batches"),
+        (blob_table + 85, &[0x01], "encryption"),
+        (blob_table + 85, &[0x08], "external"),
+        (blob_table + 72, &[9], "chunk information size"),
+        (blob_table + 256, &image[blob_table..blob_table + 64], "device tag"),
+        (chunk_table + 32, &[7], "blob 7"),
+        (chunk_table + 36, &[8], "flags 0x8"),
+        (chunk_table + 44, &[0, 0, 0, 0], "decoded size"),
+        (chunk_table + 44, &[0, 0, 1, 1], "decoded size"),
+        (chunk_table + 40, &[0, 0, 0, 0], "stored size"),
+        (chunk_table + 55, &[1], "stored end"),
+        (chunk_table + 56, &[1], "decoded offset"),
+        (chunk_table + 63, &[0xff], "decoded end"),
+        (chunk_table + 72, &[0xff], "number"),
+    ];
+    for (at, bytes, expected) in cases {
+        let mut damaged = image.clone();
+        damaged[*at..at + bytes.len()].copy_from_slice(bytes);
+        let error = Bootstrap::open(damaged).unwrap_err().to_string();
+        assert!(error.contains(expected), "byte {at}: `{error}` does not say `{expected}`");
+    }
+}

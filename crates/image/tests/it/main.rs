@@ -1,0 +1,10 @@
+//! Tests of the format as a whole: through its own reader, the kernel and `fsck.erofs`.
+
+mod codec;
+mod hostile;
+mod kernel;
+mod round_trip;
+mod snapshot;
+mod support;
+mod tail;
+mod vectors;

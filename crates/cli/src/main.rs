@@ -86,9 +86,9 @@ fn default_root() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Ok("/var/lib/lazuli".into());
     }
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(|| {
-        Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state"))
-    });
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")));
     Ok(state.context("neither XDG_STATE_HOME nor HOME is set: say --root DIR")?.join("lazuli"))
 }
 

@@ -4,6 +4,7 @@
 pub mod cache;
 pub mod error;
 mod fetch;
+pub mod image;
 pub mod source;
 
 pub use cache::{BlobStats, Cache, CachedBlob, Settings};

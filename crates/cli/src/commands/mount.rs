@@ -44,7 +44,10 @@ enum Driver {
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let directory = arguments.directory.canonicalize().with_context(|| {
-        format!("cannot mount at {}: it must be an existing directory", arguments.directory.display())
+        format!(
+            "cannot mount at {}: it must be an existing directory",
+            arguments.directory.display()
+        )
     })?;
     let mounted = mount(session, &arguments.image, directory)?.mount;
     println!(

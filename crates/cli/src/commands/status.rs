@@ -63,7 +63,10 @@ fn print(status: &Status) {
             BinaryBytes(mount.bytes_total),
             mount.requests
         );
-        println!("  ready    {} of {} chunks ({share:.1} %)", mount.chunks_ready, mount.chunks_total);
+        println!(
+            "  ready    {} of {} chunks ({share:.1} %)",
+            mount.chunks_ready, mount.chunks_total
+        );
         println!("  events   {}", mount.events);
     }
 }

@@ -82,8 +82,7 @@ impl Bundle {
             fsconfig_set_string(&context, "upperdir", self.directory.join("upper"))?;
             fsconfig_set_string(&context, "workdir", self.directory.join("work"))?;
             fsconfig_create(&context)?;
-            let mount =
-                fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+            let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(mount, "", rustix::fs::CWD, self.rootfs(), flags)
         };
@@ -129,8 +128,8 @@ fn sweep(root: &Path, run: &Path) {
         if !id.starts_with("lazuli-") {
             continue;
         }
-        let abandoned = File::open(entry.path().join("lock"))
-            .map_or(true, |lock| lock.try_lock().is_ok());
+        let abandoned =
+            File::open(entry.path().join("lock")).map_or(true, |lock| lock.try_lock().is_ok());
         if abandoned {
             match remove(root, &entry.path(), &id) {
                 Ok(()) => tracing::info!(id, "removed what an earlier run left behind"),

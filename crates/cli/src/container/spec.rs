@@ -28,7 +28,8 @@ impl ImageProcess {
     /// Reads the `config` member of an image config.
     pub(crate) fn from_config(config: &Value) -> Result<Self> {
         let process = config.get("config").filter(|value| !value.is_null());
-        process.map_or_else(|| Ok(Self::default()), |value| Ok(Self::deserialize(value)?))
+        process
+            .map_or_else(|| Ok(Self::default()), |value| Ok(Self::deserialize(value)?))
             .context("the image's config is not an OCI image config")
     }
 
@@ -107,9 +108,7 @@ pub(crate) fn bundle_config(
     let capabilities = json!({
         "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES,
     });
-    let mount = |destination: &str, kind: &str, options: &[&str]| {
-        json!({ "destination": destination, "type": kind, "source": kind, "options": options })
-    };
+    let mount = |destination: &str, kind: &str, options: &[&str]| json!({ "destination": destination, "type": kind, "source": kind, "options": options });
     let mut mounts = vec![
         mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),

@@ -60,7 +60,10 @@ impl User {
                     let members = fields.get(3).copied().unwrap_or_default();
                     login.is_some_and(|login| members.split(',').any(|m| m == login))
                 };
-                (gid, records(group).filter(member).filter_map(|fields| field(&fields, 2)).collect())
+                (
+                    gid,
+                    records(group).filter(member).filter_map(|fields| field(&fields, 2)).collect(),
+                )
             }
         };
         let home = entry.as_ref().and_then(|fields| fields.get(5)).copied().unwrap_or_default();

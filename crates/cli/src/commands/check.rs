@@ -1,0 +1,163 @@
+use std::{io::Read, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_build::Merged;
+use lazuli_image::{
+    ChunkRef, Digest, Tree,
+    compare::{Content, compare},
+    rafs::{self, BlobRecord, Bootstrap},
+};
+use lazuli_registry::{ImageName, Repository, into_blocking};
+use lazuli_runtime::image::StoredImage;
+
+use crate::{names, progress, source};
+
+/// Verify a lazy image: its format, every digest, and optionally that it shows what its source holds
+///
+/// Reads all of the image. With --against, every entry of the two file trees is compared: type, mode, owner, size,
+/// time, extended attributes, link target, hard links, device number and content.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// What the image was made from
+    #[arg(long, value_name = "SOURCE")]
+    against: Option<String>,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+/// More differences than anybody reads.
+const DIFFERENCES: usize = 20;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let name: ImageName = arguments.image.parse()?;
+    let repository = lazuli_registry::open(&name, &arguments.access.options())?;
+    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let platform = arguments.access.platform()?;
+    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
+    let (image, _) = runtime.block_on(pull)?;
+    let bootstrap = &image.bootstrap;
+    let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
+    let records = bootstrap.blob_records();
+    let total = records.iter().map(|record| record.blob.stored_size).sum();
+    let bar = progress::bytes(Some(total), "checking");
+    for record in &records {
+        blob(&repository, record, &runtime, &|bytes| bar.inc(bytes))
+            .with_context(|| format!("blob {} of {name}", record.blob.id))?;
+    }
+    bar.finish_and_clear();
+    println!(
+        "{name}: {} names, {} files with {}, {} chunks in {} blobs: every digest is right",
+        summary.names,
+        summary.files,
+        BinaryBytes(summary.file_bytes),
+        summary.chunks,
+        records.len()
+    );
+    if let Some(text) = &arguments.against {
+        against(text, bootstrap, arguments, &runtime)?;
+        println!("{name} shows the same tree as {text}");
+    }
+    Ok(())
+}
+
+/// Reads a blob once: its own digest, every chunk of the chunk table, and the tables at its end.
+fn blob(
+    repository: &Arc<dyn Repository>,
+    record: &BlobRecord,
+    runtime: &tokio::runtime::Runtime,
+    progress: &dyn Fn(u64),
+) -> Result<()> {
+    let BlobRecord { blob, tail } = record;
+    let reader = runtime.block_on(repository.blob(&blob.id, blob.stored_size))?;
+    let mut reader = into_blocking(reader, runtime.handle().clone());
+    let mut at = 0;
+    let (mut stored, mut decoded) = (Vec::new(), Vec::new());
+    for chunk in &blob.chunks {
+        skip(&mut reader, chunk.stored.0.saturating_sub(at))?;
+        stored.resize(chunk.stored_size as usize, 0);
+        reader.read_exact(&mut stored)?;
+        at = chunk.stored_end().0;
+        decoded.resize(chunk.decoded_size as usize, 0);
+        let codec = if chunk.is_compressed() { blob.codec } else { lazuli_image::Codec::None };
+        codec
+            .decode(&stored, &mut decoded)
+            .with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
+        if !chunk.digest.matches(&decoded) {
+            let got = chunk.digest.algorithm.digest(&decoded);
+            let (number, wanted) = (chunk.number, chunk.digest);
+            bail!("chunk {number} at {}: its digest is {got}, expected {wanted}", chunk.stored);
+        }
+        progress(u64::from(chunk.stored_size));
+    }
+    skip(&mut reader, tail.ci_offset.saturating_sub(at))?;
+    let mut rest = Vec::new();
+    // At its end the reader compares the digest of the whole blob.
+    reader.read_to_end(&mut rest)?;
+    rafs::check_blob(&rest, record)?;
+    Ok(())
+}
+
+fn skip(reader: &mut impl Read, bytes: u64) -> Result<()> {
+    std::io::copy(&mut reader.take(bytes), &mut std::io::sink())?;
+    Ok(())
+}
+
+fn against<B: AsRef<[u8]>>(
+    text: &str,
+    bootstrap: &Bootstrap<B>,
+    arguments: &Arguments,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<()> {
+    let source = source::open(&text.parse()?, &arguments.access, runtime)?;
+    let bar = progress::bytes(source.stored_size(), "comparing");
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let merged = lazuli_build::merge(
+        source.layers,
+        bootstrap.chunk_size(),
+        bootstrap.digest_algorithm(),
+        threads,
+        &progress::Reading(&bar),
+    )?;
+    bar.finish_and_clear();
+    let ours = Ours { tree: bootstrap.tree()?, bootstrap };
+    let differences = compare(&ours, &Theirs(merged), DIFFERENCES);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<_> = differences.iter().map(|difference| format!("\n  {difference}")).collect();
+    bail!("{} (first) is not {text} (second):{}", arguments.image, lines.concat())
+}
+
+struct Ours<'a, B> {
+    tree: Tree,
+    bootstrap: &'a Bootstrap<B>,
+}
+
+impl<B: AsRef<[u8]>> Content for Ours<'_, B> {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
+        blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
+    }
+}
+
+struct Theirs(Merged);
+
+impl Content for Theirs {
+    fn tree(&self) -> &Tree {
+        &self.0.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        Some((self.0.digest(chunk)?, self.0.size(chunk)?))
+    }
+}

@@ -1,0 +1,112 @@
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_image::{Digest, erofs};
+use lazuli_registry::ImageName;
+use lazuli_runtime::image::StoredImage;
+use serde::Serialize;
+
+use crate::names;
+
+/// Show what a lazy image consists of: blobs, chunks, sizes
+///
+/// Fetches the metadata only.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// For programs
+    #[arg(long, conflicts_with = "tree")]
+    json: bool,
+    /// All of the metadata, as text
+    #[arg(long)]
+    tree: bool,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+/// What `inspect --json` prints. Fields are added over time, never renamed or removed.
+#[derive(Debug, Serialize)]
+struct Description {
+    image: String,
+    manifest_digest: Digest,
+    /// Bytes of all layers as stored.
+    bytes_total: u64,
+    bootstrap_bytes: u64,
+    chunk_size: u32,
+    /// Names in the file tree; hard links count each.
+    names: u64,
+    blobs: Vec<BlobDescription>,
+}
+
+#[derive(Debug, Serialize)]
+struct BlobDescription {
+    id: Digest,
+    codec: String,
+    stored_bytes: u64,
+    decoded_bytes: u64,
+    chunks: usize,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let name: ImageName = arguments.image.parse()?;
+    let repository = lazuli_registry::open(&name, &arguments.access.options())?;
+    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let platform = arguments.access.platform()?;
+    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
+    let (image, _) = runtime.block_on(pull)?;
+    let bootstrap = &image.bootstrap;
+    if arguments.tree {
+        // `inspect --tree | head` closes the pipe early; that is no error.
+        let _ = std::io::stdout().write_all(erofs::dump(bootstrap).as_bytes());
+        return Ok(());
+    }
+    let blobs = bootstrap.blobs().iter().map(|blob| BlobDescription {
+        id: blob.id,
+        codec: blob.codec.to_string(),
+        stored_bytes: blob.stored_size,
+        decoded_bytes: blob.decoded_size,
+        chunks: blob.chunks.len(),
+    });
+    let description = Description {
+        image: name.to_string(),
+        manifest_digest: image.manifest_digest,
+        bytes_total: image.bytes_total,
+        bootstrap_bytes: bootstrap.bytes().len() as u64,
+        chunk_size: bootstrap.chunk_size(),
+        names: bootstrap.inode_count(),
+        blobs: blobs.collect(),
+    };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&description)?);
+    } else {
+        print(&description);
+    }
+    Ok(())
+}
+
+fn print(description: &Description) {
+    println!("{}", description.image);
+    println!("  digest     {}", description.manifest_digest);
+    println!("  stored     {}", BinaryBytes(description.bytes_total));
+    println!(
+        "  bootstrap  {} for {} names, chunks of {}",
+        BinaryBytes(description.bootstrap_bytes),
+        description.names,
+        BinaryBytes(description.chunk_size.into())
+    );
+    for (index, blob) in description.blobs.iter().enumerate() {
+        println!(
+            "  blob {index:<4}  {}  {} chunks, {} stored ({}), {} decoded",
+            blob.id,
+            blob.chunks,
+            BinaryBytes(blob.stored_bytes),
+            blob.codec,
+            BinaryBytes(blob.decoded_bytes)
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! What users write where an image or a source is meant.
+
+use anyhow::Result;
+use clap::Args;
+use lazuli_registry::{ImageName, Options, Platform};
+
+/// How a registry is reached and which image of a list is meant.
+#[derive(Debug, Args)]
+pub(crate) struct Access {
+    /// Which image of a manifest list: os/arch[/variant] [default: this machine's]
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+    /// Talk HTTP to the registry; loopback addresses always do
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+}
+
+impl Access {
+    /// `--platform`, parsed.
+    pub(crate) fn platform(&self) -> Result<Option<Platform>> {
+        Ok(self.platform.as_deref().map(str::parse).transpose()?)
+    }
+
+    /// What the registry crate wants to know.
+    pub(crate) fn options(&self) -> Options {
+        Options { plain_http: self.plain_http, ..Options::default() }
+    }
+}
+
+/// An image name that means the same in the daemon, whose working directory is another.
+pub(crate) fn absolute_image(text: &str) -> Result<String> {
+    let mut name = text.parse::<ImageName>()?;
+    if let ImageName::Layout(layout) = &mut name {
+        layout.directory = std::path::absolute(&layout.directory)?;
+    }
+    Ok(name.to_string())
+}

@@ -1,0 +1,122 @@
+//! What an image is converted from: its layers as the builder reads them, and its config.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result};
+use lazuli_build::{Layer, LayerSource};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, ImageConfig, Platform, annotation},
+};
+use lazuli_registry::{DockerArchive, Repository, Source, into_blocking};
+use tokio::runtime::{Handle, Runtime};
+
+use crate::names::Access;
+
+/// An opened source.
+pub(crate) struct Opened {
+    /// Lowest first.
+    pub(crate) layers: Vec<Layer>,
+    /// Its config, or an empty one.
+    pub(crate) config: ImageConfig,
+    /// What the manifest of the lazy image says about where it comes from.
+    pub(crate) origin: BTreeMap<String, String>,
+}
+
+impl Opened {
+    /// Bytes to be read, if they are known for every layer.
+    pub(crate) fn stored_size(&self) -> Option<u64> {
+        self.layers.iter().map(|layer| layer.stored_size).sum()
+    }
+}
+
+/// Opens a source. Layers are fetched when they are read.
+pub(crate) fn open(source: &Source, access: &Access, runtime: &Runtime) -> Result<Opened> {
+    let platform = access.platform()?;
+    match source {
+        Source::Image(name) => {
+            let repository = lazuli_registry::open(name, &access.options())?;
+            runtime.block_on(image(repository, platform.as_ref()))
+        }
+        Source::DockerArchive(file, reference) => {
+            let archive = Arc::new(DockerArchive::open(file, reference.as_deref())?);
+            let config = ImageConfig::parse(archive.config())?;
+            let layers = archive.layers().iter().map(|layer| Layer {
+                name: format!("{source}, layer {}", layer.diff_id()),
+                stored_size: Some(layer.size()),
+                source: LayerSource::Tar(Box::new(layer.reader())),
+            });
+            Ok(Opened { layers: layers.collect(), config, origin: BTreeMap::new() })
+        }
+        Source::Tar(path) => {
+            let context = || format!("cannot read {}", path.display());
+            let file = File::open(path).with_context(context)?;
+            let stored_size = Some(file.metadata().with_context(context)?.len());
+            Ok(rootfs(source, stored_size, LayerSource::Tar(Box::new(file)), platform))
+        }
+        Source::Directory(path) => {
+            Ok(rootfs(source, None, LayerSource::Directory(path.clone()), platform))
+        }
+    }
+}
+
+fn rootfs(
+    source: &Source,
+    stored_size: Option<u64>,
+    layer: LayerSource,
+    platform: Option<Platform>,
+) -> Opened {
+    let layer = Layer { name: source.to_string(), stored_size, source: layer };
+    let config = ImageConfig::new(&platform.unwrap_or_else(Platform::host));
+    Opened { layers: vec![layer], config, origin: BTreeMap::new() }
+}
+
+async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> Result<Opened> {
+    let manifest = repository.manifest(platform).await?;
+    let config = lazuli_registry::config(&*repository, &manifest).await?;
+    let config = ImageConfig::parse(&config)
+        .with_context(|| format!("the config of {}", repository.describe()))?;
+    // Only the digest: a name would make the result depend on where the source was read from.
+    let origin = [(annotation::SOURCE_DIGEST.to_owned(), manifest.digest.to_string())];
+    let layers = manifest.parsed.layers.iter().map(|layer| {
+        let reader = Fetch::Waiting(repository.clone(), layer.clone(), Handle::current());
+        Layer {
+            name: layer_name(&layer.digest),
+            stored_size: Some(layer.size),
+            source: LayerSource::Tar(Box::new(reader)),
+        }
+    });
+    Ok(Opened { layers: layers.collect(), config, origin: origin.into() })
+}
+
+fn layer_name(digest: &Digest) -> String {
+    format!("layer {digest}")
+}
+
+/// A layer that is requested when its first byte is read: an image has more layers than a
+/// registry wants connections, and an idle one would be closed.
+enum Fetch {
+    Waiting(Arc<dyn Repository>, Descriptor, Handle),
+    Reading(Box<dyn Read + Send>),
+}
+
+impl Read for Fetch {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self {
+                Fetch::Reading(reader) => return reader.read(buffer),
+                Fetch::Waiting(repository, layer, handle) => {
+                    let reader = handle
+                        .block_on(repository.blob(&layer.digest, layer.size))
+                        .map_err(io::Error::other)?;
+                    *self = Fetch::Reading(Box::new(into_blocking(reader, handle.clone())));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The daemon's life: started on demand, several side by side, refusing, restarting.
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing, odd,
+};
+
+use crate::lazuli::Lazuli;
+
+fn mounted() -> Option<(Lazuli, std::path::PathBuf)> {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return None;
+    }
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    std::fs::write(source.join("a"), odd::random(1, 2 << 20)).unwrap();
+    std::fs::write(source.join("b"), odd::random(2, 2 << 20)).unwrap();
+    lazuli.ok(["convert", "dir:source", "oci:lazy:image"]);
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap()]);
+    Some((lazuli, mountpoint))
+}
+
+#[test]
+fn status_has_what_programs_rely_on() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let status = lazuli.status();
+    let daemon = &status["daemon"];
+    assert!(daemon["worker_pid"].as_u64().is_some() && daemon["version"].as_str().is_some());
+    let mount = lazuli.mount_status(&mountpoint);
+    assert!(mount["image"].as_str().unwrap().ends_with("lazy:image"), "{mount:#}");
+    for counter in
+        ["bytes_fetched", "requests", "bytes_total", "chunks_ready", "chunks_total", "events"]
+    {
+        assert!(mount[counter].as_u64().is_some(), "{counter} in {mount:#}");
+    }
+    assert_eq!(mount["chunks_total"], 4);
+    assert_eq!(mount["chunks_ready"], 0);
+    assert!(!lazuli.ok(["status"]).is_empty());
+}
+
+#[test]
+fn stop_refuses_while_something_is_mounted() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let error = lazuli.fails(["stop"]);
+    assert!(error.contains(mountpoint.to_str().unwrap()), "{error}");
+    assert!(std::fs::read(mountpoint.join("a")).is_ok());
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    lazuli.ok(["stop"]);
+    assert!(lazuli.fails(["status"]).contains("no daemon"));
+    lazuli.ok(["stop"]);
+}
+
+#[test]
+fn umount_refuses_while_a_file_is_open() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let open = std::fs::File::open(mountpoint.join("a")).unwrap();
+    let error = lazuli.fails(["umount", mountpoint.to_str().unwrap()]);
+    assert!(error.contains("in use"), "{error}");
+    drop(open);
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    assert!(lazuli.fails(["umount", mountpoint.to_str().unwrap()]).contains("not mounted"));
+}
+
+#[test]
+fn a_reader_of_a_stopped_daemon_never_sees_a_hole() {
+    use std::os::unix::fs::FileExt;
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let open = std::fs::File::open(mountpoint.join("a")).unwrap();
+    let mut first = [0; 10];
+    open.read_exact_at(&mut first, 0).unwrap();
+    lazuli.ok(["stop", "--force"]);
+    let mut later = [0; 4096];
+    if open.read_exact_at(&mut later, 1 << 20).is_ok() {
+        assert!(later == odd::random(1, 2 << 20)[1 << 20..][..4096], "wrong bytes");
+    }
+    drop(open);
+    // What is mounted afterwards is right again.
+    lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap()]);
+    listing::assert_equal(lazuli.path("source"), mountpoint);
+}
+
+#[test]
+fn the_cache_is_found_again_after_a_restart() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    std::fs::read(mountpoint.join("a")).unwrap();
+    let ready = lazuli.mount_status(&mountpoint)["chunks_ready"].clone();
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    lazuli.ok(["stop"]);
+    lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap()]);
+    assert_eq!(lazuli.mount_status(&mountpoint)["chunks_ready"], ready);
+    std::fs::read(mountpoint.join("a")).unwrap();
+    // Manifest and config say what the name means now; the bootstrap and the data are here.
+    let again = lazuli.mount_status(&mountpoint);
+    assert!(again["bytes_fetched"].as_u64().unwrap() < 10_000, "{again:#}");
+}
+
+#[test]
+fn mounts_of_a_killed_daemon_are_served_again() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let pid = lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    // Any verb that needs the daemon starts it, and it finds its mounts.
+    let other = lazuli.directory("other");
+    lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 2);
+    listing::assert_equal(lazuli.path("source"), mountpoint);
+    listing::assert_equal(lazuli.path("source"), other);
+}
+
+#[test]
+fn daemons_of_two_roots_do_not_meet() {
+    let (Some((one, _)), Some((two, mountpoint))) = (mounted(), mounted()) else { return };
+    one.ok(["stop", "--force"]);
+    assert!(one.fails(["status"]).contains("no daemon"));
+    listing::assert_equal(two.path("source"), mountpoint);
+}
+
+#[test]
+fn unknown_configuration_keys_are_refused() {
+    let lazuli = Lazuli::new();
+    std::fs::write(lazuli.path("config.toml"), "[fetch]\nspeed = 11\n").unwrap();
+    let error = lazuli.fails(["status"]);
+    assert!(error.contains("speed") && error.contains("config.toml"), "{error}");
+    std::fs::write(lazuli.path("config.toml"), "").unwrap();
+}

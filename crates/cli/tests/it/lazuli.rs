@@ -1,0 +1,118 @@
+//! A private Lazuli: its own state directory, its own daemon, gone with the value.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub(crate) struct Lazuli {
+    directory: TempDir,
+}
+
+impl Lazuli {
+    pub(crate) fn new() -> Self {
+        // Not the default temporary directory: it may be a tmpfs, which has no pre-content events.
+        let directory = tempfile::Builder::new().prefix("lazuli-test-").tempdir_in("/var/tmp");
+        let lazuli = Lazuli { directory: directory.unwrap() };
+        std::fs::write(lazuli.path("config.toml"), "").unwrap();
+        lazuli
+    }
+
+    /// A path in the private directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A new empty directory.
+    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.path("root")
+    }
+
+    pub(crate) fn command<A: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lazuli"));
+        command.arg("--root").arg(self.root()).arg("--config").arg(self.path("config.toml"));
+        command.args(arguments).current_dir(self.directory.path());
+        command
+    }
+
+    pub(crate) fn output<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Standard output of a command that must succeed.
+    #[track_caller]
+    pub(crate) fn ok<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
+        let output = self.output(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {error}{}", output.status, self.log());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Standard error of a command that must fail.
+    #[track_caller]
+    pub(crate) fn fails<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
+        let output = self.output(arguments);
+        assert!(!output.status.success(), "succeeded: {}", String::from_utf8_lossy(&output.stdout));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!error.contains("panicked"), "{error}");
+        error
+    }
+
+    /// `status --json`.
+    #[track_caller]
+    pub(crate) fn status(&self) -> Value {
+        serde_json::from_str(&self.ok(["status", "--json"])).unwrap()
+    }
+
+    /// `status --json` of one mount.
+    #[track_caller]
+    pub(crate) fn mount_status(&self, mountpoint: &Path) -> Value {
+        let status = self.status();
+        let mounts = status["mounts"].as_array().unwrap();
+        let own = mounts.iter().find(|mount| mount["mountpoint"] == mountpoint.to_str().unwrap());
+        own.unwrap_or_else(|| panic!("{} is not in {status:#}", mountpoint.display())).clone()
+    }
+
+    /// What the daemon logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.root().join("daemon.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Lazuli {
+    fn drop(&mut self) {
+        let _ = self.output(["stop", "--force"]);
+        if std::thread::panicking() {
+            eprintln!("daemon log:\n{}", self.log());
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let own = self.directory.path().to_str().unwrap();
+        let left: Vec<_> = table.lines().filter(|line| line.contains(own)).collect();
+        assert!(left.is_empty() || std::thread::panicking(), "left mounted: {left:#?}");
+    }
+}
+
+/// The OCI layout of a corpus image, if `LAZULI_CORPUS` has it.
+pub(crate) fn corpus(name: &str) -> Option<PathBuf> {
+    let layout = std::env::var_os("LAZULI_CORPUS").map(|corpus| PathBuf::from(corpus).join(name));
+    let found = layout.filter(|layout| layout.join("index.json").exists());
+    if found.is_none() {
+        let required = std::env::var_os("LAZULI_REQUIRE_KERNEL").is_some_and(|value| value == "1");
+        assert!(!required, "LAZULI_CORPUS has no image {name}: `make test` builds it");
+        eprintln!("skipped: LAZULI_CORPUS has no image {name}: `make test` builds it");
+    }
+    found
+}

@@ -1,0 +1,10 @@
+//! The command, end to end: the real binary, private state directories, images of the test kit and
+//! of the corpus.
+
+mod bad_input;
+mod convert;
+mod daemon;
+mod lazuli;
+mod mount;
+mod registry;
+mod run;

@@ -1,0 +1,156 @@
+//! What a mount shows, with both drivers, against what umoci unpacks.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing,
+    oci::{Compression, Image},
+    odd,
+};
+
+use crate::{
+    lazuli::{Lazuli, corpus},
+    registry::Registry,
+};
+
+/// `umoci unpack` of an OCI layout: the reference for what an image holds.
+fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
+    let bundle = lazuli.path("bundle");
+    let image = format!("{}:{tag}", layout.display());
+    let output = Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle).output();
+    let output = output.expect("umoci, which `make test` installs");
+    assert!(output.status.success(), "umoci: {}", String::from_utf8_lossy(&output.stderr));
+    bundle.join("rootfs")
+}
+
+fn able(driver: &str) -> bool {
+    let features: &[Feature] = match driver {
+        "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
+        _ => &[Feature::Root, Feature::Fuse],
+    };
+    features.iter().all(|feature| require(*feature))
+}
+
+/// Converts `layout`, mounts it with `driver`, compares every entry, and checks the image.
+fn same_tree(layout: &Path, tag: &str, driver: &str, target: Option<&str>) {
+    if !able(driver) || !require(Feature::Program("umoci")) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let source = format!("oci:{}:{tag}", layout.display());
+    let own = format!("oci:{}:lazy", lazuli.path("image").display());
+    let image = target.unwrap_or(&own);
+    lazuli.ok(["convert", &source, image]);
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", image, mountpoint.to_str().unwrap(), "--driver", driver]);
+    let status = lazuli.mount_status(&mountpoint);
+    assert_eq!(status["driver"], driver, "{status:#}");
+    listing::assert_equal(unpack(layout, tag, &lazuli), mountpoint.clone());
+    let status = lazuli.mount_status(&mountpoint);
+    assert!(status["requests"].as_u64().unwrap() > 0, "{status:#}");
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+    lazuli.ok(["check", image, "--against", &source]);
+}
+
+#[test]
+fn odd_tree_with_fanotify() {
+    let directory = tempfile::tempdir().unwrap();
+    odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
+    same_tree(directory.path(), "odd", "fanotify", None);
+}
+
+#[test]
+fn odd_tree_with_fuse() {
+    let directory = tempfile::tempdir().unwrap();
+    odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
+    same_tree(directory.path(), "odd", "fuse", None);
+}
+
+#[test]
+fn corpus_images_from_a_registry() {
+    let registry = Registry::start();
+    for name in ["busybox", "debian-slim", "redis", "lua"] {
+        let Some(layout) = corpus(name) else { return };
+        for driver in ["fanotify", "fuse"] {
+            let target = registry.image(&format!("{name}:{driver}"));
+            same_tree(&layout, "latest", driver, Some(&target));
+        }
+    }
+}
+
+#[test]
+fn a_hundred_layers_are_a_hundred_devices() {
+    if !able("fanotify") {
+        return;
+    }
+    let layers = (0..100).map(|index| {
+        let name = format!("file-{index}");
+        lazuli_testkit::oci::Layer::new(tar_of(&name, &odd::random(index, 5000)), Compression::None)
+    });
+    let lazuli = Lazuli::new();
+    let layout = lazuli.path("source");
+    Image::new(layers).write_layout(&layout, "many").unwrap();
+    lazuli.ok(["convert", &format!("oci:{}:many", layout.display()), "oci:lazy:many"]);
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", "oci:lazy:many", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
+    for index in 0..100 {
+        let content = std::fs::read(mountpoint.join(format!("file-{index}"))).unwrap();
+        assert!(content == odd::random(index, 5000), "file-{index}");
+    }
+}
+
+#[test]
+fn a_complete_image_asks_nothing() {
+    if !able("fanotify") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    for index in 0..20 {
+        std::fs::write(source.join(format!("{index}")), odd::random(index, 300_000)).unwrap();
+    }
+    lazuli.ok(["convert", "dir:source", "oci:lazy:full"]);
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", "oci:lazy:full", mountpoint.to_str().unwrap()]);
+    listing::assert_equal(source.clone(), mountpoint.clone());
+    let complete = lazuli.mount_status(&mountpoint);
+    assert_eq!(complete["chunks_ready"], complete["chunks_total"], "{complete:#}");
+    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    listing::assert_equal(source, mountpoint.clone());
+    assert_eq!(lazuli.mount_status(&mountpoint)["events"], complete["events"]);
+}
+
+#[test]
+fn two_mounts_of_an_image_fetch_once() {
+    if !able("fanotify") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    std::fs::write(source.join("file"), odd::random(1, 3 << 20)).unwrap();
+    lazuli.ok(["convert", "dir:source", "oci:lazy:twice"]);
+    let [one, two] = ["one", "two"].map(|name| lazuli.directory(name));
+    for mountpoint in [&one, &two] {
+        lazuli.ok(["mount", "oci:lazy:twice", mountpoint.to_str().unwrap()]);
+    }
+    let content = std::fs::read(one.join("file")).unwrap();
+    let fetched = lazuli.mount_status(&one)["requests"].clone();
+    assert!(std::fs::read(two.join("file")).unwrap() == content);
+    assert_eq!(lazuli.mount_status(&one)["requests"], fetched);
+    lazuli.ok(["umount", one.to_str().unwrap()]);
+    assert!(std::fs::read(two.join("file")).unwrap() == content);
+}
+
+pub(crate) fn tar_of(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, name, content).unwrap();
+    tar.into_inner().unwrap()
+}

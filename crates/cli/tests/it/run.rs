@@ -1,0 +1,103 @@
+//! Containers on lazily mounted images.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
+
+use lazuli_testkit::kernel::{Feature, require};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::lazuli::{Lazuli, corpus};
+
+fn prepared(image: &str) -> Option<Lazuli> {
+    if !require(Feature::Root) || !require(Feature::Program("runc")) {
+        return None;
+    }
+    let layout = corpus(image)?;
+    let lazuli = Lazuli::new();
+    lazuli.ok(["convert", &format!("oci:{}", layout.display()), "oci:lazy:image"]);
+    Some(lazuli)
+}
+
+/// Nothing of a container is left: no bundle, no mount.
+#[track_caller]
+fn nothing_left(lazuli: &Lazuli) {
+    let bundles = std::fs::read_dir(lazuli.root().join("run")).unwrap();
+    let bundles: Vec<_> = bundles.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(bundles.iter().all(|name| name == ".runc"), "{bundles:?}");
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn output_exit_code_and_clean_up() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    for driver in ["fanotify", "fuse"] {
+        let script = "echo out; echo err >&2; echo written > /new; cat /new; exit 7";
+        let arguments = ["run", "oci:lazy:image", "--driver", driver, "--", "sh", "-c", script];
+        let output = lazuli.output(arguments);
+        assert_eq!(output.status.code(), Some(7), "{output:?}{}", lazuli.log());
+        assert_eq!(output.stdout, b"out\nwritten\n");
+        assert_eq!(output.stderr, b"err\n");
+        nothing_left(&lazuli);
+    }
+}
+
+#[test]
+fn the_images_command_and_statistics() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let output = lazuli.output(["run", "--stats", "oci:lazy:image"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stdout, b"hello\n");
+    let statistics = String::from_utf8(output.stderr).unwrap();
+    assert!(statistics.contains("requests"), "{statistics}");
+}
+
+#[test]
+fn environment_user_and_directory() {
+    let Some(lazuli) = prepared("redis") else { return };
+    let script = "pwd; id -u; echo $PATH; cat /proc/1/comm";
+    let output = lazuli.ok(["run", "oci:lazy:image", "--", "sh", "-c", script]);
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(lines.len(), 4, "{output}");
+    assert!(lines[0].starts_with('/') && lines[2].contains("/usr/bin"), "{output}");
+}
+
+#[test]
+fn interrupted_containers_leave_nothing() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    for signal in [Signal::INT, Signal::TERM] {
+        let script = "trap 'exit 9' INT TERM; echo up; while :; do sleep 1; done";
+        let mut command = lazuli.command(["run", "oci:lazy:image", "--", "sh", "-c", script]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(9), "{signal:?}");
+        nothing_left(&lazuli);
+    }
+}
+
+#[test]
+fn a_killed_run_is_swept_by_the_next() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let script = "echo up; sleep 60";
+    let mut command = lazuli.command(["run", "oci:lazy:image", "--", "sh", "-c", script]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    lazuli.ok(["run", "oci:lazy:image", "--", "true"]);
+    nothing_left(&lazuli);
+}
+
+#[test]
+fn failures_of_our_own_are_125() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let output = lazuli.output(["run", "oci:lazy:nothing", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nothing"), "{output:?}");
+    nothing_left(&lazuli);
+}

@@ -1,0 +1,100 @@
+//! Why a request was not carried out.
+
+use std::{io, path::PathBuf};
+
+use crate::{cache::CacheError, image::ImageError};
+
+/// Why a request was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Another daemon has this root directory.
+    #[error("another daemon serves {root}")]
+    Locked {
+        /// The root directory.
+        root: PathBuf,
+    },
+    /// The name of the image or its platform cannot be parsed, or a registry cannot be asked.
+    #[error(transparent)]
+    Registry(#[from] lazuli_registry::RegistryError),
+    /// Not the name of an image.
+    #[error(transparent)]
+    Name(#[from] lazuli_registry::InvalidName),
+    /// Not a platform.
+    #[error(transparent)]
+    Platform(#[from] lazuli_image::oci::InvalidPlatform),
+    /// The image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The mount point is taken.
+    #[error("{mountpoint} already has a mount; `lazuli umount` it first")]
+    Taken {
+        /// The mount point.
+        mountpoint: PathBuf,
+    },
+    /// No such mount.
+    #[error("{mountpoint} is not mounted by this daemon")]
+    NotMounted {
+        /// The mount point.
+        mountpoint: PathBuf,
+    },
+    /// A process uses it.
+    #[error("{mountpoint} is in use{holders}")]
+    Busy {
+        /// The mount point.
+        mountpoint: PathBuf,
+        /// ` by NAME (pid N), …`, or nothing when unknown.
+        holders: String,
+    },
+    /// Images are mounted.
+    #[error("images are mounted at {mountpoints}: unmount them first, or use `stop --force`")]
+    Mounted {
+        /// Where, separated by commas.
+        mountpoints: String,
+    },
+    /// The driver that was asked for does not work here.
+    #[error("the driver {driver} does not work here: {reason}")]
+    Driver {
+        /// Which.
+        driver: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The kernel did not mount.
+    #[error("cannot mount {image} at {mountpoint}: {source}")]
+    Mount {
+        /// The image.
+        image: String,
+        /// Where.
+        mountpoint: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The state directory.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+}
+
+impl DaemonError {
+    /// The message with its causes.
+    pub(super) fn for_people(&self) -> String {
+        let mut message = self.to_string();
+        let mut error: &dyn std::error::Error = self;
+        while let Some(source) = error.source() {
+            let text = source.to_string();
+            if !message.contains(&text) {
+                message.push_str(": ");
+                message.push_str(&text);
+            }
+            error = source;
+        }
+        message
+    }
+}

@@ -1,0 +1,41 @@
+//! Who keeps a mount busy, for messages.
+
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
+
+/// Names more than anybody wants to read are cut.
+const SHOWN: usize = 5;
+
+/// ` by NAME (pid N), …` for the processes that have something under `mountpoint` open; empty when
+/// none is found, as with processes of another mount namespace.
+pub(super) fn of(mountpoint: &Path) -> String {
+    let Ok(device) = fs::metadata(mountpoint).map(|metadata| metadata.dev()) else {
+        return String::new();
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let holders: Vec<_> = processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| uses(*pid, device, mountpoint))
+        .map(|pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("{} (pid {pid})", name.trim_end())
+        })
+        .collect();
+    match holders.len() {
+        0 => String::new(),
+        count if count > SHOWN => {
+            format!(" by {} and {} more", holders[..SHOWN].join(", "), count - SHOWN)
+        }
+        _ => format!(" by {}", holders.join(", ")),
+    }
+}
+
+/// Whether a process has its directory, root, program or an open file there. The device tells a
+/// file system, the path which of its mounts.
+fn uses(pid: u32, device: u64, mountpoint: &Path) -> bool {
+    let links = ["cwd", "root", "exe"].map(|name| format!("/proc/{pid}/{name}").into());
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    links.into_iter().chain(descriptors.map(|entry| entry.path())).any(|link| {
+        fs::read_link(&link).is_ok_and(|target| target.starts_with(mountpoint))
+            && fs::metadata(&link).is_ok_and(|metadata| metadata.dev() == device)
+    })
+}

@@ -1,0 +1,92 @@
+//! The control socket's serving end.
+
+use std::{io, sync::Arc};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::watch,
+};
+
+use super::{
+    api::{Request, Response},
+    node::Node,
+};
+
+/// A request is a few hundred bytes; paths are at most 4096 each.
+const LINE_LIMIT: u64 = 64 << 10;
+
+/// Serves connections until `stop` becomes true.
+pub(super) async fn serve(
+    node: Arc<Node>,
+    listener: UnixListener,
+    stop: &watch::Sender<bool>,
+) -> io::Result<()> {
+    let mut stopped = stop.subscribe();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    tokio::spawn(connection(node.clone(), stream, stop.clone()));
+                }
+                // Out of descriptors, or a client that is gone again: not a reason to end.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
+            },
+            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+        }
+    }
+}
+
+async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender<bool>) {
+    let (reader, mut writer) = stream.split();
+    let mut reader = BufReader::new(reader);
+    loop {
+        let mut line = String::new();
+        match (&mut reader).take(LINE_LIMIT).read_line(&mut line).await {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, "a client went away");
+                return;
+            }
+        }
+        let response = match serde_json::from_str(&line) {
+            Ok(request) => answer(&node, request, &stop).await,
+            Err(error) => Response::Error { message: format!("not a request: {error}") },
+        };
+        let Ok(mut line) = serde_json::to_vec(&response) else { return };
+        line.push(b'\n');
+        if writer.write_all(&line).await.is_err() {
+            return;
+        }
+        if matches!(response, Response::Done) && *stop.borrow() {
+            return;
+        }
+    }
+}
+
+async fn answer(node: &Arc<Node>, request: Request, stop: &watch::Sender<bool>) -> Response {
+    // A task of its own: a client that goes away must not leave a mount half made, and a panic must
+    // not take the connection with it.
+    let node = node.clone();
+    let stop = stop.clone();
+    let work = tokio::spawn(async move {
+        let done = |()| Response::Done;
+        let result = match request {
+            Request::Mount(request) => node.mount(request).await.map(Response::Mounted),
+            Request::Umount { mountpoint } => node.umount(&mountpoint).await.map(done),
+            Request::Status => node.status().await.map(Response::Status),
+            Request::Stop { force } => node.stop(force).await.map(|()| {
+                stop.send_replace(true);
+                Response::Done
+            }),
+        };
+        result.unwrap_or_else(|error| Response::Error { message: error.for_people() })
+    });
+    work.await.unwrap_or_else(|_| Response::Error {
+        message: "the daemon failed while it worked on this; its log says more".to_owned(),
+    })
+}

@@ -1,0 +1,272 @@
+//! Images on this node: what an image's name means, and its bootstrap on disk.
+//!
+//! ```text
+//! images/<manifest digest>/
+//!   manifest.json   as the registry holds it; its digest is the directory's name
+//!   config.json     as the registry holds it; its digest is in the manifest
+//!   bootstrap       unpacked from the layer whose digest is in the manifest
+//!   bootstrap.digest
+//! ```
+//!
+//! A directory appears whole (it is filled under another name and renamed) and is never changed.
+
+mod unpack;
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use lazuli_image::{
+    Algorithm, Digest, FormatError,
+    oci::{Manifest, Platform},
+    rafs::Bootstrap,
+};
+use lazuli_registry::{self as registry, RegistryError, Repository, into_blocking};
+use lazuli_sys::mmap::Map;
+
+pub use unpack::UnpackError;
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It could not be fetched.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// It is an ordinary image.
+    #[error("{image} is not a lazy image: its last layer holds no bootstrap; convert it with `lazuli convert`")]
+    NotLazy {
+        /// The image.
+        image: String,
+    },
+    /// Its bootstrap layer is damaged.
+    #[error("{image}: {source}")]
+    Unpack {
+        /// The image.
+        image: String,
+        /// What is wrong.
+        source: UnpackError,
+    },
+    /// Its bootstrap breaks the format.
+    #[error("{image} has an invalid bootstrap: {source}")]
+    Format {
+        /// The image.
+        image: String,
+        /// What is wrong, and where.
+        source: FormatError,
+    },
+    /// A blob of the bootstrap is not in the manifest, so its size and place are unknown.
+    #[error("{image}: its bootstrap needs blob {blob}, which its manifest does not list")]
+    UnlistedBlob {
+        /// The image.
+        image: String,
+        /// The blob.
+        blob: Digest,
+    },
+    /// A file of it on this node is damaged or missing.
+    #[error("{path}: {problem}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The node's disk.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+}
+
+/// An image whose metadata is on this node.
+#[derive(Debug)]
+pub struct StoredImage {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Digest of its manifest.
+    pub manifest_digest: Digest,
+    /// Its config, as the registry holds it.
+    pub config: serde_json::Value,
+    /// Its file tree and chunk tables.
+    pub bootstrap: Arc<Bootstrap<Map>>,
+    /// Bytes of all its layers as stored: what a pull fetches.
+    pub bytes_total: u64,
+}
+
+/// What was fetched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fetched {
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
+const MANIFEST: &str = "manifest.json";
+const CONFIG: &str = "config.json";
+const BOOTSTRAP: &str = "bootstrap";
+const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
+
+impl StoredImage {
+    /// Asks `repository` what its name means now and fetches what is not in `images` yet.
+    pub async fn pull(
+        repository: &Arc<dyn Repository>,
+        platform: Option<&Platform>,
+        images: &Path,
+    ) -> Result<(Self, Fetched), ImageError> {
+        let manifest = repository.manifest(platform).await?;
+        let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
+        let directory = images.join(manifest.digest.hex());
+        if directory.exists() {
+            match Self::open(&directory) {
+                Ok(image) => return Ok((image, fetched)),
+                Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
+                    tracing::warn!(%error, "fetching the image's metadata again");
+                    fs::remove_dir_all(&directory)
+                        .map_err(|source| ImageError::Io { path: directory.clone(), source })?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let partial = Partial::create(images)?;
+        fill(repository, &manifest, &partial.0, &mut fetched).await?;
+        partial.commit(&directory)?;
+        Ok((Self::open(&directory)?, fetched))
+    }
+
+    /// Opens an image that [`StoredImage::pull`] put there.
+    pub fn open(directory: &Path) -> Result<Self, ImageError> {
+        let damaged = |name: &str, problem: &str| ImageError::Damaged {
+            path: directory.join(name),
+            problem: problem.to_owned(),
+        };
+        let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let manifest_digest = Digest::from_hex(Algorithm::Sha256, name)
+            .ok_or_else(|| damaged("", "the directory's name is not a digest"))?;
+        let raw = read(directory, MANIFEST)?;
+        if !manifest_digest.matches(&raw) {
+            return Err(damaged(MANIFEST, "its digest is not the directory's name"));
+        }
+        let manifest =
+            Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
+        let config = read(directory, CONFIG)?;
+        if !manifest.config.digest.matches(&config) {
+            return Err(damaged(CONFIG, "its digest is not the one in the manifest"));
+        }
+        let config = serde_json::from_slice(&config)
+            .map_err(|error| damaged(CONFIG, &error.to_string()))?;
+        let path = directory.join(BOOTSTRAP);
+        let io = |source| ImageError::Io { path: path.clone(), source };
+        let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
+        let digest = read(directory, BOOTSTRAP_DIGEST)?;
+        if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
+            return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
+        }
+        let bootstrap = Bootstrap::open(map).map_err(|source| ImageError::Format {
+            image: manifest_digest.to_string(),
+            source,
+        })?;
+        let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
+        if let Some(blob) = bootstrap.blobs().iter().find(|blob| !listed(&blob.id)) {
+            let image = manifest_digest.to_string();
+            return Err(ImageError::UnlistedBlob { image, blob: blob.id });
+        }
+        Ok(StoredImage {
+            directory: directory.to_owned(),
+            manifest_digest,
+            config,
+            bootstrap: Arc::new(bootstrap),
+            bytes_total: manifest.layers.iter().map(|layer| layer.size).sum(),
+        })
+    }
+
+    /// The bootstrap's file, for the kernel to mount.
+    pub fn bootstrap_path(&self) -> PathBuf {
+        self.directory.join(BOOTSTRAP)
+    }
+}
+
+/// Fetches everything into `directory`.
+async fn fill(
+    repository: &Arc<dyn Repository>,
+    manifest: &registry::Manifest,
+    directory: &Path,
+    fetched: &mut Fetched,
+) -> Result<(), ImageError> {
+    let image = repository.describe();
+    let layer = manifest.parsed.bootstrap();
+    let layer = layer.ok_or_else(|| ImageError::NotLazy { image: image.clone() })?;
+    write(directory, MANIFEST, &manifest.raw)?;
+    let config = registry::config(&**repository, manifest).await?;
+    write(directory, CONFIG, &config)?;
+    let reader = repository.blob(&layer.digest, layer.size).await?;
+    fetched.bytes += config.len() as u64 + layer.size;
+    fetched.requests += 2;
+    let path = directory.join(BOOTSTRAP);
+    let reader = into_blocking(reader, tokio::runtime::Handle::current());
+    let unpacked = {
+        let path = path.clone();
+        tokio::task::spawn_blocking(move || unpack::unpack(reader, &path))
+            .await
+            .unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
+    };
+    unpacked.map_err(|source| ImageError::Unpack { image: image.clone(), source })?;
+    let io = |source| ImageError::Io { path: path.clone(), source };
+    let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
+    let digest = Algorithm::Blake3.digest(map.as_ref());
+    // Refuse a bad image here, where its name is known, and before anything of it is kept.
+    Bootstrap::open(map).map_err(|source| ImageError::Format { image, source })?;
+    write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
+}
+
+/// A directory that is being filled; removed unless it is committed.
+struct Partial(PathBuf);
+
+impl Partial {
+    fn create(images: &Path) -> Result<Self, ImageError> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = images.join(format!(".partial-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|source| ImageError::Io { path: path.clone(), source })?;
+        Ok(Partial(path))
+    }
+
+    fn commit(self, to: &Path) -> Result<(), ImageError> {
+        match fs::rename(&self.0, to) {
+            // Somebody else fetched the same image meanwhile: theirs is as good.
+            Err(_) if to.exists() => Ok(()),
+            Err(source) => Err(ImageError::Io { path: to.to_owned(), source }),
+            Ok(()) => {
+                std::mem::forget(self);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), ImageError> {
+    let path = directory.join(name);
+    let write = || {
+        let mut file = File::create_new(&path)?;
+        io::Write::write_all(&mut file, content)?;
+        file.sync_all()
+    };
+    write().map_err(|source| ImageError::Io { path: path.clone(), source })
+}
+
+fn read(directory: &Path, name: &str) -> Result<Vec<u8>, ImageError> {
+    let path = directory.join(name);
+    fs::read(&path).map_err(|source| ImageError::Io { path, source })
+}

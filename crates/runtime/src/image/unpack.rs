@@ -1,0 +1,97 @@
+//! The bootstrap layer: a gzipped tar with `image/image.boot` in it.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+use flate2::read::MultiGzDecoder;
+
+/// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
+const BOOTSTRAP_LIMIT: u64 = 1 << 30;
+
+/// The tar may also carry `<blob id>.blob.meta` files, which others need and Lazuli does not: the
+/// bootstrap's chunk table says the same and more.
+const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
+
+/// Where converters put the bootstrap: since Nydus 2.0, and before.
+const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
+
+/// Why a layer has no usable bootstrap.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The layer did not arrive, is not a gzipped tar, or the disk is full.
+    #[error("the bootstrap layer cannot be unpacked: {0}")]
+    Io(#[from] io::Error),
+    /// It holds something else.
+    #[error("the bootstrap layer has no image/image.boot: is this a lazy image?")]
+    Missing,
+    /// It claims to be larger than any bootstrap is.
+    #[error("the bootstrap claims {0} bytes; the limit is {BOOTSTRAP_LIMIT}")]
+    TooLarge(u64),
+}
+
+/// Copies the bootstrap out of `layer` to the new file `to`, and reads `layer` to its end, so that a
+/// reader which checks a digest there gets to do so.
+pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<(), UnpackError> {
+    let mut layer = layer;
+    let mut archive = tar::Archive::new(MultiGzDecoder::new(&mut layer).take(LAYER_LIMIT));
+    let mut found = false;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = entry.path_bytes();
+        let name = name.strip_prefix(b"./").unwrap_or(&name);
+        if found || !NAMES.contains(&name) {
+            continue;
+        }
+        if entry.size() > BOOTSTRAP_LIMIT {
+            return Err(UnpackError::TooLarge(entry.size()));
+        }
+        let mut file = File::create_new(to)?;
+        io::copy(&mut entry, &mut file)?;
+        // The cache trusts what the bootstrap says, so it must be as durable as the cache.
+        file.sync_all()?;
+        found = true;
+    }
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
+    io::copy(&mut layer, &mut io::sink())?;
+    if found { Ok(()) } else { Err(UnpackError::Missing) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    fn layer(name: &str, size: u64, content: &[u8]) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        header.set_path(name).unwrap();
+        header.set_size(size);
+        header.set_cksum();
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(header.as_bytes()).unwrap();
+        gzip.write_all(content).unwrap();
+        gzip.write_all(&vec![0; 1024 + 512 - content.len() % 512]).unwrap();
+        gzip.finish().unwrap()
+    }
+
+    #[test]
+    fn finds_the_bootstrap_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        for (index, name) in ["image/image.boot", "./image/image.boot", "image.boot"].iter().enumerate() {
+            let to = directory.path().join(index.to_string());
+            unpack(&layer(name, 5, b"hello")[..], &to).unwrap();
+            assert_eq!(std::fs::read(to).unwrap(), b"hello");
+        }
+        let to = directory.path().join("none");
+        assert!(matches!(unpack(&layer("a", 1, b"x")[..], &to), Err(UnpackError::Missing)));
+        let huge = layer("image.boot", BOOTSTRAP_LIMIT + 1, b"x");
+        assert!(matches!(unpack(&huge[..], &to), Err(UnpackError::TooLarge(_))));
+        let whole = layer("image.boot", 5, b"hello");
+        assert!(matches!(unpack(&whole[..20], &to), Err(UnpackError::Io(_))));
+    }
+}

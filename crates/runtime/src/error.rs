@@ -60,6 +60,12 @@ pub enum ReadError {
         /// The operating system's reason.
         source: Arc<io::Error>,
     },
+    /// The blob was given up, see [`CachedBlob::cut_off`](crate::CachedBlob::cut_off).
+    #[error("blob {blob} is not served any more")]
+    CutOff {
+        /// The blob.
+        blob: Digest,
+    },
     /// The tasks that fetched the chunk ended without a result, again and again.
     #[error("fetching blob {blob} was interrupted")]
     Interrupted {

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod daemon;
 pub mod error;
 mod fetch;
 pub mod image;
+pub mod kernel;
 pub mod source;
 
 pub use cache::{BlobStats, Cache, CachedBlob, Settings};

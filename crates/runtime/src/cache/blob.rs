@@ -73,6 +73,8 @@ pub struct CachedBlob {
     flushing: AtomicBool,
     /// Makes that task hurry.
     hurry: Notify,
+    /// Whether the file was cut to nothing. Held for reading by everybody who writes to the file.
+    cut_off: RwLock<bool>,
     /// Whether every chunk is ready and on the disk.
     complete: watch::Sender<bool>,
 }
@@ -130,6 +132,7 @@ impl CachedBlob {
             unflushed: AtomicU64::new(0),
             flushing: AtomicBool::new(false),
             hurry: Notify::new(),
+            cut_off: RwLock::default(),
             complete: watch::Sender::new(durable.is_full()),
         });
         if blob.ready.count() > durable.count() {
@@ -173,8 +176,7 @@ impl CachedBlob {
 
     /// Whether [`CachedBlob::ensure`] would return at once.
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
-        range.end.0 <= self.layout.file_size()
-            && self.ready.all_ready(self.layout.chunks_in(range))
+        range.end.0 <= self.layout.file_size() && self.ready.all_ready(self.layout.chunks_in(range))
     }
 
     /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing.
@@ -226,6 +228,10 @@ impl CachedBlob {
         let digest = chunk.digest.algorithm.digest(bytes);
         if digest != chunk.digest {
             return Err(corrupt(format!("digest is {digest}, expected {}", chunk.digest)));
+        }
+        let cut_off = self.cut_off.read().unwrap_or_else(PoisonError::into_inner);
+        if *cut_off {
+            return Err(ReadError::CutOff { blob: self.id() });
         }
         let written = self.store.data().write_all_at(bytes, chunk.decoded.0);
         written.map_err(|error| self.write_error(error))?;
@@ -308,6 +314,18 @@ impl CachedBlob {
                 tracing::error!(blob = %self.id(), %error, "cannot note that chunks are lost");
             }
         }
+    }
+
+    /// Cuts the file to nothing, unless the blob is complete: for the end of a daemon that leaves readers
+    /// behind, who get EIO from then on instead of seeing holes. What was cached of the blob is lost.
+    pub fn cut_off(&self) -> io::Result<()> {
+        // Waits for writes under way; a later one would make the file longer again.
+        let mut cut_off = self.cut_off.write().unwrap_or_else(PoisonError::into_inner);
+        if self.is_complete() {
+            return Ok(());
+        }
+        *cut_off = true;
+        self.store.data().set_len(0)
     }
 
     /// Adds a source, which becomes the first that is asked: what was named last most likely has

@@ -29,8 +29,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(blob: &Blob) -> Result<Self, CacheError> {
-        let wrong =
-            |problem: String| CacheError::Layout { blob: blob.id, problem };
+        let wrong = |problem: String| CacheError::Layout { blob: blob.id, problem };
         let file_size = round_up_to_block(blob.decoded_size)
             .filter(|size| *size <= MAX_DECODED)
             .ok_or_else(|| wrong(format!("{} decoded bytes are too many", blob.decoded_size)))?;
@@ -141,7 +140,11 @@ mod tests {
             codec: Codec::Zstd,
             stored_size: 1000,
             decoded_size: 20_480,
-            chunks: vec![chunk(0, 0, 100, 0, 5000), chunk(1, 100, 50, 8192, 50), chunk(3, 200, 800, 16384, 4096)],
+            chunks: vec![
+                chunk(0, 0, 100, 0, 5000),
+                chunk(1, 100, 50, 8192, 50),
+                chunk(3, 200, 800, 16384, 4096),
+            ],
         }
     }
 

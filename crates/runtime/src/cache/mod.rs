@@ -156,4 +156,16 @@ impl Cache {
         cached.attach(source);
         Ok(cached)
     }
+
+    /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end of a process;
+    /// meanwhile the cache does it by itself.
+    pub fn flush(&self) {
+        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs: Vec<_> = blobs.values().filter_map(Weak::upgrade).collect();
+        for blob in blobs {
+            if let Err(error) = blob.flush() {
+                tracing::warn!(?blob, %error, "cannot flush the cache");
+            }
+        }
+    }
 }

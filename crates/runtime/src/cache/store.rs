@@ -53,7 +53,11 @@ pub(crate) struct Found {
 impl Store {
     /// Opens the files of `layout` in `dir`, or makes them. `boot` tells one start of the kernel from
     /// another.
-    pub(crate) fn open(dir: PathBuf, layout: &Layout, boot: &str) -> Result<(Self, Found), CacheError> {
+    pub(crate) fn open(
+        dir: PathBuf,
+        layout: &Layout,
+        boot: &str,
+    ) -> Result<(Self, Found), CacheError> {
         let words = word_count(layout.chunks().len());
         let data = match open_data(&dir.join(DATA), layout.file_size()) {
             Ok(Some(data)) => data,
@@ -69,7 +73,8 @@ impl Store {
             .map(|bytes| decode(&bytes[HASH..bytes.len() - HASH]))
             .unwrap_or_else(|| vec![0; words]);
         let mut ready = durable.clone();
-        let live = read_map(&dir.join(LIVE), words, 0).filter(|bytes| bytes[..HASH] == live_binding);
+        let live =
+            read_map(&dir.join(LIVE), words, 0).filter(|bytes| bytes[..HASH] == live_binding);
         if let Some(bytes) = live {
             for (word, live) in ready.iter_mut().zip(decode(&bytes[HASH..])) {
                 *word |= live;

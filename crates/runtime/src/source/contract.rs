@@ -15,7 +15,9 @@ pub(crate) fn content() -> Bytes {
 /// Checks `source`, a source of `content`, against the contract of [`BlobSource`].
 pub(crate) async fn check(source: &dyn BlobSource, content: &Bytes) {
     let end = content.len();
-    for Range { start, end } in [0..1, 0..end, end - 1..end, 4095..4097, 1000..200_000, 0..0, end..end] {
+    for Range { start, end } in
+        [0..1, 0..end, end - 1..end, 4095..4097, 1000..200_000, 0..0, end..end]
+    {
         for _ in 0..2 {
             let range = Stored(start as u64)..Stored(end as u64);
             let bytes = source.read(range).await.unwrap();

@@ -23,8 +23,7 @@ impl Memory {
 impl BlobSource for Memory {
     async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
         let size = self.0.len();
-        let out_of_range =
-            || SourceError::OutOfRange { range: range.clone(), size: size as u64 };
+        let out_of_range = || SourceError::OutOfRange { range: range.clone(), size: size as u64 };
         let start = usize::try_from(range.start.0).map_err(|_| out_of_range())?;
         let end = usize::try_from(range.end.0).map_err(|_| out_of_range())?;
         if start > end || end > size {

@@ -1,0 +1,11 @@
+//! How the kernel gets to the bytes of an image.
+//!
+//! Every driver is a directory with the same files: `abi` (bytes of the kernel interface), `session` (the
+//! loop that answers the kernel), `mod` (what it is and what it needs), `tests`.
+
+pub mod errno;
+pub mod fanotify;
+pub mod mount;
+pub mod probe;
+
+pub use probe::Probe;

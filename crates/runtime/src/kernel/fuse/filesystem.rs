@@ -1,6 +1,12 @@
 //! Answers file system requests from a bootstrap and the cache.
 
-use std::{ffi::CStr, fs::File, io, ops::Range, time::Duration};
+use std::{
+    ffi::CStr,
+    fs::File,
+    io,
+    ops::{ControlFlow, Range},
+    time::Duration,
+};
 
 use fuse_backend_rs::{
     abi::fuse_abi::{Attr, stat64, statvfs64},
@@ -11,7 +17,7 @@ use fuse_backend_rs::{
 };
 use lazuli_image::{
     BLOCK_SIZE, BlobIndex, Decoded, FormatError,
-    erofs::{FileType, InodeView, Nid},
+    erofs::{self, FileType, InodeView, Nid, Xattr, layout::Dirent},
     rafs::{Bootstrap, Extent},
 };
 use rustix::io::Errno;
@@ -38,13 +44,21 @@ pub trait BlobReader: Send + Sync {
 pub struct ImageFilesystem<B, R> {
     bootstrap: Bootstrap<B>,
     blobs: R,
+    /// Whether any inode has extended attributes. Few images have, and the kernel stops asking for them.
+    has_xattrs: bool,
 }
 
 impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     /// Serves `bootstrap` with file content from `blobs`. Errors when there is no root directory.
     pub fn new(bootstrap: Bootstrap<B>, blobs: R) -> Result<Self, FormatError> {
         bootstrap.read_dir(bootstrap.root(), 0)?;
-        Ok(ImageFilesystem { bootstrap, blobs })
+        // The format has a flag for this, but images without the flag may have attributes.
+        let has_xattrs = walk(&bootstrap, (), |(), entry| match bootstrap.inode(entry.nid) {
+            Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        });
+        let has_xattrs = has_xattrs.is_some();
+        Ok(ImageFilesystem { bootstrap, blobs, has_xattrs })
     }
 
     /// The inode that the kernel knows by the number `node`.
@@ -59,6 +73,14 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     /// The number by which the kernel knows `nid`, also shown as its inode number.
     fn node(&self, nid: Nid) -> u64 {
         if nid == self.bootstrap.root() { ROOT_ID } else { nid.0.wrapping_add(NODE_BASE) }
+    }
+
+    fn xattrs(&self, node: u64) -> io::Result<Vec<Xattr<'_>>> {
+        if !self.has_xattrs {
+            // The kernel gives this answer itself from now on.
+            return Err(Errno::NOSYS.into());
+        }
+        self.bootstrap.xattrs(self.inode(node)?.nid).map_err(damaged)
     }
 
     fn attributes(&self, inode: &InodeView) -> stat64 {
@@ -121,28 +143,45 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         writer.write_all_from(&mut file, piece.len as usize, piece.start.0)
     }
 
-    /// The name of `nid` for a log line: found by a walk through the image, since requests do not carry it.
-    fn path(&self, nid: Nid) -> String {
-        // Entries of sound directories do not overlap, so there are no more of them than fit in the image.
-        let mut budget = self.bootstrap.bytes().len() / size_of::<u64>();
-        let mut pending = vec![(self.bootstrap.root(), String::new())];
-        while let Some((dir, path)) = pending.pop() {
-            for entry in self.bootstrap.read_dir(dir, 0).into_iter().flatten().flatten() {
-                if entry.is_dot() || budget == 0 {
-                    continue;
+    /// The name of `file` for a log line: found by a walk through the image, since requests do not carry it.
+    fn path(&self, file: Nid) -> String {
+        let found = walk(&self.bootstrap, String::new(), |parent, entry| {
+            let path = format!("{parent}/{}", entry.name.escape_ascii());
+            if entry.nid == file { ControlFlow::Break(path) } else { ControlFlow::Continue(path) }
+        });
+        found.unwrap_or_else(|| file.to_string())
+    }
+}
+
+/// Visits every name in the image until `visit` breaks; `.` is the root's. What `visit` continues with
+/// for a directory it gets again with each name in that directory. Skips what is damaged.
+fn walk<B: AsRef<[u8]>, T, R>(
+    bootstrap: &Bootstrap<B>,
+    root: T,
+    mut visit: impl FnMut(&T, &erofs::DirEntry<'_>) -> ControlFlow<R, T>,
+) -> Option<R> {
+    // Entries of sound directories do not overlap, so no more of them than this fit in the image.
+    let mut budget = bootstrap.bytes().len() / size_of::<Dirent>();
+    let mut pending = vec![(bootstrap.root(), root)];
+    while let Some((dir, above)) = pending.pop() {
+        for entry in bootstrap.read_dir(dir, 0).into_iter().flatten().flatten() {
+            let is_root = dir == bootstrap.root() && entry.name == b".";
+            if (entry.is_dot() && !is_root) || budget == 0 {
+                continue;
+            }
+            budget -= 1;
+            match visit(&above, &entry) {
+                ControlFlow::Break(result) => return Some(result),
+                ControlFlow::Continue(below)
+                    if entry.file_type == FileType::Directory && !is_root =>
+                {
+                    pending.push((entry.nid, below));
                 }
-                budget -= 1;
-                let path = format!("{path}/{}", entry.name.escape_ascii());
-                if entry.nid == nid {
-                    return path;
-                }
-                if entry.file_type == FileType::Directory {
-                    pending.push((entry.nid, path));
-                }
+                ControlFlow::Continue(_) => {}
             }
         }
-        nid.to_string()
     }
+    None
 }
 
 /// The first number of an inode other than the root: 0 means none and 1 the root to the kernel.
@@ -179,7 +218,9 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         let cache = FsOptions::CACHE_SYMLINKS | FsOptions::EXPLICIT_INVAL_DATA;
         // Reads of up to 1 MiB, several at once for one file; look-ups in one directory in parallel.
         let parallel = FsOptions::ASYNC_READ | FsOptions::PARALLEL_DIROPS | FsOptions::MAX_PAGES;
-        let wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS | FsOptions::POSIX_ACL;
+        let mut wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS;
+        // Permission checks then look at ACLs, which are extended attributes.
+        wanted.set(FsOptions::POSIX_ACL, self.has_xattrs);
         Ok(wanted & capable)
     }
 
@@ -299,16 +340,14 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         name: &CStr,
         capacity: u32,
     ) -> io::Result<GetxattrReply> {
-        let inode = self.inode(node)?;
-        let attributes = self.bootstrap.xattrs(inode.nid).map_err(damaged)?;
+        let attributes = self.xattrs(node)?;
         let found = attributes.into_iter().find(|(known, _)| known == name.to_bytes());
         let (_, value) = found.ok_or(Errno::NODATA)?;
         sized(value.to_vec(), capacity, GetxattrReply::Value, GetxattrReply::Count)
     }
 
     fn listxattr(&self, context: &Context, node: u64, capacity: u32) -> io::Result<ListxattrReply> {
-        let inode = self.inode(node)?;
-        let attributes = self.bootstrap.xattrs(inode.nid).map_err(damaged)?;
+        let attributes = self.xattrs(node)?;
         let mut names = Vec::new();
         for (name, _) in attributes {
             // Disk file systems hide these from all but the administrator.
@@ -338,7 +377,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
 }
 
 impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
-    fn listed<'a>(&self, entry: &lazuli_image::erofs::DirEntry<'a>) -> DirEntry<'a> {
+    fn listed<'a>(&self, entry: &erofs::DirEntry<'a>) -> DirEntry<'a> {
         DirEntry {
             ino: self.node(entry.nid),
             offset: entry.next_offset,

@@ -151,7 +151,7 @@ impl Layout {
         };
         if let (Some(Selector::Digest(digest)), true) = (&self.name.image, entries.is_empty()) {
             match self.load(digest, "")? {
-                Parsed::Image(manifest) => return Ok(manifest),
+                Parsed::Image(manifest) => return Ok(*manifest),
                 Parsed::Index(inner) => entries = inner,
             }
         }
@@ -162,7 +162,7 @@ impl Layout {
                 several => manifest::choose(&self.place(), several, platform)?,
             };
             match self.load(&chosen.digest, &chosen.media_type)? {
-                Parsed::Image(manifest) => return Ok(manifest),
+                Parsed::Image(manifest) => return Ok(*manifest),
                 Parsed::Index(inner) => entries = inner,
             }
         }

@@ -24,6 +24,7 @@ use tokio::io::AsyncReadExt as _;
 pub mod auth;
 pub mod blob;
 mod client;
+pub mod docker_archive;
 pub mod error;
 pub mod layout;
 pub mod manifest;
@@ -36,6 +37,7 @@ mod token;
 
 pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
+pub use docker_archive::DockerArchive;
 pub use error::RegistryError;
 pub use layout::Layout;
 pub use lazuli_image::oci::Platform;
@@ -105,4 +107,15 @@ pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, 
         ImageName::Registry(reference) => Arc::new(Registry::open(reference.clone(), options)?),
         ImageName::Layout(layout) => Arc::new(Layout::open(layout.clone())),
     })
+}
+
+/// The image configuration, checked.
+///
+/// # Errors
+/// Those of [`Repository::small_blob`].
+pub async fn config(
+    repository: &dyn Repository,
+    manifest: &Manifest,
+) -> Result<Bytes, RegistryError> {
+    repository.small_blob(&manifest.parsed.config).await
 }

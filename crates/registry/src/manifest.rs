@@ -37,7 +37,7 @@ pub struct Manifest {
 /// Either kind of answer to the request for a manifest.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    Image(Manifest),
+    Image(Box<Manifest>),
     Index(Vec<Descriptor>),
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn parse(
     if IMAGE_TYPES.contains(&media_type.as_str()) {
         let parsed = oci::Manifest::parse(&raw)
             .map_err(|error| RegistryError::malformed(place, object, error.to_string()))?;
-        return Ok(Parsed::Image(Manifest { raw, digest, media_type, parsed }));
+        return Ok(Parsed::Image(Box::new(Manifest { raw, digest, media_type, parsed })));
     }
     if !INDEX_TYPES.contains(&media_type.as_str()) {
         let problem = format!("media type `{media_type}` is not that of an image or an index");

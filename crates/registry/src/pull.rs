@@ -25,12 +25,12 @@ pub(crate) async fn manifest(
     platform: Option<&Platform>,
 ) -> Result<Manifest, RegistryError> {
     let entries = match fetch(client, selector).await? {
-        Parsed::Image(manifest) => return Ok(manifest),
+        Parsed::Image(manifest) => return Ok(*manifest),
         Parsed::Index(entries) => entries,
     };
     let chosen = manifest::choose(&client.place, &entries, platform)?;
     match fetch(client, &Selector::Digest(chosen.digest)).await? {
-        Parsed::Image(manifest) => Ok(manifest),
+        Parsed::Image(manifest) => Ok(*manifest),
         Parsed::Index(_) => {
             let problem =
                 format!("the index lists {} as an image, but it is an index", chosen.digest);

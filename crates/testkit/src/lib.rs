@@ -5,4 +5,5 @@ pub mod listing;
 pub mod oci;
 pub mod odd;
 pub mod packed;
+pub mod registry;
 pub mod tarball;

@@ -1,0 +1,320 @@
+//! A registry in this process, stricter than real ones, that fails on demand.
+//!
+//! It keeps everything in memory, serves each connection on a thread, and listens on two ports of the
+//! loopback interface: the registry itself, and the "storage" that it can redirect blob reads to.
+//! Whatever a client does that a strict server may refuse is answered with an error *and* noted, see
+//! [`FakeRegistry::violations`].
+//!
+//! ```no_run
+//! use lazuli_testkit::registry::{FakeRegistry, Fault};
+//! let registry = FakeRegistry::start().unwrap();
+//! registry.put_blob("app", b"content");
+//! registry.fault("GET", "/blobs/", 2, Fault::Status(503));
+//! let name = format!("{}/app:1", registry.host());
+//! ```
+
+mod api;
+mod fault;
+mod http;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io,
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+    time::Duration,
+};
+
+use lazuli_image::{Algorithm, Digest};
+
+pub use fault::Fault;
+
+/// How a client has to prove who it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Login {
+    /// Not at all.
+    #[default]
+    None,
+    /// With a user and a password in every request.
+    Basic(String, String),
+    /// With a token from the token server, which wants a user and a password; two empty strings let
+    /// everybody have one.
+    Bearer(String, String),
+    /// With a token from the token server, which wants this refresh token.
+    Identity(String),
+}
+
+/// One request, as it came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// `GET`.
+    pub method: String,
+    /// `/v2/app/blobs/sha256:…`, with the query.
+    pub target: String,
+    /// The Range header.
+    pub range: Option<String>,
+    /// Whether it came with an Authorization header.
+    pub authorized: bool,
+    /// Whether it came to the storage port.
+    pub storage: bool,
+}
+
+/// What the registry did so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests, storage included.
+    pub requests: u64,
+    /// Bytes of bodies sent.
+    pub bytes: u64,
+    /// Connections accepted.
+    pub connections: u64,
+    /// Most requests that were in the registry at the same time.
+    pub max_concurrency: u64,
+    /// Requests by path, without the query.
+    pub by_path: BTreeMap<String, u64>,
+}
+
+/// A handle to a running registry; clones are the same registry. It stops with the last handle.
+#[derive(Clone, Debug)]
+pub struct FakeRegistry {
+    shared: Arc<Shared>,
+    _stop: Arc<Stop>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: SocketAddr,
+    storage: SocketAddr,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blobs: HashMap<(String, Digest), Arc<Vec<u8>>>,
+    /// By repository and tag or digest.
+    manifests: HashMap<(String, String), StoredManifest>,
+    /// By upload: repository and what arrived so far.
+    uploads: HashMap<u64, (String, Vec<u8>)>,
+    login: Login,
+    /// Tokens that are good, with their scopes.
+    tokens: HashMap<String, Vec<String>>,
+    redirect: bool,
+    /// Signatures of storage URLs that are good.
+    signatures: HashSet<u64>,
+    faults: Vec<fault::Armed>,
+    latency: Duration,
+    /// How long new connections are refused, once.
+    refuse: Option<Duration>,
+    stopped: bool,
+    open: Vec<TcpStream>,
+    counter: u64,
+    in_flight: u64,
+    stats: Stats,
+    log: Vec<Logged>,
+    violations: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct StoredManifest {
+    media_type: String,
+    content: Arc<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Stop(Arc<Shared>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.lock().stopped = true;
+        self.0.cut();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panicking connection must fail its own test, not hide behind a poisoned lock.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Closes all connections and makes the listeners look at the state.
+    fn cut(&self) {
+        for stream in self.lock().open.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        for address in [self.address, self.storage] {
+            let _ = TcpStream::connect(address);
+        }
+    }
+}
+
+impl FakeRegistry {
+    /// Starts an empty registry on free ports, without login, redirects or faults.
+    pub fn start() -> io::Result<Self> {
+        let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
+        let shared = Arc::new(Shared {
+            address: listeners[0].local_addr()?,
+            storage: listeners[1].local_addr()?,
+            state: Mutex::default(),
+        });
+        for listener in listeners {
+            let shared = shared.clone();
+            thread::spawn(move || listen(&shared, listener));
+        }
+        Ok(FakeRegistry { _stop: Arc::new(Stop(shared.clone())), shared })
+    }
+
+    /// Host and port, for names of images.
+    pub fn host(&self) -> String {
+        self.shared.address.to_string()
+    }
+
+    /// Stores a blob.
+    pub fn put_blob(&self, repository: &str, content: &[u8]) -> Digest {
+        let digest = Algorithm::Sha256.digest(content);
+        let key = (repository.to_owned(), digest);
+        self.shared.lock().blobs.insert(key, Arc::new(content.to_vec()));
+        digest
+    }
+
+    /// Stores a manifest under its digest and `tag`.
+    pub fn put_manifest(
+        &self,
+        repository: &str,
+        tag: &str,
+        media_type: &str,
+        raw: &[u8],
+    ) -> Digest {
+        let digest = Algorithm::Sha256.digest(raw);
+        let mut state = self.shared.lock();
+        for name in [tag.to_owned(), digest.to_string()] {
+            let value = StoredManifest {
+                media_type: media_type.to_owned(),
+                content: Arc::new(raw.to_vec()),
+            };
+            state.manifests.insert((repository.to_owned(), name), value);
+        }
+        digest
+    }
+
+    /// Serves `content` as the blob `digest`, whether it is or not.
+    pub fn put_false_blob(&self, repository: &str, digest: Digest, content: &[u8]) {
+        let key = (repository.to_owned(), digest);
+        self.shared.lock().blobs.insert(key, Arc::new(content.to_vec()));
+    }
+
+    /// The content of a blob.
+    pub fn blob(&self, repository: &str, digest: &Digest) -> Option<Vec<u8>> {
+        let state = self.shared.lock();
+        state.blobs.get(&(repository.to_owned(), *digest)).map(|content| content.to_vec())
+    }
+
+    /// The content of a manifest.
+    pub fn manifest(&self, repository: &str, tag: &str) -> Option<Vec<u8>> {
+        let state = self.shared.lock();
+        let stored = state.manifests.get(&(repository.to_owned(), tag.to_owned()))?;
+        Some(stored.content.to_vec())
+    }
+
+    /// Demands this login from now on.
+    pub fn require(&self, login: Login) {
+        self.shared.lock().login = login;
+    }
+
+    /// Makes all tokens that were given out bad.
+    pub fn expire_tokens(&self) {
+        self.shared.lock().tokens.clear();
+    }
+
+    /// Answers reads of blobs with a redirect to the storage port.
+    pub fn redirect_blobs(&self) {
+        self.shared.lock().redirect = true;
+    }
+
+    /// Makes all storage URLs that were given out bad.
+    pub fn expire_redirects(&self) {
+        self.shared.lock().signatures.clear();
+    }
+
+    /// Lets the next `times` requests fail whose method is `method` (empty: any) and whose path
+    /// contains `path`.
+    pub fn fault(&self, method: &str, path: &str, times: usize, fault: Fault) {
+        let (method, path) = (method.to_owned(), path.to_owned());
+        self.shared.lock().faults.push(fault::Armed { method, path, times, fault });
+    }
+
+    /// Forgets all faults.
+    pub fn clear_faults(&self) {
+        self.shared.lock().faults.clear();
+    }
+
+    /// Waits this long before each answer.
+    pub fn set_latency(&self, latency: Duration) {
+        self.shared.lock().latency = latency;
+    }
+
+    /// Closes all connections and refuses new ones for a while, as a registry that restarts.
+    pub fn refuse_for(&self, duration: Duration) {
+        self.shared.lock().refuse = Some(duration);
+        self.shared.cut();
+    }
+
+    /// What was done since the start or the last [`FakeRegistry::reset_stats`].
+    pub fn stats(&self) -> Stats {
+        self.shared.lock().stats.clone()
+    }
+
+    /// All requests since then, in order.
+    pub fn log(&self) -> Vec<Logged> {
+        self.shared.lock().log.clone()
+    }
+
+    /// Starts counting anew.
+    pub fn reset_stats(&self) {
+        let mut state = self.shared.lock();
+        state.stats = Stats::default();
+        state.log.clear();
+    }
+
+    /// What clients did that a server may refuse.
+    pub fn violations(&self) -> Vec<String> {
+        self.shared.lock().violations.clone()
+    }
+
+    /// Uploads that were begun and neither finished nor given up.
+    pub fn open_uploads(&self) -> usize {
+        self.shared.lock().uploads.len()
+    }
+}
+
+/// Accepts connections until the registry is stopped.
+fn listen(shared: &Arc<Shared>, mut listener: TcpListener) {
+    let Ok(address) = listener.local_addr() else { return };
+    let storage = address == shared.storage;
+    loop {
+        let Ok((stream, _)) = listener.accept() else { return };
+        let refuse = {
+            let mut state = shared.lock();
+            if state.stopped {
+                return;
+            }
+            if storage { None } else { state.refuse.take() }
+        };
+        if let Some(duration) = refuse {
+            drop((stream, listener));
+            thread::sleep(duration);
+            match TcpListener::bind(address) {
+                Ok(again) => listener = again,
+                Err(_) => return,
+            }
+            continue;
+        }
+        if let Ok(clone) = stream.try_clone() {
+            let mut state = shared.lock();
+            state.stats.connections += 1;
+            state.open.push(clone);
+        }
+        let shared = shared.clone();
+        thread::spawn(move || api::serve(&shared, stream, storage));
+    }
+}

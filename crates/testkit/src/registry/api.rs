@@ -1,0 +1,390 @@
+//! The distribution API, its token server, and the storage behind it.
+
+use std::{
+    io::{self, BufReader, Read as _},
+    net::{Shutdown, TcpStream},
+    sync::Arc,
+    thread,
+};
+
+use lazuli_image::{Algorithm, Digest};
+use serde_json::Value;
+
+use super::{
+    Logged, Login, Shared, State, StoredManifest, fault,
+    fault::Fault,
+    http::{self, Body, Request, Response},
+};
+
+/// Serves one connection until either side closes it.
+pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
+    let Ok(clone) = stream.try_clone() else { return };
+    let _ = stream.set_nodelay(true);
+    let mut reader = BufReader::new(clone);
+    while let Ok(Some(request)) = Request::read(&mut reader) {
+        shared.lock().begin(&request, storage);
+        let alive = exchange(shared, &request, &mut reader, &mut stream, storage);
+        shared.lock().in_flight -= 1;
+        if !alive.unwrap_or(false) {
+            break;
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Answers one request; whether the connection can go on.
+fn exchange(
+    shared: &Shared,
+    request: &Request,
+    reader: &mut BufReader<TcpStream>,
+    stream: &mut TcpStream,
+    storage: bool,
+) -> io::Result<bool> {
+    let (fault, latency) = {
+        let mut state = shared.lock();
+        (fault::take(&mut state.faults, &request.method, request.path()), state.latency)
+    };
+    thread::sleep(latency);
+    let length = request.length();
+    let kept = match &fault {
+        Some(Fault::ResetAfter(limit)) if length > 0 => length.min(*limit),
+        _ => length,
+    };
+    let mut body = vec![0; kept as usize];
+    reader.read_exact(&mut body)?;
+    match &fault {
+        Some(Fault::Hang(duration)) => {
+            thread::sleep(*duration);
+            return Ok(false);
+        }
+        Some(Fault::Latency(duration)) => thread::sleep(*duration),
+        Some(Fault::ResetAfter(_)) if length > 0 => {
+            shared.lock().keep(request, &body);
+            http::reset(stream);
+            return Ok(false);
+        }
+        _ => {}
+    }
+    let mut response = match &fault {
+        Some(Fault::Status(status)) => Response::error(*status, "FAULT"),
+        Some(Fault::Busy(seconds)) => {
+            Response::error(429, "TOOMANYREQUESTS").with("retry-after", seconds)
+        }
+        _ if storage => from_storage(&mut shared.lock(), request),
+        _ => answer(shared, request, body),
+    };
+    match &fault {
+        Some(Fault::LoseAnswer) => return Ok(false),
+        Some(Fault::IgnoreRange) if response.status == 206 => {
+            response.status = 200;
+            response.headers.retain(|(name, _)| *name != "content-range");
+            response.body = response.body.content.into();
+        }
+        Some(Fault::WrongContentRange) => {
+            for (name, value) in &mut response.headers {
+                if *name == "content-range" {
+                    *value = format!("bytes {}-{}/*", response.body.start + 1, response.body.end);
+                }
+            }
+        }
+        Some(Fault::WrongBytes) => {
+            response.body =
+                response.body.bytes().iter().map(|byte| !byte).collect::<Vec<_>>().into();
+        }
+        _ => {}
+    }
+    let limit = match fault {
+        Some(Fault::ResetAfter(limit) | Fault::TruncateAfter(limit)) => Some(limit),
+        _ => None,
+    };
+    shared.lock().stats.bytes += response.write(stream, limit)?;
+    if matches!(fault, Some(Fault::ResetAfter(_))) {
+        http::reset(stream);
+    }
+    Ok(limit.is_none())
+}
+
+impl State {
+    fn begin(&mut self, request: &Request, storage: bool) {
+        self.stats.requests += 1;
+        *self.stats.by_path.entry(request.path().to_owned()).or_default() += 1;
+        self.in_flight += 1;
+        self.stats.max_concurrency = self.stats.max_concurrency.max(self.in_flight);
+        self.log.push(Logged {
+            method: request.method.clone(),
+            target: request.target.clone(),
+            range: request.header("range").map(str::to_owned),
+            authorized: request.header("authorization").is_some(),
+            storage,
+        });
+    }
+
+    fn next(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    /// Refuses what no careful client does.
+    fn violation(&mut self, request: &Request, problem: &str) -> Response {
+        self.violations.push(format!("{} {}: {problem}", request.method, request.target));
+        Response::error(400, "VIOLATION")
+    }
+
+    /// Keeps the part of an upload that arrived before the connection broke.
+    fn keep(&mut self, request: &Request, body: &[u8]) {
+        let id = request.path().rsplit('/').next().and_then(|id| id.parse().ok());
+        if let Some((_, content)) = id.and_then(|id: u64| self.uploads.get_mut(&id)) {
+            content.extend_from_slice(body);
+        }
+    }
+
+    /// Whether the request may do `action` in `repository`.
+    fn allows(&self, request: &Request, repository: &str, action: &str) -> bool {
+        let header = request.header("authorization").unwrap_or_default();
+        match &self.login {
+            Login::None => true,
+            Login::Basic(user, password) => header == basic(user, password),
+            Login::Bearer(..) | Login::Identity(_) => {
+                let scopes =
+                    header.strip_prefix("Bearer ").and_then(|token| self.tokens.get(token));
+                let grants = |scope: &String| {
+                    let actions = scope.strip_prefix(&format!("repository:{repository}:"));
+                    actions.is_some_and(|actions| actions.split(',').any(|a| a == action))
+                };
+                scopes.is_some_and(|scopes| scopes.iter().any(grants))
+            }
+        }
+    }
+
+    /// The token server.
+    fn token(&mut self, request: &Request, body: &[u8]) -> Response {
+        let form = String::from_utf8_lossy(body).into_owned();
+        let (known, scopes) = match &self.login {
+            Login::Identity(token) => {
+                let good = request.method == "POST"
+                    && http::parameters(&form, "grant_type") == ["refresh_token"]
+                    && http::parameters(&form, "refresh_token") == [token.as_str()];
+                let scopes = http::parameters(&form, "scope").join(" ");
+                (good, scopes.split(' ').map(str::to_owned).collect())
+            }
+            Login::Bearer(user, password) => {
+                let open = user.is_empty() && password.is_empty();
+                let expected = (!open).then(|| basic(user, password));
+                let good = request.header("authorization") == expected.as_deref();
+                (request.method == "GET" && good, request.query("scope"))
+            }
+            Login::None | Login::Basic(..) => (false, Vec::new()),
+        };
+        if !known {
+            return Response::error(401, "UNAUTHORIZED");
+        }
+        let token = format!("token-{}", self.next());
+        self.tokens.insert(token.clone(), scopes);
+        Response::new(200).body(format!(r#"{{"token":"{token}"}}"#).into_bytes())
+    }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+}
+
+/// What is behind a redirect. It knows nothing of logins, only of signatures.
+fn from_storage(state: &mut State, request: &Request) -> Response {
+    if request.header("authorization").is_some() {
+        return state.violation(request, "credentials of the registry were sent to the storage");
+    }
+    let signature = request.query("signature").first().and_then(|text| text.parse().ok());
+    if !signature.is_some_and(|signature: u64| state.signatures.contains(&signature)) {
+        return Response::error(403, "EXPIRED");
+    }
+    match request.path().trim_start_matches('/').rsplit_once('/') {
+        Some((repository, digest)) => blob(state, request, repository, digest),
+        None => Response::error(404, "NOT_FOUND"),
+    }
+}
+
+fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
+    let mut state = shared.lock();
+    if request.path() == "/token" {
+        return state.token(request, &body);
+    }
+    let Some(path) = request.path().strip_prefix("/v2/") else {
+        return Response::error(404, "NOT_FOUND");
+    };
+    let split = |kind: &str| path.split_once(kind).map(|(a, b)| (a.to_owned(), b.to_owned()));
+    let found = ["/blobs/uploads/", "/blobs/", "/manifests/"]
+        .into_iter()
+        .find_map(|k| Some((k, split(k)?)));
+    let repository = found.as_ref().map_or("", |(_, (repository, _))| repository.as_str());
+    let writes = matches!(found, Some(("/blobs/uploads/", _))) || request.method == "PUT";
+    let mut wanted = vec![(repository.to_owned(), if writes { "push" } else { "pull" })];
+    wanted.extend(request.query("from").into_iter().map(|from| (from, "pull")));
+    if !wanted.iter().all(|(repository, action)| state.allows(request, repository, action)) {
+        let scheme = match &state.login {
+            Login::Basic(..) => r#"Basic realm="fake""#.to_owned(),
+            _ => format!(r#"Bearer realm="http://{}/token",service="fake""#, shared.address),
+        };
+        return Response::error(401, "UNAUTHORIZED").with("www-authenticate", scheme);
+    }
+    match found {
+        Some(("/blobs/uploads/", (repository, id))) => {
+            upload(&mut state, request, &repository, &id, body)
+        }
+        Some(("/blobs/", (repository, digest))) => {
+            if state.redirect && request.method == "GET" {
+                let signature = state.next();
+                state.signatures.insert(signature);
+                let storage = shared.storage;
+                let url = format!("http://{storage}/{repository}/{digest}?signature={signature}");
+                return Response::new(307).with("location", url);
+            }
+            blob(&mut state, request, &repository, &digest)
+        }
+        Some((_, (repository, name))) => manifest(&mut state, request, &repository, &name, body),
+        None => Response::new(200),
+    }
+}
+
+fn blob(state: &mut State, request: &Request, repository: &str, digest: &str) -> Response {
+    let head_only = request.method == "HEAD";
+    let content = digest
+        .parse()
+        .ok()
+        .and_then(|digest: Digest| state.blobs.get(&(repository.to_owned(), digest)).cloned());
+    let Some(content) = content else {
+        return Response { head_only, ..Response::error(404, "BLOB_UNKNOWN") };
+    };
+    let size = content.len();
+    let Some(range) = request.header("range") else {
+        return Response { head_only, ..Response::new(200).body(content) };
+    };
+    let parsed = range.strip_prefix("bytes=").and_then(|text| text.split_once('-'));
+    let parsed =
+        parsed.and_then(|(a, b)| Some((a.parse::<usize>().ok()?, b.parse::<usize>().ok()?)));
+    let Some((first, last)) = parsed.filter(|(first, last)| first <= last) else {
+        return state.violation(request, "the range is no pair of numbers");
+    };
+    if first >= size {
+        return Response::error(416, "RANGE_INVALID")
+            .with("content-range", format!("bytes */{size}"));
+    }
+    let end = size.min(last.saturating_add(1));
+    let header = format!("bytes {first}-{}/{size}", end - 1);
+    Response::new(206).with("content-range", header).body(Body { content, start: first, end })
+}
+
+fn upload(
+    state: &mut State,
+    request: &Request,
+    repository: &str,
+    id: &str,
+    body: Vec<u8>,
+) -> Response {
+    let location = |id: u64| format!("/v2/{repository}/blobs/uploads/{id}");
+    let key = |digest: Digest, repository: &str| (repository.to_owned(), digest);
+    let mut digest = request.query("digest");
+    digest.extend(request.query("mount"));
+    let digest: Option<Digest> = digest.first().and_then(|text| text.parse().ok());
+    if request.method == "POST" {
+        let from = request.query("from");
+        if let (Some(digest), Some(from)) = (digest, from.first())
+            && let Some(content) = state.blobs.get(&key(digest, from)).cloned()
+        {
+            state.blobs.insert(key(digest, repository), content);
+            return Response::new(201).with("location", format!("/v2/{repository}/blobs/{digest}"));
+        }
+        let id = state.next();
+        state.uploads.insert(id, (repository.to_owned(), Vec::new()));
+        return Response::new(202).with("location", location(id)).with("range", "0-0");
+    }
+    let Ok(id) = id.parse::<u64>() else { return Response::error(404, "BLOB_UPLOAD_UNKNOWN") };
+    let Some((_, content)) = state.uploads.get_mut(&id).filter(|(owner, _)| owner == repository)
+    else {
+        return Response::error(404, "BLOB_UPLOAD_UNKNOWN");
+    };
+    let offset = content.len();
+    let so_far = |length: usize| format!("0-{}", length.saturating_sub(1));
+    match request.method.as_str() {
+        "GET" => Response::new(204).with("location", location(id)).with("range", so_far(offset)),
+        "DELETE" => {
+            state.uploads.remove(&id);
+            Response::new(204)
+        }
+        "PATCH" | "PUT" => {
+            let right = match request.header("content-range") {
+                Some(text) => Some(text.to_owned()) == last_of(offset, body.len()),
+                // A closing request may carry everything, or nothing.
+                None => request.method == "PUT" && (offset == 0 || body.is_empty()),
+            };
+            if !right {
+                let range = so_far(offset);
+                return Response::error(416, "RANGE_INVALID")
+                    .with("range", range)
+                    .with("location", location(id));
+            }
+            content.extend_from_slice(&body);
+            if request.method == "PATCH" {
+                let range = so_far(content.len());
+                return Response::new(202).with("location", location(id)).with("range", range);
+            }
+            let Some((_, content)) = state.uploads.remove(&id) else { return Response::new(404) };
+            match digest {
+                Some(digest) if digest.matches(&content) => {
+                    state.blobs.insert(key(digest, repository), Arc::new(content));
+                    Response::new(201).with("location", format!("/v2/{repository}/blobs/{digest}"))
+                }
+                _ => Response::error(400, "DIGEST_INVALID"),
+            }
+        }
+        _ => Response::error(405, "UNSUPPORTED"),
+    }
+}
+
+fn last_of(offset: usize, length: usize) -> Option<String> {
+    Some(format!("{offset}-{}", (offset + length).checked_sub(1)?))
+}
+
+fn manifest(
+    state: &mut State,
+    request: &Request,
+    repository: &str,
+    name: &str,
+    body: Vec<u8>,
+) -> Response {
+    if request.method != "PUT" {
+        let head_only = request.method == "HEAD";
+        let response = match state.manifests.get(&(repository.to_owned(), name.to_owned())) {
+            Some(StoredManifest { media_type, content }) => Response::new(200)
+                .body(content.clone())
+                .with("content-type", media_type)
+                .with("docker-content-digest", Algorithm::Sha256.digest(content)),
+            None => Response::error(404, "MANIFEST_UNKNOWN"),
+        };
+        return Response { head_only, ..response };
+    }
+    let Some(media_type) = request.header("content-type").map(str::to_owned) else {
+        return state.violation(request, "a manifest without Content-Type");
+    };
+    let json: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let layers = json["layers"].as_array().into_iter().flatten();
+    for descriptor in layers.chain(json.get("config")) {
+        let digest = descriptor["digest"].as_str().and_then(|text| text.parse().ok());
+        let known =
+            digest.is_some_and(|d: Digest| state.blobs.contains_key(&(repository.to_owned(), d)));
+        if !known {
+            return Response::error(400, "MANIFEST_BLOB_UNKNOWN");
+        }
+    }
+    let digest = Algorithm::Sha256.digest(&body);
+    let content = Arc::new(body);
+    for name in [name.to_owned(), digest.to_string()] {
+        state.manifests.insert(
+            (repository.to_owned(), name),
+            StoredManifest { media_type: media_type.clone(), content: content.clone() },
+        );
+    }
+    Response::new(201)
+        .with("location", format!("/v2/{repository}/manifests/{digest}"))
+        .with("docker-content-digest", digest)
+}

@@ -1,0 +1,182 @@
+//! Just enough of HTTP/1.1: heads, bodies with a Content-Length, and ways to break off.
+
+use std::{
+    collections::HashMap,
+    io::{self, BufRead, Read, Write},
+    net::TcpStream,
+    sync::Arc,
+    time::Duration,
+};
+
+/// Biggest head of a request, in bytes.
+const HEAD_LIMIT: u64 = 64 << 10;
+
+/// A request without its body.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) target: String,
+    pub(super) headers: HashMap<String, String>,
+}
+
+impl Request {
+    /// Reads the next head; `None` at the end of the connection.
+    pub(super) fn read(stream: &mut impl BufRead) -> io::Result<Option<Self>> {
+        let mut lines = Vec::new();
+        let mut head = stream.take(HEAD_LIMIT);
+        loop {
+            let mut line = String::new();
+            if head.read_line(&mut line)? == 0 {
+                return Ok(None);
+            }
+            match line.trim_end() {
+                "" => break,
+                text => lines.push(text.to_owned()),
+            }
+        }
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "not a request");
+        let mut first = lines.first().ok_or_else(invalid)?.split(' ');
+        let (Some(method), Some(target), Some("HTTP/1.1")) =
+            (first.next(), first.next(), first.next())
+        else {
+            return Err(invalid());
+        };
+        let (method, target) = (method.to_owned(), target.to_owned());
+        let header = |line: &String| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        };
+        let headers: Option<_> = lines[1..].iter().map(header).collect();
+        Ok(Some(Request { method, target, headers: headers.ok_or_else(invalid)? }))
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    /// Length of the body in bytes.
+    pub(super) fn length(&self) -> u64 {
+        self.header("content-length").and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    pub(super) fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
+    /// All values of a query parameter.
+    pub(super) fn query(&self, name: &str) -> Vec<String> {
+        let query = self.target.split_once('?').map_or("", |(_, query)| query);
+        parameters(query, name)
+    }
+}
+
+/// All values of `name` in a query or a form.
+pub(super) fn parameters(query: &str, name: &str) -> Vec<String> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(key, _)| *key == name).map(|(_, value)| decode(value)).collect()
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::new();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex: Vec<u8> = bytes.by_ref().take(2).collect();
+                let hex = String::from_utf8_lossy(&hex).into_owned();
+                u8::from_str_radix(&hex, 16).unwrap_or(b'?')
+            }
+            other => other,
+        });
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub(super) struct Response {
+    pub(super) status: u16,
+    pub(super) headers: Vec<(&'static str, String)>,
+    pub(super) body: Body,
+    /// Only the head is sent, with the body's length.
+    pub(super) head_only: bool,
+}
+
+/// The body of an answer: a part of a blob, which is not copied.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    pub(super) content: Arc<Vec<u8>>,
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+impl Body {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.content[self.start..self.end]
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(content: Vec<u8>) -> Self {
+        Arc::new(content).into()
+    }
+}
+
+impl From<Arc<Vec<u8>>> for Body {
+    fn from(content: Arc<Vec<u8>>) -> Self {
+        let end = content.len();
+        Body { content, start: 0, end }
+    }
+}
+
+impl Response {
+    pub(super) fn new(status: u16) -> Self {
+        Response { status, ..Response::default() }
+    }
+
+    /// An error as registries spell it.
+    pub(super) fn error(status: u16, code: &str) -> Self {
+        let body =
+            format!(r#"{{"errors":[{{"code":"{code}","message":"said the fake registry"}}]}}"#);
+        Response::new(status).with("content-type", "application/json").body(body.into_bytes())
+    }
+
+    pub(super) fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.headers.push((name, value.to_string()));
+        self
+    }
+
+    pub(super) fn body(mut self, body: impl Into<Body>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// Sends the answer, or the first `limit` bytes of its body. Returns the bytes of body sent.
+    pub(super) fn write(&self, stream: &mut TcpStream, limit: Option<u64>) -> io::Result<u64> {
+        let body = self.body.bytes();
+        let mut head = format!("HTTP/1.1 {} -\r\n", self.status);
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        // 204 must not have one.
+        if self.status != 204 {
+            head.push_str(&format!("content-length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        stream.write_all(head.as_bytes())?;
+        if self.head_only {
+            return Ok(0);
+        }
+        let shown = limit.map_or(body.len(), |limit| body.len().min(limit as usize));
+        stream.write_all(&body[..shown])?;
+        Ok(shown as u64)
+    }
+}
+
+/// Closes the connection so that the other end sees "connection reset by peer". The pause lets it read what
+/// was sent before, which a reset would throw away.
+pub(super) fn reset(stream: &TcpStream) {
+    std::thread::sleep(Duration::from_millis(20));
+    let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
+}

@@ -1,0 +1,9 @@
+//! Names, layouts and registries, checked from outside.
+
+mod archive;
+mod conformance;
+mod faults;
+mod login;
+mod names;
+mod real;
+mod support;

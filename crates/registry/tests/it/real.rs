@@ -1,0 +1,164 @@
+//! Real neighbours: Debian's docker-registry, and skopeo.
+
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use lazuli_image::oci::media_type;
+use lazuli_registry::{DockerArchive, ImageName, open};
+use lazuli_testkit::oci::{Compression, Image, Layer};
+use tokio::io::AsyncReadExt as _;
+
+use crate::{conformance, support::options};
+
+/// Whether a program is installed; says so if not.
+fn have(program: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|place| place.join(program).exists()));
+    if !found {
+        assert!(std::env::var_os("LAZULI_REQUIRE_KERNEL").is_none(), "{program} is not installed");
+        #[allow(clippy::print_stderr)]
+        {
+            eprintln!("skipped: {program} is not installed");
+        }
+    }
+    found
+}
+
+/// A docker-registry of our own; ends with the test.
+struct Server {
+    process: Child,
+    host: String,
+    _root: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        // The port is free until somebody takes it between these lines; then the registry does not start.
+        let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let config = root.path().join("config.yml");
+        let text = format!(
+            "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{host}'}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\n",
+            root.path().display()
+        );
+        fs::write(&config, text).unwrap();
+        let process = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = Server { process, host, _root: root };
+        let start = Instant::now();
+        while TcpStream::connect(&server.host).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(20), "docker-registry does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn skopeo(arguments: &[&str]) {
+    let output = Command::new("skopeo")
+        .args(["--insecure-policy", "copy", "-q"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn image(directory: &Path) -> lazuli_image::Digest {
+    let tar = |name: &str| {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(name.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, name.as_bytes()).unwrap();
+        builder.into_inner().unwrap()
+    };
+    let layers = ["one", "two"].map(|name| Layer::new(tar(name), Compression::Gzip));
+    Image::new(layers).write_layout(directory, "1").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn docker_registry_keeps_the_contract() {
+    if !have("docker-registry") {
+        return;
+    }
+    let server = Server::start();
+    let name = |tag: &str| format!("{}/some/app:{tag}", server.host).parse::<ImageName>().unwrap();
+    conformance::check(|tag| open(&name(tag), &options()).unwrap()).await;
+}
+
+/// Copies an image from one place to another with this crate.
+async fn copy(from: &str, to: &str) {
+    let (from, to) =
+        (open(&from.parse().unwrap(), &options()), open(&to.parse().unwrap(), &options()));
+    let (from, to) = (from.unwrap(), to.unwrap());
+    let manifest = from.manifest(None).await.unwrap();
+    for blob in manifest.parsed.layers.iter().chain([&manifest.parsed.config]) {
+        let mut content = Vec::new();
+        let mut reader = from.blob(&blob.digest, blob.size).await.unwrap();
+        reader.read_to_end(&mut content).await.unwrap();
+        let content = lazuli_registry::BlobContent::Bytes(content.into());
+        to.push_blob(&blob.digest, blob.size, content, None, &|_| {}).await.unwrap();
+    }
+    to.push_manifest(manifest.raw, &manifest.media_type).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn skopeo_reads_what_we_write_and_we_read_what_it_writes() {
+    if !have("skopeo") || !have("docker-registry") {
+        return;
+    }
+    let server = Server::start();
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let digest = image(&directory.path().join("made"));
+
+    // Ours to a layout and to a registry, theirs from both.
+    let (layout, registry) = (format!("oci:{}:x", at("ours")), format!("{}/ours:1", server.host));
+    copy(&format!("oci:{}:1", at("made")), &layout).await;
+    copy(&layout, &registry).await;
+    skopeo(&["--preserve-digests", &layout, &format!("oci:{}:y", at("theirs"))]);
+    let remote = format!("docker://{registry}");
+    skopeo(&[
+        "--preserve-digests",
+        "--src-tls-verify=false",
+        &remote,
+        &format!("oci:{}:z", at("theirs")),
+    ]);
+
+    // Theirs to a layout, a registry and an archive, ours from each.
+    let theirs = format!("docker://{}/theirs:1", server.host);
+    skopeo(&["--preserve-digests", "--dest-tls-verify=false", &layout, &theirs]);
+    let names = [format!("oci:{}:y", at("theirs")), format!("oci:{}:z", at("theirs")), theirs];
+    for name in names {
+        let repository = open(&name.parse().unwrap(), &options()).unwrap();
+        assert_eq!(repository.manifest(None).await.unwrap().digest, digest, "{name}");
+    }
+    let by_digest = format!("{}/theirs@{digest}", server.host);
+    let found =
+        open(&by_digest.parse().unwrap(), &options()).unwrap().manifest(None).await.unwrap();
+    assert_eq!(found.media_type, media_type::MANIFEST);
+
+    skopeo(&[&layout, &format!("docker-archive:{}:app:1", at("a.tar"))]);
+    let archive = DockerArchive::open(Path::new(&at("a.tar")), Some("app:1")).unwrap();
+    assert_eq!(archive.layers().len(), 2);
+    for layer in archive.layers() {
+        std::io::copy(&mut layer.reader(), &mut std::io::sink()).unwrap();
+    }
+}

@@ -298,6 +298,12 @@ impl<'a> TailReader<'a> {
     /// The decoded CI table and its header, both compared with the blob table.
     fn ci(&self) -> Result<(Vec<u8>, &'a [u8]), FormatError> {
         let info = &self.info;
+        if info.chunk_count > MAX_CHUNKS
+            || info.ci_size != CI_ENTRY_SIZE * u64::from(info.chunk_count)
+        {
+            let problem = format!("{} bytes for {} chunks", info.ci_size, info.chunk_count);
+            return Err(FormatError::new("CI table", info.ci_offset, problem));
+        }
         let stored = self.slice(0, info.ci_stored_size, "CI table")?;
         let header_bytes = self.slice(info.ci_stored_size, CI_HEADER_SIZE, "CI header")?;
         let header = CiHeader::ref_from_bytes(header_bytes).expect("slice has the header's size");
@@ -313,7 +319,7 @@ impl<'a> TailReader<'a> {
             let at = info.ci_offset + info.ci_stored_size;
             return Err(FormatError::new("CI header", at, format!("bad {field}")));
         }
-        // Bounded by what the blob table may claim: 16 bytes for each of at most 2^24 chunks.
+        // At most 256 MiB, and no more of it is touched than the table decodes to.
         let mut ci = vec![0; info.ci_size as usize];
         info.ci_codec
             .decode(stored, &mut ci)

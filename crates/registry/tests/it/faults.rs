@@ -153,7 +153,7 @@ async fn documents_are_bounded() {
     assert!(matches!(error, RegistryError::TooLarge { .. }), "{error}");
     for (raw, text) in [
         ("", "EOF"),
-        ("[]", "invalid type"),
+        ("[]", "is malformed"),
         (r#"{"schemaVersion": 1}"#, "schemaVersion is 1, expected 2"),
         (r#"{"schemaVersion": 2, "mediaType": "text/plain"}"#, "media type `text/plain`"),
         (r#"{"schemaVersion": 2}"#, "missing field"),

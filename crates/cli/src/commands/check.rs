@@ -3,7 +3,6 @@ use std::{io::Read, sync::Arc};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::Merged;
 use lazuli_image::{
     ChunkRef, Digest, Tree,
     compare::{Content, compare},
@@ -126,7 +125,7 @@ fn against<B: AsRef<[u8]>>(
     )?;
     bar.finish_and_clear();
     let ours = Ours { tree: bootstrap.tree()?, bootstrap };
-    let differences = compare(&ours, &Theirs(merged), DIFFERENCES);
+    let differences = compare(&ours, &merged, DIFFERENCES);
     if differences.is_empty() {
         return Ok(());
     }
@@ -147,17 +146,5 @@ impl<B: AsRef<[u8]>> Content for Ours<'_, B> {
     fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
         let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
         blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
-    }
-}
-
-struct Theirs(Merged);
-
-impl Content for Theirs {
-    fn tree(&self) -> &Tree {
-        &self.0.tree
-    }
-
-    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
-        Some((self.0.digest(chunk)?, self.0.size(chunk)?))
     }
 }

@@ -27,10 +27,11 @@ const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 impl ImageProcess {
     /// Reads the `config` member of an image config.
     pub(crate) fn from_config(config: &Value) -> Result<Self> {
-        let process = config.get("config").filter(|value| !value.is_null());
-        process
-            .map_or_else(|| Ok(Self::default()), |value| Ok(Self::deserialize(value)?))
-            .context("the image's config is not an OCI image config")
+        match config.get("config").filter(|value| !value.is_null()) {
+            Some(value) => Self::deserialize(value)
+                .context("the image's config is not an OCI image config"),
+            None => Ok(Self::default()),
+        }
     }
 
     /// The user as the image spells it; empty for root.

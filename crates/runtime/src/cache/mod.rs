@@ -23,7 +23,7 @@ use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, TryLockError},
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
@@ -155,6 +155,20 @@ impl Cache {
         };
         cached.attach(source);
         Ok(cached)
+    }
+
+    /// Blobs that have files in the cache, and the bytes that these occupy on the disk.
+    pub fn usage(&self) -> Result<(u64, u64), CacheError> {
+        let (mut blobs, mut bytes) = (0, 0);
+        for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
+            blobs += 1;
+            // A file that goes meanwhile counts as gone.
+            for file in fs::read_dir(blob.path()).into_iter().flatten().flatten() {
+                // st_blocks counts 512 bytes, whatever the file system's block size.
+                bytes += file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+            }
+        }
+        Ok((blobs, bytes))
     }
 
     /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end of a process;

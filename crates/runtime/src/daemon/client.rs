@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{api::{Request, Response}, socket};
+use super::{
+    api::{Request, Response},
+    socket,
+};
 
 /// A connection to the daemon of one root directory.
 #[derive(Debug)]

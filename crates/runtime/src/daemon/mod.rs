@@ -13,8 +13,8 @@
 mod api;
 mod client;
 mod error;
-mod node;
 mod holders;
+mod node;
 mod record;
 mod served;
 mod server;
@@ -90,19 +90,13 @@ impl Daemon {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::select! {
-            result = server::serve(self.node.clone(), self.listener, &stop) => result?,
-            _ = terminate.recv() => self.stop("SIGTERM").await,
-            _ = interrupt.recv() => self.stop("SIGINT").await,
-        }
-        tracing::info!("ended");
-        Ok(())
-    }
-
-    async fn stop(&self, signal: &str) {
+        let Daemon { node, listener, _lock } = self;
+        let signal = tokio::select! {
+            result = server::serve(node.clone(), listener, &stop) => return result,
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
         tracing::info!(signal, "ending");
-        if let Err(error) = self.node.stop(true).await {
-            tracing::error!(%error, "not every mount could be detached");
-        }
+        node.stop(true).await.map_err(io::Error::other)
     }
 }

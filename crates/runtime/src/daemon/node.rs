@@ -76,7 +76,7 @@ impl Node {
         let mut probe = Probe::run(&root.join("cache"));
         let fanotify = match &probe.fanotify {
             Ok(()) => match fanotify::Session::start() {
-                Ok(session) => Some(Arc::new(session)),
+                Ok(session) => Some(session),
                 Err(error) => {
                     probe.fanotify = Err(error.to_string());
                     None

@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     ops::Range,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -133,14 +133,13 @@ impl ServedImage {
         adopt: bool,
     ) -> io::Result<ErofsMount> {
         // Marks come before the mount: the kernel decides at open whether a file has events.
-        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone());
-        let watches = self.blobs.iter().map(watch).collect::<io::Result<_>>()?;
+        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).map_err(io::Error::other);
+        let mut watches = self.blobs.iter().map(watch).collect::<io::Result<Vec<_>>>()?;
         let erofs = if adopt {
-            Erofs::adopt(at)?
+            fanotify::adopt(&mut watches, at)?
         } else {
             fs::create_dir_all(at)?;
-            let devices: Vec<PathBuf> = self.blobs.iter().map(|blob| blob.path()).collect();
-            Erofs::mount(&self.stored.bootstrap_path(), &devices, at)?
+            fanotify::mount(&self.stored.bootstrap_path(), &mut watches, at)?
         };
         Ok(ErofsMount { erofs, watches })
     }
@@ -166,7 +165,7 @@ fn cached(
     deadline: Option<Duration>,
 ) -> Result<Vec<Arc<CachedBlob>>, CacheError> {
     let blobs = stored.bootstrap.blobs().iter().map(|blob| {
-        let source = RepositorySource::new(repository.clone(), blob.id);
+        let source = RepositorySource::new(repository.clone(), blob.id, blob.stored_size);
         cache.blob(blob, Arc::new(Retry::new(source, deadline.unwrap_or(DEADLINE))))
     });
     blobs.collect()

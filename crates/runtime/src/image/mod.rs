@@ -36,7 +36,9 @@ pub enum ImageError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// It is an ordinary image.
-    #[error("{image} is not a lazy image: its last layer holds no bootstrap; convert it with `lazuli convert`")]
+    #[error(
+        "{image} is not a lazy image: its last layer holds no bootstrap; convert it with `lazuli convert`"
+    )]
     NotLazy {
         /// The image.
         image: String,
@@ -158,8 +160,8 @@ impl StoredImage {
         if !manifest.config.digest.matches(&config) {
             return Err(damaged(CONFIG, "its digest is not the one in the manifest"));
         }
-        let config = serde_json::from_slice(&config)
-            .map_err(|error| damaged(CONFIG, &error.to_string()))?;
+        let config =
+            serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let path = directory.join(BOOTSTRAP);
         let io = |source| ImageError::Io { path: path.clone(), source };
         let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
@@ -167,10 +169,8 @@ impl StoredImage {
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
         }
-        let bootstrap = Bootstrap::open(map).map_err(|source| ImageError::Format {
-            image: manifest_digest.to_string(),
-            source,
-        })?;
+        let bootstrap = Bootstrap::open(map)
+            .map_err(|source| ImageError::Format { image: manifest_digest.to_string(), source })?;
         let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
         if let Some(blob) = bootstrap.blobs().iter().find(|blob| !listed(&blob.id)) {
             let image = manifest_digest.to_string();
@@ -233,7 +233,8 @@ impl Partial {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = images.join(format!(".partial-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|source| ImageError::Io { path: path.clone(), source })?;
+        fs::create_dir_all(&path)
+            .map_err(|source| ImageError::Io { path: path.clone(), source })?;
         Ok(Partial(path))
     }
 

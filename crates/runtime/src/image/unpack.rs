@@ -82,7 +82,9 @@ mod tests {
     #[test]
     fn finds_the_bootstrap_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
-        for (index, name) in ["image/image.boot", "./image/image.boot", "image.boot"].iter().enumerate() {
+        for (index, name) in
+            ["image/image.boot", "./image/image.boot", "image.boot"].iter().enumerate()
+        {
             let to = directory.path().join(index.to_string());
             unpack(&layer(name, 5, b"hello")[..], &to).unwrap();
             assert_eq!(std::fs::read(to).unwrap(), b"hello");

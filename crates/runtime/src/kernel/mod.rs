@@ -5,6 +5,7 @@
 
 pub mod errno;
 pub mod fanotify;
+pub mod fuse;
 pub mod mount;
 pub mod probe;
 

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     ops::{ControlFlow, Range},
+    sync::Arc,
     time::Duration,
 };
 
@@ -42,7 +43,7 @@ pub trait BlobReader: Send + Sync {
 /// An image as a read-only file system.
 #[derive(Debug)]
 pub struct ImageFilesystem<B, R> {
-    bootstrap: Bootstrap<B>,
+    bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
     /// Whether any inode has extended attributes. Few images have, and the kernel stops asking for them.
     has_xattrs: bool,
@@ -50,7 +51,7 @@ pub struct ImageFilesystem<B, R> {
 
 impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     /// Serves `bootstrap` with file content from `blobs`. Errors when there is no root directory.
-    pub fn new(bootstrap: Bootstrap<B>, blobs: R) -> Result<Self, FormatError> {
+    pub fn new(bootstrap: Arc<Bootstrap<B>>, blobs: R) -> Result<Self, FormatError> {
         bootstrap.read_dir(bootstrap.root(), 0)?;
         // The format has a flag for this, but images without the flag may have attributes.
         let has_xattrs = walk(&bootstrap, (), |(), entry| match bootstrap.inode(entry.nid) {

@@ -12,7 +12,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::Command,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
 };
 
@@ -22,11 +25,14 @@ use fuse_backend_rs::{
     transport::{FuseBuf, FuseDevWriter, Reader},
 };
 use rustix::{
+    fs::{AtFlags, CWD, StatxFlags, statx},
     io::Errno,
-    mount::{MountFlags, UnmountFlags, mount, unmount},
+    mount::MountFlags,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 use tracing::{debug, error, warn};
+
+use crate::kernel::mount;
 
 /// Bytes of the largest request or reply: 1 MiB of data, the most the kernel ever asks for, and a page
 /// for its header. Pages of a buffer that no request fills take no memory.
@@ -83,17 +89,17 @@ pub enum FuseError {
 /// A mounted file system. Dropping it detaches the mount: open files stay readable until they are closed.
 #[derive(Debug)]
 pub struct Session {
-    mountpoint: PathBuf,
     connection: Arc<Connection>,
     /// Whether `fusermount3` made the mount and has to remove it.
     helper: bool,
-    mounted: bool,
+    /// The device number of the mounted file system, by which the mount is recognized.
+    device: Option<(u32, u32)>,
 }
 
 impl Session {
     /// Mounts `filesystem` at the directory `mountpoint` and serves it. `source` is shown in the mount
-    /// table. Needs no privileges where `fusermount3` is installed; without them the mount is for this
-    /// user only, and set-user-id bits and device nodes in it have no effect.
+    /// table. Device nodes in it do not open. Needs no privileges where `fusermount3` is installed;
+    /// without them the mount is for this user only, and set-user-id bits in it have no effect.
     pub fn mount<F>(filesystem: F, mountpoint: &Path, source: &str) -> Result<Self, FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
@@ -106,30 +112,43 @@ impl Session {
             }
             direct => (direct?, false),
         };
-        let mountpoint = mountpoint.to_path_buf();
         let connection = Arc::new(Connection {
             device,
-            mountpoint: mountpoint.clone(),
+            mountpoint: mountpoint.to_path_buf(),
+            requests: AtomicU64::new(0),
             threads: Mutex::default(),
             ended: Condvar::new(),
         });
-        let session = Session { mountpoint, connection, helper, mounted: true };
+        let mut session = Session { connection, helper, device: None };
+        session.device = device_number(mountpoint);
         let server = Arc::new(Server::new(filesystem));
         spawn(&session.connection, &server)
-            .map_err(|error| FuseError::Thread { mountpoint: session.mountpoint.clone(), error })?;
+            .map_err(|error| FuseError::Thread { mountpoint: mountpoint.to_path_buf(), error })?;
+        session.raise_read_ahead();
         Ok(session)
     }
 
     /// Where it is mounted.
     pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
+        &self.connection.mountpoint
+    }
+
+    /// Requests of the kernel since the mount.
+    pub fn requests(&self) -> u64 {
+        self.connection.requests.load(Ordering::Relaxed)
     }
 
     /// Removes the mount and waits until all requests are answered. Errors when a process uses it.
-    pub fn unmount(mut self) -> Result<(), FuseError> {
-        self.detach(false)?;
+    pub fn unmount(&self) -> Result<(), FuseError> {
+        self.remove(false)?;
         self.wait();
         Ok(())
+    }
+
+    /// Takes the mount out of the tree. Who has files open in it keeps them, and is served as long as
+    /// this process lives.
+    pub fn detach(&self) -> Result<(), FuseError> {
+        self.remove(true)
     }
 
     /// Returns when the mount is gone, whoever removed it, and all requests are answered.
@@ -139,21 +158,40 @@ impl Session {
         drop(gone.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn detach(&mut self, lazily: bool) -> Result<(), FuseError> {
-        if !std::mem::take(&mut self.mounted) || self.connection.threads().total == 0 {
+    fn remove(&self, lazily: bool) -> Result<(), FuseError> {
+        let mountpoint = &self.connection.mountpoint;
+        // Somebody else may have unmounted it: what is there now is then not ours to unmount. The number
+        // is not given to another file system as long as this one lives, and we serve it.
+        let ended = self.connection.threads().total == 0;
+        if ended || self.device.is_none() || device_number(mountpoint) != self.device {
             return Ok(());
         }
         let result = if self.helper {
-            unmount_with_helper(&self.mountpoint, lazily)
+            unmount_with_helper(mountpoint, lazily)
+        } else if lazily {
+            mount::detach(mountpoint)
         } else {
-            let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-            unmount(&self.mountpoint, flags | UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+            mount::unmount(mountpoint)
         };
-        result.map_err(|error| {
-            self.mounted = true;
-            FuseError::Unmount { mountpoint: self.mountpoint.clone(), error }
-        })
+        result.map_err(|error| FuseError::Unmount { mountpoint: mountpoint.clone(), error })
     }
+
+    /// Lets the kernel ask for 1 MiB at once instead of 128 KiB, if this process may decide that.
+    fn raise_read_ahead(&self) {
+        if let Some((major, minor)) = self.device {
+            let file = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+            if let Err(error) = std::fs::write(&file, "1024") {
+                debug!("{file}: {error}");
+            }
+        }
+    }
+}
+
+/// Which file system is at `path`, without asking that file system.
+fn device_number(path: &Path) -> Option<(u32, u32)> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, path, flags, StatxFlags::TYPE).ok()?;
+    Some((found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// The connection to the kernel. The mount answers while any copy of it is open, here or elsewhere.
@@ -165,7 +203,7 @@ impl AsFd for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Err(error) = self.detach(true) {
+        if let Err(error) = self.detach() {
             warn!("{error}");
         }
     }
@@ -181,7 +219,8 @@ fn mount_directly(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
         rustix::process::getgid().as_raw(),
     );
     let options = CString::new(options).ok();
-    match mount(source, mountpoint, "fuse.lazuli", MountFlags::RDONLY, options.as_deref()) {
+    let flags = MountFlags::RDONLY | MountFlags::NODEV;
+    match rustix::mount::mount(source, mountpoint, "fuse.lazuli", flags, options.as_deref()) {
         Ok(()) => Ok(device),
         Err(error) => {
             Err(FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() })
@@ -236,6 +275,7 @@ fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {
 struct Connection {
     device: File,
     mountpoint: PathBuf,
+    requests: AtomicU64,
     threads: Mutex<Threads>,
     ended: Condvar,
 }
@@ -313,6 +353,7 @@ where
                 return error!("{} is served no more: {error}", connection.mountpoint.display());
             }
         };
+        connection.requests.fetch_add(1, Ordering::Relaxed);
         if connection.start_request()
             && let Err(error) = spawn(connection, server)
         {

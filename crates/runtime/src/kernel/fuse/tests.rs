@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::{BlobReader, FuseError, ImageFilesystem, Session};
+use crate::kernel::mount;
 
 /// What asking for a range does before the bytes are there.
 type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
@@ -48,14 +49,21 @@ struct Mounted {
 }
 
 /// Mounts an image of the directory `source`.
-fn mount(
+fn mounted(
     source: &Path,
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Mounted {
+    mount_at(source, tempfile::tempdir().unwrap(), ensure)
+}
+
+fn mount_at(
+    source: &Path,
+    dir: TempDir,
+    ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
+) -> Mounted {
     let image = packed::pack(source).unwrap();
-    let bootstrap = Bootstrap::open(image.bootstrap).unwrap();
+    let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
     let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
-    let dir = tempfile::tempdir().unwrap();
     let filesystem = ImageFilesystem::new(bootstrap, blob).unwrap();
     let session = Session::mount(filesystem, dir.path(), "an, odd\\ source").unwrap();
     Mounted { session, dir }
@@ -84,7 +92,7 @@ fn odd_trees_come_out_as_they_went_in() {
     let source = scratch.path().join("bundle/rootfs");
     std::os::unix::net::UnixListener::bind(source.join("types/socket")).unwrap();
 
-    let mounted = mount(&source, |_| Ok(()));
+    let mounted = mounted(&source, |_| Ok(()));
     // Cold, and once more from what the kernel remembers.
     listing::assert_equal(&source, mounted.dir.path());
     listing::assert_equal(&source, mounted.dir.path());
@@ -99,7 +107,7 @@ fn readers_at_once_see_the_same_bytes() {
     }
     let content = odd::random(1, 9 << 20);
     let source = source_with(&[("file", &content)]);
-    let mounted = mount(source.path(), |_| Ok(()));
+    let mounted = mounted(source.path(), |_| Ok(()));
     let file = File::open(mounted.dir.path().join("file")).unwrap();
     thread::scope(|scope| {
         for reader in 0..8 {
@@ -131,7 +139,7 @@ fn a_failed_read_is_an_error_and_only_that() {
     let image = packed::pack(source.path()).unwrap();
     let mut blob = vec![0; image.decoded_size as usize];
     image.decoded.read_exact_at(&mut blob, 0).unwrap();
-    let mounted = mount(source.path(), move |range| match &blob[range.start.0 as usize..][..4] {
+    let mounted = mounted(source.path(), move |range| match &blob[range.start.0 as usize..][..4] {
         b"bad!" => Err(io::Error::other("the digest is wrong")),
         b"full" => Err(Errno::NOSPC.into()),
         b"pani" => panic!("as the test wants"),
@@ -157,7 +165,7 @@ fn waiting_readers_hold_up_nobody_else() {
     let source = source_with(&files);
     let gate = Arc::new((Mutex::new((0, false)), Condvar::new()));
     let wait = gate.clone();
-    let mounted = mount(source.path(), move |_| {
+    let mounted = mounted(source.path(), move |_| {
         let (state, changed) = &*wait;
         let mut state = state.lock().unwrap();
         state.0 += 1;
@@ -191,20 +199,27 @@ fn unmounts_when_nobody_uses_it_and_ends_with_the_mount() {
         return;
     }
     let source = source_with(&[("file", b"content")]);
-    let Mounted { session, dir } = mount(source.path(), |_| Ok(()));
+    let Mounted { session, dir } = mounted(source.path(), |_| Ok(()));
     let file = File::open(dir.path().join("file")).unwrap();
     let FuseError::Unmount { error, .. } = session.unmount().unwrap_err() else { panic!() };
     assert_eq!(error.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
-    // The session is dropped by now: detached, and still there for the open file.
+    drop(session);
+    // Detached, and still there for the open file.
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     let mut content = [0; 7];
     file.read_exact_at(&mut content, 0).unwrap();
     assert_eq!(&content, b"content");
 
-    let Mounted { session, dir } = mount(source.path(), |_| Ok(()));
-    rustix::mount::unmount(dir.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    let Mounted { session, dir } = mounted(source.path(), |_| Ok(()));
+    assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"content");
+    mount::unmount(dir.path()).unwrap();
     session.wait();
+    assert!(session.requests() > 0);
+    // Nothing of ours is there any more, so this must not unmount what is.
+    let Mounted { session: other, dir: _ } = mount_at(source.path(), dir, |_| Ok(()));
     session.unmount().unwrap();
+    drop(session);
+    assert_eq!(fs::read(other.mountpoint().join("file")).unwrap(), b"content");
 }
 
 /// As root, runs itself once more as a user without any privilege.
@@ -235,7 +250,7 @@ fn mounts_without_root() {
     fs::set_permissions(private, fs::Permissions::from_mode(0o400)).unwrap();
     let file = source.path().join("file");
     rustix::fs::lsetxattr(file, "user.note", b"value", rustix::fs::XattrFlags::CREATE).unwrap();
-    let mounted = mount(source.path(), |_| Ok(()));
+    let mounted = mounted(source.path(), |_| Ok(()));
     listing::assert_equal(source.path(), mounted.dir.path());
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let line = mounts.lines().find(|line| line.contains(mounted.dir.path().to_str().unwrap()));

@@ -81,41 +81,66 @@ pub(crate) fn plan<'a>(
     blobs: &[&Blob],
     chunk_size: u32,
 ) -> Result<Plan<'a>, FormatError> {
-    let mut order = vec![(Tree::ROOT, Tree::ROOT)];
+    let mut places = vec![Place { id: Tree::ROOT, parent: 0, name: b"" }];
     let mut slots = HashMap::from([(Tree::ROOT, 0)]);
     let mut links: Vec<u32> = vec![1];
     let mut names = 1;
     // Depth first without recursion: a directory's subdirectories go to the front of the queue.
-    let mut pending = VecDeque::from([Tree::ROOT]);
+    let mut pending = VecDeque::from([0]);
     while let Some(parent) = pending.pop_front() {
         let mut subdirectories = Vec::new();
-        for (name, &child) in tree.children(parent).into_iter().flatten() {
+        for (name, &id) in tree.children(places[parent].id).into_iter().flatten() {
             names += 1;
-            let is_directory = matches!(tree[child].kind, Kind::Directory(_));
-            if let Some(&slot) = slots.get(&child) {
+            let is_directory = matches!(tree[id].kind, Kind::Directory(_));
+            let place = Place { id, parent, name: name.as_bytes() };
+            if let Some(&slot) = slots.get(&id) {
                 if is_directory {
-                    let problem = format!("the directory `{name}` has more than one parent");
-                    return Err(FormatError::new("tree", 0, problem));
+                    places.push(place);
+                    let problem = "a second name for a directory";
+                    return Err(error(&places, places.len() - 1, problem));
                 }
                 links[slot] += 1;
                 continue;
             }
-            slots.insert(child, order.len());
-            order.push((child, parent));
-            links.push(1);
             if is_directory {
-                subdirectories.push(child);
+                subdirectories.push(places.len());
             }
+            slots.insert(id, places.len());
+            places.push(place);
+            links.push(1);
         }
-        for child in subdirectories.into_iter().rev() {
-            pending.push_front(child);
+        for slot in subdirectories.into_iter().rev() {
+            pending.push_front(slot);
         }
     }
-    let inodes = order.iter().zip(&links).enumerate().map(|(slot, (&(id, parent), &links))| {
-        let context = Context { tree, blobs, chunk_size, slots: &slots };
-        context.inode(id, slot, slots[&parent], links)
+    let context = Context { tree, blobs, chunk_size, slots: &slots };
+    let inodes = places.iter().zip(&links).enumerate().map(|(slot, (place, &links))| {
+        context.inode(slot, place, links).map_err(|problem| error(&places, slot, problem))
     });
     Ok(Plan { inodes: inodes.collect::<Result<_, _>>()?, names })
+}
+
+/// An inode by its first name.
+struct Place<'a> {
+    id: InodeId,
+    parent: Slot,
+    name: &'a [u8],
+}
+
+/// An error about the file at `slot`, with its path.
+fn error(places: &[Place<'_>], mut slot: Slot, problem: impl Into<String>) -> FormatError {
+    let mut names = Vec::new();
+    while slot != 0 {
+        names.push(places[slot].name);
+        slot = places[slot].parent;
+    }
+    names.push(b"");
+    names.reverse();
+    let path = match names.len() {
+        1 => "/".to_owned(),
+        _ => names.join(&b'/').escape_ascii().to_string(),
+    };
+    FormatError::new(format!("file `{path}`"), 0, problem)
 }
 
 struct Context<'a, 'b> {
@@ -126,22 +151,15 @@ struct Context<'a, 'b> {
 }
 
 impl<'a> Context<'a, '_> {
-    fn inode(
-        &self,
-        id: InodeId,
-        slot: Slot,
-        parent: Slot,
-        links: u32,
-    ) -> Result<PlannedInode<'a>, FormatError> {
-        let Inode { metadata, kind } = &self.tree[id];
-        let error = |problem: String| FormatError::new(format!("file {slot}"), 0, problem);
+    fn inode(&self, slot: Slot, place: &Place<'_>, links: u32) -> Result<PlannedInode<'a>, String> {
+        let Inode { metadata, kind } = &self.tree[place.id];
         if metadata.permissions > 0o7777 || metadata.mtime.nanoseconds >= 1_000_000_000 {
-            return Err(error("permissions or nanoseconds out of range".into()));
+            return Err("permissions or nanoseconds out of range".into());
         }
-        let xattrs = encode_xattrs(metadata).map_err(error)?;
+        let xattrs = encode_xattrs(metadata)?;
         let (size, content) = match kind {
             Kind::Directory(children) => {
-                let blocks = self.directory(slot, parent, children);
+                let blocks = self.directory(slot, place.parent, children);
                 let last = blocks.last().map_or(0, |block: &DirBlock<'_>| block.used);
                 let size = (blocks.len().saturating_sub(1) as u64) * BLOCK_SIZE + last;
                 (size, Content::Directory(blocks))
@@ -149,17 +167,20 @@ impl<'a> Context<'a, '_> {
             Kind::Symlink(target) => {
                 let size = target.len() as u64;
                 if !(1..=MAX_TARGET).contains(&size) || target.contains(&0) {
-                    return Err(error(format!("a link target of {size} bytes, or with a NUL")));
+                    return Err(format!("a link target of {size} bytes, or with a NUL"));
                 }
                 (size, Content::Symlink(target))
             }
             Kind::Regular { size, chunks } => {
-                let (format, indexes) = self.chunks(*size, chunks).map_err(error)?;
+                let (format, indexes) = self.chunks(*size, chunks)?;
                 (*size, Content::Chunks(format, indexes))
             }
             Kind::CharDevice(device) | Kind::BlockDevice(device) => {
                 if Device::decode(device.encode()) != *device {
-                    return Err(error(format!("device {}:{}", device.major, device.minor)));
+                    return Err(format!(
+                        "device {}:{} is out of range",
+                        device.major, device.minor
+                    ));
                 }
                 (0, Content::Node(device.encode()))
             }

@@ -82,6 +82,9 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     // The digest of `image.blob` covers the footer, unlike every other one.
     hash.update(&out.bytes);
     let chunks_digest = hash.clone().finish();
+    if chunks_digest.algorithm != Algorithm::Sha256 {
+        return Err(error("the id of a blob is a SHA-256 digest"));
+    }
 
     let ci_offset = out.position();
     out.write(stored_ci);

@@ -86,7 +86,7 @@ fn the_kernel_shows_the_tree_of_the_sample() {
             target.join(std::ffi::OsStr::from_bytes(first.strip_prefix(b"/").unwrap_or(first)));
         assert_eq!(stat.ino(), fs::symlink_metadata(same).unwrap().ino(), "{shown}");
         for (name, value) in &inode.metadata.xattrs {
-            let mut buffer = [0; 100];
+            let mut buffer = [0; 8192];
             let len =
                 lgetxattr(&real, std::str::from_utf8(name).unwrap(), &mut buffer[..]).unwrap();
             assert_eq!(buffer[..len], **value, "{shown}");

@@ -125,13 +125,18 @@ pub(crate) struct Sample {
     pub(crate) bootstrap: Vec<u8>,
 }
 
-/// One of everything, with a directory of several blocks and a link target that fills one.
+/// One of everything, with a directory of several blocks and what does not fit behind its inode.
 pub(crate) fn sample() -> Sample {
     build(Codec::Zstd, |tree| {
         let big = add(tree, Tree::ROOT, b"big", Kind::Directory(BTreeMap::new()));
         for number in 0..80_u8 {
             add(tree, big, &[b'a' + number % 26, number + 100].repeat(60), Kind::Fifo);
         }
+        // Too much to follow its inode, though less than a block.
+        let wide = add(tree, Tree::ROOT, b"wide", Kind::Directory(BTreeMap::new()));
+        add(tree, wide, &[b'w'; 255], Kind::Fifo);
+        let value = noise(4000).into_boxed_slice();
+        tree[wide].metadata.xattrs.insert(b"user.big".as_slice().into(), value);
         let long = add(tree, Tree::ROOT, b"long", Kind::Symlink(vec![b'x'; 4095].into()));
         link(tree, Tree::ROOT, b"again", long);
     })

@@ -1,6 +1,7 @@
 //! One blob in the cache.
 
 use std::{
+    cell::RefCell,
     fmt,
     fs::File,
     future::Future,
@@ -16,11 +17,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use lazuli_image::{Chunk, Decoded, Digest};
+use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use super::{
-    CacheError, Settings,
+    Cache, CacheError, Settings,
     flight::{Flights, Seat},
     layout::Layout,
     ready::ReadyMap,
@@ -49,6 +50,11 @@ const FLUSH_BYTES: u64 = 64 << 20;
 /// Longest pause between two flushes that fail.
 const FLUSH_PAUSE: Duration = Duration::from_secs(60);
 
+thread_local! {
+    /// Of each worker thread.
+    static DECODER: RefCell<Decoder> = RefCell::new(Decoder::new());
+}
+
 /// One blob in the cache, as a set of images describes it.
 ///
 /// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks, and
@@ -64,6 +70,7 @@ pub struct CachedBlob {
     requests: Semaphore,
     settings: Settings,
     workers: Arc<Workers>,
+    _lock: Arc<File>,
     counters: Counters,
     /// What is known to be on the disk. Held during a flush, so that there is one at a time.
     durable: Mutex<Vec<u64>>,
@@ -110,11 +117,9 @@ impl CachedBlob {
     pub(super) fn open(
         dir: PathBuf,
         layout: Layout,
-        boot: &str,
-        settings: Settings,
-        workers: Arc<Workers>,
+        cache: &Cache,
     ) -> Result<Arc<Self>, CacheError> {
-        let (store, found) = Store::open(dir, &layout, boot)?;
+        let (store, found) = Store::open(dir, &layout, &cache.boot)?;
         let chunks = layout.chunks().len();
         let durable = ReadyMap::new(chunks, &found.durable);
         let blob = Arc::new(CachedBlob {
@@ -125,8 +130,9 @@ impl CachedBlob {
             flights: Flights::default(),
             sources: RwLock::default(),
             requests: Semaphore::new(REQUESTS),
-            settings,
-            workers,
+            settings: cache.settings.clone(),
+            workers: cache.workers.clone(),
+            _lock: cache.lock.clone(),
             durable: Mutex::new(found.durable),
             counters: Counters::default(),
             unflushed: AtomicU64::new(0),
@@ -219,7 +225,9 @@ impl CachedBlob {
         let bytes = if chunk.is_compressed() {
             let mut buffer = vec![0; chunk.decoded_size as usize];
             let codec = self.layout.blob().codec;
-            codec.decode(stored, &mut buffer).map_err(|error| corrupt(error.to_string()))?;
+            DECODER
+                .with_borrow_mut(|decoder| decoder.decode(codec, stored, &mut buffer))
+                .map_err(|error| corrupt(error.to_string()))?;
             decoded = buffer;
             &decoded
         } else {

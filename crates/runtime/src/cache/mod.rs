@@ -94,8 +94,8 @@ pub struct Cache {
     boot: String,
     workers: Arc<Workers>,
     blobs: Mutex<HashMap<String, Weak<CachedBlob>>>,
-    /// Locked as long as it is open.
-    _lock: File,
+    /// Locked as long as anybody has it open; blobs can outlive the cache.
+    lock: Arc<File>,
 }
 
 impl Cache {
@@ -127,7 +127,7 @@ impl Cache {
             boot,
             workers: Arc::new(Workers::new()),
             blobs: Mutex::default(),
-            _lock: lock,
+            lock: Arc::new(lock),
         }))
     }
 
@@ -146,8 +146,7 @@ impl Cache {
             Some(cached) => cached,
             None => {
                 let dir = self.dir.join(&key);
-                let (settings, workers) = (self.settings.clone(), self.workers.clone());
-                let cached = CachedBlob::open(dir, layout, &self.boot, settings, workers)?;
+                let cached = CachedBlob::open(dir, layout, self)?;
                 blobs.retain(|_, blob| blob.strong_count() > 0);
                 blobs.insert(key, Arc::downgrade(&cached));
                 cached

@@ -41,84 +41,71 @@ proptest! {
         lives in prop::collection::vec((steps(), crashes()), 1..5),
         chunks in 1_usize..64,
     ) {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
-            let sample = Sample::new(&vec![5000; chunks]);
-            let dir = tempfile::tempdir().unwrap();
-            let mut boot = 0;
-            let mut flushed: BTreeSet<usize> = BTreeSet::new();
-            for (steps, crash) in lives {
-                let cache = Cache::open_in_boot(dir.path(), settings(0), boot.to_string()).unwrap();
-                let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
-                let ready = check(&sample, &blob);
-                assert!(ready.is_superset(&flushed), "what was flushed survives");
-                let before = ready.len();
+        let sample = Sample::new(&vec![5000; chunks]);
+        let dir = tempfile::tempdir().unwrap();
+        let mut boot = 0;
+        let mut flushed: BTreeSet<usize> = BTreeSet::new();
+        for (steps, crash) in lives {
+            let (path, ready) = live(dir.path(), &boot.to_string(), &sample, async |node| {
+                assert!(ready(node).is_superset(&flushed), "what was flushed survives");
                 for step in steps {
                     match step {
                         Step::Ensure(from, to) => {
                             let at = |part: f64| (part * chunks as f64) as usize;
-                            let (from, to) = (at(from.min(to)), at(from.max(to)) + 1);
-                            blob.ensure(sample.chunks(from..to)).await.unwrap();
+                            node.ensure(at(from.min(to))..at(from.max(to)) + 1).await.unwrap();
                         }
                         Step::Flush => {
-                            blob.flush().unwrap();
-                            flushed = check(&sample, &blob);
+                            flushed = ready(node);
+                            node.blob.flush().unwrap();
                         }
                     }
                 }
-                let ready = check(&sample, &blob);
-                assert!(ready.len() >= before);
-                let path = blob.path();
-                let weak = Arc::downgrade(&blob);
-                // A full blob is flushed by itself, which would be a use of the files after the crash.
-                let complete = ready.len() == chunks;
-                if complete {
-                    blob.completed().await;
+                let ready = ready(node);
+                if ready.len() == chunks {
+                    // A full blob is flushed without being told to.
+                    node.blob.completed().await;
                     flushed = ready.clone();
                 }
-                drop((blob, cache));
-                while weak.strong_count() > 0 && complete {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                if let Crash::Power(lost) = crash {
-                    boot += 1;
-                    let file = fs::File::options().write(true).open(path).unwrap();
-                    for at in ready.difference(&flushed).filter(|at| lost & (1 << *at) != 0) {
-                        let start = sample.blob.chunks[*at].decoded.0;
-                        file.write_all_at(&[0; 5000], start).unwrap();
-                    }
+                (node.blob.path(), ready)
+            });
+            if let Crash::Power(lost) = crash {
+                boot += 1;
+                let file = fs::File::options().write(true).open(path).unwrap();
+                for at in ready.difference(&flushed).filter(|at| lost & (1 << *at) != 0) {
+                    file.write_all_at(&[0; 5000], sample.blob.chunks[*at].decoded.0).unwrap();
                 }
             }
-            let cache = Cache::open_in_boot(dir.path(), settings(0), boot.to_string()).unwrap();
-            let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
-            check(&sample, &blob);
-            blob.ensure(sample.all()).await.unwrap();
-            assert!(sample.is_right(&blob, &sample.all()));
+        }
+        live(dir.path(), &boot.to_string(), &sample, async |node| {
+            ready(node);
+            node.ensure(0..chunks).await.unwrap();
         });
     }
 }
 
 /// The chunks that are said to be ready, each compared with what it must be.
-fn check(sample: &Sample, blob: &CachedBlob) -> BTreeSet<usize> {
-    let is_ready = |at: &usize| blob.is_ready(&sample.chunks(*at..*at + 1));
-    let ready: BTreeSet<usize> = (0..sample.blob.chunks.len()).filter(is_ready).collect();
+fn ready(node: &Node) -> BTreeSet<usize> {
+    let chunk = |at: usize| node.sample.chunks(at..at + 1);
+    let is_ready = |at: &usize| node.blob.is_ready(&chunk(*at));
+    let ready: BTreeSet<usize> = (0..node.sample.blob.chunks.len()).filter(is_ready).collect();
     for at in &ready {
-        assert!(sample.is_right(blob, &sample.chunks(*at..*at + 1)), "chunk {at} is ready and wrong");
+        assert!(node.sample.is_right(&node.blob, &chunk(*at)), "chunk {at} is ready and wrong");
     }
     ready
 }
 
-#[tokio::test]
-async fn a_map_of_another_boot_counts_for_nothing() {
+#[test]
+fn a_map_of_another_boot_counts_for_nothing() {
     let sample = Sample::new(&[5000; 10]);
     let dir = tempfile::tempdir().unwrap();
-    for (boot, flush, expected) in [("a", false, 0), ("a", false, 5), ("b", true, 0), ("c", true, 5)] {
-        let cache = Cache::open_in_boot(dir.path(), settings(0), boot.to_owned()).unwrap();
-        let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
-        assert_eq!(blob.stats().chunks_ready, expected, "boot {boot}");
-        blob.ensure(sample.chunks(0..5)).await.unwrap();
-        if flush {
-            blob.flush().unwrap();
-        }
+    let lives = [("a", false, 0), ("a", false, 5), ("b", true, 0), ("c", false, 5)];
+    for (boot, flush, expected) in lives {
+        live(dir.path(), boot, &sample, async |node| {
+            assert_eq!(node.blob.stats().chunks_ready, expected, "boot {boot}");
+            node.ensure(0..5).await.unwrap();
+            if flush {
+                node.blob.flush().unwrap();
+            }
+        });
     }
 }

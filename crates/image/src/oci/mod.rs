@@ -38,8 +38,6 @@ pub mod media_type {
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     /// Docker's index.
     pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
-    /// Docker's name of a gzipped layer, which converters use for bootstraps of Docker images.
-    pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 }
 
 /// Annotations.

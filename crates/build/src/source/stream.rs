@@ -2,9 +2,12 @@
 
 use std::{
     cell::Cell,
-    io::{self, BufReader, Cursor, Read},
+    io::{self, BufRead, BufReader, Cursor, Read},
     rc::Rc,
 };
+
+use flate2::bufread::GzDecoder;
+use zstd::stream::read as zstd;
 
 /// What any layer may unpack to, whatever its size: 1 GiB.
 const FREE_EXPANSION: u64 = 1 << 30;
@@ -65,11 +68,9 @@ pub(crate) fn expand<'a>(
     // Skippable zstd frames, with which some parallel compressors begin, have any last digit.
     let skippable = kind.len() == 4 && kind[0] & 0xf0 == 0x50 && kind[1..] == [0x2a, 0x4d, 0x18];
     let inner: Box<dyn Read + 'a> = if kind.starts_with(GZIP_MAGIC) {
-        Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(BUFFER, stored)))
+        Box::new(Frames::new(Format::Gzip, BufReader::with_capacity(BUFFER, stored))?)
     } else if kind == ZSTD_MAGIC || skippable {
-        Box::new(zstd::stream::read::Decoder::with_buffer(BufReader::with_capacity(
-            BUFFER, stored,
-        ))?)
+        Box::new(Frames::new(Format::Zstd, BufReader::with_capacity(BUFFER, stored))?)
     } else {
         Box::new(stored)
     };
@@ -90,6 +91,77 @@ impl<R: Read, F: Fn(u64)> Read for Stored<R, F> {
         self.count.set(self.count.get() + count as u64);
         (self.on_read)(count as u64);
         Ok(count)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Format {
+    Gzip,
+    Zstd,
+}
+
+/// Compressed frames (gzip calls them members) back to back. Zeros may follow the last: libarchive fills up its last
+/// block with them.
+struct Frames<'a, R: BufRead> {
+    format: Format,
+    frame: Option<Frame<'a, R>>,
+}
+
+enum Frame<'a, R: BufRead> {
+    Gzip(GzDecoder<R>),
+    Zstd(zstd::Decoder<'a, R>),
+}
+
+impl<R: BufRead> Frames<'_, R> {
+    fn new(format: Format, stored: R) -> io::Result<Self> {
+        let frame = match format {
+            Format::Gzip => Frame::Gzip(GzDecoder::new(stored)),
+            Format::Zstd => Frame::Zstd(zstd::Decoder::with_buffer(stored)?.single_frame()),
+        };
+        Ok(Frames { format, frame: Some(frame) })
+    }
+}
+
+impl<R: BufRead> Read for Frames<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let count = match &mut self.frame {
+                None => return Ok(0),
+                Some(Frame::Gzip(frame)) => frame.read(buffer)?,
+                Some(Frame::Zstd(frame)) => frame.read(buffer)?,
+            };
+            if count > 0 || buffer.is_empty() {
+                return Ok(count);
+            }
+            let mut stored = match self.frame.take() {
+                None => return Ok(0),
+                Some(Frame::Gzip(frame)) => frame.into_inner(),
+                Some(Frame::Zstd(frame)) => frame.finish(),
+            };
+            if !ends_here(&mut stored)? {
+                *self = Frames::new(self.format, stored)?;
+            }
+        }
+    }
+}
+
+/// Whether nothing but zeros follows.
+fn ends_here(stored: &mut impl BufRead) -> io::Result<bool> {
+    let mut zeros = false;
+    loop {
+        let bytes = stored.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(true);
+        }
+        if bytes.iter().any(|&byte| byte != 0) {
+            let padded = zeros || bytes[0] == 0;
+            let problem =
+                "the end of the layer or zeros were expected after its last compressed frame";
+            return if padded { Err(io::Error::other(problem)) } else { Ok(false) };
+        }
+        zeros = true;
+        let count = bytes.len();
+        stored.consume(count);
     }
 }
 
@@ -115,6 +187,8 @@ impl Read for Expanded<'_> {
 mod tests {
     use std::io::Write as _;
 
+    use ::zstd::{bulk::compress, stream::write::Encoder};
+
     use super::*;
 
     fn gzip(data: &[u8]) -> Vec<u8> {
@@ -131,7 +205,7 @@ mod tests {
 
     #[test]
     fn recognises_what_layers_come_in() {
-        let zstd = |data: &[u8]| zstd::bulk::compress(data, 1).unwrap();
+        let zstd = |data: &[u8]| compress(data, 1).unwrap();
         let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &zstd(b"hello")].concat();
         for stored in [
             b"hello".to_vec(),
@@ -139,6 +213,8 @@ mod tests {
             [gzip(b"he"), gzip(b""), gzip(b"llo")].concat(),
             zstd(b"hello"),
             [zstd(b"he"), zstd(b"llo")].concat(),
+            [gzip(b"hello"), vec![0; 300_000]].concat(),
+            [zstd(b"hello"), vec![0; 7]].concat(),
             skippable,
         ] {
             assert_eq!(unpack(stored.clone()).unwrap(), b"hello", "{}", stored.escape_ascii());
@@ -153,16 +229,18 @@ mod tests {
         let mut wrong = gzip(b"hello");
         let crc = wrong.len() - 8;
         wrong[crc] ^= 1;
-        let mut zstd = zstd::bulk::compress(b"hello", 1).unwrap();
+        let mut zstd = compress(b"hello", 1).unwrap();
         zstd.pop();
-        for stored in [cut, wrong, zstd] {
+        let behind = [gzip(b"hello"), b"\0\0x".to_vec()].concat();
+        let garbage = [gzip(b"hello"), b"garbage".to_vec()].concat();
+        for stored in [cut, wrong, zstd, behind, garbage] {
             assert!(unpack(stored).is_err());
         }
     }
 
     #[test]
     fn a_bomb_stops_at_its_allowance() {
-        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+        let mut encoder = Encoder::new(Vec::new(), 1).unwrap();
         let zeros = vec![0; 1 << 20];
         for _ in 0..1200 {
             encoder.write_all(&zeros).unwrap();

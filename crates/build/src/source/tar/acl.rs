@@ -55,6 +55,23 @@ pub(super) fn to_kernel(text: &[u8], owner: Owner<'_>) -> Result<Vec<u8>, String
     Ok(bytes)
 }
 
+/// The permission bits of a file with this access ACL, which Linux sets together with it: those of the group
+/// are the mask. libarchive stores the owning group's own instead.
+pub(super) fn permissions(kernel: &[u8]) -> u16 {
+    let mut bits = [0; 3];
+    for entry in kernel[4..].chunks_exact(8) {
+        let value = u16::from(entry[2]);
+        match u16::from(entry[0]) {
+            USER_OBJ => bits[0] = value,
+            // The mask comes after the group, if there is one.
+            GROUP_OBJ | MASK => bits[1] = value,
+            OTHER => bits[2] = value,
+            _ => {}
+        }
+    }
+    bits[0] << 6 | bits[1] << 3 | bits[2]
+}
+
 /// Whether an access ACL says no more than the permission bits do. Linux keeps none then.
 pub(super) fn is_minimal(kernel: &[u8]) -> bool {
     kernel.len() == 4 + 3 * 8
@@ -125,6 +142,7 @@ mod tests {
         for text in texts {
             assert_eq!(to_kernel(text.as_bytes(), OWNER).unwrap(), expected, "{text}");
         }
+        assert_eq!(permissions(&expected), 0o750);
         assert!(is_minimal(&to_kernel(b"user::rwx,group::r--,other::r--", OWNER).unwrap()));
     }
 

@@ -551,6 +551,7 @@ fn metadata(
     };
     let uid = id("uid", header.uid(), attributes.uid)?;
     let gid = id("gid", header.gid(), attributes.gid)?;
+    let mut permissions = (mode & 0o7777) as u16;
     let mut xattrs = attributes.xattrs;
     let names = header.has_ustar_fields();
     let owner = Owner {
@@ -559,6 +560,7 @@ fn metadata(
     };
     if let Some(text) = attributes.acl_access {
         let acl = acl::to_kernel(&text, owner)?;
+        permissions = permissions & 0o7000 | acl::permissions(&acl);
         if !acl::is_minimal(&acl) {
             xattrs.insert((*b"system.posix_acl_access").into(), acl.into());
         }
@@ -567,6 +569,5 @@ fn metadata(
         let acl = acl::to_kernel(&text, owner)?;
         xattrs.insert((*b"system.posix_acl_default").into(), acl.into());
     }
-    let permissions = (mode & 0o7777) as u16;
     Ok(Metadata { permissions, uid, gid, mtime, xattrs })
 }

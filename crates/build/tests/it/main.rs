@@ -1,0 +1,8 @@
+//! Tests of the build crate through its public API.
+
+mod archives;
+mod directories;
+mod images;
+mod malformed;
+mod tarball;
+mod writers;

@@ -35,7 +35,7 @@ pub enum Pushed {
     Uploaded(u64),
 }
 
-/// Is told how many more bytes of a blob have been accepted.
+/// Is told how many more bytes of a blob are in place. They add up to its size, also if nothing was sent.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// A blob, read from its beginning and checked on the way.

@@ -138,12 +138,13 @@ impl Client {
         url.origin() == self.base.origin()
     }
 
-    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered once.
+    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered once. A
+    /// call without body must change nothing.
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
         let mut authorization = if ours { self.authorizer.header(call.scope).await } else { None };
-        let mut renewed = false;
+        let (mut renewed, mut resent) = (false, false);
         loop {
             let mut request =
                 http.request(call.method.clone(), call.url.clone()).headers(call.headers.clone());
@@ -153,10 +154,14 @@ impl Client {
             if let Some(body) = &call.body {
                 request = request.body(body.clone());
             }
-            let response = request
-                .send()
-                .await
-                .map_err(|error| RegistryError::http(&self.place, call.object, error))?;
+            let response = match request.send().await {
+                Ok(response) => response,
+                Err(error) if stale(&error) && call.body.is_none() && !resent => {
+                    resent = true;
+                    continue;
+                }
+                Err(error) => return Err(RegistryError::http(&self.place, call.object, error)),
+            };
             if response.status() != StatusCode::UNAUTHORIZED || !ours || renewed {
                 return Ok(response);
             }
@@ -224,6 +229,13 @@ fn builder(reference: &Reference, timeouts: &Timeouts) -> reqwest::ClientBuilder
         .redirect(Policy::none());
     // A proxy cannot reach this machine's loopback interface.
     if reference.is_loopback() { builder.no_proxy() } else { builder }
+}
+
+/// Whether a request may have met a connection that the server was just closing. Some close theirs after
+/// an error without saying so, docker-registry 2.8 after each 416. A request that changes nothing is then
+/// sent again, once, as every client with a connection pool has to.
+fn stale(error: &reqwest::Error) -> bool {
+    error.is_request() && !error.is_connect() && !error.is_timeout()
 }
 
 /// Where the answer points, relative to where it came from.

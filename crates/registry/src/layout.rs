@@ -289,6 +289,7 @@ impl Layout {
     ) -> Result<Pushed, RegistryError> {
         let path = self.blob_path(digest);
         if self.is_whole(&path, size)? {
+            progress(size);
             return Ok(Pushed::Existed);
         }
         self.prepare()?;

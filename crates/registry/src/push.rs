@@ -77,30 +77,25 @@ pub(crate) async fn blob(
     progress: Progress<'_>,
 ) -> Result<Pushed, RegistryError> {
     let scope = client.scope("pull,push");
-    if pull::has_blob(client, digest, &scope).await? {
-        return Ok(Pushed::Existed);
-    }
     let object = format!("blob {digest}");
     let mut upload = Upload { client, scope, object, digest: *digest, size, content, sent: 0 };
-    let mut position = match mount_from {
-        Some(from) => match upload.mount(from).await? {
-            Some(Begun::Mounted) => return Ok(Pushed::Mounted),
-            Some(Begun::At(position)) => Some(position),
-            None => None,
-        },
-        None => None,
-    };
+    let (mut position, mut looked) = (None, false);
     let (mut failures, mut reported) = (0, 0);
     loop {
-        let error = match upload.advance(&mut position).await {
-            Ok(offset) => {
+        let step = match looked {
+            false => upload.look(mount_from, &mut position).await,
+            true => upload.advance(&mut position).await,
+        };
+        let error = match step {
+            Ok(step) => {
+                let offset = if let Step::At(offset) = step { offset } else { size };
                 progress(offset.saturating_sub(reported));
                 reported = reported.max(offset);
-                failures = 0;
-                match position {
-                    None => return Ok(Pushed::Uploaded(upload.sent)),
-                    Some(_) => continue,
+                if let Step::Done(pushed) = step {
+                    return Ok(pushed);
                 }
+                (looked, failures) = (true, 0);
+                continue;
             }
             Err(error) => error,
         };
@@ -112,10 +107,10 @@ pub(crate) async fn blob(
             return Err(error);
         }
         tracing::debug!(%error, failures, "an upload is taken up again");
-        sleep(error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1)).min(LONGEST_WAIT))
-            .await;
+        let wait = error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1));
+        sleep(wait.min(LONGEST_WAIT)).await;
         // The answer to the closing PUT may have been lost after the registry had acted on it.
-        if let Ok(true) = pull::has_blob(client, digest, &upload.scope).await {
+        if looked && matches!(pull::has_blob(client, digest, &upload.scope).await, Ok(true)) {
             progress(size.saturating_sub(reported));
             return Ok(Pushed::Uploaded(upload.sent));
         }
@@ -125,9 +120,12 @@ pub(crate) async fn blob(
     }
 }
 
-enum Begun {
-    Mounted,
-    At(Position),
+/// What one step of a push came to.
+enum Step {
+    /// The registry has so many bytes.
+    At(u64),
+    /// The registry has the blob.
+    Done(Pushed),
 }
 
 impl Upload<'_> {
@@ -136,25 +134,34 @@ impl Upload<'_> {
         Call { method, url, scope, headers, body, object }
     }
 
-    /// Asks for a link from repository `from`. `None`: the registry refused to do that.
-    async fn mount(&self, from: &str) -> Result<Option<Begun>, RegistryError> {
+    /// Finds out whether there is anything to send, and asks for a link from repository `from`.
+    async fn look(
+        &self,
+        from: Option<&str>,
+        position: &mut Option<Position>,
+    ) -> Result<Step, RegistryError> {
+        if pull::has_blob(self.client, &self.digest, &self.scope).await? {
+            return Ok(Step::Done(Pushed::Existed));
+        }
+        let Some(from) = from else { return Ok(Step::At(0)) };
         let mut url = self.client.url("blobs/uploads/")?;
-        url.query_pairs_mut()
-            .append_pair("mount", &self.digest.to_string())
-            .append_pair("from", from);
+        let digest = self.digest.to_string();
+        url.query_pairs_mut().append_pair("mount", &digest).append_pair("from", from);
         let scope = format!("{} repository:{from}:pull", self.scope);
         let call = Call { scope: &scope, ..self.call(Method::POST, url, Some(Bytes::new())) };
         let response = self.client.send(&call).await?;
-        Ok(match response.status() {
-            StatusCode::CREATED => Some(Begun::Mounted),
-            StatusCode::ACCEPTED => Some(Begun::At(self.position(&response, 0)?)),
-            _ => None,
-        })
+        match response.status() {
+            StatusCode::CREATED => return Ok(Step::Done(Pushed::Mounted)),
+            StatusCode::ACCEPTED => *position = Some(self.position(&response, 0)?),
+            // Whoever may not read the other repository can still upload.
+            _ => {}
+        }
+        Ok(Step::At(0))
     }
 
-    /// Sends the next piece and returns the offset behind it. `position` is `None` before the upload
-    /// has begun, and again once the blob is complete.
-    async fn advance(&mut self, position: &mut Option<Position>) -> Result<u64, RegistryError> {
+    /// Sends the next piece. `position` is `None` before the upload has begun, and again once the blob is
+    /// complete.
+    async fn advance(&mut self, position: &mut Option<Position>) -> Result<Step, RegistryError> {
         let (url, offset) = match position {
             Some(position) => (position.location.clone(), position.offset),
             None => {
@@ -192,7 +199,7 @@ impl Upload<'_> {
             }
             _ => return Err(self.client.refuse(response, &self.object).await),
         }
-        Ok(end)
+        Ok(if closing { Step::Done(Pushed::Uploaded(self.sent)) } else { Step::At(end) })
     }
 
     async fn begin(&self) -> Result<Position, RegistryError> {

@@ -40,7 +40,9 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), &content).unwrap();
         let reported = AtomicU64::new(0);
-        let progress = |bytes| drop(reported.fetch_add(bytes, Ordering::Relaxed));
+        let progress = |bytes| {
+            reported.fetch_add(bytes, Ordering::Relaxed);
+        };
         let from = BlobContent::File(file.path().to_owned());
         let pushed =
             repository.push_blob(&digest, size as u64, from, None, &progress).await.unwrap();

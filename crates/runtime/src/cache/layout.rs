@@ -126,6 +126,8 @@ mod tests {
 
     use super::*;
 
+    type Change = fn(&mut Blob);
+
     fn blob() -> Blob {
         let chunk = |number, stored, stored_size, decoded, decoded_size| Chunk {
             number,
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn refuses_what_the_cache_cannot_rely_on() {
-        let spoil: [(&str, fn(&mut Blob)); 10] = [
+        let spoil: [(&str, Change); 10] = [
             ("no bytes", |blob| blob.chunks[0].decoded_size = 0),
             ("17 MiB", |blob| blob.chunks[2].decoded_size = 17 << 20),
             ("no stored bytes", |blob| blob.chunks[0].stored_size = 0),
@@ -190,12 +192,12 @@ mod tests {
     #[test]
     fn any_difference_is_another_layout() {
         let original = Layout::new(&blob()).unwrap().key();
-        let changes: [fn(&mut Blob); 5] = [
+        let changes: [Change; 5] = [
             |blob| blob.codec = Codec::Lz4,
             |blob| blob.chunks[2].digest.hash[31] ^= 1,
             |blob| blob.chunks[1].stored.0 += 1,
             |blob| blob.chunks[2].number = 2,
-            |blob| drop(blob.chunks.pop()),
+            |blob| blob.chunks.truncate(2),
         ];
         for change in changes {
             let mut blob = blob();

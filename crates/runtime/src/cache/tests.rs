@@ -24,7 +24,7 @@ use super::{Cache, CacheError, CachedBlob, Settings};
 use crate::{
     error::ReadError,
     source::{
-        BlobSource, Memory,
+        Memory,
         faulty::{Fault, Faulty},
     },
 };

@@ -1,0 +1,4 @@
+//! Integration tests of the runtime, in one binary.
+
+mod fanotify;
+mod sample;

@@ -1,6 +1,6 @@
 use anyhow::Result;
 use clap::Args;
-use lazuli_runtime::daemon::{Client, ClientError, Request};
+use lazuli_runtime::daemon::{Client, ClientError};
 
 use crate::Session;
 
@@ -19,9 +19,6 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             Ok(())
         }
         Err(error) => Err(error.into()),
-        Ok(mut daemon) => {
-            daemon.call(&Request::Stop { force: arguments.force })?;
-            Ok(())
-        }
+        Ok(daemon) => Ok(daemon.stop(arguments.force)?),
     }
 }

@@ -28,8 +28,9 @@ impl ImageProcess {
     /// Reads the `config` member of an image config.
     pub(crate) fn from_config(config: &Value) -> Result<Self> {
         match config.get("config").filter(|value| !value.is_null()) {
-            Some(value) => Self::deserialize(value)
-                .context("the image's config is not an OCI image config"),
+            Some(value) => {
+                Self::deserialize(value).context("the image's config is not an OCI image config")
+            }
             None => Ok(Self::default()),
         }
     }

@@ -148,6 +148,14 @@ fn two_mounts_of_an_image_fetch_once() {
 
 pub(crate) fn tar_of(name: &str, content: &[u8]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
+    if let Some((directory, _)) = name.split_once('/') {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_size(0);
+        header.set_mode(0o750);
+        header.set_mtime(1_000_000_000);
+        tar.append_data(&mut header, directory, &[][..]).unwrap();
+    }
     let mut header = tar::Header::new_ustar();
     header.set_size(content.len() as u64);
     header.set_mode(0o644);

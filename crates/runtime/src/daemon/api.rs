@@ -26,6 +26,8 @@ pub enum DriverChoice {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Request {
+    /// Answer [`Response::Done`]: whether the daemon is there.
+    Ping,
     /// Mount an image.
     Mount(MountRequest),
     /// Take a mount away.

@@ -1,7 +1,7 @@
 //! The other end of the control socket.
 
 use std::{
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
 };
@@ -38,19 +38,29 @@ pub enum ClientError {
 }
 
 impl Client {
-    /// Connects to the daemon of `root`.
+    /// Connects to the daemon of `root`. One that is just ending counts as not running.
     pub fn connect(root: &Path) -> Result<Self, ClientError> {
-        match socket::connect(root) {
-            Ok(stream) => Ok(Client { stream: BufReader::new(stream) }),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                Err(ClientError::NotRunning { root: root.to_owned() })
+        let connected = socket::connect(root).map_err(ClientError::from).and_then(|stream| {
+            let mut client = Client { stream: BufReader::new(stream) };
+            client.call(&Request::Ping)?;
+            Ok(client)
+        });
+        connected.map_err(|error| match error {
+            ClientError::Connection(error) if is_gone(&error) => {
+                ClientError::NotRunning { root: root.to_owned() }
             }
-            Err(error) => Err(error.into()),
+            error => error,
+        })
+    }
+
+    /// Asks the daemon to end and waits until it has ended.
+    pub fn stop(mut self, force: bool) -> Result<(), ClientError> {
+        self.call(&Request::Stop { force })?;
+        // The kernel closes the connection when the process is gone, locks and all.
+        let mut rest = [0];
+        match self.stream.read(&mut rest) {
+            Err(error) if !is_gone(&error) => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
@@ -68,4 +78,16 @@ impl Client {
             response => Ok(response),
         }
     }
+}
+
+/// Nobody listens, or whoever did went away.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+    )
 }

@@ -21,11 +21,11 @@ mod server;
 mod socket;
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -64,14 +64,7 @@ impl Daemon {
     pub async fn open(root: &Path, settings: &Settings) -> Result<Self, DaemonError> {
         let io = |path: PathBuf| move |source| DaemonError::Io { path, source };
         fs::create_dir_all(root).map_err(io(root.to_owned()))?;
-        let lock = File::create(root.join("lock")).map_err(io(root.join("lock")))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                return Err(DaemonError::Locked { root: root.to_owned() });
-            }
-            Err(fs::TryLockError::Error(error)) => return Err(io(root.join("lock"))(error)),
-        }
+        let lock = lock(root).await?;
         let node = Arc::new(Node::open(root, settings)?);
         node.adopt().await?;
         let listen = || {
@@ -98,5 +91,27 @@ impl Daemon {
         };
         tracing::info!(signal, "ending");
         node.stop(true).await.map_err(io::Error::other)
+    }
+}
+
+/// How long to wait for a daemon that is just ending.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+async fn lock(root: &Path) -> Result<File, DaemonError> {
+    let path = root.join("lock");
+    let started = Instant::now();
+    let attempt = || File::create(&path).and_then(|lock| Ok((lock.try_lock(), lock)));
+    loop {
+        match attempt() {
+            Ok((Ok(()), lock)) => return Ok(lock),
+            Ok((Err(TryLockError::WouldBlock), _)) => {}
+            Ok((Err(TryLockError::Error(source)), _)) | Err(source) => {
+                return Err(DaemonError::Io { path, source });
+            }
+        }
+        if started.elapsed() > LOCK_PATIENCE {
+            return Err(DaemonError::Locked { root: root.to_owned() });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -99,10 +99,10 @@ impl Node {
 
     /// Finds the mounts of an earlier daemon and serves them again.
     pub(super) async fn adopt(&self) -> Result<(), DaemonError> {
-        let records = self.records.all().map_err(|source| DaemonError::Io {
-            path: self.root.join("mounts"),
-            source,
-        })?;
+        let records = self
+            .records
+            .all()
+            .map_err(|source| DaemonError::Io { path: self.root.join("mounts"), source })?;
         let present = kernel::mount::mount_points().unwrap_or_default();
         let mut images = 0;
         for record in records {
@@ -126,9 +126,9 @@ impl Node {
         let prefix = self.root.join("erofs");
         for path in present.iter().filter(|path| path.starts_with(&prefix)) {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let used = served.iter().any(|(digest, image)| {
-                digest.hex() == name && image.strong_count() > 0
-            });
+            let used = served
+                .iter()
+                .any(|(digest, image)| digest.hex() == name && image.strong_count() > 0);
             if !used {
                 let _ = kernel::mount::detach(path);
             }
@@ -179,12 +179,10 @@ impl Node {
     async fn mount_reserved(&self, request: MountRequest) -> Result<Mounted, DaemonError> {
         let (driver, driver_reason) = self.choose(request.driver)?;
         let name: ImageName = request.image.parse()?;
-        let platform: Option<Platform> =
-            request.platform.as_deref().map(str::parse).transpose()?;
+        let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let repository = lazuli_registry::open(&name, &options(&request))?;
         let images = self.root.join("images");
-        let (stored, metadata) =
-            StoredImage::pull(&repository, platform.as_ref(), &images).await?;
+        let (stored, metadata) = StoredImage::pull(&repository, platform.as_ref(), &images).await?;
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let image = self.serve(stored, &name, &request).await?;

@@ -147,8 +147,8 @@ impl ServedImage {
     /// Mounts the image with FUSE.
     pub(super) async fn fuse(&self, mountpoint: &Path, name: &str) -> io::Result<Attachment> {
         let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
-        let filesystem = ImageFilesystem::new(self.stored.bootstrap.clone(), blobs)
-            .map_err(io::Error::other)?;
+        let filesystem =
+            ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)?;
         let (mountpoint, name) = (mountpoint.to_owned(), name.to_owned());
         let session = tokio::task::spawn_blocking(move || {
             fuse::Session::mount(filesystem, &mountpoint, &name).map_err(io::Error::other)

@@ -53,8 +53,10 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
                 return;
             }
         }
-        let response = match serde_json::from_str(&line) {
-            Ok(request) => answer(&node, request, &stop).await,
+        let request = serde_json::from_str(&line);
+        let stopping = matches!(request, Ok(Request::Stop { .. }));
+        let response = match request {
+            Ok(request) => answer(&node, request).await,
             Err(error) => Response::Error { message: format!("not a request: {error}") },
         };
         let Ok(mut line) = serde_json::to_vec(&response) else { return };
@@ -62,27 +64,26 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
         if writer.write_all(&line).await.is_err() {
             return;
         }
-        if matches!(response, Response::Done) && *stop.borrow() {
-            return;
+        if stopping && matches!(response, Response::Done) {
+            stop.send_replace(true);
+            // The client waits for the connection to close: it closes with the process, see `Client::stop`.
+            std::future::pending::<()>().await;
         }
     }
 }
 
-async fn answer(node: &Arc<Node>, request: Request, stop: &watch::Sender<bool>) -> Response {
+async fn answer(node: &Arc<Node>, request: Request) -> Response {
     // A task of its own: a client that goes away must not leave a mount half made, and a panic must
     // not take the connection with it.
     let node = node.clone();
-    let stop = stop.clone();
     let work = tokio::spawn(async move {
         let done = |()| Response::Done;
         let result = match request {
+            Request::Ping => Ok(Response::Done),
             Request::Mount(request) => node.mount(request).await.map(Response::Mounted),
             Request::Umount { mountpoint } => node.umount(&mountpoint).await.map(done),
             Request::Status => node.status().await.map(Response::Status),
-            Request::Stop { force } => node.stop(force).await.map(|()| {
-                stop.send_replace(true);
-                Response::Done
-            }),
+            Request::Stop { force } => node.stop(force).await.map(done),
         };
         result.unwrap_or_else(|error| Response::Error { message: error.for_people() })
     });

@@ -32,17 +32,20 @@ pub enum UnpackError {
     TooLarge(u64),
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`, and reads `layer` to its end, so that a
-/// reader which checks a digest there gets to do so.
-pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<(), UnpackError> {
-    let mut layer = layer;
-    let mut archive = tar::Archive::new(MultiGzDecoder::new(&mut layer).take(LAYER_LIMIT));
-    let mut found = false;
+/// Copies the bootstrap out of `layer` to the new file `to`. Reads `layer` to its end in any case, so
+/// that a reader which checks a digest there gets to do so: its error explains every other one.
+pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<(), UnpackError> {
+    let unpacked = search(&mut layer, to);
+    io::copy(&mut layer, &mut io::sink())?;
+    if unpacked? { Ok(()) } else { Err(UnpackError::Missing) }
+}
+
+fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
+    let mut archive = tar::Archive::new(MultiGzDecoder::new(layer).take(LAYER_LIMIT));
     for entry in archive.entries()? {
         let mut entry = entry?;
         let name = entry.path_bytes();
-        let name = name.strip_prefix(b"./").unwrap_or(&name);
-        if found || !NAMES.contains(&name) {
+        if !NAMES.contains(&name.strip_prefix(b"./").unwrap_or(&name)) {
             continue;
         }
         if entry.size() > BOOTSTRAP_LIMIT {
@@ -52,11 +55,9 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<(), UnpackError> {
         io::copy(&mut entry, &mut file)?;
         // The cache trusts what the bootstrap says, so it must be as durable as the cache.
         file.sync_all()?;
-        found = true;
+        return Ok(true);
     }
-    io::copy(&mut archive.into_inner(), &mut io::sink())?;
-    io::copy(&mut layer, &mut io::sink())?;
-    if found { Ok(()) } else { Err(UnpackError::Missing) }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ def wrap(layout, tag, made, config):
     members = {"image/image.boot": made.bootstrap}
     members |= {f"image/{name}.blob.meta": made.metas[name] for name in ids if name in made.metas}
     tar = bootstrap_tar(members)
-    packed = made.bootstrap.with_name("bootstrap.tar.gz")
+    packed = made.bootstrap.with_name(f"{tag}.tar.gz")
     packed.write_bytes(gzip.compress(tar, mtime=0))
     layers.append(layout.add_file(packed, f"{MEDIA}.layer.v1.tar+gzip", annotations={
         f"{ANNOTATION}bootstrap": "true", f"{ANNOTATION}fs-version": "6"}))

@@ -5,7 +5,11 @@ use std::{
     fs::File,
     io,
     ops::{ControlFlow, Range},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -22,7 +26,7 @@ use lazuli_image::{
     rafs::{Bootstrap, Extent},
 };
 use rustix::io::Errno;
-use tracing::error;
+use tracing::{error, warn};
 
 /// How long the kernel may keep names and attributes, absent names included. The image never changes
 /// under a mount, so this only has to be longer than any mount lives.
@@ -45,23 +49,30 @@ pub trait BlobReader: Send + Sync {
 pub struct ImageFilesystem<B, R> {
     bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
-    /// Whether any inode has extended attributes. Few images have, and the kernel stops asking for them.
-    has_xattrs: bool,
+    /// Set when it is known that no inode has extended attributes.
+    no_xattrs: Arc<AtomicBool>,
 }
 
-impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
+impl<B, R> ImageFilesystem<B, R>
+where
+    B: AsRef<[u8]> + Send + Sync + 'static,
+{
     /// Serves `bootstrap` with file content from `blobs`. Errors when there is no root directory.
     pub fn new(bootstrap: Arc<Bootstrap<B>>, blobs: R) -> Result<Self, FormatError> {
         bootstrap.read_dir(bootstrap.root(), 0)?;
-        // The format has a flag for this, but images without the flag may have attributes.
-        let has_xattrs = walk(&bootstrap, (), |(), entry| match bootstrap.inode(entry.nid) {
-            Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
-            _ => ControlFlow::Break(()),
-        });
-        let has_xattrs = has_xattrs.is_some();
-        Ok(ImageFilesystem { bootstrap, blobs, has_xattrs })
+        let no_xattrs = Arc::new(AtomicBool::new(false));
+        let (image, found) = (bootstrap.clone(), no_xattrs.clone());
+        // Takes more than half a microsecond per file, for which no mount should wait. The format has a
+        // flag for this, but images without the flag may have attributes.
+        let search = move || found.store(!has_xattrs(&image), Ordering::Relaxed);
+        if let Err(error) = thread::Builder::new().name("fuse-xattrs".to_owned()).spawn(search) {
+            warn!("the kernel will ask for attributes that do not exist: {error}");
+        }
+        Ok(ImageFilesystem { bootstrap, blobs, no_xattrs })
     }
+}
 
+impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     /// The inode that the kernel knows by the number `node`.
     fn inode(&self, node: u64) -> io::Result<InodeView> {
         let nid = match node {
@@ -77,8 +88,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     }
 
     fn xattrs(&self, node: u64) -> io::Result<Vec<Xattr<'_>>> {
-        if !self.has_xattrs {
-            // The kernel gives this answer itself from now on.
+        if self.no_xattrs.load(Ordering::Relaxed) {
+            // The kernel does not ask again, for any file: ls does twice for each, and every execve once.
             return Err(Errno::NOSYS.into());
         }
         self.bootstrap.xattrs(self.inode(node)?.nid).map_err(damaged)
@@ -154,6 +165,14 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     }
 }
 
+fn has_xattrs<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> bool {
+    let found = walk(bootstrap, (), |(), entry| match bootstrap.inode(entry.nid) {
+        Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
+        _ => ControlFlow::Break(()),
+    });
+    found.is_some()
+}
+
 /// Visits every name in the image until `visit` breaks; `.` is the root's. What `visit` continues with
 /// for a directory it gets again with each name in that directory. Skips what is damaged.
 fn walk<B: AsRef<[u8]>, T, R>(
@@ -219,9 +238,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         let cache = FsOptions::CACHE_SYMLINKS | FsOptions::EXPLICIT_INVAL_DATA;
         // Reads of up to 1 MiB, several at once for one file; look-ups in one directory in parallel.
         let parallel = FsOptions::ASYNC_READ | FsOptions::PARALLEL_DIROPS | FsOptions::MAX_PAGES;
-        let mut wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS;
-        // Permission checks then look at ACLs, which are extended attributes.
-        wanted.set(FsOptions::POSIX_ACL, self.has_xattrs);
+        // Permission checks look at ACLs.
+        let wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS | FsOptions::POSIX_ACL;
         Ok(wanted & capable)
     }
 

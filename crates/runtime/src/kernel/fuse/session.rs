@@ -124,7 +124,6 @@ impl Session {
         let server = Arc::new(Server::new(filesystem));
         spawn(&session.connection, &server)
             .map_err(|error| FuseError::Thread { mountpoint: mountpoint.to_path_buf(), error })?;
-        session.raise_read_ahead();
         Ok(session)
     }
 
@@ -174,16 +173,6 @@ impl Session {
             mount::unmount(mountpoint)
         };
         result.map_err(|error| FuseError::Unmount { mountpoint: mountpoint.clone(), error })
-    }
-
-    /// Lets the kernel ask for 1 MiB at once instead of 128 KiB, if this process may decide that.
-    fn raise_read_ahead(&self) {
-        if let Some((major, minor)) = self.device {
-            let file = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-            if let Err(error) = std::fs::write(&file, "1024") {
-                debug!("{file}: {error}");
-            }
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     process::Command,
     sync::{Arc, Condvar, Mutex},
     thread,
+    time::{Duration, Instant},
 };
 
 use lazuli_image::{BlobIndex, Decoded, rafs::Bootstrap};
@@ -128,6 +129,24 @@ fn readers_at_once_see_the_same_bytes() {
             });
         }
     });
+}
+
+#[test]
+fn the_kernel_stops_asking_for_attributes_that_no_file_has() {
+    if !require(Feature::Fuse) {
+        return;
+    }
+    let source = source_with(&[("file", b"content")]);
+    let mounted = mounted(source.path(), |_| Ok(()));
+    let file = mounted.dir.path().join("file");
+    let ask = || rustix::fs::getxattr(&file, "user.note", &mut [0; 16]);
+    let start = Instant::now();
+    while ask() != Err(Errno::OPNOTSUPP) {
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+    let requests = mounted.session.requests();
+    assert_eq!(ask(), Err(Errno::OPNOTSUPP));
+    assert_eq!(mounted.session.requests(), requests);
 }
 
 #[test]

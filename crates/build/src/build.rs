@@ -14,7 +14,7 @@ use crate::{
     entry::EntryKind,
     error::BuildError,
     overlay::Overlay,
-    pack::{self, BuiltBlob},
+    pack::{BuiltBlob, Packing},
     pipeline::{Ingested, Plan, Store, ingest},
     report::{Progress, Report},
     spool::{Scratch, Spool},
@@ -103,8 +103,9 @@ pub fn build(
     let count = layers.len();
     check_layers(count)?;
     let scratch = Scratch::new(&options.scratch)?;
-    let spool = Spool::new(&scratch)?;
-    let store = Store { codec: options.codec, level: options.level, spool: &spool };
+    let spools: Vec<_> =
+        (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
+    let store = Store { codec: options.codec, level: options.level, spools: &spools };
     let plan = Plan {
         chunk_size: options.chunk_size,
         algorithm: Algorithm::Blake3,
@@ -114,9 +115,9 @@ pub fn build(
     let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
     let mut report = figures(&layers, &chunks);
     let (mut tree, dropped_xattrs) = stack(layers)?;
-    let packing = pack::Packing::new(chunks, &mut tree);
-    let blobs = packing.write(&spool, &scratch, options)?;
-    drop(spool);
+    let spools = spools.into_iter().filter_map(Spool::finish).collect();
+    let packing = Packing::new(chunks, spools, &mut tree);
+    let blobs = packing.write(&scratch, options)?;
     let records: Vec<BlobRecord> = blobs.iter().map(|blob| blob.record.clone()).collect();
     let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };
     let bootstrap = write_bootstrap(&tree, &records, &layout)?;

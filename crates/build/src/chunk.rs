@@ -18,6 +18,8 @@ const MAX_CHUNKS: u32 = (1 << 24) - 1;
 pub(crate) struct Batch {
     /// Index of the layer.
     pub(crate) layer: u8,
+    /// Number of the batch in the layer.
+    pub(crate) number: u32,
     /// Number of the first chunk in the layer.
     pub(crate) first: u32,
     /// The chunks' bytes, back to back.
@@ -68,7 +70,7 @@ impl<'a> Cutter<'a> {
         chunk_size: u32,
         hand_over: &'a dyn Fn(Batch) -> Result<Vec<u8>, Stopped>,
     ) -> Self {
-        let batch = Batch { layer, first: 0, data: Vec::new(), ends: Vec::new() };
+        let batch = Batch { layer, number: 0, first: 0, data: Vec::new(), ends: Vec::new() };
         Cutter { batch, chunk_size, hand_over }
     }
 
@@ -108,7 +110,13 @@ impl<'a> Cutter<'a> {
             return Ok(());
         }
         let first = self.batch.first + self.batch.ends.len() as u32;
-        let next = Batch { layer: self.batch.layer, first, data: Vec::new(), ends: Vec::new() };
+        let next = Batch {
+            layer: self.batch.layer,
+            number: self.batch.number + 1,
+            first,
+            data: Vec::new(),
+            ends: Vec::new(),
+        };
         let full = std::mem::replace(&mut self.batch, next);
         self.batch.data = (self.hand_over)(full)?;
         Ok(())

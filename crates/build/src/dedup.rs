@@ -14,10 +14,15 @@ pub(crate) struct Distinct {
     pub(crate) digest: Digest,
     /// Bytes once decoded.
     pub(crate) decoded_size: u32,
-    /// Bytes as stored.
-    pub(crate) stored_size: u32,
-    /// First stored byte in the spool.
-    pub(crate) spooled: u64,
+    /// Lowest layer that has it as far as is known, and the first use there.
+    pub(crate) owner: Owner,
+}
+
+/// A chunk of a layer: index of the layer and number of the chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Owner {
+    pub(crate) layer: u8,
+    pub(crate) number: u32,
 }
 
 /// Number of a [`Distinct`] chunk. The numbers depend on thread timing; nothing that is written may.
@@ -43,7 +48,7 @@ struct State {
     chunks: Chunks,
 }
 
-/// A chunk that nobody had before.
+/// A chunk that is to be stored.
 pub(crate) struct Fresh {
     pub(crate) id: DistinctId,
     /// Which of the chunks given to [`Index::enter`].
@@ -56,46 +61,37 @@ impl Index {
         Index(Mutex::new(State { ids: HashMap::new(), chunks }))
     }
 
-    /// Enters consecutive chunks of a layer, given as digest and decoded size, and says which of them are new. The
-    /// caller owes those a [`Index::stored`].
-    pub(crate) fn enter(&self, layer: usize, first: u32, digests: &[(Digest, u32)]) -> Vec<Fresh> {
+    /// Enters consecutive chunks of a layer, given as digest and decoded size. Says which of them the layer has to
+    /// store as far as is known: the ones that no earlier place has. So every chunk is stored by its final owner, and
+    /// sometimes by a later place that was faster.
+    pub(crate) fn enter(&self, layer: u8, first: u32, digests: &[(Digest, u32)]) -> Vec<Fresh> {
         let mut state = self.lock();
         let State { ids, chunks } = &mut *state;
-        let numbers = &mut chunks.layers[layer];
+        let numbers = &mut chunks.layers[usize::from(layer)];
         let end = first as usize + digests.len();
         if numbers.len() < end {
             numbers.resize(end, DistinctId(u32::MAX));
         }
         let mut fresh = Vec::new();
         for (position, &(digest, decoded_size)) in digests.iter().enumerate() {
-            let next = DistinctId(chunks.distinct.len() as u32);
+            let owner = Owner { layer, number: first + position as u32 };
             let id = match ids.entry(digest.hash) {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(place) => {
-                    place.insert(next);
-                    chunks.distinct.push(Distinct {
-                        digest,
-                        decoded_size,
-                        stored_size: 0,
-                        spooled: 0,
-                    });
-                    fresh.push(Fresh { id: next, position });
-                    next
+                    let id = *place.insert(DistinctId(chunks.distinct.len() as u32));
+                    chunks.distinct.push(Distinct { digest, decoded_size, owner });
+                    fresh.push(Fresh { id, position });
+                    id
                 }
             };
+            let known = &mut chunks.distinct[id.0 as usize].owner;
+            if owner < *known {
+                *known = owner;
+                fresh.push(Fresh { id, position });
+            }
             numbers[first as usize + position] = id;
         }
         fresh
-    }
-
-    /// Notes where new chunks are in the spool: first byte and size.
-    pub(crate) fn stored(&self, places: impl IntoIterator<Item = (DistinctId, u64, u32)>) {
-        let mut state = self.lock();
-        for (id, spooled, stored_size) in places {
-            let distinct = &mut state.chunks.distinct[id.0 as usize];
-            distinct.spooled = spooled;
-            distinct.stored_size = stored_size;
-        }
     }
 
     /// Everything, when all layers are read.

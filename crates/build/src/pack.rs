@@ -5,13 +5,11 @@
 
 use std::{
     collections::HashSet,
-    fs::File,
-    io::Write as _,
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::FileExt as _,
     path::PathBuf,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Mutex,
     thread,
 };
 
@@ -24,11 +22,11 @@ use crate::{
     build::Options,
     dedup::{Chunks, Distinct, DistinctId},
     error::BuildError,
-    spool::{Scratch, Spool},
+    spool::{Finished, Scratch, Spooled},
 };
 
-/// Bytes copied from the spool at a time.
-const BUFFER: usize = 1 << 20;
+/// Bytes copied from a spool at a time, or one chunk if that is more.
+const BUFFER: u64 = 1 << 20;
 
 /// One data blob in a temporary file.
 #[derive(Debug)]
@@ -45,65 +43,68 @@ pub struct BuiltBlob {
 /// The chunks of every blob.
 pub(crate) struct Packing {
     distinct: Vec<Distinct>,
-    /// For every blob, its chunks in order.
-    blobs: Vec<Vec<DistinctId>>,
+    blobs: Vec<Packed>,
+}
+
+/// A blob before it has its tail.
+struct Packed {
+    /// What belongs in it, in order.
+    chunks: Vec<DistinctId>,
+    /// What is there: the same, and maybe some that belong to lower layers.
+    spool: Finished,
 }
 
 impl Packing {
     /// Deals the chunks out to blobs, and turns the [`ChunkRef`]s of `tree` from layers to blobs. A blob
-    /// that no file of the tree uses is left out.
-    pub(crate) fn new(chunks: Chunks, tree: &mut Tree) -> Self {
+    /// that no file of the tree uses is left out. `spools` has one of each layer.
+    pub(crate) fn new(chunks: Chunks, spools: Vec<Finished>, tree: &mut Tree) -> Self {
         let Chunks { layers, distinct } = chunks;
-        let mut owners: Vec<Option<ChunkRef>> = vec![None; distinct.len()];
+        let mut places = vec![ChunkRef { blob: BlobIndex(0), number: 0 }; distinct.len()];
         let mut owned = vec![Vec::new(); layers.len()];
-        for (index, layer) in layers.iter().enumerate() {
-            for &id in layer {
-                let owner = &mut owners[id.0 as usize];
-                if owner.is_none() {
-                    let number = owned[index].len() as u32;
-                    *owner = Some(ChunkRef { blob: BlobIndex(index as u8), number });
-                    owned[index].push(id);
+        for (layer, ids) in layers.iter().enumerate() {
+            for (number, &id) in ids.iter().enumerate() {
+                let owner = distinct[id.0 as usize].owner;
+                if (usize::from(owner.layer), owner.number as usize) == (layer, number) {
+                    let number = owned[layer].len() as u32;
+                    places[id.0 as usize] = ChunkRef { blob: BlobIndex(owner.layer), number };
+                    owned[layer].push(id);
                 }
             }
         }
         let mut used = HashSet::new();
         for_each_chunk(tree, |chunk| {
             let id = layers[usize::from(chunk.blob.0)][chunk.number as usize];
-            if let Some(owner) = owners[id.0 as usize] {
-                used.insert(owner.blob);
-                *chunk = owner;
-            }
+            *chunk = places[id.0 as usize];
+            used.insert(chunk.blob);
         });
         let mut index = vec![BlobIndex(0); owned.len()];
         let mut blobs = Vec::new();
-        for (layer, chunks) in owned.into_iter().enumerate() {
+        for (layer, (chunks, spool)) in owned.into_iter().zip(spools).enumerate() {
             if used.contains(&BlobIndex(layer as u8)) {
                 index[layer] = BlobIndex(blobs.len() as u8);
-                blobs.push(chunks);
+                blobs.push(Packed { chunks, spool });
             }
         }
         for_each_chunk(tree, |chunk| chunk.blob = index[usize::from(chunk.blob.0)]);
         Packing { distinct, blobs }
     }
 
-    /// Writes all blobs, several at a time.
+    /// Finishes all blobs, several at a time.
     pub(crate) fn write(
-        &self,
-        spool: &Spool,
+        self,
         scratch: &Scratch,
         options: &Options,
     ) -> Result<Vec<BuiltBlob>, BuildError> {
-        let next = AtomicUsize::new(0);
-        let done: Mutex<Vec<_>> = Mutex::new((0..self.blobs.len()).map(|_| None).collect());
+        let Packing { distinct, blobs } = self;
+        let count = blobs.len();
+        let todo = Mutex::new(blobs.into_iter().enumerate());
+        let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
+        let next = || todo.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
         thread::scope(|scope| {
-            for _ in 0..options.threads.min(self.blobs.len()) {
+            for _ in 0..options.threads.min(count) {
                 scope.spawn(|| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        if index >= self.blobs.len() {
-                            break;
-                        }
-                        let blob = self.write_blob(index, spool, scratch, options);
+                    while let Some((index, packed)) = next() {
+                        let blob = packed.finish(&distinct, scratch, options);
                         let mut done = done.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                         done[index] = Some(blob);
                     }
@@ -113,27 +114,25 @@ impl Packing {
         let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         done.into_iter().flatten().collect()
     }
+}
 
-    fn write_blob(
-        &self,
-        index: usize,
-        spool: &Spool,
+impl Packed {
+    fn finish(
+        self,
+        distinct: &[Distinct],
         scratch: &Scratch,
         options: &Options,
     ) -> Result<BuiltBlob, BuildError> {
-        let chunks = self.layout(&self.blobs[index]);
-        let path = scratch.join(&format!("blob{index}"));
-        let mut file = File::create_new(&path).map_err(|problem| scratch.failed(problem))?;
-        let mut hasher = Algorithm::Sha256.hasher();
-        let mut buffer = Vec::with_capacity(BUFFER);
-        for (at, length) in self.runs(&self.blobs[index]) {
-            buffer.resize(length, 0);
-            spool.read(&mut buffer, at)?;
-            hasher.update(&buffer);
-            file.write_all(&buffer).map_err(|problem| scratch.failed(problem))?;
-        }
+        let failed = |problem| scratch.failed(problem);
+        let spool = match self.spool {
+            spool if spool.chunks.len() == self.chunks.len() => spool,
+            spool => only(&self.chunks, spool).map_err(failed)?,
+        };
+        let Finished { file, path, hasher, chunks } = spool;
+        let chunks = layout(&chunks, distinct);
         let tail = blob_tail(&chunks, hasher, options.codec)?;
-        file.write_all(&tail.bytes).map_err(|problem| scratch.failed(problem))?;
+        let mut file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        file.write_all(&tail.bytes).map_err(failed)?;
         let blob = Blob {
             id: tail.id,
             codec: options.codec,
@@ -148,46 +147,62 @@ impl Packing {
             _scratch: scratch.clone(),
         })
     }
+}
 
-    /// Where each chunk of a blob is: stored back to back, decoded from block to block.
-    fn layout(&self, ids: &[DistinctId]) -> Vec<Chunk> {
-        let (mut stored, mut decoded) = (0, 0);
-        let place = |(number, id): (usize, &DistinctId)| {
-            let distinct = &self.distinct[id.0 as usize];
-            let chunk = Chunk {
-                number: number as u32,
-                digest: distinct.digest,
-                stored: Stored(stored),
-                stored_size: distinct.stored_size,
-                decoded: Decoded(decoded),
-                decoded_size: distinct.decoded_size,
-            };
-            stored = chunk.stored_end().0;
-            decoded = round_up(chunk.decoded_end().0);
-            chunk
+/// Where each chunk of a blob is: stored back to back, decoded from block to block.
+fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
+    let (mut stored, mut decoded) = (0, 0);
+    let place = |(number, &(id, stored_size)): (usize, &Spooled)| {
+        let Distinct { digest, decoded_size, .. } = distinct[id.0 as usize];
+        let chunk = Chunk {
+            number: number as u32,
+            digest,
+            stored: Stored(stored),
+            stored_size,
+            decoded: Decoded(decoded),
+            decoded_size,
         };
-        ids.iter().enumerate().map(place).collect()
-    }
+        stored = chunk.stored_end().0;
+        decoded = round_up(chunk.decoded_end().0);
+        chunk
+    };
+    spooled.iter().enumerate().map(place).collect()
+}
 
-    /// Stretches of the spool that give the chunks in order, each of at most [`BUFFER`] bytes or one chunk.
-    fn runs(&self, ids: &[DistinctId]) -> impl Iterator<Item = (u64, usize)> {
-        let mut ids = ids.iter().peekable();
-        std::iter::from_fn(move || {
-            let place = |id: &DistinctId| {
-                let distinct = &self.distinct[id.0 as usize];
-                (distinct.spooled, distinct.stored_size as usize)
-            };
-            let (at, mut length) = place(ids.next()?);
-            while let Some((next, more)) = ids.peek().map(|id| place(id))
-                && next == at + length as u64
-                && length + more <= BUFFER
-            {
-                length += more;
-                ids.next();
+/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one.
+fn only(wanted: &[DistinctId], spool: Finished) -> io::Result<Finished> {
+    let Finished { file: old, path, chunks: spooled, .. } = spool;
+    let old = old.ok_or(io::ErrorKind::NotFound)?;
+    // The name goes to the new file; the old one lives until it is closed.
+    fs::remove_file(&path)?;
+    let mut file = File::create_new(&path)?;
+    let mut hasher = Algorithm::Sha256.hasher();
+    let mut chunks = Vec::with_capacity(wanted.len());
+    let mut copy = |start: u64, end: u64| -> io::Result<()> {
+        let mut buffer = vec![0; (end - start) as usize];
+        old.read_exact_at(&mut buffer, start)?;
+        hasher.update(&buffer);
+        file.write_all(&buffer)
+    };
+    let mut wanted = wanted.iter().peekable();
+    // A stretch of wanted chunks that is not yet copied.
+    let (mut start, mut end) = (0, 0);
+    for (id, size) in spooled {
+        let next = end + u64::from(size);
+        if wanted.next_if_eq(&&id).is_some() {
+            chunks.push((id, size));
+            if next - start > BUFFER && end > start {
+                copy(start, end)?;
+                start = end;
             }
-            Some((at, length))
-        })
+        } else {
+            copy(start, end)?;
+            start = next;
+        }
+        end = next;
     }
+    copy(start, end)?;
+    Ok(Finished { file: Some(file), path, hasher, chunks })
 }
 
 /// Chunk sizes are at most 16 MiB and their number has 24 bits, so this stays below 2⁴⁹.

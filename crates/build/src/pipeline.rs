@@ -40,7 +40,8 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Store<'a> {
     pub(crate) codec: Codec,
     pub(crate) level: i32,
-    pub(crate) spool: &'a Spool,
+    /// One for each layer.
+    pub(crate) spools: &'a [Spool],
 }
 
 /// All layers, read.
@@ -138,7 +139,7 @@ impl Shared<'_> {
             let Ok(batch) = received else { break };
             // After a failure batches are only taken off the queue, so that no reader waits forever.
             if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed))
-                && let Err(error) = worker.process(&batch, &self.index)
+                && let Err(error) = worker.process(&batch, &self.index, &self.stop)
             {
                 self.fail(batch.layer.into(), error);
             }
@@ -164,37 +165,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Worker<'a> {
     plan: &'a Plan<'a>,
-    store: Option<(Encoder, &'a Spool)>,
+    store: Option<(Encoder, &'a [Spool])>,
     stored: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
     fn new(plan: &'a Plan<'a>) -> Result<Self, BuildError> {
-        let encoder = |store: Store<'a>| Ok((Encoder::new(store.codec, store.level)?, store.spool));
+        let encoder =
+            |store: Store<'a>| Ok((Encoder::new(store.codec, store.level)?, store.spools));
         let store = plan.store.map(encoder).transpose().map_err(BuildError::Compress)?;
         Ok(Worker { plan, store, stored: Vec::new() })
     }
 
-    fn process(&mut self, batch: &Batch, index: &Index) -> Result<(), BuildError> {
+    fn process(
+        &mut self,
+        batch: &Batch,
+        index: &Index,
+        stop: &AtomicBool,
+    ) -> Result<(), BuildError> {
         let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);
         let digests: Vec<_> = batch.chunks().map(digest).collect();
-        let fresh = index.enter(batch.layer.into(), batch.first, &digests);
-        let Some((encoder, spool)) = &mut self.store else { return Ok(()) };
+        let fresh = index.enter(batch.layer, batch.first, &digests);
+        let Some((encoder, spools)) = &mut self.store else { return Ok(()) };
         self.stored.clear();
-        let mut sizes = Vec::with_capacity(fresh.len());
-        for chunk in &fresh {
+        let mut spooled = Vec::with_capacity(fresh.len());
+        for chunk in fresh {
             let start = chunk.position.checked_sub(1).map_or(0, |before| batch.ends[before]);
             let bytes = &batch.data[start..batch.ends[chunk.position]];
             let stored = encoder.encode(bytes).unwrap_or(bytes);
             self.stored.extend_from_slice(stored);
-            sizes.push(stored.len() as u32);
+            spooled.push((chunk.id, stored.len() as u32));
         }
-        let mut at = spool.append(&self.stored)?;
-        index.stored(fresh.iter().zip(sizes).map(|(chunk, size)| {
-            let place = (chunk.id, at, size);
-            at += u64::from(size);
-            place
-        }));
-        Ok(())
+        spools[usize::from(batch.layer)].add(batch.number, &self.stored, spooled, stop)
     }
 }

@@ -1,19 +1,30 @@
-//! Where compressed chunks wait until it is known which blob they belong to.
+//! Where the compressed chunks of a layer go, in the order of the layer, whoever compressed them.
+//!
+//! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong to a
+//! lower layer that was read later; then [`crate::pack`] copies the others.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
-    io,
-    os::unix::fs::FileExt as _,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
+use lazuli_image::{Algorithm, digest::Hasher};
 use tempfile::TempDir;
 
-use crate::error::BuildError;
+use crate::{dedup::DistinctId, error::BuildError};
+
+/// Most batches that wait for an earlier one of their layer. More would only be memory.
+const MAX_WAITING: usize = 8;
+
+/// How often a thread that waits looks whether another one failed.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A directory of one build inside the user's scratch directory. Goes when the last clone goes.
 #[derive(Clone, Debug)]
@@ -24,7 +35,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new(parent: &Path) -> Result<Self, BuildError> {
-        let directory = tempfile::Builder::new().prefix("build-").tempdir_in(parent);
+        let directory = tempfile::Builder::new().prefix("lazuli-build-").tempdir_in(parent);
         let directory = directory.map_err(|problem| failed(parent, problem))?;
         Ok(Scratch { directory: Arc::new(directory), parent: parent.into() })
     }
@@ -43,30 +54,120 @@ fn failed(path: &Path, problem: io::Error) -> BuildError {
     BuildError::Scratch { path: path.to_owned(), problem }
 }
 
-/// A file that many threads append to, in no particular order.
+/// A chunk in a spool and its size there.
+pub(crate) type Spooled = (DistinctId, u32);
+
+/// The spool of one layer while it is read.
 #[derive(Debug)]
 pub(crate) struct Spool {
-    file: File,
-    end: AtomicU64,
     scratch: Scratch,
+    state: Mutex<State>,
+    /// Told whenever batches went from waiting to written.
+    written: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Not there while a thread writes, which then also writes what comes to wait.
+    writer: Option<Writer>,
+    /// Batches that are done before an earlier one.
+    waiting: BTreeMap<u32, (Vec<u8>, Vec<Spooled>)>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    /// Number of the batch that comes next.
+    next: u32,
+    so_far: Finished,
+}
+
+/// A spool that nobody adds to any more.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// Open at its end; `None` if nothing was written.
+    pub(crate) file: Option<File>,
+    /// Name of the file.
+    pub(crate) path: PathBuf,
+    /// SHA-256 of the file.
+    pub(crate) hasher: Hasher,
+    /// What is in the file, back to back.
+    pub(crate) chunks: Vec<Spooled>,
 }
 
 impl Spool {
-    pub(crate) fn new(scratch: &Scratch) -> Result<Self, BuildError> {
-        let file =
-            tempfile::tempfile_in(scratch.directory.path()).map_err(|p| scratch.failed(p))?;
-        Ok(Spool { file, end: AtomicU64::new(0), scratch: scratch.clone() })
+    /// An empty spool called `name`.
+    pub(crate) fn new(scratch: &Scratch, name: &str) -> Self {
+        let hasher = Algorithm::Sha256.hasher();
+        let path = scratch.join(name);
+        let so_far = Finished { file: None, path, hasher, chunks: Vec::new() };
+        let writer = Writer { next: 0, so_far };
+        let state = State { writer: Some(writer), waiting: BTreeMap::new() };
+        Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
-    /// Writes `bytes` and says where.
-    pub(crate) fn append(&self, bytes: &[u8]) -> Result<u64, BuildError> {
-        let at = self.end.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.file.write_all_at(bytes, at).map_err(|problem| self.scratch.failed(problem))?;
-        Ok(at)
+    /// Adds the chunks of the batch with this number; `bytes` are the chunks back to back. Each batch has to be added, also one
+    /// without new chunks. May wait for earlier batches, until `stop` is set.
+    pub(crate) fn add(
+        &self,
+        batch: u32,
+        bytes: &[u8],
+        chunks: Vec<Spooled>,
+        stop: &AtomicBool,
+    ) -> Result<(), BuildError> {
+        let mut state = self.lock();
+        while state.waiting.len() >= MAX_WAITING
+            && state.writer.as_ref().is_none_or(|writer| writer.next != batch)
+            && !stop.load(Ordering::Relaxed)
+        {
+            let woken = self.written.wait_timeout(state, LOOK);
+            state = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        let Some(mut writer) = state.writer.take_if(|writer| writer.next == batch) else {
+            state.waiting.insert(batch, (bytes.to_vec(), chunks));
+            return Ok(());
+        };
+        drop(state);
+        writer.write(bytes, chunks).map_err(|problem| self.scratch.failed(problem))?;
+        loop {
+            let mut state = self.lock();
+            let Some((bytes, chunks)) = state.waiting.remove(&writer.next) else {
+                state.writer = Some(writer);
+                self.written.notify_all();
+                return Ok(());
+            };
+            drop(state);
+            self.written.notify_all();
+            writer.write(&bytes, chunks).map_err(|problem| self.scratch.failed(problem))?;
+        }
     }
 
-    /// Reads what was written at `at`.
-    pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), BuildError> {
-        self.file.read_exact_at(bytes, at).map_err(|problem| self.scratch.failed(problem))
+    /// The spool as it is when all batches are added; `None` when one of them failed.
+    pub(crate) fn finish(self) -> Option<Finished> {
+        let state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.writer.map(|writer| writer.so_far)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Writer {
+    fn write(&mut self, bytes: &[u8], chunks: Vec<Spooled>) -> io::Result<()> {
+        self.next += 1;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let Finished { file, path, hasher, chunks: spooled } = &mut self.so_far;
+        let file = match file {
+            Some(file) => file,
+            none => {
+                none.insert(File::options().read(true).write(true).create_new(true).open(path)?)
+            }
+        };
+        file.write_all(bytes)?;
+        hasher.update(bytes);
+        spooled.extend(chunks);
+        Ok(())
     }
 }

@@ -108,14 +108,14 @@ struct Frames<'a, R: BufRead> {
 }
 
 enum Frame<'a, R: BufRead> {
-    Gzip(GzDecoder<R>),
+    Gzip(Box<GzDecoder<R>>),
     Zstd(zstd::Decoder<'a, R>),
 }
 
 impl<R: BufRead> Frames<'_, R> {
     fn new(format: Format, stored: R) -> io::Result<Self> {
         let frame = match format {
-            Format::Gzip => Frame::Gzip(GzDecoder::new(stored)),
+            Format::Gzip => Frame::Gzip(Box::new(GzDecoder::new(stored))),
             Format::Zstd => Frame::Zstd(zstd::Decoder::with_buffer(stored)?.single_frame()),
         };
         Ok(Frames { format, frame: Some(frame) })

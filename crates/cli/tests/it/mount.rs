@@ -1,6 +1,7 @@
 //! What a mount shows, with both drivers, against what umoci unpacks.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -123,6 +124,42 @@ fn a_complete_image_asks_nothing() {
     std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     listing::assert_equal(source, mountpoint.clone());
     assert_eq!(lazuli.mount_status(&mountpoint)["events"], complete["events"]);
+}
+
+/// Without root: FUSE through fusermount3, a daemon and a state directory of the user's own.
+#[test]
+fn mounts_without_root() {
+    use std::os::unix::{fs::chown, process::CommandExt};
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let nobody = 65534;
+    let lazuli = Lazuli::new();
+    // Distributions let everybody open it; bare machines do not.
+    std::fs::set_permissions("/dev/fuse", std::fs::Permissions::from_mode(0o666)).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_lazuli"), lazuli.path("lazuli")).unwrap();
+    std::fs::write(lazuli.directory("source").join("file"), b"content").unwrap();
+    for path in ["", "mnt"] {
+        chown(lazuli.directory(path), Some(nobody), Some(nobody)).unwrap();
+    }
+    let user = |arguments: &[&str]| {
+        let mut command = Command::new(lazuli.path("lazuli"));
+        command.arg("--root").arg(lazuli.root()).args(arguments);
+        command.current_dir(lazuli.path("")).env("HOME", lazuli.path("")).uid(nobody).gid(nobody);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), lazuli.log());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    user(&["convert", "dir:source", "oci:lazy:x"]);
+    user(&["mount", "oci:lazy:x", "mnt"]);
+    let mut cat = Command::new("cat");
+    cat.arg(lazuli.path("mnt/file")).uid(nobody).gid(nobody);
+    assert_eq!(cat.output().unwrap().stdout, b"content");
+    let status = user(&["status"]);
+    assert!(status.contains("fuse") && status.contains("CAP_SYS_ADMIN"), "{status}");
+    user(&["umount", "mnt"]);
+    user(&["mount", "oci:lazy:x", "mnt"]);
+    user(&["stop", "--force"]);
 }
 
 #[test]

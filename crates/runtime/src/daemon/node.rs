@@ -307,7 +307,7 @@ impl Node {
                 }
             }
         };
-        if let Err(source) = kernel::mount::unmount(mountpoint) {
+        if let Err(source) = mount.attachment.unmount(mountpoint).await {
             let mut mounts = self.mounts.lock().await;
             mounts.insert(mountpoint.to_owned(), Slot::Mounted(mount));
             return Err(if source.kind() == io::ErrorKind::ResourceBusy {
@@ -318,7 +318,7 @@ impl Node {
             });
         }
         self.forget(mountpoint);
-        mount.attachment.release().await;
+        mount.attachment.release();
         self.mounts.lock().await.remove(mountpoint);
         tracing::info!(mountpoint = %mountpoint.display(), "unmounted");
         Ok(())
@@ -359,13 +359,13 @@ impl Node {
             return Err(DaemonError::Mounted { mountpoints: mountpoints.join(", ") });
         }
         for (mountpoint, slot) in std::mem::take(&mut *mounts) {
-            if let Err(error) = kernel::mount::detach(&mountpoint) {
-                tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
+            if let Slot::Mounted(mount) = slot {
+                if let Err(error) = mount.attachment.detach(&mountpoint).await {
+                    tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
+                }
+                mount.attachment.abandon();
             }
             self.forget(&mountpoint);
-            if let Slot::Mounted(mount) = slot {
-                mount.attachment.abandon().await;
-            }
         }
         self.cache.flush();
         Ok(())

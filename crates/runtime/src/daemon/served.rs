@@ -19,7 +19,7 @@ use crate::{
     kernel::{
         errno::errno,
         fanotify::{self, Watch},
-        fuse::{self, BlobReader, ImageFilesystem},
+        fuse::{self, BlobReader, FuseError, ImageFilesystem},
         mount::{self, Erofs},
     },
     source::{RepositorySource, Retry},
@@ -120,10 +120,15 @@ impl ServedImage {
                 mount
             }
         };
-        if !adopt {
-            mount::bind(at, mountpoint)?;
+        let bound = if adopt { Ok(()) } else { mount::bind(at, mountpoint) };
+        let attachment = Attachment::Bind(mount);
+        match bound {
+            Ok(()) => Ok(attachment),
+            Err(error) => {
+                attachment.release();
+                Err(error)
+            }
         }
-        Ok(Attachment::Bind(mount))
     }
 
     fn mount_erofs(
@@ -172,22 +177,48 @@ fn cached(
 }
 
 impl Attachment {
-    /// Lets go after the mount point was unmounted.
-    pub(super) async fn release(self) {
+    /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
+    pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
         match self {
-            Attachment::Bind(mount) => {
-                if let Some(mount) = Arc::into_inner(mount) {
-                    mount.release();
-                }
-            }
+            Attachment::Bind(_) => mount::unmount(mountpoint),
             Attachment::Fuse(session) => {
-                let _ = tokio::task::spawn_blocking(move || session.wait()).await;
+                let session = session.clone();
+                let unmount = tokio::task::spawn_blocking(move || session.unmount());
+                unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
+                    // fusermount3 has words only.
+                    FuseError::Unmount { error, .. } if error.to_string().contains("busy") => {
+                        io::ErrorKind::ResourceBusy.into()
+                    }
+                    FuseError::Unmount { error, .. } => error,
+                    error => io::Error::other(error),
+                })
             }
         }
     }
 
-    /// Lets go after the mount point was detached, when nobody will serve it any more.
-    pub(super) async fn abandon(self) {
+    /// Takes the mount out of the tree, with whatever uses it.
+    pub(super) async fn detach(&self, mountpoint: &Path) -> io::Result<()> {
+        match self {
+            Attachment::Bind(_) => mount::detach(mountpoint),
+            Attachment::Fuse(session) => {
+                let session = session.clone();
+                let detach = tokio::task::spawn_blocking(move || session.detach());
+                detach.await.map_err(io::Error::other)?.map_err(io::Error::other)
+            }
+        }
+    }
+
+    /// Lets go after the mount was removed.
+    pub(super) fn release(self) {
+        if let Attachment::Bind(mount) = self
+            && let Some(mount) = Arc::into_inner(mount)
+        {
+            mount.release();
+        }
+    }
+
+    /// Lets go after the mount was detached, when nobody will serve it any more.
+    pub(super) fn abandon(self) {
         if let Attachment::Bind(mount) = self
             && let Some(mount) = Arc::into_inner(mount)
         {

@@ -166,15 +166,17 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
 }
 
 fn has_xattrs<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> bool {
-    let found = walk(bootstrap, (), |(), entry| match bootstrap.inode(entry.nid) {
-        Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
-        _ => ControlFlow::Break(()),
+    // A damaged inode may have had some.
+    let has = |nid| !bootstrap.inode(nid).is_ok_and(|inode| inode.xattr_size() == 0);
+    let found = walk(bootstrap, (), |(), entry| match has(entry.nid) {
+        false => ControlFlow::Continue(()),
+        true => ControlFlow::Break(()),
     });
-    found.is_some()
+    has(bootstrap.root()) || found.is_some()
 }
 
-/// Visits every name in the image until `visit` breaks; `.` is the root's. What `visit` continues with
-/// for a directory it gets again with each name in that directory. Skips what is damaged.
+/// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory it gets
+/// again with each name in that directory. Skips what is damaged.
 fn walk<B: AsRef<[u8]>, T, R>(
     bootstrap: &Bootstrap<B>,
     root: T,
@@ -185,16 +187,13 @@ fn walk<B: AsRef<[u8]>, T, R>(
     let mut pending = vec![(bootstrap.root(), root)];
     while let Some((dir, above)) = pending.pop() {
         for entry in bootstrap.read_dir(dir, 0).into_iter().flatten().flatten() {
-            let is_root = dir == bootstrap.root() && entry.name == b".";
-            if (entry.is_dot() && !is_root) || budget == 0 {
+            if entry.is_dot() || budget == 0 {
                 continue;
             }
             budget -= 1;
             match visit(&above, &entry) {
                 ControlFlow::Break(result) => return Some(result),
-                ControlFlow::Continue(below)
-                    if entry.file_type == FileType::Directory && !is_root =>
-                {
+                ControlFlow::Continue(below) if entry.file_type == FileType::Directory => {
                     pending.push((entry.nid, below));
                 }
                 ControlFlow::Continue(_) => {}

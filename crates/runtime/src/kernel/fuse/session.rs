@@ -373,14 +373,14 @@ where
     let mountpoint = connection.mountpoint.display();
     match outcome {
         Ok(None) => return,
-        // The kernel took no answer: the reader was killed, or the mount is going away.
+        // Usually the reader was killed, or the mount is going away.
         Ok(Some(RequestError::EncodeMessage(error))) => {
-            return debug!("{mountpoint}: request {id}: {error}");
+            debug!("{mountpoint}: request {id}: the kernel does not take the answer: {error}");
         }
         Ok(Some(problem)) => error!("{mountpoint}: request {id}: {problem}"),
         Err(_) => error!("{mountpoint}: request {id}: a panic, see above"),
     }
-    // struct fuse_out_header: length, error, request id. Refused when there was an answer already.
+    // struct fuse_out_header: length, error, request id. Refused when nobody waits for it any more.
     let mut failure = [0; 16];
     failure[..4].copy_from_slice(&16_u32.to_ne_bytes());
     failure[4..8].copy_from_slice(&(-Errno::IO.raw_os_error()).to_ne_bytes());

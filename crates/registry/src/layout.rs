@@ -10,7 +10,10 @@
 //!
 //! Every file appears whole under its name or not at all: it is written beside, synced, renamed. A tag is
 //! moved after the blobs are durable. Two processes that add images at once wait for each other at the
-//! lock file, which stays there, because a removed one could be locked twice.
+//! lock file, which stays there, because a removed one could be locked twice. A push that is given up takes
+//! its blobs back.
+
+mod unnamed;
 
 use std::{
     fs::{self, File},
@@ -18,6 +21,7 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -30,6 +34,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
+use self::unnamed::Unnamed;
 use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Progress, Pushed},
@@ -54,12 +59,13 @@ const READ_LIMIT: u64 = 256 << 20;
 #[derive(Clone, Debug)]
 pub struct Layout {
     name: LayoutName,
+    unnamed: Arc<Unnamed>,
 }
 
 impl Layout {
     /// Opens the directory at the image of `name`. The directory need not exist before a push.
     pub fn open(name: LayoutName) -> Self {
-        Layout { name }
+        Layout { name, unnamed: Arc::default() }
     }
 
     fn place(&self) -> String {
@@ -238,6 +244,7 @@ impl Layout {
         flock(&lock, FlockOperation::LockExclusive)
             .map_err(|e| RegistryError::io(&lock_path)(e.into()))?;
         self.update_index(raw.len(), &digest, media_type)?;
+        self.unnamed.named();
         Ok(digest)
     }
 
@@ -288,11 +295,13 @@ impl Layout {
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError> {
         let path = self.blob_path(digest);
+        self.prepare()?;
+        let directory = &self.name.directory;
+        self.unnamed.begin(directory).map_err(RegistryError::io(directory))?;
         if self.is_whole(&path, size)? {
             progress(size);
             return Ok(Pushed::Existed);
         }
-        self.prepare()?;
         write_atomically(&path, |file| {
             let mut hasher = digest.algorithm.hasher();
             let mut seen = 0;
@@ -326,6 +335,7 @@ impl Layout {
             }
             Ok(())
         })?;
+        self.unnamed.add(path);
         Ok(Pushed::Uploaded(size))
     }
 

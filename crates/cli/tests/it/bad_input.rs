@@ -166,3 +166,87 @@ fn wrong_bytes_are_an_error_for_their_reader_only() {
         lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     }
 }
+
+/// A file system of its own, full soon; unmounted with the value.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// A tmpfs, or with `ext4` a file system that has pre-content events.
+    fn new(lazuli: &Lazuli, name: &str, mebibytes: u64, ext4: bool) -> Self {
+        let path = lazuli.directory(name);
+        let (kind, source, options) = if ext4 {
+            let file = lazuli.path(&format!("{name}.img"));
+            std::fs::File::create(&file).unwrap().set_len(mebibytes << 20).unwrap();
+            let mut mkfs = std::process::Command::new("mkfs.ext4");
+            let made = mkfs.args(["-q", "-m", "0"]).arg(&file).status();
+            assert!(made.expect("mkfs.ext4, part of every Debian").success());
+            ("ext4", file, "loop".to_owned())
+        } else {
+            ("tmpfs", "tmpfs".into(), format!("size={mebibytes}m"))
+        };
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", kind, "-o", &options]).arg(source).arg(&path);
+        assert!(mount.status().unwrap().success());
+        SmallDisk(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_while_converting_leaves_nothing() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    std::fs::write(source.join("file"), odd::random(1, 6 << 20)).unwrap();
+
+    let scratch = SmallDisk::new(&lazuli, "scratch", 4, false);
+    let mut convert = lazuli.command(["convert", "dir:source", "oci:target:x"]);
+    let output = convert.env("TMPDIR", &scratch.0).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("scratch"), "{error}");
+    assert!(error.contains("No space left"), "{error}");
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+    drop(scratch);
+
+    // Two blobs: the first fits, the second does not.
+    let layers = [1_u64, 2].map(|seed| {
+        let tar = tar_of(&format!("file-{seed}"), &odd::random(seed, (seed as usize) * (2 << 20)));
+        Layer::new(tar, Compression::None)
+    });
+    Image::new(layers).write_layout(&lazuli.path("two"), "x").unwrap();
+    let target = SmallDisk::new(&lazuli, "target", 4, false);
+    refused(&lazuli, "oci:two:x", &["target", "No space left"]);
+    drop(target);
+}
+
+#[test]
+fn a_full_cache_is_an_error_until_there_is_room() {
+    if !require(Feature::Root) || !require(Feature::Fanotify) || !require(Feature::ErofsFileBacked)
+    {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    std::fs::write(source.join("file"), odd::random(1, 12 << 20)).unwrap();
+    lazuli.ok(["convert", "dir:source", "oci:lazy:x"]);
+    let disk = SmallDisk::new(&lazuli, "root", 24, true);
+    let ballast = disk.0.join("ballast");
+    std::fs::write(&ballast, vec![1; 15 << 20]).unwrap();
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
+    let error = std::fs::read(mountpoint.join("file")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert!(lazuli.log().contains("no space"), "{}", lazuli.log());
+    std::fs::remove_file(ballast).unwrap();
+    assert!(std::fs::read(mountpoint.join("file")).unwrap() == odd::random(1, 12 << 20));
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    lazuli.ok(["stop"]);
+    drop(disk);
+}

@@ -147,7 +147,12 @@ fn mounts_without_root() {
         command.arg("--root").arg(lazuli.root()).args(arguments);
         command.current_dir(lazuli.path("")).env("HOME", lazuli.path("")).uid(nobody).gid(nobody);
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), lazuli.log());
+        assert!(
+            output.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&output.stderr),
+            lazuli.log()
+        );
         String::from_utf8(output.stdout).unwrap()
     };
     user(&["convert", "dir:source", "oci:lazy:x"]);

@@ -187,3 +187,70 @@ fn broken(problem: String) -> SourceError {
     let source = Arc::new(io::Error::other(problem));
     SourceError::Failed { transient: false, retry_after: None, source }
 }
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::{Algorithm, Decoded};
+
+    use super::*;
+
+    /// Chunks of these stored sizes, each with a gap of this size before it.
+    fn chunks(sizes: &[(u64, u32)]) -> Vec<Chunk> {
+        let mut stored = 0;
+        let chunk = |(number, (gap, size)): (usize, &(u64, u32))| {
+            let start = stored + gap;
+            stored = start + u64::from(*size);
+            Chunk {
+                number: number as u32,
+                digest: Algorithm::Blake3.digest(b""),
+                stored: Stored(start),
+                stored_size: *size,
+                decoded: Decoded(number as u64 * 4096),
+                decoded_size: *size,
+            }
+        };
+        sizes.iter().enumerate().map(chunk).collect()
+    }
+
+    #[test]
+    fn neighbours_come_along_up_to_the_limit() {
+        let chunks = chunks(&[(0, 100), (0, 100), (0, 100), (GAP, 100), (0, 100), (GAP + 1, 100)]);
+        type Case = (Range<usize>, u64, &'static [usize], Range<usize>);
+        let cases: [Case; 8] = [
+            (2..3, 0, &[], 2..3),
+            (2..3, 199, &[], 2..3),
+            (2..3, 200, &[], 2..4),
+            (2..3, 1000, &[], 0..5),
+            (2..3, 400, &[], 1..5),
+            (2..3, 1000, &[1, 3], 2..3),
+            (2..3, 1000, &[4], 0..4),
+            (5..6, 1000, &[], 5..6),
+        ];
+        for (wanted, amplify, there, expected) in cases {
+            let wide = neighbours(&chunks, wanted.clone(), amplify, |at| !there.contains(&at));
+            assert_eq!(wide, expected, "{wanted:?} up to {amplify}, without {there:?}");
+        }
+    }
+
+    #[test]
+    fn near_chunks_share_a_request() {
+        let far = GAP + 1;
+        let big = 3 << 20;
+        let chunks =
+            chunks(&[(0, 100), (0, 100), (GAP, 100), (far, 100), (0, big), (0, big), (0, 9 << 20)]);
+        type Case = (&'static [usize], &'static [(usize, usize)]);
+        let cases: [Case; 6] = [
+            (&[], &[]),
+            (&[0, 1, 2], &[(0, 3)]),
+            (&[0, 2], &[(0, 2)]),
+            (&[2, 3], &[(0, 1), (1, 2)]),
+            (&[3, 4, 5, 6], &[(0, 2), (2, 3), (3, 4)]),
+            (&[0, 4], &[(0, 1), (1, 2)]),
+        ];
+        for (missing, expected) in cases {
+            let requests: Vec<_> =
+                plan(&chunks, missing).iter().map(|r| (r.start, r.end)).collect();
+            assert_eq!(requests, expected, "{missing:?}");
+        }
+    }
+}

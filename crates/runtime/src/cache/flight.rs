@@ -99,3 +99,33 @@ impl Seat {
         outcome.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_wait_learn_how_it_ended() {
+        let flights = Flights::default();
+        let lease = flights.lock().start(7, false);
+        assert!(!lease.is_wanted());
+        let seats = [flights.lock().join(7).unwrap(), flights.lock().join(7).unwrap()];
+        assert!(lease.is_wanted());
+        assert!(flights.lock().join(8).is_none());
+        lease.finish(Ok(()));
+        assert!(!flights.lock().has(7));
+        for seat in seats {
+            assert!(matches!(seat.wait().await, Some(Ok(()))));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_abandoned_flight_can_be_taken_over() {
+        let flights = Flights::default();
+        let lease = flights.lock().start(7, true);
+        let seat = flights.lock().join(7).unwrap();
+        drop(lease);
+        assert!(seat.wait().await.is_none());
+        flights.lock().start(7, true).finish(Ok(()));
+    }
+}

@@ -147,20 +147,21 @@ async fn misses_become_few_requests() {
     let sizes = vec![chunk; 96];
     let sample = Sample::new(&sizes);
     // What is asked for, one after another, and how many requests there have been in the end.
-    let cases: [(&str, u64, &[Range<usize>], usize); 8] = [
-        ("one chunk", 0, &[0..1], 1),
-        ("many in one", 0, &[0..96], 1),
-        ("again", 0, &[0..1, 0..1, 0..1], 1),
-        ("side by side", 0, &[0..1, 1..2, 2..3], 3),
-        ("around what is there", 0, &[4..5, 0..10], 2),
-        ("brought along", 1 << 20, &[0..1, 1..2, 50..60], 1),
-        ("brought along from before", 1 << 20, &[95..96, 40..41], 1),
-        ("far apart", 64 << 10, &[0..1, 48..49, 2..3, 50..51], 2),
+    type Case = (&'static str, u64, &'static [(usize, usize)], usize);
+    let cases: [Case; 8] = [
+        ("one chunk", 0, &[(0, 1)], 1),
+        ("many in one", 0, &[(0, 96)], 1),
+        ("again", 0, &[(0, 1), (0, 1), (0, 1)], 1),
+        ("side by side", 0, &[(0, 1), (1, 2), (2, 3)], 3),
+        ("around what is there", 0, &[(4, 5), (0, 10)], 2),
+        ("brought along", 1 << 20, &[(0, 1), (1, 2), (50, 60)], 1),
+        ("brought along from before", 1 << 20, &[(95, 96), (40, 41)], 1),
+        ("far apart", 64 << 10, &[(0, 1), (48, 49), (2, 3), (50, 51)], 2),
     ];
     for (what, amplify, asked, requests) in cases {
         let node = Node::new(&sizes, amplify);
-        for range in asked {
-            node.ensure(range.clone()).await.unwrap();
+        for (first, end) in asked {
+            node.ensure(*first..*end).await.unwrap();
         }
         assert_eq!(node.source.reads(), requests, "{what}");
         let stats = node.blob.stats();
@@ -329,7 +330,8 @@ async fn a_complete_blob_is_flushed_at_once() {
 
 #[test]
 fn maps_that_do_not_belong_to_the_data_are_not_believed() {
-    let spoil: [(&str, fn(&Path)); 9] = [
+    type Spoil = fn(&Path);
+    let spoil: [(&str, Spoil); 9] = [
         ("data gone", |dir| fs::remove_file(dir.join("data")).unwrap()),
         ("data cut", |dir| {
             fs::File::options().write(true).open(dir.join("data")).unwrap().set_len(5).unwrap()

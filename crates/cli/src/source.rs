@@ -84,7 +84,7 @@ async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> 
     // Only the digest: a name would make the result depend on where the source was read from.
     let origin = [(annotation::SOURCE_DIGEST.to_owned(), manifest.digest.to_string())];
     let layers = manifest.parsed.layers.iter().map(|layer| {
-        let reader = Fetch::Waiting(repository.clone(), layer.clone(), Handle::current());
+        let reader = Fetch::Waiting(repository.clone(), Box::new(layer.clone()), Handle::current());
         Layer {
             name: layer_name(&layer.digest),
             stored_size: Some(layer.size),
@@ -101,7 +101,7 @@ fn layer_name(digest: &Digest) -> String {
 /// A layer that is requested when its first byte is read: an image has more layers than a
 /// registry wants connections, and an idle one would be closed.
 enum Fetch {
-    Waiting(Arc<dyn Repository>, Descriptor, Handle),
+    Waiting(Arc<dyn Repository>, Box<Descriptor>, Handle),
     Reading(Box<dyn Read + Send>),
 }
 

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::BinaryBytes;
 use lazuli_build::{BootstrapLayer, Built, BuiltBlob, Options, bootstrap_layer};
 use lazuli_image::oci::{BlobLayer, ImageConfig, LazyImage, media_type};
-use lazuli_registry::{BlobContent, ImageName, Pushed, Repository};
+use lazuli_registry::{BlobContent, ImageName, Pushed, Repository, Source};
 
 use crate::{names, progress, source};
 
@@ -33,8 +33,9 @@ const UPLOADS: usize = 4;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
-    let source = arguments.source.parse()?;
+    let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
+    let neighbour = neighbour(&source, &name);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let target = lazuli_registry::open(&name, &arguments.access.options())?;
     let source = source::open(&source, &arguments.access, &runtime)?;
@@ -46,9 +47,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let bootstrap = bootstrap_layer(&built);
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
     let stored = built.report.stored_bytes + bootstrap.size();
-    let uploaded = runtime.block_on(push(&*target, &built, bootstrap, image))?;
+    let uploaded = runtime.block_on(push(&*target, &built, bootstrap, image, neighbour))?;
     report(&name, &built, stored, uploaded, total, started);
     Ok(())
+}
+
+/// The source's repository when it is another one of the target's registry. Teams keep lazy images beside the
+/// images that they come from, so it may hold the blobs of shared base layers already.
+fn neighbour<'a>(source: &'a Source, target: &ImageName) -> Option<&'a str> {
+    match (source, target) {
+        (Source::Image(ImageName::Registry(source)), ImageName::Registry(target))
+            if source.registry() == target.registry()
+                && source.repository() != target.repository() =>
+        {
+            Some(source.repository())
+        }
+        _ => None,
+    }
 }
 
 /// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may be
@@ -79,6 +94,7 @@ async fn push(
     built: &Built,
     bootstrap: BootstrapLayer,
     image: LazyImage,
+    neighbour: Option<&str>,
 ) -> Result<u64> {
     let mut blobs = Vec::new();
     for BuiltBlob { record, file, .. } in &built.blobs {
@@ -93,7 +109,7 @@ async fn push(
     let count = |bytes| bar.inc(bytes);
     let pushes = blobs.into_iter().map(|(digest, size, content)| {
         let count = &count;
-        async move { target.push_blob(&digest, size, content, None, count).await }
+        async move { target.push_blob(&digest, size, content, neighbour, count).await }
     });
     let sum = |sum, pushed| async move {
         Ok(sum + if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 })

@@ -1,5 +1,6 @@
 //! The command, end to end: the real binary, private state directories, images of the test kit and
 //! of the corpus.
+#![allow(clippy::print_stderr, reason = "what was skipped, and what a failed test's daemon logged")]
 
 mod bad_input;
 mod convert;

@@ -135,7 +135,8 @@ fn mounts_without_root() {
     }
     let nobody = 65534;
     let lazuli = Lazuli::new();
-    // Distributions let everybody open it; bare machines do not.
+    // Distributions let everybody open it; bare machines do not, and get their mode back below.
+    let mode = std::fs::metadata("/dev/fuse").unwrap().permissions();
     std::fs::set_permissions("/dev/fuse", std::fs::Permissions::from_mode(0o666)).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_lazuli"), lazuli.path("lazuli")).unwrap();
     std::fs::write(lazuli.directory("source").join("file"), b"content").unwrap();
@@ -165,6 +166,7 @@ fn mounts_without_root() {
     user(&["umount", "mnt"]);
     user(&["mount", "oci:lazy:x", "mnt"]);
     user(&["stop", "--force"]);
+    std::fs::set_permissions("/dev/fuse", mode).unwrap();
 }
 
 #[test]

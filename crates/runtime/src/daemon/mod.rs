@@ -100,7 +100,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 async fn lock(root: &Path) -> Result<File, DaemonError> {
     let path = root.join("lock");
     let started = Instant::now();
-    let attempt = || File::create(&path).and_then(|lock| Ok((lock.try_lock(), lock)));
+    let attempt = || File::create(&path).map(|lock| (lock.try_lock(), lock));
     loop {
         match attempt() {
             Ok((Ok(()), lock)) => return Ok(lock),

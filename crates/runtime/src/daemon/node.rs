@@ -46,7 +46,7 @@ enum Slot {
     /// Somebody mounts or unmounts here.
     Busy,
     /// An image is mounted here.
-    Mounted(Mount),
+    Mounted(Box<Mount>),
 }
 
 #[derive(Debug)]
@@ -286,7 +286,7 @@ impl Node {
     ) -> MountStatus {
         let before = image.counters(&attachment);
         let mountpoint = record.request.mountpoint.clone();
-        let mount = Mount { record, image, attachment, before, metadata };
+        let mount = Box::new(Mount { record, image, attachment, before, metadata });
         let status = mount.status();
         self.mounts.lock().await.insert(mountpoint, Slot::Mounted(mount));
         status

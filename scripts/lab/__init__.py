@@ -81,6 +81,12 @@ def background(*command, log, ready, timeout=30, **options):
             raise CommandFailed(command, process.returncode, Path(log).read_bytes())
         yield process
     finally:
+        end(process)
+
+
+def end(process):
+    """Have a process end, with time to clean up."""
+    if process.poll() is None:
         process.terminate()
         try:
             process.wait(10)

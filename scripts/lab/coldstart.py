@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from . import CommandFailed, drop_caches, run
+from . import CommandFailed, drop_caches, end, run
 from .lazuli import lazuli
 from .oci import layers_size
 
@@ -37,12 +37,12 @@ def start(system, server, references, argv, expect, work):
     """Start `argv` of an image cold with one system: PULL or a driver of lazuli's. `references` are
     (as it was built, as lazuli converted it); `expect` is what it must print."""
     work.mkdir()
-    try:
-        if system == PULL:
-            return pull_then_run(server, references[0], argv, expect, work)
-        return lazy_run(server, references[1], argv, expect, work, system)
-    finally:
-        shutil.rmtree(work)
+    if system == PULL:
+        measured = pull_then_run(server, references[0], argv, expect, work)
+    else:
+        measured = lazy_run(server, references[1], argv, expect, work, system)
+    shutil.rmtree(work)
+    return measured
 
 
 def pull_then_run(server, reference, argv, expect, work):
@@ -56,8 +56,11 @@ def pull_then_run(server, reference, argv, expect, work):
         config = json.loads((bundle / "config.json").read_text())
         config["process"] |= {"terminal": False, "args": list(argv)}
         (bundle / "config.json").write_text(json.dumps(config))
-        name = f"lazuli-lab-{os.getpid()}"
-        first, total = watch(["runc", "--root", work / "runc", "run", "--bundle", bundle, name], expect, began)
+        runc, name = ["runc", "--root", work / "runc"], f"lazuli-lab-{os.getpid()}"
+        try:
+            first, total = watch([*runc, "run", "--bundle", bundle, name], expect, began)
+        finally:
+            subprocess.run([*runc, "delete", "--force", name], capture_output=True)
     return Start(PULL, first, total, traffic.requests, traffic.bytes)
 
 
@@ -81,7 +84,7 @@ def watch(command, expect, began):
         first = time.monotonic() - began
         output, errors = process.communicate(timeout=max(1, TIMEOUT - first))
     finally:
-        process.kill()
+        end(process)
     total = time.monotonic() - began
     if process.returncode or expect not in output:
         raise CommandFailed(command, process.returncode, output + errors)

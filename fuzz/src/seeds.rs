@@ -6,9 +6,13 @@ use std::{fs, io};
 #[path = "../../crates/image/tests/it/support.rs"]
 mod support;
 
+#[allow(dead_code, reason = "shared with the tests of the crate")]
+#[path = "../../crates/build/tests/it/tarball.rs"]
+mod tarball;
+
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "blob_tail"] {
+    for target in ["bootstrap", "blob_tail", "tar_source"] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
     for (name, sample) in [("sample", support::sample()), ("small", support::small_sample())] {
@@ -27,5 +31,42 @@ fn main() -> io::Result<()> {
             fs::write(format!("{corpus}/blob_tail/{name}{index}"), [&head, tail].concat())?;
         }
     }
-    Ok(())
+    fs::write(format!("{corpus}/tar_source/layers"), two_layers())
+}
+
+/// A lower and an upper layer with one of most things; see the target for the two bytes in front.
+fn two_layers() -> Vec<u8> {
+    let sparse: &[(&str, &[u8])] = &[("GNU.sparse.size", b"20"), ("GNU.sparse.map", b"4,4,12,4")];
+    let in_data: &[(&str, &[u8])] =
+        &[("GNU.sparse.major", b"1"), ("GNU.sparse.realsize", b"20"), ("GNU.sparse.name", b"s")];
+    let attributes: &[(&str, &[u8])] = &[
+        ("mtime", b"-1.5"),
+        ("SCHILY.xattr.user.a", b"b"),
+        ("LIBARCHIVE.xattr.user.c", b"AAEC"),
+        ("SCHILY.acl.access", b"user::rwx,user:7:r--,group::r--,mask::r--,other::r--"),
+    ];
+    let low = tarball::Tar::default()
+        .dir("d/")
+        .pax(b'x', attributes)
+        .file("d/f", b"content")
+        .link(b'1', "h", "d/f")
+        .link(b'2', "l", "d")
+        .pax(b'x', sparse)
+        .file("s0", b"abcdefgh")
+        .0;
+    let mut map = b"2\n4\n4\n12\n4\n".to_vec();
+    map.resize(512, 0);
+    map.extend(b"abcdefgh");
+    let high = tarball::Tar::default()
+        .member(&tarball::Header::new(b'L', b"././@LongLink", 3), b"l/x")
+        .file("short", b"x")
+        .file("d/.wh.f", b"")
+        .file("d/.wh..wh..opq", b"")
+        .link(b'1', "i", "d/f")
+        .member(&tarball::Header::new(b'3', b"c", 0), b"")
+        .pax(b'x', in_data)
+        .file("GNUSparseFile.0/s", &map)
+        .end();
+    let blocks = u16::try_from(low.len() / 512).unwrap_or(0);
+    [&blocks.to_le_bytes()[..], &low, &high].concat()
 }

@@ -44,6 +44,11 @@ impl Options {
     pub const CHUNK_SIZE: u32 = 1 << 20;
 
     /// The level of zstd unless the user wants another.
+    ///
+    /// An image is made once and fetched often, so bytes count more than seconds, up to a point. The 988 MB of a
+    /// Python image: level 1 gives 380 MB and takes 2.9 seconds of CPU (with all the rest, but without
+    /// the kernel), 2 gives 365 MB in 3.4, 3 gives 353 MB in 4.3, 4 gives 350 MB in 5.2. What does not compress costs
+    /// 0.5 ns a byte at any of them, so nothing is gained by guessing before. Other builders have 3 too.
     pub const LEVEL: i32 = 3;
 
     /// The defaults, for this machine, with temporary files in `scratch`.

@@ -22,7 +22,8 @@ pub(crate) struct Batch {
     pub(crate) number: u32,
     /// Number of the first chunk in the layer.
     pub(crate) first: u32,
-    /// The chunks' bytes, back to back.
+    /// The chunks' bytes, back to back, and room behind them: a buffer keeps its length when it is used again,
+    /// so that it is filled with zeros only once.
     pub(crate) data: Vec<u8>,
     /// Where each chunk ends in `data`.
     pub(crate) ends: Vec<usize>,
@@ -64,7 +65,7 @@ pub(crate) struct Cutter<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    /// `hand_over` takes full batches and gives an empty buffer, used or new.
+    /// `hand_over` takes full batches and gives a buffer for the next: a used or an empty one.
     pub(crate) fn new(
         layer: u8,
         chunk_size: u32,
@@ -84,7 +85,7 @@ impl<'a> Cutter<'a> {
         let mut left = size;
         while left > 0 {
             let length = left.min(self.chunk_size.into()) as usize;
-            let full = self.batch.data.len() + length > batch_capacity(self.chunk_size);
+            let full = self.filled() + length > batch_capacity(self.chunk_size);
             if full || self.batch.ends.len() == BATCH_CHUNKS {
                 self.flush().map_err(|Stopped| CutError::Stopped)?;
             }
@@ -92,16 +93,23 @@ impl<'a> Cutter<'a> {
             if number >= MAX_CHUNKS {
                 return Err(CutError::TooMany);
             }
-            let data = &mut self.batch.data;
-            let start = data.len();
-            data.resize(start + length, 0);
-            content.read_exact(&mut data[start..]).map_err(CutError::Read)?;
-            self.batch.ends.push(data.len());
+            if self.batch.data.is_empty() {
+                self.batch.data = vec![0; batch_capacity(self.chunk_size)];
+            }
+            let start = self.filled();
+            let place = &mut self.batch.data[start..start + length];
+            content.read_exact(place).map_err(CutError::Read)?;
+            self.batch.ends.push(start + length);
             chunks.push(ChunkRef { blob: BlobIndex(self.batch.layer), number });
             left -= length as u64;
         }
         chunks.shrink_to_fit();
         Ok(chunks)
+    }
+
+    /// Bytes in the batch.
+    fn filled(&self) -> usize {
+        self.batch.ends.last().copied().unwrap_or(0)
     }
 
     /// Hands over what is left.

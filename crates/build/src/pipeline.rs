@@ -5,8 +5,9 @@
 
 use std::{
     collections::VecDeque,
+    panic::resume_unwind,
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
@@ -70,16 +71,24 @@ pub(crate) fn ingest(
         stop: AtomicBool::new(false),
         failure: Mutex::default(),
     };
-    let receiver = Mutex::new(receiver);
+    let receiver = Arc::new(Mutex::new(receiver));
     thread::scope(|scope| {
-        for _ in 0..plan.threads.min(count) {
+        let reader = |_| {
             let sender = sender.clone();
-            scope.spawn(|| shared.read_layers(sender));
-        }
-        // Workers end when the last reader has dropped its sender.
-        drop(sender);
-        for _ in 0..plan.threads {
-            scope.spawn(|| shared.work(&receiver));
+            scope.spawn(|| shared.read_layers(sender))
+        };
+        let worker = |_| {
+            let receiver = Arc::clone(&receiver);
+            scope.spawn(|| shared.work(receiver))
+        };
+        let mut threads: Vec<_> = (0..plan.threads.min(count)).map(reader).collect();
+        threads.extend((0..plan.threads).map(worker));
+        // Workers end when the last reader has dropped its sender, and readers when the last worker has
+        // dropped its receiver.
+        drop((sender, receiver));
+        // The scope alone would not wait until the threads have freed what is theirs.
+        for thread in threads {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic));
         }
     });
     if let Some((_, error)) =
@@ -97,7 +106,7 @@ struct Shared<'a> {
     index: Index,
     todo: Mutex<VecDeque<(usize, Layer)>>,
     done: Mutex<Vec<Vec<Entry>>>,
-    /// Empty buffers of batches that are done.
+    /// Buffers of batches that are done.
     buffers: Mutex<Vec<Vec<u8>>>,
     stop: AtomicBool,
     failure: Mutex<Option<(usize, BuildError)>>,
@@ -126,7 +135,8 @@ impl Shared<'_> {
         }
     }
 
-    fn work(&self, receiver: &Mutex<Receiver<Batch>>) {
+    fn work(&self, receiver: Arc<Mutex<Receiver<Batch>>>) {
+        let _guard = StopOnPanic(&self.stop);
         let mut worker = match Worker::new(self.plan) {
             Ok(worker) => Some(worker),
             Err(error) => {
@@ -135,7 +145,7 @@ impl Shared<'_> {
             }
         };
         loop {
-            let received = lock(receiver).recv();
+            let received = lock(&receiver).recv();
             let Ok(batch) = received else { break };
             // After a failure batches are only taken off the queue, so that no reader waits forever.
             if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed))
@@ -143,9 +153,7 @@ impl Shared<'_> {
             {
                 self.fail(batch.layer.into(), error);
             }
-            let mut buffer = batch.data;
-            buffer.clear();
-            lock(&self.buffers).push(buffer);
+            lock(&self.buffers).push(batch.data);
         }
     }
 
@@ -154,6 +162,17 @@ impl Shared<'_> {
         let mut failure = lock(&self.failure);
         if failure.as_ref().is_none_or(|(lowest, _)| layer < *lowest) {
             *failure = Some((layer, error));
+        }
+    }
+}
+
+/// Tells the other threads when this one panics, so that they do not wait for it.
+struct StopOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -46,10 +46,14 @@ impl Encoder {
             Codec::Zstd => decoded.len().checked_sub(1)?,
             Codec::Lz4 => lz4_flex::block::get_maximum_output_size(decoded.len()),
         };
-        self.buffer.resize(room, 0);
+        // Never shorter again: growing would fill with zeros each time.
+        if self.buffer.len() < room {
+            self.buffer.resize(room, 0);
+        }
+        let room = &mut self.buffer[..room];
         let size = match &mut self.zstd {
-            Some(zstd) => zstd.compress_to_buffer(decoded, &mut self.buffer[..]).ok()?,
-            None => lz4_flex::block::compress_into(decoded, &mut self.buffer).ok()?,
+            Some(zstd) => zstd.compress_to_buffer(decoded, room).ok()?,
+            None => lz4_flex::block::compress_into(decoded, room).ok()?,
         };
         (size < decoded.len()).then(|| &self.buffer[..size])
     }

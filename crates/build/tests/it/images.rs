@@ -1,15 +1,26 @@
 //! Whole images: what comes out again, and that it is always the same.
 
-use std::{collections::HashSet, fs, path::Path};
+use std::{
+    collections::HashSet,
+    fs,
+    io::{Read as _, Write as _},
+    path::Path,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::Duration,
+};
 
 use flate2::{Compression, write::GzEncoder};
-use lazuli_build::{BuildError, Built, Layer, LayerSource, Options, bootstrap_layer, build, merge};
+use lazuli_build::{
+    BuildError, Built, Layer, LayerSource, Options, Progress, bootstrap_layer, build, merge,
+};
 use lazuli_image::{
     Algorithm, ChunkRef, Codec, Digest, Tree,
     compare::{Content, compare},
     rafs::{Bootstrap, check},
 };
-use std::io::{Read as _, Write as _};
 
 use crate::tarball::{Tar, layer};
 
@@ -192,6 +203,59 @@ fn the_bootstrap_layer_is_a_tar_of_bootstrap_and_meta_files() {
     let found: Vec<_> =
         found.into_iter().map(|(entry, content)| (entry.path.to_string(), content)).collect();
     assert!(found == expected);
+}
+
+/// Lets the lowest layer be read only when the upper ones are.
+struct Last {
+    waiting: AtomicUsize,
+    released: Sender<()>,
+}
+
+impl Progress for Last {
+    fn bytes_read(&self, _: usize, _: u64) {}
+
+    fn layer_done(&self, _: usize) {
+        if self.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Not an error when the test is over.
+            let _ = self.released.send(());
+        }
+    }
+}
+
+/// Waits for a signal before its first byte.
+struct Held<R>(R, Option<Receiver<()>>);
+
+impl<R: std::io::Read> std::io::Read for Held<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(signal) = self.1.take() {
+            signal.recv().unwrap();
+            // The last batches of the others are on their way to the workers.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        self.0.read(buffer)
+    }
+}
+
+#[test]
+fn a_lower_layer_owns_its_chunks_also_when_it_is_read_last() {
+    let scratch = tempfile::tempdir().unwrap();
+    let options = options(scratch.path(), Codec::Zstd, 3);
+    let expected = build(layers(), &options, &()).unwrap();
+    let (released, signal) = channel();
+    let mut held = layers();
+    let LayerSource::Tar(low) =
+        std::mem::replace(&mut held[0].source, LayerSource::Directory("".into()))
+    else {
+        panic!()
+    };
+    held[0].source = LayerSource::Tar(Box::new(Held(low, Some(signal))));
+    let progress = Last { waiting: AtomicUsize::new(2), released };
+    let built = build(held, &options, &progress).unwrap();
+    open(&built);
+    assert!(built.bootstrap == expected.bootstrap);
+    for (made, expected) in built.blobs.iter().zip(&expected.blobs) {
+        assert!(fs::read(&made.file).unwrap() == fs::read(&expected.file).unwrap());
+    }
 }
 
 /// A source that fails.

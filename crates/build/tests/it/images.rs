@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     path::Path,
+    process::Command,
     sync::{
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
@@ -21,6 +22,8 @@ use lazuli_image::{
     compare::{Content, compare},
     rafs::{Bootstrap, check},
 };
+
+use lazuli_testkit::kernel::{Feature, require};
 
 use crate::tarball::{Tar, layer};
 
@@ -298,4 +301,25 @@ fn failures_leave_nothing_behind() {
     let many = (0..255).map(|_| layer("l", Vec::new())).collect();
     let error = build(many, &options, &()).unwrap_err().to_string();
     assert_eq!(error, "the image has 255 layers, expected at most 254");
+}
+
+#[test]
+fn a_full_disk_is_named() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program).args(arguments).arg(scratch.path()).status().unwrap();
+        assert!(status.success(), "{program}");
+    };
+    run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs"]);
+    let big = || layer("big", Tar::default().file("a", &noise(1, 500_000)).end());
+    let result = build(vec![big(), big()], &options(scratch.path(), Codec::Zstd, 2), &());
+    let left = fs::read_dir(scratch.path()).unwrap().count();
+    run("umount", &[]);
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(&format!("scratch directory {}", scratch.path().display())), "{error}");
+    assert!(error.contains("No space left on device"), "{error}");
+    assert_eq!(left, 0);
 }

@@ -401,6 +401,12 @@ impl CachedBlob {
         self.layout.file_size()
     }
 
+    /// Lets the kernel drop its copies of the file's clean pages.
+    pub fn forget_pages(&self) {
+        // Advice: when it is not taken, only memory is lost.
+        let _ = rustix::fs::fadvise(self.file(), 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Whether every chunk is in the file and on the disk.
     pub fn is_complete(&self) -> bool {
         *self.complete.borrow()

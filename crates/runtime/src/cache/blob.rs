@@ -366,6 +366,12 @@ impl CachedBlob {
         &self.workers
     }
 
+    /// Whether nothing is being fetched.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.flights.lock().is_empty()
+    }
+
     pub(crate) fn chunk(&self, at: usize) -> &Chunk {
         &self.layout.chunks()[at]
     }

@@ -23,6 +23,7 @@ pub(crate) struct Lease {
     wanted: bool,
     outcome: watch::Sender<Outcome>,
     flights: Flights,
+    landed: bool,
 }
 
 /// A seat in somebody's flight.
@@ -48,6 +49,11 @@ impl Tower<'_> {
         self.map.get(&chunk).cloned().map(Seat)
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
     pub(crate) fn has(&self, chunk: usize) -> bool {
         self.map.contains_key(&chunk)
     }
@@ -57,7 +63,7 @@ impl Tower<'_> {
         let (outcome, seat) = watch::channel(None);
         self.map.insert(chunk, seat);
         let flights = Flights(self.flights.0.clone());
-        Lease { chunk, wanted, outcome, flights }
+        Lease { chunk, wanted, outcome, flights, landed: false }
     }
 }
 
@@ -75,14 +81,23 @@ impl Lease {
 
     /// Tells everybody who waits. A ready chunk has its bit set before this is called, so that a reader
     /// finds either the bit or the flight.
-    pub(crate) fn finish(self, result: Result<(), ReadError>) {
+    pub(crate) fn finish(mut self, result: Result<(), ReadError>) {
+        // First, so that a reader who learns of a failure and asks again does not join this flight.
+        self.land();
         self.outcome.send_replace(Some(result));
+    }
+
+    /// Leaves the map, once: later the chunk may have another flight.
+    fn land(&mut self) {
+        if !std::mem::replace(&mut self.landed, true) {
+            self.flights.lock().map.remove(&self.chunk);
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.flights.lock().map.remove(&self.chunk);
+        self.land();
     }
 }
 

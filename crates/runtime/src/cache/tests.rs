@@ -459,7 +459,7 @@ proptest! {
                 }
             }
             node.source.plan([]);
-            while Arc::strong_count(&node.blob) > 2 {
+            while !node.blob.is_idle() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let hole = Sample {

@@ -30,7 +30,10 @@ use std::{
 };
 
 use lazuli_image::Decoded;
-use lazuli_sys::fanotify::{Group, Response};
+use lazuli_sys::{
+    fanotify::{Group, Response},
+    limit::raise_descriptors,
+};
 use rustix::{
     event::{EventfdFlags, eventfd},
     io::Errno,
@@ -100,6 +103,10 @@ impl Session {
     /// # Panics
     /// Outside a tokio runtime: events are handled there.
     pub fn start() -> Result<Arc<Self>, SessionError> {
+        // Each reader that waits holds a descriptor of ours; a reader for whom there is none gets EIO.
+        if let Err(error) = raise_descriptors() {
+            tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
+        }
         let group = Group::new().map_err(SessionError::Listen)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;

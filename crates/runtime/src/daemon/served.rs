@@ -31,6 +31,10 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// How often a detached mount is asked whether its last user is gone.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
+/// fetches of one start that was seen, and well below the life of anything worth tuning for.
+const QUIET: Duration = Duration::from_secs(5);
+
 /// One image. All of its mounts share it.
 #[derive(Debug)]
 pub(super) struct ServedImage {
@@ -117,6 +121,7 @@ impl ServedImage {
             None => {
                 let mount = Arc::new(self.mount_erofs(session, at, adopt)?);
                 *erofs = Arc::downgrade(&mount);
+                tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
                 mount
             }
         };
@@ -265,6 +270,30 @@ impl ErofsMount {
             tracing::warn!(path = %path.display(), %error, "cannot detach");
         }
         let _ = fs::remove_dir(path);
+    }
+}
+
+/// Turns a mount to direct reads when its start is over: when nothing has arrived for [`QUIET`], or
+/// everything is here.
+async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Arc<[Arc<CachedBlob>]>) {
+    let fetched = || blobs.iter().map(|blob| blob.stats().bytes_fetched).sum::<u64>();
+    let mut before = None;
+    while !blobs.iter().all(|blob| blob.is_complete()) {
+        let now = Some(fetched());
+        if now == before {
+            break;
+        }
+        before = now;
+        tokio::time::sleep(QUIET).await;
+        if mount.strong_count() == 0 {
+            return;
+        }
+    }
+    let Some(mount) = mount.upgrade() else { return };
+    match mount.erofs.read_directly() {
+        // The copies that buffered reads left behind are in nobody's use now.
+        Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
+        Err(error) => tracing::info!(%error, "reads stay buffered"),
     }
 }
 

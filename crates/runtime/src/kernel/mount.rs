@@ -20,9 +20,9 @@ use rustix::{
     fs::{Advice, CWD},
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-        fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
-        open_tree,
+        FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
+        UnmountFlags, fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag,
+        fsconfig_set_string, fsmount, fsopen, fspick, move_mount, open_tree,
     },
 };
 
@@ -105,6 +105,20 @@ impl Erofs {
         Ok(Erofs { path: path.to_owned(), bdi: list_bdi().into_iter().collect() })
     }
 
+    /// Has the kernel read the devices past their page cache from now on: one copy of the data in memory instead
+    /// of two, and a speed that does not collapse when processors are busy. While data still
+    /// arrives, that would make every reader wait until the disk has what was just written, so a mount
+    /// starts without. Fails on kernels (before 6.15) and file systems that cannot do it.
+    pub fn read_directly(&self) -> Result<(), MountError> {
+        let set = || {
+            let context = fspick(CWD, &self.path, FsPickFlags::FSPICK_CLOEXEC)?;
+            fsconfig_set_flag(context.as_fd(), c"ro")?;
+            fsconfig_set_flag(context.as_fd(), c"directio")?;
+            fsconfig_reconfigure(context.as_fd())
+        };
+        set().map_err(|error| MountError::new("have direct reads of", &self.path, error))
+    }
+
     /// Where it is mounted, or was.
     pub fn path(&self) -> &Path {
         &self.path
@@ -137,17 +151,8 @@ pub(super) fn create(
     bootstrap: &Path,
     devices: &[BorrowedFd<'_>],
 ) -> Result<(OwnedFd, Vec<OsString>), MountError> {
-    // `directio` keeps one copy in memory instead of two and does not collapse when processors are
-    // busy. File systems that cannot do direct I/O make the kernel refuse it.
-    let context = configure(bootstrap, devices, true)?;
-    let (context, (bdi, created)) = match watch_bdi(|| fsconfig_create(context.as_fd())) {
-        (_, Err(Errno::INVAL | Errno::OPNOTSUPP)) => {
-            let context = configure(bootstrap, devices, false)?;
-            let result = watch_bdi(|| fsconfig_create(context.as_fd()));
-            (context, result)
-        }
-        result => (context, result),
-    };
+    let context = configure(bootstrap, devices)?;
+    let (bdi, created) = watch_bdi(|| fsconfig_create(context.as_fd()));
     created.map_err(|error| refused(&context, bootstrap, error))?;
     match &bdi[..] {
         [name] => {
@@ -165,11 +170,7 @@ pub(super) fn create(
     Ok((mount, bdi))
 }
 
-fn configure(
-    bootstrap: &Path,
-    devices: &[BorrowedFd<'_>],
-    direct: bool,
-) -> Result<OwnedFd, MountError> {
+fn configure(bootstrap: &Path, devices: &[BorrowedFd<'_>]) -> Result<OwnedFd, MountError> {
     let refused_early = |error| MountError::new("mount", bootstrap, error);
     let context = fsopen(c"erofs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
     let set = || {
@@ -179,15 +180,7 @@ fn configure(
             let path = format!("/proc/self/fd/{}", device.as_raw_fd());
             fsconfig_set_string(context.as_fd(), c"device", path)?;
         }
-        fsconfig_set_flag(context.as_fd(), c"ro")?;
-        if direct {
-            match fsconfig_set_flag(context.as_fd(), c"directio") {
-                // Linux before 6.15 does not know it.
-                Ok(()) | Err(Errno::INVAL) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        fsconfig_set_flag(context.as_fd(), c"ro")
     };
     set().map_err(|error: Errno| refused(&context, bootstrap, error))?;
     Ok(context)

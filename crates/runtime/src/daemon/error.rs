@@ -2,12 +2,14 @@
 
 use std::{io, path::PathBuf};
 
+use lazuli_image::Digest;
+
 use crate::{cache::CacheError, image::ImageError};
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another daemon has this root directory.
+    /// Another daemon has this root directory. The `daemon` verb exits with 3 then.
     #[error("another daemon serves {root}")]
     Locked {
         /// The root directory.
@@ -54,6 +56,35 @@ pub enum DaemonError {
         /// Where, separated by commas.
         mountpoints: String,
     },
+    /// Nothing is mounted any more, but file systems of images are still in use.
+    #[error(
+        "still in use after their unmount, by an overlay, an open file or another mount namespace: {}; \
+             end the users, or use `stop --force`",
+        list(images)
+    )]
+    StillUsed {
+        /// Digests of the images' manifests.
+        images: Vec<Digest>,
+    },
+    /// Something else is mounted on top.
+    #[error("something else is mounted over the image at {mountpoint}: unmount that first")]
+    Covered {
+        /// The mount point.
+        mountpoint: PathBuf,
+    },
+    /// The daemon is about to end, or the client went away.
+    #[error("given up: the daemon is ending")]
+    Stopping,
+    /// Paths below the root directory would be longer than the mount API takes.
+    #[error(
+        "the state directory {root} is too long: the kernel takes paths of {limit} bytes there"
+    )]
+    RootTooLong {
+        /// The root directory.
+        root: PathBuf,
+        /// Most bytes.
+        limit: usize,
+    },
     /// The driver that was asked for does not work here.
     #[error("the driver {driver} does not work here: {reason}")]
     Driver {
@@ -80,6 +111,10 @@ pub enum DaemonError {
         /// What happened.
         source: io::Error,
     },
+}
+
+fn list(images: &[Digest]) -> String {
+    images.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl DaemonError {

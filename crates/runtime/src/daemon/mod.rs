@@ -6,7 +6,6 @@
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
 //!   images/       see [`crate::image`]
-//!   erofs/        the EROFS mount of each image that the fanotify driver serves
 //!   mounts/       what is mounted where
 //! ```
 
@@ -14,6 +13,7 @@ mod api;
 mod client;
 mod error;
 mod holders;
+mod lingering;
 mod node;
 mod record;
 mod served;
@@ -21,11 +21,12 @@ mod server;
 mod socket;
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
-    path::{Path, PathBuf},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{
@@ -51,6 +52,10 @@ pub struct Settings {
     pub deadline: Option<Duration>,
 }
 
+/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest one below the
+/// root is `/images/<64 digits>/bootstrap`.
+const ROOT_LIMIT: usize = 255 - 82;
+
 /// A daemon that has its root directory to itself.
 #[derive(Debug)]
 pub struct Daemon {
@@ -62,19 +67,35 @@ pub struct Daemon {
 impl Daemon {
     /// Takes the root directory, finds earlier mounts again, and listens.
     pub async fn open(root: &Path, settings: &Settings) -> Result<Self, DaemonError> {
-        let io = |path: PathBuf| move |source| DaemonError::Io { path, source };
-        fs::create_dir_all(root).map_err(io(root.to_owned()))?;
-        let lock = lock(root).await?;
-        let node = Arc::new(Node::open(root, settings)?);
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| DaemonError::Io { path, source }
+        };
+        // Nobody else may reach set-user-id programs of images or containers below it, nor the socket.
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
+        created.map_err(io(root))?;
+        // The kernel shows mounts by their real paths.
+        let root = root.canonicalize().map_err(io(root))?;
+        if root.as_os_str().len() > ROOT_LIMIT {
+            return Err(DaemonError::RootTooLong { root, limit: ROOT_LIMIT });
+        }
+        let lock = root.join("lock");
+        let file = File::create(&lock).map_err(io(&lock))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(DaemonError::Locked { root }),
+            Err(TryLockError::Error(error)) => return Err(io(&lock)(error)),
+        }
+        let node = Arc::new(Node::open(&root, settings)?);
         node.adopt().await?;
         let listen = || {
-            let listener = socket::listen(root)?;
+            let listener = socket::listen(&root)?;
             listener.set_nonblocking(true)?;
             UnixListener::from_std(listener)
         };
-        let listener = listen().map_err(io(root.join("daemon.sock")))?;
+        let listener = listen().map_err(io(&root.join("daemon.sock")))?;
         tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "listening");
-        Ok(Daemon { node, listener, _lock: lock })
+        Ok(Daemon { node, listener, _lock: file })
     }
 
     /// Serves until a client or a signal asks to stop. A signal stops as `stop --force` does: every
@@ -91,27 +112,5 @@ impl Daemon {
         };
         tracing::info!(signal, "ending");
         node.stop(true).await.map_err(io::Error::other)
-    }
-}
-
-/// How long to wait for a daemon that is just ending.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-
-async fn lock(root: &Path) -> Result<File, DaemonError> {
-    let path = root.join("lock");
-    let started = Instant::now();
-    let attempt = || File::create(&path).map(|lock| (lock.try_lock(), lock));
-    loop {
-        match attempt() {
-            Ok((Ok(()), lock)) => return Ok(lock),
-            Ok((Err(TryLockError::WouldBlock), _)) => {}
-            Ok((Err(TryLockError::Error(source)), _)) | Err(source) => {
-                return Err(DaemonError::Io { path, source });
-            }
-        }
-        if started.elapsed() > LOCK_PATIENCE {
-            return Err(DaemonError::Locked { root: root.to_owned() });
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -4,7 +4,9 @@
 //! after it is gone. A record without a mount is left from a crash between the two, and harmless.
 
 use std::{
-    fs, io,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -12,6 +14,7 @@ use lazuli_image::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
 use super::api::{DriverChoice, MountRequest};
+use crate::kernel::mount::Backing;
 
 /// One mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +27,10 @@ pub(super) struct MountRecord {
     pub(super) driver: DriverChoice,
     /// Why.
     pub(super) driver_reason: String,
+    /// What the kernel calls the file system behind an EROFS mount.
+    pub(super) backing: Option<Backing>,
+    /// The files behind an EROFS mount.
+    pub(super) devices: Vec<PathBuf>,
 }
 
 /// The directory of records.
@@ -35,7 +42,7 @@ pub(super) struct Records {
 impl Records {
     /// Opens or creates the directory.
     pub(super) fn open(directory: PathBuf) -> io::Result<Self> {
-        fs::create_dir_all(&directory)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         Ok(Records { directory })
     }
 

@@ -1,9 +1,10 @@
 //! An image while it is served: its blobs in the cache and its mounts.
 
 use std::{
+    collections::HashSet,
     fs, io,
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use lazuli_image::{BlobIndex, Decoded};
 use lazuli_registry::Repository;
 use tokio::{runtime::Handle, sync::Mutex};
 
-use super::DaemonError;
+use super::lingering::{ErofsMount, Lingering};
 use crate::{
     cache::{Cache, CacheError, CachedBlob},
     image::StoredImage,
@@ -20,16 +21,13 @@ use crate::{
         errno::errno,
         fanotify::{self, Watch},
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
-        mount::{self, Erofs},
+        mount::{self, Backing},
     },
     source::{RepositorySource, Retry},
 };
 
 /// How long a source that fails is asked again before its readers get EIO.
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// How often a detached mount is asked whether its last user is gone.
-const LINGER: Duration = Duration::from_secs(1);
 
 /// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
 /// fetches of one start that was seen, and well below the life of anything worth tuning for.
@@ -40,6 +38,8 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
+    /// Names under which its blobs can be fetched.
+    names: Mutex<HashSet<String>>,
     erofs: Mutex<Weak<ErofsMount>>,
 }
 
@@ -69,18 +69,21 @@ impl ServedImage {
         repository: &Arc<dyn Repository>,
         deadline: Option<Duration>,
     ) -> Result<Self, CacheError> {
-        let blobs = cached(&stored, cache, repository, deadline)?;
-        Ok(ServedImage { stored, blobs: blobs.into(), erofs: Mutex::default() })
+        let blobs = cached(&stored, cache, repository, deadline)?.into();
+        let names = Mutex::new(HashSet::from([repository.describe()]));
+        Ok(ServedImage { stored, blobs, names, erofs: Mutex::default() })
     }
 
     /// Lets the image's blobs be fetched from `repository`, too.
-    pub(super) fn add_source(
+    pub(super) async fn add_source(
         &self,
         cache: &Cache,
         repository: &Arc<dyn Repository>,
         deadline: Option<Duration>,
-    ) -> Result<(), DaemonError> {
-        cached(&self.stored, cache, repository, deadline)?;
+    ) -> Result<(), CacheError> {
+        if self.names.lock().await.insert(repository.describe()) {
+            cached(&self.stored, cache, repository, deadline)?;
+        }
         Ok(())
     }
 
@@ -88,10 +91,15 @@ impl ServedImage {
         self.stored.bytes_total
     }
 
+    /// The files behind the image's EROFS mount.
+    pub(super) fn devices(&self) -> Vec<PathBuf> {
+        self.blobs.iter().map(|blob| blob.path()).collect()
+    }
+
     pub(super) fn counters(&self, attachment: &Attachment) -> Counters {
         let mut counters = Counters {
             events: match attachment {
-                Attachment::Bind(mount) => mount.watches.iter().map(Watch::events).sum(),
+                Attachment::Bind(mount) => mount.events(),
                 Attachment::Fuse(session) => session.requests(),
             },
             ..Counters::default()
@@ -106,52 +114,50 @@ impl ServedImage {
         counters
     }
 
-    /// Binds the image's EROFS mount to `mountpoint`; makes it at `at` when this is its first user, or
-    /// takes over the one that is there when `adopt` says so.
-    pub(super) async fn bind(
+    /// The image's EROFS mount: the one that is there, or a new one.
+    pub(super) async fn erofs(
         &self,
         session: &Arc<fanotify::Session>,
-        at: &Path,
-        mountpoint: &Path,
-        adopt: bool,
-    ) -> io::Result<Attachment> {
+        lingering: &Arc<Lingering>,
+    ) -> io::Result<Arc<ErofsMount>> {
         let mut erofs = self.erofs.lock().await;
-        let mount = match erofs.upgrade() {
-            Some(mount) => mount,
-            None => {
-                let mount = Arc::new(self.mount_erofs(session, at, adopt)?);
-                *erofs = Arc::downgrade(&mount);
-                tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
-                mount
-            }
-        };
-        let bound = if adopt { Ok(()) } else { mount::bind(at, mountpoint) };
-        let attachment = Attachment::Bind(mount);
-        match bound {
-            Ok(()) => Ok(attachment),
-            Err(error) => {
-                attachment.release();
-                Err(error)
-            }
+        if let Some(mount) = erofs.upgrade() {
+            return Ok(mount);
         }
+        let mut watches = self.watch(session)?;
+        let mounted = fanotify::mount(&self.stored.bootstrap_path(), &mut watches)?;
+        let image = self.stored.manifest_digest;
+        let mount = Arc::new(ErofsMount::new(mounted, watches, image, lingering.clone()));
+        *erofs = Arc::downgrade(&mount);
+        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
+        Ok(mount)
     }
 
-    fn mount_erofs(
+    /// Takes over what an earlier daemon bound at `mountpoint`.
+    pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,
-        at: &Path,
-        adopt: bool,
-    ) -> io::Result<ErofsMount> {
-        // Marks come before the mount: the kernel decides at open whether a file has events.
+        lingering: &Arc<Lingering>,
+        mountpoint: &Path,
+        backing: Backing,
+    ) -> io::Result<Attachment> {
+        let mut erofs = self.erofs.lock().await;
+        if let Some(mount) = erofs.upgrade().filter(|mount| *mount.erofs.backing() == backing) {
+            return Ok(Attachment::Bind(mount));
+        }
+        let mut watches = self.watch(session)?;
+        let mounted = fanotify::adopt(&mut watches, mountpoint, backing)?;
+        let image = self.stored.manifest_digest;
+        let mount = Arc::new(ErofsMount::new(mounted, watches, image, lingering.clone()));
+        *erofs = Arc::downgrade(&mount);
+        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
+        Ok(Attachment::Bind(mount))
+    }
+
+    /// Marks come before the mount: the kernel decides at open whether a file has events.
+    fn watch(&self, session: &Arc<fanotify::Session>) -> io::Result<Vec<Watch>> {
         let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).map_err(io::Error::other);
-        let mut watches = self.blobs.iter().map(watch).collect::<io::Result<Vec<_>>>()?;
-        let erofs = if adopt {
-            fanotify::adopt(&mut watches, at)?
-        } else {
-            fs::create_dir_all(at)?;
-            fanotify::mount(&self.stored.bootstrap_path(), &mut watches, at)?
-        };
-        Ok(ErofsMount { erofs, watches })
+        self.blobs.iter().map(watch).collect()
     }
 
     /// Mounts the image with FUSE.
@@ -184,92 +190,25 @@ fn cached(
 impl Attachment {
     /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
     pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
-        match self {
-            Attachment::Bind(_) => mount::unmount(mountpoint),
-            Attachment::Fuse(session) => {
-                let session = session.clone();
-                let unmount = tokio::task::spawn_blocking(move || session.unmount());
-                unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
-                    // fusermount3 has words only.
-                    FuseError::Unmount { error, .. } if error.to_string().contains("busy") => {
-                        io::ErrorKind::ResourceBusy.into()
-                    }
-                    FuseError::Unmount { error, .. } => error,
-                    error => io::Error::other(error),
-                })
+        let Attachment::Fuse(session) = self else { return mount::unmount(mountpoint) };
+        let session = session.clone();
+        let unmount = tokio::task::spawn_blocking(move || session.unmount());
+        unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
+            // fusermount3 has words only.
+            FuseError::Unmount { error, .. } if error.to_string().contains("busy") => {
+                io::ErrorKind::ResourceBusy.into()
             }
-        }
+            FuseError::Unmount { error, .. } => error,
+            error => io::Error::other(error),
+        })
     }
 
     /// Takes the mount out of the tree, with whatever uses it.
     pub(super) async fn detach(&self, mountpoint: &Path) -> io::Result<()> {
-        match self {
-            Attachment::Bind(_) => mount::detach(mountpoint),
-            Attachment::Fuse(session) => {
-                let session = session.clone();
-                let detach = tokio::task::spawn_blocking(move || session.detach());
-                detach.await.map_err(io::Error::other)?.map_err(io::Error::other)
-            }
-        }
-    }
-
-    /// Lets go after the mount was removed.
-    pub(super) fn release(self) {
-        if let Attachment::Bind(mount) = self
-            && let Some(mount) = Arc::into_inner(mount)
-        {
-            mount.release();
-        }
-    }
-
-    /// Lets go after the mount was detached, when nobody will serve it any more.
-    pub(super) fn abandon(self) {
-        if let Attachment::Bind(mount) = self
-            && let Some(mount) = Arc::into_inner(mount)
-        {
-            mount.abandon();
-        }
-    }
-}
-
-/// The one EROFS mount of an image, and the marks on the files behind it.
-#[derive(Debug)]
-pub(super) struct ErofsMount {
-    erofs: Erofs,
-    watches: Vec<Watch>,
-}
-
-impl ErofsMount {
-    /// Unmounts. Another mount namespace or an open file may keep the file system alive, and its readers
-    /// would see holes without marks, so the marks stay as long as it does.
-    fn release(self) {
-        self.detach();
-        let ErofsMount { erofs, watches } = self;
-        tokio::spawn(async move {
-            while erofs.is_alive() {
-                tokio::time::sleep(LINGER).await;
-            }
-            drop(watches);
-        });
-    }
-
-    /// Unmounts; if something keeps the file system alive, the files behind it are cut off, so that reads of
-    /// what is not cached by the kernel fail with EIO instead of showing holes.
-    fn abandon(self) {
-        self.detach();
-        if self.erofs.is_alive() {
-            for watch in self.watches {
-                watch.cut_off();
-            }
-        }
-    }
-
-    fn detach(&self) {
-        let path = self.erofs.path();
-        if let Err(error) = mount::detach(path) {
-            tracing::warn!(path = %path.display(), %error, "cannot detach");
-        }
-        let _ = fs::remove_dir(path);
+        let Attachment::Fuse(session) = self else { return mount::detach(mountpoint) };
+        let session = session.clone();
+        let detach = tokio::task::spawn_blocking(move || session.detach());
+        detach.await.map_err(io::Error::other)?.map_err(io::Error::other)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
-    sync::watch,
+    sync::{oneshot, watch},
 };
 
 use super::{
@@ -56,7 +56,21 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
         let request = serde_json::from_str(&line);
         let stopping = matches!(request, Ok(Request::Stop { .. }));
         let response = match request {
-            Ok(request) => answer(&node, request).await,
+            Ok(request) => {
+                let (here, gone) = oneshot::channel();
+                let work = answer(&node, request, gone);
+                tokio::pin!(work);
+                tokio::select! {
+                    response = &mut work => response,
+                    read = reader.fill_buf() => {
+                        // Nothing more to read: the client went away. Else it is its next request.
+                        if read.is_ok_and(<[u8]>::is_empty) {
+                            drop(here);
+                        }
+                        work.await
+                    }
+                }
+            }
             Err(error) => Response::Error { message: format!("not a request: {error}") },
         };
         let Ok(mut line) = serde_json::to_vec(&response) else { return };
@@ -72,15 +86,19 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
     }
 }
 
-async fn answer(node: &Arc<Node>, request: Request) -> Response {
+/// Carries a request out. When `gone` closes, nobody waits for the answer any more.
+async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>) -> Response {
     // A task of its own: a client that goes away must not leave a mount half made, and a panic must
     // not take the connection with it.
     let node = node.clone();
+    let cancelled = async {
+        let _ = gone.await;
+    };
     let work = tokio::spawn(async move {
         let done = |()| Response::Done;
         let result = match request {
             Request::Ping => Ok(Response::Done),
-            Request::Mount(request) => node.mount(request).await.map(Response::Mounted),
+            Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
             Request::Umount { mountpoint } => node.umount(&mountpoint).await.map(done),
             Request::Status => node.status().await.map(Response::Status),
             Request::Stop { force } => node.stop(force).await.map(done),

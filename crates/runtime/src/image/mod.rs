@@ -187,7 +187,23 @@ impl StoredImage {
 
     /// The bootstrap's file, for the kernel to mount.
     pub fn bootstrap_path(&self) -> PathBuf {
-        self.directory.join(BOOTSTRAP)
+        bootstrap_path(&self.directory)
+    }
+}
+
+/// Where an image's directory has the bootstrap.
+pub fn bootstrap_path(directory: &Path) -> PathBuf {
+    directory.join(BOOTSTRAP)
+}
+
+/// Removes what pulls that never ended left in `images`. For its only user.
+pub(crate) fn sweep(images: &Path) {
+    for entry in fs::read_dir(images).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(PARTIAL.as_bytes())
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!(path = %entry.path().display(), %error, "cannot remove");
+        }
     }
 }
 
@@ -224,6 +240,9 @@ async fn fill(
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
 }
 
+/// How the names of directories begin that are being filled.
+const PARTIAL: &str = ".partial-";
+
 /// A directory that is being filled; removed unless it is committed.
 struct Partial(PathBuf);
 
@@ -232,7 +251,7 @@ impl Partial {
         use std::sync::atomic::{AtomicU64, Ordering};
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let path = images.join(format!(".partial-{}-{number}", std::process::id()));
+        let path = images.join(format!("{PARTIAL}{}-{number}", std::process::id()));
         fs::create_dir_all(&path)
             .map_err(|source| ImageError::Io { path: path.clone(), source })?;
         Ok(Partial(path))

@@ -7,6 +7,7 @@ pub mod errno;
 pub mod fanotify;
 pub mod fuse;
 pub mod mount;
+pub mod mountinfo;
 pub mod probe;
 
 pub use probe::Probe;

@@ -17,6 +17,7 @@ use lazuli_runtime::{
         Probe, fanotify,
         fanotify::{Session, Watch},
         mount::{self, Erofs},
+        mountinfo,
     },
 };
 use lazuli_testkit::{
@@ -43,7 +44,8 @@ struct Node {
     blobs: Vec<Arc<CachedBlob>>,
     watches: Vec<Watch>,
     session: Arc<Session>,
-    erofs: Erofs,
+    erofs: Option<Erofs>,
+    at: PathBuf,
     dir: TempDir,
 }
 
@@ -64,17 +66,27 @@ impl Node {
         let bootstrap = sample.write_bootstrap(dir.path());
         let at = dir.path().join("image");
         fs::create_dir(&at).unwrap();
-        let erofs = fanotify::mount(&bootstrap, &mut watches, &at).unwrap();
-        Node { sample: Arc::new(sample), sources, blobs, watches, session, erofs, dir }
+        let erofs = fanotify::mount(&bootstrap, &mut watches).unwrap();
+        erofs.bind(&at).unwrap();
+        Node {
+            sample: Arc::new(sample),
+            sources,
+            blobs,
+            watches,
+            session,
+            erofs: Some(erofs),
+            at,
+            dir,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.erofs.path().join(name)
+        self.at.join(name)
     }
 
     /// Runs something that reads, where it may block.
     async fn read<R: Send + 'static>(&self, read: impl FnOnce(&Path) -> R + Send + 'static) -> R {
-        let path = self.erofs.path().to_owned();
+        let path = self.at.clone();
         timeout(PATIENCE, spawn_blocking(move || read(&path))).await.expect("in time").unwrap()
     }
 
@@ -101,7 +113,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // Fails where a test has unmounted.
-        let _ = mount::detach(self.erofs.path());
+        let _ = mount::detach(&self.at);
     }
 }
 
@@ -228,7 +240,7 @@ async fn programs_are_mapped_and_run() {
         let map = |name| lazuli_sys::mmap::Map::new(&File::open(path.join(name)).unwrap()).unwrap();
         sample.files.iter().all(|(name, content)| *map(name) == **content)
     };
-    let (path, equal) = (node.erofs.path().to_owned(), equal);
+    let (path, equal) = (node.at.clone(), equal);
     assert!(tokio::task::block_in_place(|| equal(&path)));
 }
 
@@ -253,7 +265,7 @@ async fn device_nodes_are_dead_here_and_live_in_an_overlay() {
     });
     let options = format!(
         "lowerdir={},upperdir={},workdir={}",
-        node.erofs.path().display(),
+        node.at.display(),
         upper.display(),
         work.display()
     );
@@ -270,24 +282,28 @@ async fn an_open_file_is_served_after_a_lazy_unmount() {
     if !able() {
         return;
     }
-    let node = Node::new(Sample::new(vec![file("f", 0, 500_000)]));
+    let mut node = Node::new(Sample::new(vec![file("f", 0, 500_000)]));
     let user = node.dir.path().join("user");
     fs::create_dir(&user).unwrap();
-    mount::bind(node.erofs.path(), &user).unwrap();
-    assert!(mount::mount_points().unwrap().contains(&user));
+    let erofs = node.erofs.take().unwrap();
+    let backing = erofs.backing().clone();
+    erofs.bind(&user).unwrap();
+    let mounts = mountinfo::list().unwrap();
+    assert!(mounts.iter().any(|mount| mount.target == user && mount.kind == "erofs"));
+    drop(erofs);
     let open = File::open(user.join("f")).unwrap();
     let busy = mount::unmount(&user).unwrap_err();
     assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
     mount::detach(&user).unwrap();
-    mount::detach(node.erofs.path()).unwrap();
-    assert!(node.erofs.is_alive());
+    mount::detach(&node.at).unwrap();
+    assert!(backing.is_alive());
     let read = move |_: &Path| {
         let mut content = vec![0; 500_000];
         open.read_exact_at(&mut content, 0).map(|()| content)
     };
     assert!(node.read(read).await.unwrap() == node.sample.files["f"]);
     for _ in 0..600 {
-        if !node.erofs.is_alive() {
+        if !backing.is_alive() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -330,8 +346,8 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     assert!(zeros != node.sample.files["f"], "or there is nothing to forget");
     let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone()).unwrap();
     node.watches = node.blobs.iter().map(watch).collect();
-    let at = node.erofs.path().to_owned();
-    node.erofs = fanotify::adopt(&mut node.watches, &at).unwrap();
+    let backing = node.erofs.take().unwrap().backing().clone();
+    node.erofs = Some(fanotify::adopt(&mut node.watches, &node.at, backing).unwrap());
     node.compare().await;
 }
 

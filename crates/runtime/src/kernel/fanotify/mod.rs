@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The kernel lets readers through to the holes when nobody listens. So a [`Watch`] has to outlive every use of
-//! its mount, see [`Erofs::is_alive`], and the [`Session`] every watch.
+//! its mount, see [`Backing::is_alive`], and the [`Session`] every watch.
 
 pub mod abi;
 mod session;
@@ -23,19 +23,19 @@ mod tests;
 use std::path::Path;
 
 pub use self::session::{Session, SessionError, Watch};
-use super::mount::{Erofs, MountError};
+use super::mount::{Backing, Erofs, MountError};
 
 /// Mounts the image `bootstrap` on the watched files, one for each of its blobs in the same order.
-pub fn mount(bootstrap: &Path, watches: &mut [Watch], at: &Path) -> Result<Erofs, MountError> {
+pub fn mount(bootstrap: &Path, watches: &mut [Watch]) -> Result<Erofs, MountError> {
     let devices: Vec<_> = watches.iter().map(Watch::file).collect();
-    let erofs = Erofs::mount(bootstrap, &devices, at)?;
+    let erofs = Erofs::mount(bootstrap, &devices)?;
     watches.iter_mut().for_each(Watch::mounted);
     Ok(erofs)
 }
 
 /// Takes over an image mount of an earlier process, see [`Erofs::adopt`].
-pub fn adopt(watches: &mut [Watch], at: &Path) -> Result<Erofs, MountError> {
-    let erofs = Erofs::adopt(at)?;
+pub fn adopt(watches: &mut [Watch], at: &Path, backing: Backing) -> Result<Erofs, MountError> {
+    let erofs = Erofs::adopt(at, backing)?;
     watches.iter_mut().for_each(Watch::mounted);
     Ok(erofs)
 }

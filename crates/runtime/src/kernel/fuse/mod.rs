@@ -15,4 +15,4 @@ mod session;
 mod tests;
 
 pub use filesystem::{BlobReader, ImageFilesystem};
-pub use session::{FuseError, Session};
+pub use session::{FuseError, KIND, Session, detach};

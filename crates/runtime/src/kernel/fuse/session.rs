@@ -46,6 +46,9 @@ const MAX_THREADS: usize = 256;
 /// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
 const IDLE_THREADS: usize = 4;
 
+/// The file system type in the mount table.
+pub const KIND: &str = "fuse.lazuli";
+
 /// Why a session could not be started or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
@@ -137,11 +140,10 @@ impl Session {
         self.connection.requests.load(Ordering::Relaxed)
     }
 
-    /// Removes the mount and waits until all requests are answered. Errors when a process uses it.
+    /// Removes the mount. Errors when a process uses it. Another mount namespace may keep the connection
+    /// alive, which is served on then.
     pub fn unmount(&self) -> Result<(), FuseError> {
-        self.remove(false)?;
-        self.wait();
-        Ok(())
+        self.remove(false)
     }
 
     /// Takes the mount out of the tree. Who has files open in it keeps them, and is served as long as
@@ -209,7 +211,7 @@ fn mount_directly(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
     );
     let options = CString::new(options).ok();
     let flags = MountFlags::RDONLY | MountFlags::NODEV;
-    match rustix::mount::mount(source, mountpoint, "fuse.lazuli", flags, options.as_deref()) {
+    match rustix::mount::mount(source, mountpoint, KIND, flags, options.as_deref()) {
         Ok(()) => Ok(device),
         Err(error) => {
             Err(FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() })
@@ -247,6 +249,16 @@ fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File, FuseError>
         _ => None,
     });
     received.map(File::from).ok_or_else(|| refused("it sent no connection".to_owned()))
+}
+
+/// Takes what is mounted at `mountpoint` out of the tree, with whatever privileges there are.
+pub fn detach(mountpoint: &Path) -> io::Result<()> {
+    match mount::detach(mountpoint) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            unmount_with_helper(mountpoint, true)
+        }
+        result => result,
+    }
 }
 
 fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {

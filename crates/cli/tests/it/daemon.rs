@@ -125,3 +125,118 @@ fn unknown_configuration_keys_are_refused() {
     assert!(error.contains("speed") && error.contains("config.toml"), "{error}");
     std::fs::write(lazuli.path("config.toml"), "").unwrap();
 }
+
+/// Runs a program that must succeed.
+#[track_caller]
+fn run(program: &str, arguments: &[&std::ffi::OsStr]) {
+    let status = std::process::Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}");
+}
+
+/// Mounts a tmpfs with a file in it, as somebody else would.
+fn mount_theirs(mountpoint: &std::path::Path) {
+    run("mount", &["-t".as_ref(), "tmpfs".as_ref(), "tmpfs".as_ref(), mountpoint.as_ref()]);
+    std::fs::write(mountpoint.join("theirs"), "x").unwrap();
+}
+
+fn second_half(file: &std::fs::File) -> std::io::Result<bool> {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; 1 << 20];
+    file.read_exact_at(&mut bytes, 1 << 20)?;
+    Ok(bytes == odd::random(1, 2 << 20)[1 << 20..])
+}
+
+#[test]
+fn an_open_file_is_served_after_somebody_elses_lazy_unmount() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let open = std::fs::File::open(mountpoint.join("a")).unwrap();
+    run("umount", &["-l".as_ref(), mountpoint.as_ref()]);
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+    assert!(lazuli.fails(["stop"]).contains("still in use"));
+    assert!(second_half(&open).unwrap());
+    drop(open);
+    lazuli.ok(["stop"]);
+}
+
+#[test]
+fn an_overlay_outlives_the_mount_and_gets_errors_when_the_daemon_is_forced_to_stop() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let [upper, work, merged] = ["upper", "work", "merged"].map(|name| lazuli.directory(name));
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        mountpoint.display(),
+        upper.display(),
+        work.display()
+    );
+    let overlay = ["-t", "overlay", "-o", &options, "overlay"].map(std::ffi::OsStr::new);
+    run("mount", &[&overlay[..], &[merged.as_ref()]].concat());
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    let open = std::fs::File::open(merged.join("a")).unwrap();
+    assert!(lazuli.fails(["stop"]).contains("still in use"));
+    lazuli.ok(["stop", "--force"]);
+    let late = second_half(&open);
+    run("umount", &["-l".as_ref(), merged.as_ref()]);
+    assert_eq!(late.unwrap_err().raw_os_error(), Some(5));
+}
+
+#[test]
+fn what_others_mount_on_top_is_left_alone() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    mount_theirs(&mountpoint);
+    let error = lazuli.fails(["umount", mountpoint.to_str().unwrap()]);
+    assert!(error.contains("mounted over"), "{error}");
+    assert!(mountpoint.join("theirs").exists());
+    run("umount", &[mountpoint.as_ref()]);
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+}
+
+#[test]
+fn a_record_of_a_mount_that_is_gone_touches_nothing() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    let pid = lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    run("umount", &[mountpoint.as_ref()]);
+    mount_theirs(&mountpoint);
+    let other = lazuli.directory("other");
+    lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 1);
+    assert!(mountpoint.join("theirs").exists());
+    listing::assert_equal(lazuli.path("source"), other);
+    run("umount", &[mountpoint.as_ref()]);
+}
+
+#[test]
+fn another_mount_namespace_does_not_hold_up_an_unmount() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    for driver in ["fuse", "fanotify"] {
+        lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap(), "--driver", driver]);
+        let mut command = std::process::Command::new("unshare");
+        let mut holder = command.args(["-m", "sleep", "30"]).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+    lazuli.ok(["stop"]);
+}
+
+#[test]
+fn many_clients_of_one_image_get_in_nobodys_way() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (lazuli, directory) = (&lazuli, lazuli.directory(&format!("mnt-{client}")));
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    lazuli.ok(["mount", "oci:lazy:image", directory.to_str().unwrap()]);
+                    assert!(directory.join("a").exists());
+                    lazuli.ok(["umount", directory.to_str().unwrap()]);
+                }
+            });
+        }
+    });
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+}

@@ -7,6 +7,7 @@ mod config;
 mod container;
 mod daemon;
 mod exit;
+mod lazy;
 mod names;
 mod progress;
 mod source;

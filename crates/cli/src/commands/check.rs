@@ -8,10 +8,12 @@ use lazuli_image::{
     compare::{Content, compare},
     rafs::{self, BlobRecord, Bootstrap},
 };
-use lazuli_registry::{ImageName, Repository, into_blocking};
-use lazuli_runtime::image::StoredImage;
+use lazuli_registry::{Repository, into_blocking};
 
-use crate::{names, progress, source};
+use crate::{
+    lazy::{self, LazyImage},
+    names, progress, source,
+};
 
 /// Verify a lazy image: its format, every digest, and optionally that it shows what its source holds
 ///
@@ -34,19 +36,15 @@ const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let name: ImageName = arguments.image.parse()?;
-    let repository = lazuli_registry::open(&name, &arguments.access.options())?;
-    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let platform = arguments.access.platform()?;
-    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
-    let (image, _) = runtime.block_on(pull)?;
+    let LazyImage { name, image, repository, .. } =
+        &lazy::open(&arguments.image, &arguments.access, &runtime)?;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
     let records = bootstrap.blob_records();
     let total = records.iter().map(|record| record.blob.stored_size).sum();
     let bar = progress::bytes(Some(total), "checking");
     for record in &records {
-        blob(&repository, record, &runtime, &|bytes| bar.inc(bytes))
+        blob(repository, record, &runtime, &|bytes| bar.inc(bytes))
             .with_context(|| format!("blob {} of {name}", record.blob.id))?;
     }
     bar.finish_and_clear();

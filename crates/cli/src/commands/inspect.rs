@@ -1,14 +1,15 @@
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{Digest, erofs};
-use lazuli_registry::ImageName;
-use lazuli_runtime::image::StoredImage;
 use serde::Serialize;
 
-use crate::names;
+use crate::{
+    lazy::{self, LazyImage},
+    names,
+};
 
 /// Show what a lazy image consists of: blobs, chunks, sizes
 ///
@@ -53,12 +54,8 @@ struct BlobDescription {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let name: ImageName = arguments.image.parse()?;
-    let repository = lazuli_registry::open(&name, &arguments.access.options())?;
-    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let platform = arguments.access.platform()?;
-    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
-    let (image, _) = runtime.block_on(pull)?;
+    let LazyImage { name, image, .. } =
+        &lazy::open(&arguments.image, &arguments.access, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.

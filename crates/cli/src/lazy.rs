@@ -1,0 +1,31 @@
+//! A lazy image as `check` and `inspect` look at it: its metadata in a temporary directory, no daemon.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use lazuli_registry::{ImageName, Repository};
+use lazuli_runtime::image::StoredImage;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::names::Access;
+
+/// An image whose metadata was fetched and checked.
+pub(crate) struct LazyImage {
+    pub(crate) name: ImageName,
+    pub(crate) image: StoredImage,
+    /// Where its blobs are.
+    pub(crate) repository: Arc<dyn Repository>,
+    _directory: TempDir,
+}
+
+/// Fetches the metadata of the image that `text` names.
+pub(crate) fn open(text: &str, access: &Access, runtime: &Runtime) -> Result<LazyImage> {
+    let name: ImageName = text.parse()?;
+    let repository = lazuli_registry::open(&name, &access.options())?;
+    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let platform = access.platform()?;
+    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
+    let (image, _) = runtime.block_on(pull)?;
+    Ok(LazyImage { name, image, repository, _directory: directory })
+}

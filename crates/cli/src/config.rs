@@ -2,11 +2,12 @@
 
 use std::{
     io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -41,7 +42,10 @@ impl Config {
         let file = path.unwrap_or(Path::new(DEFAULT_PATH));
         match std::fs::read_to_string(file) {
             Ok(text) => {
-                toml::from_str(&text).with_context(|| format!("{} is not valid", file.display()))
+                let config = toml::from_str::<Self>(&text).map_err(anyhow::Error::from);
+                config
+                    .and_then(|config| config.fetch.check().map(|()| config))
+                    .with_context(|| format!("{} is not valid", file.display()))
             }
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
                 Ok(Self::default())
@@ -52,6 +56,17 @@ impl Config {
 }
 
 impl Fetch {
+    fn check(&self) -> Result<()> {
+        let check = |key: &str, value: Option<u64>, range: RangeInclusive<u64>| match value {
+            Some(value) if !range.contains(&value) => {
+                bail!("fetch.{key} is {value}, expected {} to {}", range.start(), range.end())
+            }
+            _ => Ok(()),
+        };
+        check("deadline_seconds", self.deadline_seconds, 1..=86_400)?;
+        check("amplify_bytes", self.amplify_bytes, 0..=64 << 20)
+    }
+
     /// The deadline, if the file sets one.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadline_seconds.map(Duration::from_secs)
@@ -68,5 +83,7 @@ mod tests {
         assert_eq!(config.fetch.deadline(), Some(Duration::from_secs(5)));
         let error = toml::from_str::<Config>("[fetch]\ndeadline = 5\n").unwrap_err();
         assert!(error.to_string().contains("deadline_seconds"), "{error}");
+        let config: Config = toml::from_str("[fetch]\ndeadline_seconds = 0\n").unwrap();
+        assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
     }
 }

@@ -1,10 +1,13 @@
 //! Finding the daemon of a root directory, and starting it when it is not there.
 
 use std::{
-    fs::{self, OpenOptions},
-    os::unix::{fs::OpenOptionsExt, process::CommandExt},
-    path::Path,
-    process::{Command, Stdio},
+    fs::{self, DirBuilder, OpenOptions},
+    os::unix::{
+        fs::{DirBuilderExt, OpenOptionsExt},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -12,24 +15,60 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lazuli_runtime::daemon::{Client, ClientError};
 
-use crate::Session;
+use crate::{Session, exit};
 
-/// A daemon that finds its mounts again reads their bootstraps first; seconds on a slow disk.
+/// A daemon that finds its mounts again reads all of their metadata first; seconds on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How often it is asked whether the daemon listens.
+const STEP: Duration = Duration::from_millis(5);
 
 /// Connects to the daemon, which is started if it does not run.
 pub(crate) fn connect(session: &Session) -> Result<Client> {
-    match Client::connect(&session.root) {
-        Err(ClientError::NotRunning { .. }) => start(session),
-        other => Ok(other?),
+    let started = Instant::now();
+    let mut child: Option<Child> = None;
+    loop {
+        match Client::connect(&session.root) {
+            Err(ClientError::NotRunning { .. }) => {}
+            other => return Ok(other?),
+        }
+        let ended = child.as_mut().map(Child::try_wait).transpose()?.flatten();
+        match ended {
+            // Another command starts one at this moment, or an older one is just ending.
+            Some(status) if status.code() == Some(exit::LOCKED.into()) => child = None,
+            Some(status) => bail!("the daemon ended at once ({status}): {}", last_line(session)),
+            None if child.is_none() => child = Some(start(session)?),
+            None => {}
+        }
+        if started.elapsed() > START_LIMIT {
+            let log = log_path(session);
+            bail!("the daemon did not answer within {START_LIMIT:?}; see {}", log.display());
+        }
+        thread::sleep(STEP);
     }
 }
 
-/// Starts the daemon in a session of its own, so that it outlives the shell.
-fn start(session: &Session) -> Result<Client> {
-    fs::create_dir_all(&session.root)
-        .with_context(|| format!("cannot create the state directory {}", session.root.display()))?;
-    let log = session.root.join("daemon.log");
+/// Connects if a daemon runs, or has to: one that crashed left mounts, which only a daemon can serve or remove.
+pub(crate) fn connect_if_needed(session: &Session) -> Result<Option<Client>> {
+    match Client::connect(&session.root) {
+        Ok(client) => Ok(Some(client)),
+        Err(ClientError::NotRunning { .. }) if has_mounts(&session.root) => {
+            connect(session).map(Some)
+        }
+        Err(ClientError::NotRunning { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn has_mounts(root: &Path) -> bool {
+    fs::read_dir(root.join("mounts")).is_ok_and(|mut records| records.next().is_some())
+}
+
+/// Starts the daemon in a process group of its own, so that Ctrl-C here does not reach it.
+fn start(session: &Session) -> Result<Child> {
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(&session.root);
+    created.with_context(|| format!("cannot create the state directory {}", session.root.display()))?;
+    let log = log_path(session);
     let output = OpenOptions::new()
         .create(true)
         .append(true)
@@ -43,32 +82,14 @@ fn start(session: &Session) -> Result<Client> {
         command.arg("--config").arg(config);
     }
     command.arg("daemon").current_dir("/").stdin(Stdio::null()).stdout(output.try_clone()?);
-    let mut child = command
-        .stderr(output)
-        // Ctrl-C in this terminal must not reach the daemon.
-        .process_group(0)
-        .spawn()
-        .context("cannot start the daemon")?;
-    let started = Instant::now();
-    loop {
-        match Client::connect(&session.root) {
-            Err(ClientError::NotRunning { .. }) => {}
-            other => return Ok(other?),
-        }
-        if let Some(status) = child.try_wait()? {
-            // Another command may have started it at the same moment: then ours found the lock taken.
-            return Client::connect(&session.root).with_context(|| {
-                format!("the daemon ended at once ({status}): {}", last_line(&log))
-            });
-        }
-        if started.elapsed() > START_LIMIT {
-            bail!("the daemon did not answer within {START_LIMIT:?}; see {}", log.display());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    command.stderr(output).process_group(0).spawn().context("cannot start the daemon")
 }
 
-fn last_line(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
+fn log_path(session: &Session) -> PathBuf {
+    session.root.join("daemon.log")
+}
+
+fn last_line(session: &Session) -> String {
+    let text = fs::read_to_string(log_path(session)).unwrap_or_default();
     text.lines().last().unwrap_or("it logged nothing").to_owned()
 }

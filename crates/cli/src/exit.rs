@@ -1,9 +1,15 @@
 //! Errors for people, and exit codes.
 //!
-//! 0: done. 1: not done. 2: the command line is wrong (clap). `lazuli run` passes on the exit code
-//! of its command and, as `docker run` does, uses 125 for failures of its own.
+//! 0: done. 1: not done. 2: the command line is wrong (clap). 3: `lazuli daemon` found another daemon at work.
+//! `lazuli run` passes on the exit code of its command and, as `docker run` does, uses 125 for failures of
+//! its own, 126 for a command that cannot be executed, and 127 for one that is not there.
 
 use std::process::ExitCode;
+
+use lazuli_runtime::daemon::DaemonError;
+
+/// `lazuli daemon`: another one serves the state directory.
+pub(crate) const LOCKED: u8 = 3;
 
 /// Prints `error` with its causes and returns `code`.
 pub(crate) fn report(error: &anyhow::Error, code: u8) -> ExitCode {
@@ -19,5 +25,6 @@ pub(crate) fn report(error: &anyhow::Error, code: u8) -> ExitCode {
         }
     }
     eprintln!("lazuli: {message}");
-    ExitCode::from(code)
+    let locked = matches!(error.downcast_ref(), Some(DaemonError::Locked { .. }));
+    ExitCode::from(if locked { LOCKED } else { code })
 }

@@ -65,7 +65,8 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     start_logging(level.unwrap_or(arguments.verb.default_log_level()))?;
     let root = arguments.root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
     let session = Session {
-        root: std::path::absolute(&root)?,
+        // The kernel and runc know directories by their real paths.
+        root: root.canonicalize().or_else(|_| std::path::absolute(&root))?,
         config,
         config_path: arguments.config.map(std::path::absolute).transpose()?,
     };

@@ -49,6 +49,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             arguments.directory.display()
         )
     })?;
+    if session.root.starts_with(&directory) {
+        bail!("cannot mount at {}: it would hide the state directory", directory.display());
+    }
     let mounted = mount(session, &arguments.image, directory)?.mount;
     println!(
         "{} mounted at {} ({} of {} chunks here)",
@@ -66,6 +69,9 @@ pub(crate) fn mount(
     arguments: &ImageArguments,
     mountpoint: PathBuf,
 ) -> Result<Mounted> {
+    if mountpoint.to_str().is_none() {
+        bail!("cannot mount at {}: only paths in UTF-8 can be told to the daemon", mountpoint.display());
+    }
     let request = Request::Mount(MountRequest {
         image: names::absolute_image(&arguments.image)?,
         mountpoint,

@@ -8,7 +8,7 @@ use crate::Session;
 /// Show what is mounted and what was fetched for it
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// For programs; docs/status.md describes it
+    /// For programs; docs/cli.md describes it
     #[arg(long)]
     json: bool,
 }

@@ -1,8 +1,7 @@
 use anyhow::Result;
 use clap::Args;
-use lazuli_runtime::daemon::{Client, ClientError};
 
-use crate::Session;
+use crate::{Session, daemon};
 
 /// End the node's daemon
 #[derive(Debug, Args)]
@@ -13,12 +12,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
-    match Client::connect(&session.root) {
-        Err(ClientError::NotRunning { .. }) => {
-            println!("no daemon runs on {}", session.root.display());
-            Ok(())
-        }
-        Err(error) => Err(error.into()),
-        Ok(daemon) => Ok(daemon.stop(arguments.force)?),
+    match daemon::connect_if_needed(session)? {
+        Some(daemon) => daemon.stop(arguments.force)?,
+        None => println!("no daemon runs on {}", session.root.display()),
     }
+    Ok(())
 }

@@ -1,10 +1,10 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_runtime::daemon::{Client, Request};
+use lazuli_runtime::daemon::Request;
 
-use crate::Session;
+use crate::{Session, daemon};
 
 /// Take a mounted image away
 ///
@@ -17,15 +17,26 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
-    // Not `canonicalize`: that fails on a mount point whose file system no longer answers.
-    let directory = std::path::absolute(&arguments.directory)?;
-    let mountpoint = match (directory.parent(), directory.file_name()) {
-        (Some(parent), Some(name)) => parent
-            .canonicalize()
-            .with_context(|| format!("there is no directory {}", parent.display()))?
-            .join(name),
-        _ => directory,
+    let mountpoint = real_path(&arguments.directory)?;
+    match daemon::connect_if_needed(session)? {
+        Some(mut daemon) => daemon.call(&Request::Umount { mountpoint })?,
+        None => bail!("nothing is mounted: no daemon runs on {}", session.root.display()),
     };
-    Client::connect(&session.root)?.call(&Request::Umount { mountpoint })?;
     Ok(())
+}
+
+/// The path without symbolic links. A mount point whose file system no longer answers cannot be looked at, but its
+/// parent can.
+fn real_path(directory: &Path) -> Result<PathBuf> {
+    if let Ok(path) = directory.canonicalize() {
+        return Ok(path);
+    }
+    let directory = std::path::absolute(directory)?;
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Ok(directory);
+    };
+    let parent = parent
+        .canonicalize()
+        .with_context(|| format!("there is no directory {}", parent.display()))?;
+    Ok(parent.join(name))
 }

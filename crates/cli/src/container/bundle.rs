@@ -13,14 +13,16 @@
 //! A bundle whose lock nobody holds was left by a killed `lazuli run`; the next one removes it.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lazuli_runtime::daemon::{Client, Request};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
@@ -39,20 +41,25 @@ impl Bundle {
     /// Makes a new bundle below `root` and sweeps those that nobody owns.
     pub(crate) fn create(root: &Path) -> Result<Self> {
         let run = root.join("run");
-        fs::create_dir_all(&run).with_context(|| format!("cannot create {}", run.display()))?;
-        sweep(root, &run);
-        let id = format!("lazuli-{}", std::process::id());
-        let directory = run.join(&id);
-        let make = || -> io::Result<File> {
+        let prepare = || -> io::Result<(String, PathBuf, File)> {
+            // What containers write may be set-user-id programs, which nobody else may reach.
+            DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
+            // One at a time: a bundle that is just being made has no lock yet, and must not be swept.
+            let turn = File::open(&run)?;
+            turn.lock()?;
+            sweep(root, &run);
+            let id = format!("lazuli-{}", std::process::id());
+            let directory = run.join(&id);
             fs::create_dir(&directory)?;
             let lock = File::create(directory.join("lock"))?;
             lock.lock()?;
             for part in ["lower", "upper", "work", "rootfs"] {
                 fs::create_dir(directory.join(part))?;
             }
-            Ok(lock)
+            Ok((id, directory, lock))
         };
-        let lock = make().with_context(|| format!("cannot prepare {}", directory.display()))?;
+        let (id, directory, lock) =
+            prepare().with_context(|| format!("cannot prepare a container in {}", run.display()))?;
         Ok(Bundle { id, directory, root: root.to_owned(), _lock: lock })
     }
 
@@ -86,8 +93,10 @@ impl Bundle {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(mount, "", rustix::fs::CWD, self.rootfs(), flags)
         };
-        mount().map_err(io::Error::from).with_context(|| {
-            format!("cannot mount an overlay at {} (this needs root)", self.rootfs().display())
+        mount().map_err(|error| {
+            let hint = if error == Errno::PERM { " (this needs root)" } else { "" };
+            let rootfs = self.rootfs();
+            anyhow!("cannot mount an overlay at {}{hint}: {error}", rootfs.display())
         })
     }
 

@@ -1,7 +1,7 @@
 //! An image's config as an OCI runtime bundle config.
 //!
-//! Defaults are those of `docker run`: the same capabilities, masked paths and devices. The
-//! container shares the host's network, since Lazuli starts containers but does not manage networks.
+//! Capabilities, masked paths and devices are those of `docker run`. Other than there, the container shares the
+//! host's network, since Lazuli starts containers but does not manage networks, and no seccomp profile is applied.
 
 use std::{ffi::OsString, path::Path};
 
@@ -41,7 +41,7 @@ impl ImageProcess {
     }
 
     /// Entry point and arguments; `command` replaces the image's arguments as in `docker run`.
-    fn arguments(&self, command: &[OsString]) -> Result<Vec<String>> {
+    pub(crate) fn arguments(&self, command: &[OsString]) -> Result<Vec<String>> {
         let mut arguments = self.entrypoint.clone().unwrap_or_default();
         if command.is_empty() {
             arguments.extend(self.cmd.clone().unwrap_or_default());
@@ -59,7 +59,18 @@ impl ImageProcess {
         Ok(arguments)
     }
 
-    fn environment(&self, home: &str, terminal: bool) -> Vec<String> {
+    /// Where the process starts; docker takes relative directories from the root.
+    pub(crate) fn working_directory(&self) -> String {
+        format!("/{}", self.working_dir.as_deref().unwrap_or_default().trim_start_matches('/'))
+    }
+
+    /// The directories in which a command without a slash is looked for.
+    pub(crate) fn search_path(&self) -> String {
+        let own = self.env.iter().flatten().find(|entry| entry.starts_with("PATH="));
+        own.map_or(DEFAULT_PATH, String::as_str)["PATH=".len()..].to_owned()
+    }
+
+    fn environment(&self, hostname: &str, home: &str, terminal: bool) -> Vec<String> {
         let mut environment = self.env.clone().unwrap_or_default();
         let mut default = |entry: String| {
             let (name, _) = entry.split_once('=').unwrap_or((&entry, ""));
@@ -69,6 +80,7 @@ impl ImageProcess {
             }
         };
         default(DEFAULT_PATH.to_owned());
+        default(format!("HOSTNAME={hostname}"));
         default(format!("HOME={home}"));
         if terminal {
             default("TERM=xterm".to_owned());
@@ -104,7 +116,6 @@ pub(crate) fn bundle_config(
     command: &[OsString],
     terminal: bool,
 ) -> Result<Value> {
-    let working_directory = image.working_dir.as_deref().filter(|dir| !dir.is_empty());
     // Root keeps the set across exec; for another user the kernel clears what is not inheritable,
     // which is what Docker does too.
     let capabilities = json!({
@@ -138,8 +149,8 @@ pub(crate) fn bundle_config(
             "terminal": terminal,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
             "args": image.arguments(command)?,
-            "env": image.environment(&user.home, terminal),
-            "cwd": working_directory.unwrap_or("/"),
+            "env": image.environment(id, &user.home, terminal),
+            "cwd": image.working_directory(),
             "capabilities": capabilities,
             "noNewPrivileges": false,
         },
@@ -184,9 +195,13 @@ mod tests {
     #[test]
     fn environment_has_what_programs_rely_on() {
         let image = process(json!({ "Env": ["PATH=/x", "LANG=C"] }));
-        assert_eq!(image.environment("/root", false), ["PATH=/x", "LANG=C", "HOME=/root"]);
-        let image = process(json!({}));
-        assert_eq!(image.environment("/", true), [DEFAULT_PATH, "HOME=/", "TERM=xterm"]);
+        let expected = ["PATH=/x", "LANG=C", "HOSTNAME=me", "HOME=/root"];
+        assert_eq!(image.environment("me", "/root", false), expected);
+        assert_eq!(image.search_path(), "/x");
+        let image = process(json!({ "WorkingDir": "app" }));
+        let expected = [DEFAULT_PATH, "HOSTNAME=me", "HOME=/", "TERM=xterm"];
+        assert_eq!(image.environment("me", "/", true), expected);
+        assert_eq!(image.working_directory(), "/app");
     }
 
     #[test]

@@ -67,7 +67,8 @@ fn has_mounts(root: &Path) -> bool {
 /// Starts the daemon in a process group of its own, so that Ctrl-C here does not reach it.
 fn start(session: &Session) -> Result<Child> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&session.root);
-    created.with_context(|| format!("cannot create the state directory {}", session.root.display()))?;
+    created
+        .with_context(|| format!("cannot create the state directory {}", session.root.display()))?;
     let log = log_path(session);
     let output = OpenOptions::new()
         .create(true)

@@ -54,8 +54,7 @@ struct BlobDescription {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let LazyImage { name, image, .. } =
-        &lazy::open(&arguments.image, &arguments.access, &runtime)?;
+    let LazyImage { name, image, .. } = &lazy::open(&arguments.image, &arguments.access, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lazuli_runtime::daemon::{DriverChoice, MountRequest, Mounted, Request, Response};
+use lazuli_runtime::daemon::{Client, DriverChoice, MountRequest, Mounted, Request, Response};
 
 use crate::{Session, names};
 
@@ -52,7 +52,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     if session.root.starts_with(&directory) {
         bail!("cannot mount at {}: it would hide the state directory", directory.display());
     }
-    let mounted = mount(session, &arguments.image, directory)?.mount;
+    let request = request(&arguments.image, directory)?;
+    let mounted = call(&mut crate::daemon::connect(session)?, &request)?.mount;
     println!(
         "{} mounted at {} ({} of {} chunks here)",
         mounted.image,
@@ -63,16 +64,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Has the daemon mount an image at an absolute path.
-pub(crate) fn mount(
-    session: &Session,
-    arguments: &ImageArguments,
-    mountpoint: PathBuf,
-) -> Result<Mounted> {
+/// Asks the daemon for a mount at an absolute path.
+pub(crate) fn request(arguments: &ImageArguments, mountpoint: PathBuf) -> Result<Request> {
     if mountpoint.to_str().is_none() {
-        bail!("cannot mount at {}: only paths in UTF-8 can be told to the daemon", mountpoint.display());
+        let path = mountpoint.display();
+        bail!("cannot mount at {path}: only paths in UTF-8 can be told to the daemon");
     }
-    let request = Request::Mount(MountRequest {
+    Ok(Request::Mount(MountRequest {
         image: names::absolute_image(&arguments.image)?,
         mountpoint,
         driver: match arguments.driver {
@@ -82,8 +80,12 @@ pub(crate) fn mount(
         },
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
-    });
-    match crate::daemon::connect(session)?.call(&request)? {
+    }))
+}
+
+/// Sends a mount request and waits for its answer.
+pub(crate) fn call(daemon: &mut Client, request: &Request) -> Result<Mounted> {
+    match daemon.call(request)? {
         Response::Mounted(mounted) => Ok(mounted),
         other => bail!("the daemon answered {other:?} to a mount request; is it another version?"),
     }

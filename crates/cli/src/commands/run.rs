@@ -3,27 +3,31 @@ use std::{
     io::IsTerminal,
     os::unix::process::ExitStatusExt,
     process::{ExitCode, ExitStatus},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use futures_util::future::select_all;
 use indicatif::BinaryBytes;
 use lazuli_runtime::daemon::{Client, MountStatus};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
 use super::{mount, status};
 use crate::{
     Session,
-    container::{Bundle, ImageProcess, User, bundle_config},
+    container::{Bundle, ImageProcess, User, bundle_config, look_up},
 };
 
 /// Start a container on an image that has not arrived yet
 ///
 /// The image is mounted lazily, overlayfs takes the writes, and runc runs the command in the
-/// foreground. The exit code is the command's; 125 means that Lazuli itself failed. What
-/// the container wrote is gone afterwards.
+/// foreground. The exit code is the command's; 125 means that Lazuli itself failed, 126 that the command
+/// cannot be executed, 127 that it is not there. What the container wrote is gone afterwards.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -38,44 +42,67 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(container(session, arguments))
+}
+
+async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     // From here on signals end the container, not this process, which has to clean up after it.
-    let mut signals = {
-        let _context = runtime.enter();
-        Signals::catch()?
-    };
+    let mut signals = Signals::catch()?;
     let started = Instant::now();
     let bundle = Bundle::create(&session.root)?;
-    let mounted = mount::mount(session, &arguments.image, bundle.lower())?;
+    let request = mount::request(&arguments.image, bundle.lower())?;
+    let mut daemon = crate::daemon::connect(session)?;
+    // A registry may take long to answer. The daemon gives up when this process is gone.
+    let (answer, mounted) = oneshot::channel();
+    std::thread::spawn(move || answer.send(mount::call(&mut daemon, &request)));
+    let mounted = tokio::select! {
+        mounted = mounted => mounted.context("the mount request failed")??,
+        signal = signals.next() => return Ok(ended_by(signal.as_raw())),
+    };
     let image_mounted = started.elapsed();
     bundle.mount_overlay()?;
-    let process = ImageProcess::from_config(&mounted.config)?;
-    let user = User::resolve(process.user(), &bundle.lower())?;
-    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let rootfs = bundle.rootfs();
-    let config =
-        bundle_config(bundle.id(), &rootfs, &process, &user, &arguments.command, terminal)?;
-    bundle.write_config(&config)?;
-    let status = runtime.block_on(wait(&bundle, &mut signals))?;
-    if arguments.stats {
-        let ended = started.elapsed();
-        let after = current(session, &bundle)?;
-        eprintln!(
-            "lazuli: mounted in {:.3} s, ended after {:.3} s with driver {:?}",
-            image_mounted.as_secs_f64(),
-            ended.as_secs_f64(),
-            after.driver
-        );
-        eprintln!(
-            "lazuli: fetched {} ({} bytes) of {} in {} requests, {:.1} % of the image",
-            BinaryBytes(after.bytes_fetched),
-            after.bytes_fetched,
-            BinaryBytes(after.bytes_total),
-            after.requests,
-            percent(after.bytes_fetched, after.bytes_total),
-        );
+    let image = ImageProcess::from_config(&mounted.config)?;
+    let user = User::resolve(image.user(), &bundle.lower())?;
+    let process = image.arguments(&arguments.command)?;
+    let directory = image.working_directory();
+    if let Err(error) = look_up(&process[0], &bundle.lower(), &image.search_path(), &directory) {
+        eprintln!("lazuli: {error}");
+        return Ok(ExitCode::from(error.exit_code()));
     }
-    drop(bundle);
-    Ok(ExitCode::from(exit_code(status)))
+    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let config = bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal);
+    bundle.write_config(&config)?;
+    let status = wait(&bundle, &mut signals).await?;
+    if arguments.stats {
+        let after = current(session, &bundle)?;
+        print_statistics(&after, image_mounted, started.elapsed());
+    }
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
+        (None, signal) => ended_by(signal.unwrap_or_default()),
+    })
+}
+
+/// As a shell shows it: 128 + signal for what a signal ended.
+fn ended_by(signal: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+}
+
+fn print_statistics(after: &MountStatus, mounted: Duration, ended: Duration) {
+    eprintln!(
+        "lazuli: mounted in {:.3} s, ended after {:.3} s with driver {:?}",
+        mounted.as_secs_f64(),
+        ended.as_secs_f64(),
+        after.driver
+    );
+    eprintln!(
+        "lazuli: fetched {} ({} bytes) of {} in {} requests, {:.1} % of the image",
+        BinaryBytes(after.bytes_fetched),
+        after.bytes_fetched,
+        BinaryBytes(after.bytes_total),
+        after.requests,
+        percent(after.bytes_fetched, after.bytes_total),
+    );
 }
 
 fn current(session: &Session, bundle: &Bundle) -> Result<MountStatus> {
@@ -107,38 +134,37 @@ async fn wait(bundle: &Bundle, signals: &mut Signals) -> Result<ExitStatus> {
     }
 }
 
-/// The signals that ask a command to end.
-struct Signals {
-    hangup: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-    quit: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
+/// What `docker run` hands on to its container.
+const SIGNALS: [Signal; 9] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::CONT,
+    Signal::WINCH,
+];
+
+/// The signals that are handed on.
+struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
 
 impl Signals {
     fn catch() -> Result<Self> {
-        Ok(Signals {
-            hangup: signal(SignalKind::hangup())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            quit: signal(SignalKind::quit())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        let catch = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+        Ok(Signals(SIGNALS.into_iter().map(catch).collect::<Result<_>>()?))
     }
 
     async fn next(&mut self) -> Signal {
-        tokio::select! {
-            _ = self.hangup.recv() => Signal::HUP,
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.quit.recv() => Signal::QUIT,
-            _ = self.terminate.recv() => Signal::TERM,
-        }
+        let each = self.0.iter_mut().map(|(number, stream)| {
+            Box::pin(async {
+                stream.recv().await;
+                *number
+            })
+        });
+        select_all(each).await.0
     }
-}
-
-/// As a shell shows it: 128 + signal for a command that a signal ended.
-fn exit_code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]

@@ -58,8 +58,8 @@ impl Bundle {
             }
             Ok((id, directory, lock))
         };
-        let (id, directory, lock) =
-            prepare().with_context(|| format!("cannot prepare a container in {}", run.display()))?;
+        let (id, directory, lock) = prepare()
+            .with_context(|| format!("cannot prepare a container in {}", run.display()))?;
         Ok(Bundle { id, directory, root: root.to_owned(), _lock: lock })
     }
 

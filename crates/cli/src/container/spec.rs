@@ -113,9 +113,9 @@ pub(crate) fn bundle_config(
     rootfs: &Path,
     image: &ImageProcess,
     user: &User,
-    command: &[OsString],
+    arguments: &[String],
     terminal: bool,
-) -> Result<Value> {
+) -> Value {
     // Root keeps the set across exec; for another user the kernel clears what is not inheritable,
     // which is what Docker does too.
     let capabilities = json!({
@@ -143,12 +143,12 @@ pub(crate) fn bundle_config(
             }));
         }
     }
-    Ok(json!({
+    json!({
         "ociVersion": "1.0.2",
         "process": {
             "terminal": terminal,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
-            "args": image.arguments(command)?,
+            "args": arguments,
             "env": image.environment(id, &user.home, terminal),
             "cwd": image.working_directory(),
             "capabilities": capabilities,
@@ -171,7 +171,7 @@ pub(crate) fn bundle_config(
                 "/proc/sysrq-trigger",
             ],
         },
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -101,3 +101,56 @@ fn failures_of_our_own_are_125() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("nothing"), "{output:?}");
     nothing_left(&lazuli);
 }
+
+#[test]
+fn commands_that_cannot_run_have_dockers_exit_codes() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    for (command, code) in [("no-such-program", 127), ("/usr", 126), ("true", 0)] {
+        let output = lazuli.output(["run", "oci:lazy:image", "--", command]);
+        assert_eq!(output.status.code(), Some(code), "{command}: {output:?}");
+    }
+    nothing_left(&lazuli);
+}
+
+#[test]
+fn other_signals_reach_the_command() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let script = "trap 'exit 11' USR1; echo up; while :; do sleep 1; done";
+    let mut command = lazuli.command(["run", "oci:lazy:image", "--", "sh", "-c", script]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(11));
+    nothing_left(&lazuli);
+}
+
+#[test]
+fn a_signal_ends_a_run_whose_registry_does_not_answer() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let image = format!("{}/silent:x", silent.local_addr().unwrap());
+    let mut child = lazuli.command(["run", &image]).stdin(Stdio::null()).spawn().unwrap();
+    let _connection = silent.accept().unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    // The daemon gives the pull up, too: nothing holds up an orderly end.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    lazuli.ok(["stop"]);
+}
+
+#[test]
+fn many_at_once_behind_a_symbolic_link() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    std::fs::create_dir(lazuli.path("elsewhere")).unwrap();
+    std::fs::remove_dir_all(lazuli.root()).ok();
+    std::os::unix::fs::symlink("elsewhere", lazuli.root()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                assert_eq!(lazuli.ok(["run", "oci:lazy:image", "--", "echo", "here"]), "here\n");
+            });
+        }
+    });
+    nothing_left(&lazuli);
+}

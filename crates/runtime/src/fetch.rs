@@ -11,6 +11,7 @@ use std::{io, ops::Range, sync::Arc};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     cache::{CachedBlob, Lease},
@@ -136,14 +137,17 @@ async fn work(blob: &Arc<CachedBlob>, answer: &Bytes, start: Stored, leases: Vec
 async fn repair(blob: &Arc<CachedBlob>, at: usize, first: ReadError) -> Result<(), ReadError> {
     tracing::warn!(error = %first, "wrong bytes, fetching the chunk again");
     let mut error = first;
+    let deadline = Instant::now() + blob.deadline();
     for source in blob.sources() {
         let chunk = blob.chunk(at);
-        let bytes = match read_from(blob, &*source, chunk.stored..chunk.stored_end()).await {
-            Ok(bytes) => bytes,
-            Err(error) => {
+        let read = read_from(blob, &*source, chunk.stored..chunk.stored_end());
+        let bytes = match timeout_at(deadline, read).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => {
                 tracing::warn!(%error, ?source, "cannot fetch the chunk again");
                 continue;
             }
+            Err(_) => break,
         };
         let worker = blob.clone();
         match blob.workers().run(false, move || worker.accept(at, &bytes)).await {
@@ -154,8 +158,16 @@ async fn repair(blob: &Arc<CachedBlob>, at: usize, first: ReadError) -> Result<(
     Err(error)
 }
 
-/// Reads from the first source that delivers.
+/// Reads from the first source that delivers, within the deadline for all of them.
 async fn read(blob: &CachedBlob, range: Range<Stored>) -> Result<Bytes, ReadError> {
+    let deadline = blob.deadline();
+    timeout(deadline, read_from_any(blob, range.clone())).await.unwrap_or_else(|_| {
+        let source = SourceError::TimedOut { deadline, last: None };
+        Err(ReadError::Source { blob: blob.id(), range, source })
+    })
+}
+
+async fn read_from_any(blob: &CachedBlob, range: Range<Stored>) -> Result<Bytes, ReadError> {
     let mut last = None;
     for source in blob.sources() {
         match read_from(blob, &*source, range.clone()).await {

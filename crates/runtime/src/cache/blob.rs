@@ -407,6 +407,11 @@ impl CachedBlob {
         self.layout.file_size()
     }
 
+    /// See [`super::Settings::deadline`].
+    pub(crate) fn deadline(&self) -> Duration {
+        self.settings.deadline
+    }
+
     /// Lets the kernel drop its copies of the file's clean pages.
     pub fn forget_pages(&self) {
         // Advice: when it is not taken, only memory is lost.

@@ -44,12 +44,18 @@ pub struct Settings {
     pub amplify: u64,
     /// Time between the first chunk that is written and the moment when it is made to survive a power cut.
     pub flush_after: Duration,
+    /// Longest wait of a reader for data, over all sources and retries, before it gets an error.
+    pub deadline: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         // Measured, see docs/cache.md: less costs round trips, more costs bytes that nobody reads.
-        Settings { amplify: 256 << 10, flush_after: Duration::from_secs(5) }
+        Settings {
+            amplify: 256 << 10,
+            flush_after: Duration::from_secs(5),
+            deadline: Duration::from_secs(60),
+        }
     }
 }
 

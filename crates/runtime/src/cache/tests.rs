@@ -96,7 +96,7 @@ impl Sample {
 
 fn settings(amplify: u64) -> Settings {
     // Flushes happen only where a test asks for them.
-    Settings { amplify, flush_after: Duration::from_secs(3600) }
+    Settings { amplify, flush_after: Duration::from_secs(3600), ..Settings::default() }
 }
 
 /// A cache in a directory of its own with one blob in it.

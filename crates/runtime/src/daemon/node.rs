@@ -38,7 +38,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Node {
     root: PathBuf,
-    settings: Settings,
+    deadline: Duration,
     cache: Arc<Cache>,
     probe: Probe,
     fanotify: Option<Arc<fanotify::Session>>,
@@ -85,8 +85,12 @@ impl Node {
         let records = Records::open(path.clone());
         let records = records.map_err(|source| DaemonError::Io { path, source })?;
         let defaults = cache::Settings::default();
-        let cache_settings =
-            cache::Settings { amplify: settings.amplify.unwrap_or(defaults.amplify), ..defaults };
+        let cache_settings = cache::Settings {
+            amplify: settings.amplify.unwrap_or(defaults.amplify),
+            deadline: settings.deadline.unwrap_or(defaults.deadline),
+            ..defaults
+        };
+        let deadline = cache_settings.deadline;
         let cache = Cache::open(&root.join("cache"), cache_settings)?;
         let mut probe = Probe::run(&root.join("cache"));
         let mut session = None;
@@ -100,7 +104,7 @@ impl Node {
         tokio::spawn(sweep(Arc::downgrade(&lingering)));
         Ok(Node {
             root: root.to_owned(),
-            settings: settings.clone(),
+            deadline,
             cache,
             probe,
             fanotify: session,
@@ -267,7 +271,7 @@ impl Node {
         request: &MountRequest,
     ) -> Result<Arc<ServedImage>, DaemonError> {
         let repository = lazuli_registry::open(name, &options(request))?;
-        let deadline = self.settings.deadline;
+        let deadline = self.deadline;
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;

@@ -26,9 +26,6 @@ use crate::{
     source::{RepositorySource, Retry},
 };
 
-/// How long a source that fails is asked again before its readers get EIO.
-const DEADLINE: Duration = Duration::from_secs(60);
-
 /// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
 /// fetches of one start that was seen, and well below the life of anything worth tuning for.
 const QUIET: Duration = Duration::from_secs(5);
@@ -67,7 +64,7 @@ impl ServedImage {
         stored: StoredImage,
         cache: &Cache,
         repository: &Arc<dyn Repository>,
-        deadline: Option<Duration>,
+        deadline: Duration,
     ) -> Result<Self, CacheError> {
         let blobs = cached(&stored, cache, repository, deadline)?.into();
         let names = Mutex::new(HashSet::from([repository.describe()]));
@@ -79,7 +76,7 @@ impl ServedImage {
         &self,
         cache: &Cache,
         repository: &Arc<dyn Repository>,
-        deadline: Option<Duration>,
+        deadline: Duration,
     ) -> Result<(), CacheError> {
         if self.names.lock().await.insert(repository.describe()) {
             cached(&self.stored, cache, repository, deadline)?;
@@ -178,11 +175,11 @@ fn cached(
     stored: &StoredImage,
     cache: &Cache,
     repository: &Arc<dyn Repository>,
-    deadline: Option<Duration>,
+    deadline: Duration,
 ) -> Result<Vec<Arc<CachedBlob>>, CacheError> {
     let blobs = stored.bootstrap.blobs().iter().map(|blob| {
         let source = RepositorySource::new(repository.clone(), blob.id, blob.stored_size);
-        cache.blob(blob, Arc::new(Retry::new(source, deadline.unwrap_or(DEADLINE))))
+        cache.blob(blob, Arc::new(Retry::new(source, deadline)))
     });
     blobs.collect()
 }

@@ -53,7 +53,8 @@ impl<S: BlobSource> BlobSource for Retry<S> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(gave_up(last)),
             };
-            let wait = error.retry_after().unwrap_or_default().max(vary(pause));
+            // Longer than the deadline is as good as the deadline, whatever a registry asks for.
+            let wait = error.retry_after().unwrap_or_default().max(vary(pause)).min(self.deadline);
             let next = Instant::now() + wait;
             tracing::debug!(%error, ?wait, source = ?self.inner, "read failed, will retry");
             last = Some(Arc::new(error));

@@ -52,7 +52,8 @@ struct Node {
 impl Node {
     fn new(sample: Sample) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let settings = Settings { amplify: 0, flush_after: Duration::from_secs(1) };
+        let settings =
+            Settings { amplify: 0, flush_after: Duration::from_secs(1), ..Settings::default() };
         let cache = Cache::open(&dir.path().join("cache"), settings).unwrap();
         let source = |bytes: &bytes::Bytes| Moody::new(bytes.clone(), Mood::Good);
         let sources: Vec<_> = sample.stored.iter().map(source).collect();

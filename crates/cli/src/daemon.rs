@@ -23,6 +23,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// How often it is asked whether the daemon listens.
 const STEP: Duration = Duration::from_millis(5);
 
+/// How long another daemon is left to its beginning or end before this command tries again.
+const OTHERS: Duration = Duration::from_millis(100);
+
 /// Connects to the daemon, which is started if it does not run.
 pub(crate) fn connect(session: &Session) -> Result<Client> {
     let started = Instant::now();
@@ -35,7 +38,10 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
         let ended = child.as_mut().map(Child::try_wait).transpose()?.flatten();
         match ended {
             // Another command starts one at this moment, or an older one is just ending.
-            Some(status) if status.code() == Some(exit::LOCKED.into()) => child = None,
+            Some(status) if status.code() == Some(exit::LOCKED.into()) => {
+                child = None;
+                thread::sleep(OTHERS);
+            }
             Some(status) => bail!("the daemon ended at once ({status}): {}", last_line(session)),
             None if child.is_none() => child = Some(start(session)?),
             None => {}
@@ -61,7 +67,8 @@ pub(crate) fn connect_if_needed(session: &Session) -> Result<Option<Client>> {
 }
 
 fn has_mounts(root: &Path) -> bool {
-    fs::read_dir(root.join("mounts")).is_ok_and(|mut records| records.next().is_some())
+    let records = fs::read_dir(root.join("mounts")).into_iter().flatten().flatten();
+    records.into_iter().any(|record| record.path().extension().is_some_and(|e| e == "json"))
 }
 
 /// Starts the daemon in a process group of its own, so that Ctrl-C here does not reach it.

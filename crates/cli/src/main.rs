@@ -12,7 +12,10 @@ mod names;
 mod progress;
 mod source;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -65,8 +68,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     start_logging(level.unwrap_or(arguments.verb.default_log_level()))?;
     let root = arguments.root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
     let session = Session {
-        // The kernel and runc know directories by their real paths.
-        root: root.canonicalize().or_else(|_| std::path::absolute(&root))?,
+        root: real_path(&root)?,
         config,
         config_path: arguments.config.map(std::path::absolute).transpose()?,
     };
@@ -82,6 +84,16 @@ fn start_logging(level: &str) -> Result<()> {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
     tracing_subscriber::registry().with(targets).with(lines).init();
     Ok(())
+}
+
+/// The path without symbolic links, by which the kernel and runc know it; what does not exist yet stays as it is.
+fn real_path(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let real = path.ancestors().find_map(|ancestor| {
+        let rest = path.strip_prefix(ancestor).ok()?;
+        Some(ancestor.canonicalize().ok()?.join(rest))
+    });
+    Ok(real.unwrap_or(path))
 }
 
 fn default_root() -> Result<PathBuf> {

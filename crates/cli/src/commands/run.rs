@@ -53,11 +53,17 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
     let request = mount::request(&arguments.image, bundle.lower())?;
     let mut daemon = crate::daemon::connect(session)?;
     // A registry may take long to answer. The daemon gives up when this process is gone.
-    let (answer, mounted) = oneshot::channel();
+    let (answer, mut mounted) = oneshot::channel();
     std::thread::spawn(move || answer.send(mount::call(&mut daemon, &request)));
-    let mounted = tokio::select! {
-        mounted = mounted => mounted.context("the mount request failed")??,
-        signal = signals.next() => return Ok(ended_by(signal.as_raw())),
+    let mounted = loop {
+        tokio::select! {
+            mounted = &mut mounted => break mounted.context("the mount request failed")??,
+            signal = signals.next() => match signal {
+                // By default these end nothing.
+                Signal::CONT | Signal::WINCH => {}
+                signal => return Ok(ended_by(signal.as_raw())),
+            },
+        }
     };
     let image_mounted = started.elapsed();
     bundle.mount_overlay()?;
@@ -76,6 +82,9 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
     if arguments.stats {
         let after = current(session, &bundle)?;
         print_statistics(&after, image_mounted, started.elapsed());
+    }
+    if !status.success() && !bundle.has_started() {
+        bail!("runc could not start the container; it says why above");
     }
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),

@@ -110,8 +110,18 @@ impl Bundle {
     /// `runc run` for this bundle.
     pub(crate) fn runc_run(&self) -> Command {
         let mut command = runc(&self.root);
-        command.arg("run").arg("--bundle").arg(&self.directory).arg(&self.id);
+        command.arg("run").arg("--bundle").arg(&self.directory);
+        command.arg("--pid-file").arg(self.pid_file()).arg(&self.id);
         command
+    }
+
+    /// Whether the command was started: runc's own failures have the exit code 1, as many commands'.
+    pub(crate) fn has_started(&self) -> bool {
+        self.pid_file().exists()
+    }
+
+    fn pid_file(&self) -> PathBuf {
+        self.directory.join("pid")
     }
 }
 

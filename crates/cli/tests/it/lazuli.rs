@@ -11,13 +11,14 @@ use tempfile::TempDir;
 
 pub(crate) struct Lazuli {
     directory: TempDir,
+    root: &'static str,
 }
 
 impl Lazuli {
     pub(crate) fn new() -> Self {
         // Not the default temporary directory: it may be a tmpfs, which has no pre-content events.
         let directory = tempfile::Builder::new().prefix("lazuli-test-").tempdir_in("/var/tmp");
-        let lazuli = Lazuli { directory: directory.unwrap() };
+        let lazuli = Lazuli { directory: directory.unwrap(), root: "root" };
         std::fs::write(lazuli.path("config.toml"), "").unwrap();
         lazuli
     }
@@ -35,7 +36,14 @@ impl Lazuli {
     }
 
     pub(crate) fn root(&self) -> PathBuf {
-        self.path("root")
+        self.path(self.root)
+    }
+
+    /// The same with a state directory that does not exist yet, below a symbolic link.
+    pub(crate) fn behind_a_link(mut self) -> Self {
+        std::os::unix::fs::symlink(".", self.path("link")).unwrap();
+        self.root = "link/new";
+        self
     }
 
     pub(crate) fn command<A: AsRef<OsStr>>(

@@ -105,7 +105,7 @@ fn failures_of_our_own_are_125() {
 #[test]
 fn commands_that_cannot_run_have_dockers_exit_codes() {
     let Some(lazuli) = prepared("busybox") else { return };
-    for (command, code) in [("no-such-program", 127), ("/usr", 126), ("true", 0)] {
+    for (command, code) in [("no-such-program", 127), ("/usr", 126), ("true", 0), ("false", 1)] {
         let output = lazuli.output(["run", "oci:lazy:image", "--", command]);
         assert_eq!(output.status.code(), Some(code), "{command}: {output:?}");
     }
@@ -142,9 +142,7 @@ fn a_signal_ends_a_run_whose_registry_does_not_answer() {
 #[test]
 fn many_at_once_behind_a_symbolic_link() {
     let Some(lazuli) = prepared("busybox") else { return };
-    std::fs::create_dir(lazuli.path("elsewhere")).unwrap();
-    std::fs::remove_dir_all(lazuli.root()).ok();
-    std::os::unix::fs::symlink("elsewhere", lazuli.root()).unwrap();
+    let lazuli = lazuli.behind_a_link();
     std::thread::scope(|scope| {
         for _ in 0..12 {
             scope.spawn(|| {

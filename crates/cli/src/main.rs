@@ -1,6 +1,7 @@
 //! The `lazuli` command: the only part of the project that prints.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(rustdoc::broken_intra_doc_links, reason = "comments on arguments are the help text")]
 
 mod commands;
 mod config;

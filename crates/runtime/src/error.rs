@@ -42,6 +42,14 @@ pub enum ReadError {
         /// Decoded bytes of the blob, in whole blocks.
         size: u64,
     },
+    /// The image lists no chunk for some of these bytes, so nobody knows what they are.
+    #[error("blob {blob}: the image has no chunk for all of {} to {}", range.start, range.end)]
+    NoChunk {
+        /// The blob.
+        blob: Digest,
+        /// What was asked for.
+        range: Range<Decoded>,
+    },
     /// No source delivered.
     #[error("blob {blob}, {} to {}", range.start, range.end)]
     Source {

@@ -197,12 +197,6 @@ impl FakeRegistry {
         digest
     }
 
-    /// Serves `content` as the blob `digest`, whether it is or not.
-    pub fn put_false_blob(&self, repository: &str, digest: Digest, content: &[u8]) {
-        let key = (repository.to_owned(), digest);
-        self.shared.lock().blobs.insert(key, Arc::new(content.to_vec()));
-    }
-
     /// The content of a blob.
     pub fn blob(&self, repository: &str, digest: &Digest) -> Option<Vec<u8>> {
         let state = self.shared.lock();

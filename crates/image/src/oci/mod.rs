@@ -50,8 +50,6 @@ pub mod annotation {
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
-    /// On the manifest: name of the image that was converted.
-    pub const SOURCE_REFERENCE: &str = "containerd.io/snapshot/nydus-source-reference";
 }
 
 /// Why a document cannot be used.
@@ -128,11 +126,6 @@ impl Descriptor {
     pub fn is_bootstrap(&self) -> bool {
         let version = self.annotations.get(annotation::FS_VERSION);
         self.has(annotation::BOOTSTRAP) && version.is_none_or(|version| version == "6")
-    }
-
-    /// Whether this is a data blob.
-    pub fn is_data_blob(&self) -> bool {
-        self.media_type == media_type::DATA_BLOB || self.has(annotation::DATA_BLOB)
     }
 
     fn has(&self, annotation: &str) -> bool {

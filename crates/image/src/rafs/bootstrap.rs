@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{BlobRecord, TailInfo, tables, tables::Tables};
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, ChunkRef, Decoded, Digest, FormatError, Inode, InodeId,
-    Kind, Metadata, Name, Tree,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, ChunkRef, Decoded, FormatError, Inode, InodeId, Kind,
+    Metadata, Name, Tree,
     erofs::{
         DirEntry, FileType, InodeView, Nid, ReadDir, Xattr, dir,
         layout::{CHUNK_BITS_MASK, ChunkIndex},
@@ -38,14 +38,7 @@ pub struct Extent {
 impl<B: AsRef<[u8]>> Bootstrap<B> {
     /// Validates superblocks, blob table and chunk table. Takes time in the number of chunks, not of files.
     pub fn open(bytes: B) -> Result<Self, FormatError> {
-        let tables = tables::parse(bytes.as_ref(), None)?;
-        Ok(Bootstrap { bytes, tables })
-    }
-
-    /// Like [`Bootstrap::open`] for a bootstrap that was cut out of the data blob `blob`: such a
-    /// bootstrap cannot contain the blob's id, since it is a part of what the id is computed from.
-    pub fn open_embedded(bytes: B, blob: Digest) -> Result<Self, FormatError> {
-        let tables = tables::parse(bytes.as_ref(), Some(blob))?;
+        let tables = tables::parse(bytes.as_ref())?;
         Ok(Bootstrap { bytes, tables })
     }
 
@@ -67,12 +60,6 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     /// Number of names in the image, as it claims.
     pub fn inode_count(&self) -> u64 {
         self.tables.inode_count
-    }
-
-    /// Whether there is a chunk table, and so a digest for each chunk. [`super::check`] says whether it
-    /// has every chunk that a file uses.
-    pub fn has_chunk_digests(&self) -> bool {
-        self.tables.chunk_count > 0 || self.tables.blobs.is_empty()
     }
 
     /// The blobs with the chunks that the chunk table lists. Checked: chunks ascend in number and in both

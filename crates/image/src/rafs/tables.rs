@@ -37,13 +37,11 @@ pub(super) struct Tables {
     pub(super) digest: Algorithm,
     pub(super) blobs: Vec<Blob>,
     pub(super) tails: Vec<TailInfo>,
-    pub(super) chunk_count: u64,
     pub(super) prefetch: Vec<Nid>,
 }
 
-/// Parses the tables of `bytes`. `embedded_id` is the id of the blob that the bootstrap came from;
-/// without it a bootstrap whose blob has no id of its own is refused.
-pub(super) fn parse(bytes: &[u8], embedded_id: Option<Digest>) -> Result<Tables, FormatError> {
+/// Parses the tables of `bytes`.
+pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
     let sb = superblock(bytes)?;
     let object = || "extended superblock".to_owned();
     let ext: ExtendedSuperBlock = structure(bytes, EXTENDED_OFFSET, object)?;
@@ -90,10 +88,9 @@ pub(super) fn parse(bytes: &[u8], embedded_id: Option<Digest>) -> Result<Tables,
         let entry = BlobEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let slot_at = DEVICE_TABLE_OFFSET + index as u64 * DEVICE_SLOT_SIZE;
         let slot: DeviceSlot = structure(bytes, slot_at, || format!("device slot {index}"))?;
-        let found =
-            blob(&entry, index, chunk_size, digest, &slot, embedded_id).map_err(|problem| {
-                FormatError::new(format!("blob table entry {index}"), at, problem)
-            })?;
+        let found = blob(&entry, index, chunk_size, digest, &slot).map_err(|problem| {
+            FormatError::new(format!("blob table entry {index}"), at, problem)
+        })?;
         if blobs.iter().any(|other: &Blob| other.id == found.blob.id) {
             let problem = format!("the second blob {}", found.blob.id);
             return Err(FormatError::new(format!("blob table entry {index}"), at, problem));
@@ -121,7 +118,6 @@ pub(super) fn parse(bytes: &[u8], embedded_id: Option<Digest>) -> Result<Tables,
         digest,
         blobs,
         tails,
-        chunk_count: chunk_table.1 / size_of::<ChunkEntry>() as u64,
         prefetch,
     })
 }
@@ -201,7 +197,6 @@ fn blob(
     chunk_size: u32,
     digest: Algorithm,
     slot: &DeviceSlot,
-    embedded_id: Option<Digest>,
 ) -> Result<BlobRecord, String> {
     let bits = entry.features.get();
     for (bit, what) in [
@@ -223,7 +218,7 @@ fn blob(
         return Err(format!("features {bits:#x}: chunks that are not aligned to blocks"));
     }
     let id = if entry.id == EMBEDDED_ID {
-        embedded_id.ok_or("a bootstrap embedded in its blob does not know the blob's id")?
+        return Err("a bootstrap embedded in its blob does not know the blob's id".to_owned());
     } else {
         parse_id(&entry.id).ok_or("the blob id is not 64 lower-case hex digits")?
     };

@@ -148,7 +148,7 @@ impl CachedBlob {
     }
 
     /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes between
-    /// chunks are zeros. Any number of callers may ask at once; dropping the future is harmless, what is being
+    /// chunks, up to the next block, are zeros. Any number of callers may ask at once; dropping the future is harmless, what is being
     /// fetched arrives for others.
     ///
     /// # Errors
@@ -157,6 +157,9 @@ impl CachedBlob {
         if range.end.0 > self.layout.file_size() || range.start > range.end {
             let (blob, size) = (self.id(), self.layout.file_size());
             return Err(ReadError::OutOfRange { blob, range, size });
+        }
+        if !self.layout.covers(&range) {
+            return Err(ReadError::NoChunk { blob: self.id(), range });
         }
         let wanted = self.layout.chunks_in(&range);
         if self.ready.all_ready(wanted.clone()) {

@@ -87,10 +87,25 @@ impl Layout {
         format!("{}-{}", self.blob.id.hex(), self.digest.hex())
     }
 
+    /// Whether every block of `range` belongs to a chunk. What does not is a hole of the file, and no image has
+    /// bytes there: the kernel asks for it only if a bootstrap refers to chunks that it does not list.
+    pub(crate) fn covers(&self, range: &Range<Decoded>) -> bool {
+        let mut covered = range.start.0;
+        for chunk in &self.blob.chunks[self.chunks_in(range)] {
+            if chunk.decoded.0 > covered {
+                return false;
+            }
+            // Checked when the layout was made: this does not overflow.
+            covered = chunk.decoded_end().0.next_multiple_of(BLOCK_SIZE);
+        }
+        covered >= range.end.0
+    }
+
     /// Positions in [`Layout::chunks`] of the chunks that have bytes in `range`.
     pub(crate) fn chunks_in(&self, range: &Range<Decoded>) -> Range<usize> {
         let chunks = &self.blob.chunks;
-        let first = chunks.partition_point(|chunk| chunk.decoded_end() <= range.start);
+        let padded_end = |chunk: &Chunk| chunk.decoded_end().0.next_multiple_of(BLOCK_SIZE);
+        let first = chunks.partition_point(|chunk| padded_end(chunk) <= range.start.0);
         let end = chunks.partition_point(|chunk| chunk.decoded < range.end);
         first..end.max(first)
     }
@@ -156,15 +171,35 @@ mod tests {
         for (range, expected) in [
             (0..1, 0..1),
             (4999..5000, 0..1),
-            (5000..8192, 1..1),
+            (5000..8192, 0..1),
             (0..20_480, 0..3),
             (4999..8193, 0..2),
-            (8242..16_385, 2..3),
+            (8242..16_385, 1..3),
+            (12_288..16_385, 2..3),
             (20_479..20_480, 2..3),
             (100..100, 0..1),
         ] {
             let decoded = Decoded(range.start)..Decoded(range.end);
             assert_eq!(layout.chunks_in(&decoded), expected, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn knows_what_no_chunk_has() {
+        let layout = Layout::new(&blob()).unwrap();
+        // Chunks have 0 to 8192, 8192 to 12288 and 16384 to 20480, up to the next block.
+        for (range, expected) in [
+            (0..12_288, true),
+            (5000..8192, true),
+            (0..0, true),
+            (16_384..20_480, true),
+            (0..12_289, false),
+            (12_288..16_384, false),
+            (12_288..12_288, true),
+            (8192..20_480, false),
+        ] {
+            let decoded = Decoded(range.start)..Decoded(range.end);
+            assert_eq!(layout.covers(&decoded), expected, "{range:?}");
         }
     }
 

@@ -22,7 +22,7 @@ use std::{
 use lazuli_image::{
     Algorithm, Digest, FormatError,
     oci::{Manifest, Platform},
-    rafs::Bootstrap,
+    rafs::{self, Bootstrap},
 };
 use lazuli_registry::{self as registry, RegistryError, Repository, into_blocking};
 use lazuli_sys::mmap::Map;
@@ -236,7 +236,10 @@ async fn fill(
     let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
     let digest = Algorithm::Blake3.digest(map.as_ref());
     // Refuse a bad image here, where its name is known, and before anything of it is kept.
-    Bootstrap::open(map).map_err(|source| ImageError::Format { image, source })?;
+    // Everything is walked once, since the kernel will believe what it says: all chunks that files
+    // refer to have to be in the chunk table, or nobody could check them.
+    let checked = Bootstrap::open(map).and_then(|bootstrap| rafs::check(&bootstrap));
+    checked.map_err(|source| ImageError::Format { image, source })?;
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
 }
 

@@ -13,6 +13,7 @@ pub fn errno(error: &ReadError) -> Errno {
         // Retries happened below; what arrives here is final. Never EAGAIN or ETIMEDOUT: programs do
         // not expect those from a regular file.
         ReadError::Corrupt { .. }
+        | ReadError::NoChunk { .. }
         | ReadError::Source { .. }
         | ReadError::Cache { .. }
         | ReadError::CutOff { .. }

@@ -95,3 +95,17 @@ fn tables_and_superblocks_are_validated() {
         assert!(error.contains(expected), "byte {at}: `{error}` does not say `{expected}`");
     }
 }
+
+/// Without its row in the chunk table nobody knows what a chunk's bytes have to be.
+#[test]
+fn files_whose_chunks_are_not_listed_are_found() {
+    // The extended superblock at 1152 has the size of the chunk table at 32.
+    let size_at = 1152 + 32;
+    let mut image = small_sample().bootstrap;
+    let size = u64::from_le_bytes(image[size_at..size_at + 8].try_into().unwrap());
+    for rows in [0, size / 80 - 1] {
+        image[size_at..size_at + 8].copy_from_slice(&(rows * 80).to_le_bytes());
+        let bootstrap = Bootstrap::open(&image[..]).unwrap();
+        assert!(check(&bootstrap).is_err(), "{rows} rows of {}", size / 80);
+    }
+}

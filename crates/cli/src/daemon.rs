@@ -1,6 +1,7 @@
 //! Finding the daemon of a root directory, and starting it when it is not there.
 
 use std::{
+    ffi::OsString,
     fs::{self, DirBuilder, OpenOptions},
     os::unix::{
         fs::{DirBuilderExt, OpenOptionsExt},
@@ -33,6 +34,8 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
     loop {
         match Client::connect(&session.root) {
             Err(ClientError::NotRunning { .. }) => {}
+            // A worker that finds many mounts again may need longer than a client waits for a sign of it.
+            Err(ClientError::NoWorker(_)) if started.elapsed() < START_LIMIT => continue,
             other => return Ok(other?),
         }
         let ended = child.as_mut().map(Child::try_wait).transpose()?.flatten();
@@ -71,7 +74,7 @@ fn has_mounts(root: &Path) -> bool {
     records.into_iter().any(|record| record.path().extension().is_some_and(|e| e == "json"))
 }
 
-/// Starts the daemon in a process group of its own, so that Ctrl-C here does not reach it.
+/// Starts the daemon.
 fn start(session: &Session) -> Result<Child> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&session.root);
     created
@@ -83,14 +86,44 @@ fn start(session: &Session) -> Result<Child> {
         .mode(0o600)
         .open(&log)
         .with_context(|| format!("cannot open {}", log.display()))?;
-    let program = std::env::current_exe().context("cannot find the lazuli program")?;
-    let mut command = Command::new(program);
-    command.arg("--root").arg(&session.root);
-    if let Some(config) = &session.config_path {
-        command.arg("--config").arg(config);
+    let mut command = Template::new(session).plain();
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    command.spawn().context("cannot start the daemon")
+}
+
+/// How this program is started with the options that it was started with.
+pub(crate) struct Template {
+    arguments: Vec<OsString>,
+}
+
+impl Template {
+    pub(crate) fn new(session: &Session) -> Self {
+        let mut arguments: Vec<OsString> = vec!["--root".into(), session.root.clone().into()];
+        if let Some(config) = &session.config_path {
+            arguments.extend(["--config".into(), config.into()]);
+        }
+        if let Some(log) = &session.log {
+            arguments.extend(["--log".into(), log.into()]);
+        }
+        Template { arguments }
     }
-    command.arg("daemon").current_dir("/").stdin(Stdio::null()).stdout(output.try_clone()?);
-    command.stderr(output).process_group(0).spawn().context("cannot start the daemon")
+
+    /// `lazuli daemon`.
+    fn plain(&self) -> Command {
+        // This very program, also when its file has been replaced: keeper and worker have to be of one version.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("lazuli").args(&self.arguments).arg("daemon").current_dir("/");
+        // A process group of its own, so that Ctrl-C here does not reach it.
+        command.process_group(0);
+        command
+    }
+
+    /// `lazuli daemon FLAG`.
+    pub(crate) fn command(&self, flag: &str) -> Command {
+        let mut command = self.plain();
+        command.arg(flag);
+        command
+    }
 }
 
 fn log_path(session: &Session) -> PathBuf {

@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use lazuli_runtime::daemon::DaemonError;
+use lazuli_runtime::keeper::KeeperError;
 
 /// `lazuli daemon`: another one serves the state directory.
 pub(crate) const LOCKED: u8 = 3;
@@ -25,6 +25,6 @@ pub(crate) fn report(error: &anyhow::Error, code: u8) -> ExitCode {
         }
     }
     eprintln!("lazuli: {message}");
-    let locked = matches!(error.downcast_ref(), Some(DaemonError::Locked { .. }));
+    let locked = matches!(error.downcast_ref(), Some(KeeperError::Locked { .. }));
     ExitCode::from(if locked { LOCKED } else { code })
 }

@@ -52,6 +52,8 @@ pub(crate) struct Session {
     pub(crate) config: Config,
     /// `--config`, absolute, to hand on to a daemon.
     pub(crate) config_path: Option<PathBuf>,
+    /// `--log`, to hand on to a daemon.
+    pub(crate) log: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -72,6 +74,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         root: real_path(&root)?,
         config,
         config_path: arguments.config.map(std::path::absolute).transpose()?,
+        log: arguments.log,
     };
     arguments.verb.run(&session)
 }

@@ -6,6 +6,7 @@ pub mod daemon;
 pub mod error;
 mod fetch;
 pub mod image;
+pub mod keeper;
 pub mod kernel;
 pub mod source;
 

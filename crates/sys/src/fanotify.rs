@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
 
 use rustix::{
@@ -149,15 +149,17 @@ impl Group {
         Ok(Some(Incoming { buffer, len, file }))
     }
 
-    /// Answers the event that came with `file`. Fails with ENOENT when nobody waits for it any more.
-    pub fn respond(&self, file: BorrowedFd<'_>, response: Response) -> io::Result<()> {
+    /// Answers the event that came with descriptor `number`, in this process or in one that is gone: the kernel
+    /// compares numbers and nothing else. Of several events with this number the oldest gets the answer. Fails with
+    /// ENOENT when nobody waits for it any more.
+    pub fn respond(&self, number: RawFd, response: Response) -> io::Result<()> {
         let decision = match response {
             Response::Allow => libc::FAN_ALLOW,
             Response::Deny => libc::FAN_DENY | (libc::EIO.cast_unsigned() << ERRNO_SHIFT),
         };
         // struct fanotify_response { __s32 fd; __u32 response; }
         let mut answer = [0; 8];
-        answer[..4].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
+        answer[..4].copy_from_slice(&number.to_ne_bytes());
         answer[4..].copy_from_slice(&decision.to_ne_bytes());
         rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &answer))?;
         Ok(())
@@ -171,6 +173,13 @@ impl Group {
         ];
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
         Ok(!fds[1].revents().is_empty())
+    }
+}
+
+/// A group that another process made and handed over.
+impl From<OwnedFd> for Group {
+    fn from(descriptor: OwnedFd) -> Self {
+        Group(descriptor)
     }
 }
 

@@ -1,4 +1,4 @@
-//! All unsafe code and raw kernel interfaces: fanotify and mmap.
+//! All unsafe code and raw kernel interfaces: fanotify, mapped and inherited memory and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. What is here is as small as the kernel
 //! interface allows: owned descriptors in and out, no policy, no parsing beyond the one field that
@@ -6,5 +6,8 @@
 #![allow(unsafe_code)]
 
 pub mod fanotify;
+pub mod inherit;
 pub mod limit;
 pub mod mmap;
+pub mod resident;
+pub mod shared;

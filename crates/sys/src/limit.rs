@@ -4,15 +4,21 @@ use std::io;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+/// Most descriptors that [`raise_descriptors`] allows: as many readers can wait at a time, and it bounds every table
+/// that has an entry for each number.
+pub const DESCRIPTORS: u32 = 1 << 16;
+
 /// Raises the number of descriptors that this process may open to its hard limit, which needs no
-/// privilege, and returns it; `None` means unlimited.
+/// privilege, but not above [`DESCRIPTORS`]; returns what holds now.
 ///
-/// Every event that waits for an answer holds a descriptor, every blob in use one more.
-pub fn raise_descriptors() -> io::Result<Option<u64>> {
+/// Every event that waits for an answer holds a descriptor, every blob in use two more.
+pub fn raise_descriptors() -> io::Result<u32> {
+    let most = u64::from(DESCRIPTORS);
     let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
+    let current = limit.maximum.map_or(most, |hard| hard.min(most));
+    limit.current = Some(current);
     setrlimit(Resource::Nofile, limit)?;
-    Ok(limit.maximum)
+    Ok(u32::try_from(current).unwrap_or(DESCRIPTORS))
 }
 
 #[cfg(test)]
@@ -21,7 +27,9 @@ mod tests {
 
     #[test]
     fn soft_limit_becomes_hard_limit() {
-        let hard = raise_descriptors().unwrap();
-        assert_eq!(getrlimit(Resource::Nofile).current, hard);
+        let raised = raise_descriptors().unwrap();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, Some(raised.into()));
+        assert!(limit.maximum.is_none_or(|hard| hard.min(DESCRIPTORS.into()) == raised.into()));
     }
 }

@@ -1,23 +1,122 @@
-use anyhow::{Context, Result};
-use clap::Args;
-use lazuli_runtime::daemon::{Daemon, Settings};
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    process::{ExitCode, Stdio},
+    sync::Arc,
+};
 
-use crate::Session;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lazuli_runtime::{
+    daemon::{self, Ended, Settings, Worker},
+    keeper::{Keeper, Programs, Role},
+};
+
+use crate::{Session, daemon as processes};
 
 /// Run the node's daemon in the foreground
 ///
-/// One daemon serves every image of a node. `mount` and `run` start it when it is not running.
+/// One daemon serves every image of a node. `mount` and `run` start it when it is not running. It consists of
+/// two processes: a worker, and a small keeper that starts another worker when one dies, while readers wait.
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    role: Roles,
+}
 
-pub(crate) fn run(session: &Session, _: &Arguments) -> Result<()> {
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct Roles {
+    /// Replace the running daemon with this program, under running containers. Returns when the new one
+    /// serves; if it cannot, the old one goes on
+    #[arg(long)]
+    takeover: bool,
+    /// The new keeper of a takeover
+    #[arg(long, hide = true)]
+    succeed: bool,
+    /// A keeper for a worker that has lost its own
+    #[arg(long, hide = true)]
+    keep: bool,
+    /// What serves
+    #[arg(long, hide = true)]
+    worker: bool,
+    /// Whether this program could serve
+    #[arg(long, hide = true)]
+    check: bool,
+}
+
+/// What the new keeper of a takeover says when all is well.
+const SERVING: &str = "serving";
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
+    let root = &session.root;
+    match arguments.role {
+        Roles { takeover: true, .. } => take_over(session)?,
+        Roles { worker: true, .. } => return work(session),
+        Roles { check: true, .. } => daemon::check(root)?,
+        Roles { succeed: true, .. } => {
+            let keeper = Keeper::succeed(root, programs(session))?;
+            let mut output = std::io::stdout();
+            // Whoever waits for this may be gone.
+            let _ = writeln!(output, "{SERVING}").and_then(|()| output.flush());
+            keeper.run()?;
+        }
+        Roles { keep: true, .. } => {
+            Keeper::adopt(root, programs(session))?.run()?;
+        }
+        Roles { .. } => {
+            Keeper::open(root, programs(session))?.run()?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This program with these options, in other roles.
+fn programs(session: &Session) -> Programs {
+    let template = processes::Template::new(session);
+    Arc::new(move |role| {
+        let flag = match role {
+            Role::Worker => "--worker",
+            Role::Keeper => "--keep",
+            Role::Check => "--check",
+        };
+        template.command(flag)
+    })
+}
+
+fn take_over(session: &Session) -> Result<()> {
+    let mut command = processes::Template::new(session).command("--succeed");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut successor = command.spawn().context("cannot start the new keeper")?;
+    let mut said = String::new();
+    if let Some(output) = successor.stdout.take() {
+        BufReader::new(output).read_line(&mut said)?;
+    }
+    if said.trim_end() != SERVING {
+        // It has said why.
+        let status = successor.wait()?;
+        bail!("nothing was taken over ({status})");
+    }
+    println!("version {} serves {}", env!("CARGO_PKG_VERSION"), session.root.display());
+    Ok(())
+}
+
+/// The worker's life.
+fn work(session: &Session) -> Result<ExitCode> {
+    // Before anything else is opened.
+    let (link, given) = Worker::enter().context("only a keeper can start a worker")?;
+    link.attend(programs(session)).context("cannot listen to the keeper")?;
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let daemon = Daemon::open(&session.root, &settings).await?;
-        daemon.serve().await.context("the daemon ended")
-    })
+    let ended = runtime.block_on(async {
+        let worker = Worker::open(&session.root, &settings, link, given).await?;
+        worker.serve().await.context("the worker ended")
+    })?;
+    match ended {
+        Ended::Stopped => Ok(ExitCode::SUCCESS),
+        // Not a destructor may run: each would take something away from the successor.
+        Ended::Left => std::process::exit(0),
+    }
 }

@@ -42,7 +42,7 @@ impl Verb {
             Verb::Check(arguments) => check::run(&arguments).map(done),
             Verb::Inspect(arguments) => inspect::run(&arguments).map(done),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
-            Verb::Daemon(arguments) => daemon::run(session, &arguments).map(done),
+            Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
         }
     }

@@ -34,11 +34,15 @@ pub(crate) fn fetch(daemon: &mut Client) -> Result<Status> {
 fn print(status: &Status) {
     let daemon = &status.daemon;
     println!(
-        "daemon   {} (pid {}), up {}",
+        "daemon   {} (keeper {}, worker {}), up {}",
         daemon.version,
+        daemon.keeper_pid,
         daemon.worker_pid,
         HumanDuration(std::time::Duration::from_secs(daemon.uptime_seconds))
     );
+    if let Some(last) = &daemon.last_exit {
+        println!("         {} workers died; the last one: {last}", daemon.restarts);
+    }
     println!("driver   {}: {}", name(daemon.driver), daemon.driver_reason);
     println!(
         "cache    {} in {} blobs at {}",

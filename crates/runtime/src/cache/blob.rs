@@ -7,7 +7,10 @@ use std::{
     future::Future,
     io,
     ops::Range,
-    os::unix::fs::FileExt as _,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt as _,
+    },
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -119,7 +122,7 @@ impl CachedBlob {
         layout: Layout,
         cache: &Cache,
     ) -> Result<Arc<Self>, CacheError> {
-        let (store, found) = Store::open(dir, &layout, &cache.boot)?;
+        let (store, found) = Store::open(dir, &layout, &cache.boot, &cache.given)?;
         let chunks = layout.chunks().len();
         let durable = ReadyMap::new(chunks, &found.durable);
         let blob = Arc::new(CachedBlob {
@@ -444,6 +447,13 @@ impl CachedBlob {
             chunks_total: self.layout.chunks().len() as u64,
             stored_bytes: self.layout.blob().stored_size,
         }
+    }
+}
+
+/// See [`CachedBlob::file`].
+impl AsFd for CachedBlob {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file().as_fd()
     }
 }
 

@@ -23,7 +23,10 @@ use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, TryLockError},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
@@ -101,6 +104,8 @@ pub struct Cache {
     boot: String,
     workers: Arc<Workers>,
     blobs: Mutex<HashMap<String, Weak<CachedBlob>>>,
+    /// See [`Cache::give`], by device and inode.
+    given: store::Given,
     /// Locked as long as anybody has it open; blobs can outlive the cache.
     lock: Arc<File>,
 }
@@ -134,8 +139,25 @@ impl Cache {
             boot,
             workers: Arc::new(Workers::new()),
             blobs: Mutex::default(),
+            given: Mutex::default(),
             lock: Arc::new(lock),
         }))
+    }
+
+    /// Gives the cache data files that an earlier process opened and marked. The cache uses them in place of opening
+    /// those files anew, because a file that is opened under a mark raises events for its own user.
+    pub fn give(&self, files: Vec<OwnedFd>) {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        for file in files.into_iter().map(File::from) {
+            if let Ok(metadata) = file.metadata() {
+                given.insert((metadata.dev(), metadata.ino()), file);
+            }
+        }
+    }
+
+    /// Closes what was given and is not in use: nothing is marked any more that is not.
+    pub fn give_back(&self) {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The blob as one image describes it. Images that say the same about it get the same

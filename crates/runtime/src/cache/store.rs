@@ -14,10 +14,12 @@
 //! docs/cache.md has the whole argument.
 
 use std::{
+    collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use lazuli_image::{Algorithm, Digest};
@@ -31,6 +33,9 @@ const LIVE: &str = "live";
 
 /// Bytes of a binding, and of the checksum.
 const HASH: usize = 32;
+
+/// Data files that are open already, by device and inode, see [`super::Cache::give`].
+pub(crate) type Given = Mutex<HashMap<(u64, u64), File>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -57,9 +62,10 @@ impl Store {
         dir: PathBuf,
         layout: &Layout,
         boot: &str,
+        given: &Given,
     ) -> Result<(Self, Found), CacheError> {
         let words = word_count(layout.chunks().len());
-        let data = match open_data(&dir.join(DATA), layout.file_size()) {
+        let data = match open_data(&dir.join(DATA), layout.file_size(), given) {
             Ok(Some(data)) => data,
             Ok(None) => create_data(&dir, layout.file_size()).map_err(CacheError::io(&dir))?,
             Err(error) => return Err(CacheError::io(dir.join(DATA))(error)),
@@ -132,14 +138,18 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// The data file of an earlier time, when it is one.
-fn open_data(path: &Path, size: u64) -> io::Result<Option<File>> {
-    match private().read(true).write(true).open(path) {
-        Ok(file) => {
-            let metadata = file.metadata()?;
-            Ok((metadata.is_file() && metadata.len() == size).then_some(file))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        metadata => metadata?,
+    };
+    if !metadata.is_file() || metadata.len() != size {
+        return Ok(None);
+    }
+    let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
+    match given.remove(&(metadata.dev(), metadata.ino())) {
+        Some(file) => Ok(Some(file)),
+        None => private().read(true).write(true).open(path).map(Some),
     }
 }
 

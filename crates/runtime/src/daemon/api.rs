@@ -73,6 +73,8 @@ pub enum Response {
     Done,
     /// What is served.
     Status(Status),
+    /// Nothing was done, because another worker takes over at this moment: ask again.
+    Again,
     /// It was not done.
     Error {
         /// Why, for people.
@@ -101,13 +103,20 @@ pub struct Status {
 /// The daemon itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DaemonStatus {
+    /// Process that holds what must not close while another worker is started.
+    pub keeper_pid: u32,
     /// Process that serves readers.
     pub worker_pid: u32,
-    /// Version of that process.
+    /// Workers that died and were started again since the keeper was started.
+    pub restarts: u64,
+    /// How the last one of them ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_exit: Option<String>,
+    /// Version of both.
     pub version: String,
     /// State directory.
     pub root: PathBuf,
-    /// Seconds since it started.
+    /// Seconds since that process started.
     pub uptime_seconds: u64,
     /// What `--driver auto` means here.
     pub driver: DriverChoice,

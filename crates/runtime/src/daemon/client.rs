@@ -1,9 +1,12 @@
 //! The other end of the control socket.
 
 use std::{
+    fs::File,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -11,9 +14,22 @@ use super::{
     socket,
 };
 
+use crate::keeper::{self, KeeperInfo};
+
+/// How long a worker may leave a client waiting before the keeper is asked how it is. A new worker after one that died
+/// needs a tenth of that.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long the keeper may need to end after its worker.
+const END: Duration = Duration::from_secs(10);
+
+/// How often a request is repeated that met the end of a worker. Each meets a new one.
+const REPEATS: usize = 20;
+
 /// A connection to the daemon of one root directory.
 #[derive(Debug)]
 pub struct Client {
+    root: PathBuf,
     stream: BufReader<UnixStream>,
 }
 
@@ -29,6 +45,12 @@ pub enum ClientError {
     /// The connection broke.
     #[error("the daemon did not answer: {0}; its log says why")]
     Connection(#[from] io::Error),
+    /// The worker does not come up.
+    #[error("the daemon's worker does not answer{}; its log says why", describe(.0))]
+    NoWorker(KeeperInfo),
+    /// The worker ended while it worked on the request.
+    #[error("the daemon's worker ended while it worked on this, another one goes on: see what is mounted, and try again")]
+    Interrupted,
     /// The answer is not one of [`Response`].
     #[error("the daemon answered something else than expected: {0}; is it another version?")]
     Protocol(#[from] serde_json::Error),
@@ -40,14 +62,20 @@ pub enum ClientError {
 impl Client {
     /// Connects to the daemon of `root`. One that is just ending counts as not running.
     pub fn connect(root: &Path) -> Result<Self, ClientError> {
-        let connected = socket::connect(root).map_err(ClientError::from).and_then(|stream| {
-            let mut client = Client { stream: BufReader::new(stream) };
-            client.call(&Request::Ping)?;
+        let connected = dial(root).and_then(|stream| {
+            let mut client = Client { root: root.to_owned(), stream };
+            client.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
+            client.exchange(&Request::Ping)?;
+            client.stream.get_ref().set_read_timeout(None)?;
             Ok(client)
         });
         connected.map_err(|error| match error {
             ClientError::Connection(error) if is_gone(&error) => {
                 ClientError::NotRunning { root: root.to_owned() }
+            }
+            ClientError::Connection(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                keeper::report(root)
+                    .map_or(ClientError::Connection(error), ClientError::NoWorker)
             }
             error => error,
         })
@@ -56,16 +84,41 @@ impl Client {
     /// Asks the daemon to end and waits until it has ended.
     pub fn stop(mut self, force: bool) -> Result<(), ClientError> {
         self.call(&Request::Stop { force })?;
-        // The kernel closes the connection when the process is gone, locks and all.
+        // The kernel closes the connection when the worker is gone; the lock goes with the keeper.
         let mut rest = [0];
         match self.stream.read(&mut rest) {
-            Err(error) if !is_gone(&error) => Err(error.into()),
-            _ => Ok(()),
+            Err(error) if !is_gone(&error) => return Err(error.into()),
+            _ => {}
         }
+        let lock = File::open(self.root.join("lock"))?;
+        let started = Instant::now();
+        while lock.try_lock().is_err() && started.elapsed() < END {
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
     }
 
     /// Asks and waits for the answer. [`Response::Error`] becomes [`ClientError::Refused`].
     pub fn call(&mut self, request: &Request) -> Result<Response, ClientError> {
+        let harmless = matches!(request, Request::Ping | Request::Status);
+        for _ in 0..REPEATS {
+            match self.exchange(request) {
+                Ok(Response::Error { message }) => return Err(ClientError::Refused(message)),
+                Ok(Response::Again) => {}
+                Err(ClientError::Connection(error)) if is_gone(&error) => {
+                    if !harmless {
+                        return Err(ClientError::Interrupted);
+                    }
+                }
+                answer => return answer,
+            }
+            // The keeper holds the socket: the next worker answers.
+            self.stream = dial(&self.root)?;
+        }
+        Err(ClientError::Interrupted)
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Response, ClientError> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes())?;
@@ -73,11 +126,18 @@ impl Client {
         if self.stream.read_line(&mut line)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        match serde_json::from_str(&line)? {
-            Response::Error { message } => Err(ClientError::Refused(message)),
-            response => Ok(response),
-        }
+        Ok(serde_json::from_str(&line)?)
     }
+}
+
+fn dial(root: &Path) -> Result<BufReader<UnixStream>, ClientError> {
+    Ok(BufReader::new(socket::connect(root)?))
+}
+
+fn describe(info: &KeeperInfo) -> String {
+    let last = info.last_exit.as_ref().map(|last| format!(": the last one: {last}"));
+    let next = info.next_start_seconds.map(|next| format!(", the next one starts in {next:.1} s"));
+    format!("{}{}", last.unwrap_or_default(), next.unwrap_or_default())
 }
 
 /// Nobody listens, or whoever did went away.

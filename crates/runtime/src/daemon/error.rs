@@ -9,12 +9,6 @@ use crate::{cache::CacheError, image::ImageError};
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another daemon has this root directory. The `daemon` verb exits with 3 then.
-    #[error("another daemon serves {root}")]
-    Locked {
-        /// The root directory.
-        root: PathBuf,
-    },
     /// The name of the image or its platform cannot be parsed, or a registry cannot be asked.
     #[error(transparent)]
     Registry(#[from] lazuli_registry::RegistryError),
@@ -75,16 +69,6 @@ pub enum DaemonError {
     /// The daemon is about to end, or the client went away.
     #[error("given up: the daemon is ending")]
     Stopping,
-    /// Paths below the root directory would be longer than the mount API takes.
-    #[error(
-        "the state directory {root} is too long: the kernel takes paths of {limit} bytes there"
-    )]
-    RootTooLong {
-        /// The root directory.
-        root: PathBuf,
-        /// Most bytes.
-        limit: usize,
-    },
     /// The driver that was asked for does not work here.
     #[error("the driver {driver} does not work here: {reason}")]
     Driver {

@@ -1,38 +1,34 @@
-//! The node's daemon: one process serves every image of a root directory.
+//! The node's daemon: a [keeper](crate::keeper) and its worker, which serves every image of a root directory.
 //!
 //! ```text
 //! ROOT/
 //!   lock          held by the daemon
+//!   keeper.sock   where a successor of the keeper asks for everything
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
 //!   images/       see [`crate::image`]
 //!   mounts/       what is mounted where
+//!   filesystems/  EROFS file systems that live, mounted or not
 //! ```
 
+mod adopt;
 mod api;
 mod client;
 mod error;
+mod filesystems;
 mod holders;
-mod lingering;
 mod node;
 mod record;
 mod served;
 mod server;
 mod socket;
 
-use std::{
-    fs::{DirBuilder, File, TryLockError},
-    io,
-    os::unix::fs::DirBuilderExt,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, os::fd::OwnedFd, path::Path, sync::Arc, time::Duration};
 
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc::UnboundedReceiver, watch},
 };
 
 pub use api::{
@@ -43,6 +39,15 @@ pub use client::{Client, ClientError};
 pub use error::DaemonError;
 use node::Node;
 
+use crate::{
+    image::StoredImage,
+    keeper::{Given, Held, Link, Order},
+    kernel::{
+        Probe,
+        fanotify::{Estate, GROUP, Journal, Session, Unanswered},
+    },
+};
+
 /// What the operator may set; `None` is the default.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -52,65 +57,147 @@ pub struct Settings {
     pub deadline: Option<Duration>,
 }
 
-/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest one below the
-/// root is `/images/<64 digits>/bootstrap`.
-const ROOT_LIMIT: usize = 255 - 82;
+/// The keeper's name for the control socket.
+const CONTROL: &str = "control";
 
-/// A daemon that has its root directory to itself.
+/// How long requests of clients may take that are under way when another worker takes over.
+const QUIESCE: Duration = Duration::from_secs(5);
+
+/// The journal of the worker before, and what it left in it.
+type Left = (Journal, Vec<Unanswered>);
+
+/// The worker: everything but holding descriptors.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct Worker {
     node: Arc<Node>,
     listener: UnixListener,
-    _lock: File,
+    link: Arc<Link>,
+    orders: UnboundedReceiver<Order>,
+    _held: Held,
 }
 
-impl Daemon {
-    /// Takes the root directory, finds earlier mounts again, and listens.
-    pub async fn open(root: &Path, settings: &Settings) -> Result<Self, DaemonError> {
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing is mounted any more.
+    Stopped,
+    /// Another worker goes on. The process has to exit at once, without taking anything down.
+    Left,
+}
+
+impl Worker {
+    /// Meets the keeper, which waits at standard input. To be called before the process opens anything.
+    pub fn enter() -> io::Result<(Arc<Link>, Given<Left>)> {
+        Link::enter(Journal::open)
+    }
+
+    /// Finds earlier mounts again, and answers everybody who waits.
+    ///
+    /// # Errors
+    /// The process has to exit then, and the keeper starts another one.
+    pub async fn open(
+        root: &Path,
+        settings: &Settings,
+        link: Arc<Link>,
+        given: Given<Left>,
+    ) -> Result<Self, DaemonError> {
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| DaemonError::Io { path, source }
         };
-        // Nobody else may reach set-user-id programs of images or containers below it, nor the socket.
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
-        created.map_err(io(root))?;
-        // The kernel shows mounts by their real paths.
         let root = root.canonicalize().map_err(io(root))?;
-        if root.as_os_str().len() > ROOT_LIMIT {
-            return Err(DaemonError::RootTooLong { root, limit: ROOT_LIMIT });
+        let Given { journal, mut descriptors, orders } = given;
+        let group = descriptors.remove(GROUP);
+        let estate = group.zip(journal);
+        let gap = estate.is_none();
+        let mut node = Node::open(&root, settings, link.clone(), !gap)?;
+        let mut left = Vec::new();
+        match estate {
+            Some((group, (journal, unanswered))) => {
+                let resumed = Session::resume(&link, Estate { group, journal, unanswered });
+                let (session, unanswered) =
+                    resumed.map_err(|error| io(&root.join("cache"))(error.into()))?;
+                node.fanotify = Some(session);
+                left = unanswered;
+            }
+            None => node.start_fanotify(),
         }
-        let lock = root.join("lock");
-        let file = File::create(&lock).map_err(io(&lock))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(DaemonError::Locked { root }),
-            Err(TryLockError::Error(error)) => return Err(io(&lock)(error)),
-        }
-        let node = Arc::new(Node::open(&root, settings)?);
-        node.adopt().await?;
-        let listen = || {
-            let listener = socket::listen(&root)?;
-            listener.set_nonblocking(true)?;
-            UnixListener::from_std(listener)
-        };
-        let listener = listen().map_err(io(&root.join("daemon.sock")))?;
-        tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "listening");
-        Ok(Daemon { node, listener, _lock: file })
+        let control = descriptors.remove(CONTROL);
+        let node = Arc::new(node);
+        // Marks, connections and mounts go when `stop` takes them away, and never because something went out of
+        // scope: not when a part of this fails, and not in a panic.
+        std::mem::forget(node.clone());
+        let adoption = node.adopt(descriptors, gap).await?;
+        node.answer(adoption, left).await?;
+        let path = root.join("daemon.sock");
+        let (listener, held) = listen(&root, control, &link).map_err(io(&path))?;
+        link.serving();
+        tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "serving");
+        Ok(Worker { node, listener, link, orders, _held: held })
     }
 
-    /// Serves until a client or a signal asks to stop. A signal stops as `stop --force` does: every
-    /// mount is detached first, because a reader without a daemon would see holes.
-    pub async fn serve(self) -> io::Result<()> {
+    /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop --force` does:
+    /// every mount is detached first, because a reader without a daemon would see holes.
+    pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let Daemon { node, listener, _lock } = self;
-        let signal = tokio::select! {
-            result = server::serve(node.clone(), listener, &stop) => return result,
+        let Worker { node, listener, link, mut orders, _held } = self;
+        let why = tokio::select! {
+            result = server::serve(node.clone(), listener, &stop) => {
+                link.stopped();
+                return result.map(|()| Ended::Stopped);
+            }
             _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
+            order = orders.recv() => match order {
+                Some(Order::Leave) => {
+                    tracing::info!("leaving for a successor");
+                    node.quiesce(QUIESCE).await;
+                    return Ok(Ended::Left);
+                }
+                Some(Order::Stop) | None => "the keeper",
+            },
         };
-        tracing::info!(signal, "ending");
-        node.stop(true).await.map_err(io::Error::other)
+        tracing::info!(why, "ending");
+        node.stop(true).await.map_err(io::Error::other)?;
+        link.stopped();
+        Ok(Ended::Stopped)
+    }
+}
+
+/// The control socket: the one that clients are waiting at, or a new one.
+fn listen(
+    root: &Path,
+    control: Option<OwnedFd>,
+    link: &Arc<Link>,
+) -> io::Result<(UnixListener, Held)> {
+    let listener = match control {
+        Some(control) => control.into(),
+        None => socket::listen(root)?,
+    };
+    listener.set_nonblocking(true)?;
+    let held = link.hold(CONTROL.to_owned(), Arc::new(listener.try_clone()?));
+    Ok((UnixListener::from_std(listener)?, held))
+}
+
+/// Finds out whether this program could serve `root`: whether it can read what is recorded there, and which drivers
+/// work. Changes nothing.
+pub fn check(root: &Path) -> Result<(), DaemonError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| DaemonError::Io { path, source }
+    };
+    let images = root.join("images");
+    for record in node::recorded_mounts(root)? {
+        StoredImage::open(&images.join(record.manifest_digest.hex()))?;
+    }
+    let cache = root.join("cache");
+    std::fs::create_dir_all(&cache).map_err(io(&cache))?;
+    let probe = Probe::run(&cache);
+    match (&probe.fanotify, &probe.fuse) {
+        (Err(fanotify), Err(fuse)) => {
+            let reason = format!("fanotify: {fanotify}; fuse: {fuse}");
+            Err(DaemonError::Driver { driver: "auto", reason })
+        }
+        _ => Ok(()),
     }
 }

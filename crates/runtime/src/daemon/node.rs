@@ -12,24 +12,28 @@ use std::{
 
 use lazuli_image::Digest;
 use lazuli_registry::{ImageName, Options, Platform};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, RwLock, watch};
 
 use super::{
     DaemonError, Settings,
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
+    filesystems::Filesystems,
     holders,
-    lingering::{Lingering, cut_off_file},
-    record::{MountRecord, Records},
+    record::{MountRecord, Records, mount_key},
     served::{Attachment, Counters, ServedImage},
 };
 use crate::{
     cache::{self, Cache},
     image::{self, Fetched, StoredImage},
+    keeper::Link,
     kernel::{
         Probe, fanotify, fuse,
         mountinfo::{self, Mounted as KernelMount},
     },
 };
+
+/// How the keeper's names of FUSE connections begin.
+pub(super) const FUSE: &str = "fuse-";
 
 /// How often file systems that outlive their mounts are looked after.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -37,16 +41,21 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Everything of one root directory.
 #[derive(Debug)]
 pub(super) struct Node {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     deadline: Duration,
-    cache: Arc<Cache>,
+    pub(super) cache: Arc<Cache>,
     probe: Probe,
-    fanotify: Option<Arc<fanotify::Session>>,
-    records: Records,
+    pub(super) link: Arc<Link>,
+    pub(super) fanotify: Option<Arc<fanotify::Session>>,
+    pub(super) records: Records<MountRecord>,
     images: Mutex<HashMap<Digest, Weak<ServedImage>>>,
     mounts: Mutex<BTreeMap<PathBuf, Slot>>,
-    lingering: Arc<Lingering>,
+    pub(super) filesystems: Arc<Filesystems>,
+    /// Which start of the kernel this is.
+    pub(super) boot: String,
     stopping: watch::Sender<bool>,
+    /// Read while a request is carried out.
+    pub(super) working: Arc<RwLock<()>>,
     started: Instant,
 }
 
@@ -74,16 +83,29 @@ struct Mount {
 }
 
 impl Node {
-    pub(super) fn open(root: &Path, settings: &Settings) -> Result<Self, DaemonError> {
+    /// Opens what is in `root`. With `probe`, the fanotify driver has proven itself.
+    pub(super) fn open(
+        root: &Path,
+        settings: &Settings,
+        link: Arc<Link>,
+        proven: bool,
+    ) -> Result<Self, DaemonError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| DaemonError::Io { path, source }
+        };
         for part in ["cache", "images"] {
             let path = root.join(part);
             let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-            created.map_err(|source| DaemonError::Io { path, source })?;
+            created.map_err(io(&path))?;
         }
         image::sweep(&root.join("images"));
-        let path = root.join("mounts");
-        let records = Records::open(path.clone());
-        let records = records.map_err(|source| DaemonError::Io { path, source })?;
+        let [mounts, filesystems] = ["mounts", "filesystems"].map(|name| root.join(name));
+        let records = Records::open(mounts.clone()).map_err(io(&mounts))?;
+        let alive = Records::open(filesystems.clone()).map_err(io(&filesystems))?;
+        let filesystems = Filesystems::new(alive);
+        let boot = Path::new("/proc/sys/kernel/random/boot_id");
+        let boot = fs::read_to_string(boot).map_err(io(boot))?.trim_end().to_owned();
         let defaults = cache::Settings::default();
         let cache_settings = cache::Settings {
             amplify: settings.amplify.unwrap_or(defaults.amplify),
@@ -91,89 +113,39 @@ impl Node {
             ..defaults
         };
         let deadline = cache_settings.deadline;
-        let cache = Cache::open(&root.join("cache"), cache_settings)?;
-        let mut probe = Probe::run(&root.join("cache"));
-        let mut session = None;
-        if probe.fanotify.is_ok() {
-            match fanotify::Session::start() {
-                Ok(started) => session = Some(started),
-                Err(error) => probe.fanotify = Err(error.to_string()),
-            }
-        }
-        let lingering = Arc::new(Lingering::default());
-        tokio::spawn(sweep(Arc::downgrade(&lingering)));
+        let directory = root.join("cache");
+        let cache = Cache::open(&directory, cache_settings)?;
+        let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
+        tokio::spawn(sweep(Arc::downgrade(&filesystems)));
         Ok(Node {
             root: root.to_owned(),
             deadline,
             cache,
             probe,
-            fanotify: session,
+            link,
+            fanotify: None,
             records,
             images: Mutex::default(),
             mounts: Mutex::default(),
-            lingering,
+            filesystems,
+            boot,
             stopping: watch::Sender::new(false),
+            working: Arc::default(),
             started: Instant::now(),
         })
     }
 
-    /// Finds the mounts of a daemon that did not end properly, and serves them again.
-    pub(super) async fn adopt(&self) -> Result<(), DaemonError> {
-        let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
-        let mounts = mountinfo::list().map_err(io)?;
-        for record in self.records.all().map_err(io)? {
-            let mountpoint = record.request.mountpoint.clone();
-            let Some(mount) = seen_at(&mounts, &mountpoint).filter(|m| self.is_ours(m, &record))
-            else {
-                // Gone, or the place of something else by now.
-                self.forget(&mountpoint);
-                continue;
-            };
-            let (id, devices) = (mount.id, record.devices.clone());
-            match self.adopt_one(record, id).await {
-                Ok(()) => tracing::info!(mountpoint = %mountpoint.display(), "served again"),
-                Err(error) => {
-                    let error = error.for_people();
-                    tracing::error!(mountpoint = %mountpoint.display(), error, "mount is lost");
-                    devices.iter().for_each(|path| cut_off_file(path));
-                    detach(&mountpoint);
-                    self.forget(&mountpoint);
-                }
-            }
+    /// Listens for events, if this machine can.
+    pub(super) fn start_fanotify(&mut self) {
+        if self.probe.fanotify.is_err() {
+            return;
         }
-        Ok(())
-    }
-
-    /// Whether a mount is the one that a record speaks of.
-    fn is_ours(&self, mount: &KernelMount, record: &MountRecord) -> bool {
-        match record.driver {
-            DriverChoice::Fuse => mount.kind == fuse::KIND,
-            _ => {
-                let image = self.root.join("images").join(record.manifest_digest.hex());
-                mount.kind == "erofs" && mount.source == image::bootstrap_path(&image)
-            }
+        let started = fanotify::Session::start(&self.link)
+            .and_then(|session| session.listen(Vec::new()).map(|()| session));
+        match started {
+            Ok(session) => self.fanotify = Some(session),
+            Err(error) => self.probe.fanotify = Err(error.to_string()),
         }
-    }
-
-    async fn adopt_one(&self, mut record: MountRecord, id: u64) -> Result<(), DaemonError> {
-        let directory = self.root.join("images").join(record.manifest_digest.hex());
-        let stored = StoredImage::open(&directory)?;
-        let name: ImageName = record.request.image.parse()?;
-        let image = self.serve(stored, &name, &record.request).await?;
-        let mountpoint = record.request.mountpoint.clone();
-        let (attachment, id) = match (&self.fanotify, record.backing.clone()) {
-            (Some(session), Some(backing)) => {
-                let adopted = image.adopt(session, &self.lingering, &mountpoint, backing).await;
-                (adopted.map_err(|source| mount_error(&record, source))?, id)
-            }
-            _ => {
-                // The connection died with its daemon; a new one takes its place.
-                detach(&mountpoint);
-                self.attach(&image, &mut record).await?
-            }
-        };
-        self.insert(record, image, attachment, id, Fetched::default()).await;
-        Ok(())
     }
 
     /// Mounts an image. `cancelled` ends the part that may take long, fetching the metadata.
@@ -228,9 +200,8 @@ impl Node {
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let image = self.serve(stored, &name, &request).await?;
-        let devices = image.devices();
         let mut record =
-            MountRecord { request, manifest_digest, driver, driver_reason, backing: None, devices };
+            MountRecord { request, manifest_digest, driver, driver_reason, backing: None };
         let attached = self.attach(&image, &mut record).await;
         let (attachment, id) = attached.inspect_err(|_| self.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
@@ -264,7 +235,7 @@ impl Node {
     }
 
     /// The served form of an image: the same for all of its mounts.
-    async fn serve(
+    pub(super) async fn serve(
         &self,
         stored: StoredImage,
         name: &ImageName,
@@ -285,7 +256,7 @@ impl Node {
     }
 
     /// Mounts, with a record of it on disk before it can be seen.
-    async fn attach(
+    pub(super) async fn attach(
         &self,
         image: &Arc<ServedImage>,
         record: &mut MountRecord,
@@ -294,7 +265,8 @@ impl Node {
         let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
         let attached = match (&self.fanotify, record.driver) {
             (Some(session), DriverChoice::Fanotify) => {
-                let mount = image.erofs(session, &self.lingering).await;
+                let mount =
+                    image.erofs(session, &self.filesystems, &record.request, &self.boot).await;
                 let mount = mount.map_err(|source| mount_error(record, source))?;
                 record.backing = Some(mount.erofs.backing().clone());
                 self.records.write(record).map_err(io)?;
@@ -302,7 +274,8 @@ impl Node {
             }
             _ => {
                 self.records.write(record).map_err(io)?;
-                image.fuse(&mountpoint, &record.request.image).await
+                let session = image.fuse(&mountpoint, &record.request.image).await;
+                session.map(|session| self.attachment(session, &mountpoint))
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;
@@ -311,7 +284,14 @@ impl Node {
         Ok((attachment, id))
     }
 
-    async fn insert(
+    /// A FUSE mount whose connection the keeper holds.
+    pub(super) fn attachment(&self, session: fuse::Session, mountpoint: &Path) -> Attachment {
+        let name = format!("{FUSE}{}", mount_key(mountpoint));
+        let _held = self.link.hold(name, session.connection());
+        Attachment::Fuse { session: Arc::new(session), _held }
+    }
+
+    pub(super) async fn insert(
         &self,
         record: MountRecord,
         image: Arc<ServedImage>,
@@ -379,9 +359,13 @@ impl Node {
             Slot::Mounted(mount) => Some(mount.status()),
             Slot::Busy => None,
         });
+        let keeper = self.link.keeper().unwrap_or_default();
         Ok(Status {
             daemon: DaemonStatus {
+                keeper_pid: keeper.pid,
                 worker_pid: std::process::id(),
+                restarts: keeper.restarts,
+                last_exit: keeper.last_exit,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 root: self.root.clone(),
                 uptime_seconds: self.started.elapsed().as_secs(),
@@ -391,6 +375,14 @@ impl Node {
             },
             mounts: mounted.collect(),
         })
+    }
+
+    /// Lets requests under way get done, for a while; later ones are answered with [`super::Response::Again`] for ever.
+    pub(super) async fn quiesce(&self, patience: Duration) {
+        match tokio::time::timeout(patience, self.working.clone().write_owned()).await {
+            Ok(guard) => std::mem::forget(guard),
+            Err(_) => tracing::warn!("leaving in the middle of a request"),
+        }
     }
 
     /// Makes the node ready to end; nothing is mounted afterwards. Without `force` it refuses while anybody
@@ -423,10 +415,10 @@ impl Node {
             }
             self.forget(&mountpoint);
         }
-        let lingering = self.lingering.clone();
+        let filesystems = self.filesystems.clone();
         let ended = tokio::task::spawn_blocking(move || {
-            lingering.settle();
-            lingering.cut_off();
+            filesystems.settle();
+            filesystems.cut_off();
         });
         ended.await.unwrap_or_else(|error| tracing::error!(%error, "stopping failed half way"));
         self.cache.flush();
@@ -439,7 +431,7 @@ impl Node {
                 mounts.keys().map(|path| path.display().to_string()).collect();
             return Err(DaemonError::Mounted { mountpoints: mountpoints.join(", ") });
         }
-        let images = self.lingering.settle();
+        let images = self.filesystems.settle();
         if images.is_empty() { Ok(()) } else { Err(DaemonError::StillUsed { images }) }
     }
 
@@ -463,8 +455,8 @@ impl Node {
         });
     }
 
-    fn forget(&self, mountpoint: &Path) {
-        if let Err(error) = self.records.remove(mountpoint) {
+    pub(super) fn forget(&self, mountpoint: &Path) {
+        if let Err(error) = self.records.remove(&mount_key(mountpoint)) {
             tracing::warn!(mountpoint = %mountpoint.display(), %error, "stale mount record stays");
         }
     }
@@ -490,23 +482,30 @@ impl Mount {
     }
 }
 
-async fn sweep(lingering: Weak<Lingering>) {
+async fn sweep(filesystems: Weak<Filesystems>) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        match lingering.upgrade() {
-            Some(lingering) => lingering.sweep(),
+        match filesystems.upgrade() {
+            Some(filesystems) => filesystems.sweep(),
             None => return,
         }
     }
 }
 
+/// What is recorded as mounted below `root`.
+pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonError> {
+    let path = root.join("mounts");
+    let records = Records::open(path.clone()).and_then(|records| records.all());
+    records.map_err(|source| DaemonError::Io { path, source })
+}
+
 /// The mount that is seen at a place: the last one made there.
-fn seen_at<'a>(mounts: &'a [KernelMount], mountpoint: &Path) -> Option<&'a KernelMount> {
+pub(super) fn seen_at<'a>(mounts: &'a [KernelMount], mountpoint: &Path) -> Option<&'a KernelMount> {
     mounts.iter().rfind(|mount| mount.target == mountpoint)
 }
 
-/// Takes a mount of an earlier daemon away.
-fn detach(mountpoint: &Path) {
+/// Takes a mount of an earlier worker away.
+pub(super) fn detach(mountpoint: &Path) {
     if let Err(error) = fuse::detach(mountpoint) {
         tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
     }
@@ -516,7 +515,7 @@ fn options(request: &MountRequest) -> Options {
     Options { plain_http: request.plain_http, ..Options::default() }
 }
 
-fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {
+pub(super) fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {
     let MountRequest { image, mountpoint, .. } = &record.request;
     DaemonError::Mount { image: image.clone(), mountpoint: mountpoint.clone(), source }
 }

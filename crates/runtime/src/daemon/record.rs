@@ -1,20 +1,28 @@
-//! What is mounted, on disk: how a daemon finds its mounts again after a restart.
+//! What is mounted, on disk: how a worker finds the mounts of its predecessor again.
 //!
-//! One JSON file per mount point in `ROOT/mounts`, written before the mount is made and removed
-//! after it is gone. A record without a mount is left from a crash between the two, and harmless.
+//! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A record is written
+//! before anybody can use what it speaks of, and removed after it is gone. A record of something that does not exist is left
+//! from a crash between the two, and harmless.
 
 use std::{
     fs::{self, DirBuilder},
     io,
+    marker::PhantomData,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use lazuli_image::{Algorithm, Digest};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::api::{DriverChoice, MountRequest};
 use crate::kernel::mount::Backing;
+
+/// Something that is recorded.
+pub(super) trait Record: Serialize + DeserializeOwned {
+    /// What tells it from others of its kind; fits into a file name.
+    fn key(&self) -> String;
+}
 
 /// One mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,41 +37,51 @@ pub(super) struct MountRecord {
     pub(super) driver_reason: String,
     /// What the kernel calls the file system behind an EROFS mount.
     pub(super) backing: Option<Backing>,
-    /// The files behind an EROFS mount.
-    pub(super) devices: Vec<PathBuf>,
 }
 
-/// The directory of records.
+impl Record for MountRecord {
+    fn key(&self) -> String {
+        mount_key(&self.request.mountpoint)
+    }
+}
+
+/// The key of a mount. Mount points may be longer than a file name; their digest is not.
+pub(super) fn mount_key(mountpoint: &Path) -> String {
+    Algorithm::Blake3.digest(mountpoint.as_os_str().as_encoded_bytes()).hex()
+}
+
+/// A directory of records.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(super) struct Records<T> {
     directory: PathBuf,
+    kind: PhantomData<fn() -> T>,
 }
 
-impl Records {
+impl<T: Record> Records<T> {
     /// Opens or creates the directory.
     pub(super) fn open(directory: PathBuf) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        Ok(Records { directory })
+        Ok(Records { directory, kind: PhantomData })
     }
 
-    /// Writes the record of a mount point, whole or not at all.
-    pub(super) fn write(&self, record: &MountRecord) -> io::Result<()> {
-        let path = self.path(&record.request.mountpoint);
+    /// Writes a record, whole or not at all.
+    pub(super) fn write(&self, record: &T) -> io::Result<()> {
+        let path = self.path(&record.key());
         let partial = path.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(record)?)?;
-        fs::rename(partial, path)
+        fs::rename(&partial, path)
     }
 
-    /// Forgets a mount point.
-    pub(super) fn remove(&self, mountpoint: &Path) -> io::Result<()> {
-        match fs::remove_file(self.path(mountpoint)) {
+    /// Removes a record.
+    pub(super) fn remove(&self, key: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(key)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
     /// All records that can be read; others are logged and left alone.
-    pub(super) fn all(&self) -> io::Result<Vec<MountRecord>> {
+    pub(super) fn all(&self) -> io::Result<Vec<T>> {
         let mut records = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
@@ -78,9 +96,7 @@ impl Records {
         Ok(records)
     }
 
-    fn path(&self, mountpoint: &Path) -> PathBuf {
-        // Mount points may be longer than a file name; their digest is not.
-        let name = Algorithm::Blake3.digest(mountpoint.as_os_str().as_encoded_bytes());
-        self.directory.join(format!("{}.json", name.hex()))
+    fn path(&self, key: &str) -> PathBuf {
+        self.directory.join(format!("{key}.json"))
     }
 }

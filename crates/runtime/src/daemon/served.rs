@@ -4,24 +4,30 @@ use std::{
     collections::HashSet,
     fs, io,
     ops::Range,
-    path::{Path, PathBuf},
+    os::fd::OwnedFd,
+    path::Path,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use lazuli_image::{BlobIndex, Decoded};
 use lazuli_registry::Repository;
+use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
 
-use super::lingering::{ErofsMount, Lingering};
+use super::{
+    api::MountRequest,
+    filesystems::{ErofsMount, FilesystemRecord, Filesystems},
+};
 use crate::{
     cache::{Cache, CacheError, CachedBlob},
     image::StoredImage,
+    keeper::Held,
     kernel::{
         errno::errno,
         fanotify::{self, Watch},
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
-        mount::{self, Backing},
+        mount,
     },
     source::{RepositorySource, Retry},
 };
@@ -46,7 +52,11 @@ pub(super) enum Attachment {
     /// A bind mount of the image's EROFS mount.
     Bind(Arc<ErofsMount>),
     /// A FUSE connection.
-    Fuse(Arc<fuse::Session>),
+    Fuse {
+        session: Arc<fuse::Session>,
+        /// The keeper holds it, too.
+        _held: Held,
+    },
 }
 
 /// What was done for an image so far.
@@ -88,16 +98,11 @@ impl ServedImage {
         self.stored.bytes_total
     }
 
-    /// The files behind the image's EROFS mount.
-    pub(super) fn devices(&self) -> Vec<PathBuf> {
-        self.blobs.iter().map(|blob| blob.path()).collect()
-    }
-
     pub(super) fn counters(&self, attachment: &Attachment) -> Counters {
         let mut counters = Counters {
             events: match attachment {
                 Attachment::Bind(mount) => mount.events(),
-                Attachment::Fuse(session) => session.requests(),
+                Attachment::Fuse { session, .. } => session.requests(),
             },
             ..Counters::default()
         };
@@ -115,7 +120,9 @@ impl ServedImage {
     pub(super) async fn erofs(
         &self,
         session: &Arc<fanotify::Session>,
-        lingering: &Arc<Lingering>,
+        filesystems: &Arc<Filesystems>,
+        request: &MountRequest,
+        boot: &str,
     ) -> io::Result<Arc<ErofsMount>> {
         let mut erofs = self.erofs.lock().await;
         if let Some(mount) = erofs.upgrade() {
@@ -123,51 +130,69 @@ impl ServedImage {
         }
         let mut watches = self.watch(session)?;
         let mounted = fanotify::mount(&self.stored.bootstrap_path(), &mut watches)?;
-        let image = self.stored.manifest_digest;
-        let mount = Arc::new(ErofsMount::new(mounted, watches, image, lingering.clone()));
+        let record = FilesystemRecord {
+            request: request.clone(),
+            manifest_digest: self.stored.manifest_digest,
+            backing: mounted.backing().clone(),
+            devices: self.blobs.iter().map(|blob| blob.path()).collect(),
+            boot: boot.to_owned(),
+        };
+        let mount = filesystems.add(mounted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
         Ok(mount)
     }
 
-    /// Takes over what an earlier daemon bound at `mountpoint`.
+    /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`, nobody listened for
+    /// a time.
     pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,
-        lingering: &Arc<Lingering>,
-        mountpoint: &Path,
-        backing: Backing,
-    ) -> io::Result<Attachment> {
+        filesystems: &Arc<Filesystems>,
+        record: FilesystemRecord,
+        at: &Path,
+        gap: bool,
+    ) -> io::Result<Arc<ErofsMount>> {
         let mut erofs = self.erofs.lock().await;
-        if let Some(mount) = erofs.upgrade().filter(|mount| *mount.erofs.backing() == backing) {
-            return Ok(Attachment::Bind(mount));
-        }
         let mut watches = self.watch(session)?;
-        let mounted = fanotify::adopt(&mut watches, mountpoint, backing)?;
-        let image = self.stored.manifest_digest;
-        let mount = Arc::new(ErofsMount::new(mounted, watches, image, lingering.clone()));
+        if gap {
+            mount::forget_pages(at)?;
+        }
+        let adopted = fanotify::adopt(&mut watches, at, record.backing.clone())?;
+        let mount = filesystems.add(adopted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
-        Ok(Attachment::Bind(mount))
+        Ok(mount)
     }
 
     /// Marks come before the mount: the kernel decides at open whether a file has events.
-    fn watch(&self, session: &Arc<fanotify::Session>) -> io::Result<Vec<Watch>> {
+    pub(super) fn watch(&self, session: &Arc<fanotify::Session>) -> io::Result<Vec<Watch>> {
         let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).map_err(io::Error::other);
         self.blobs.iter().map(watch).collect()
     }
 
     /// Mounts the image with FUSE.
-    pub(super) async fn fuse(&self, mountpoint: &Path, name: &str) -> io::Result<Attachment> {
-        let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
-        let filesystem =
-            ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)?;
+    pub(super) async fn fuse(&self, mountpoint: &Path, name: &str) -> io::Result<fuse::Session> {
+        let filesystem = self.filesystem()?;
         let (mountpoint, name) = (mountpoint.to_owned(), name.to_owned());
         let session = tokio::task::spawn_blocking(move || {
             fuse::Session::mount(filesystem, &mountpoint, &name).map_err(io::Error::other)
         });
-        let session = session.await.map_err(io::Error::other)??;
-        Ok(Attachment::Fuse(Arc::new(session)))
+        session.await.map_err(io::Error::other)?
+    }
+
+    /// Serves a FUSE mount of an earlier worker over its connection.
+    pub(super) fn resume_fuse(
+        &self,
+        mountpoint: &Path,
+        connection: OwnedFd,
+    ) -> io::Result<fuse::Session> {
+        fuse::Session::resume(self.filesystem()?, connection, mountpoint).map_err(io::Error::other)
+    }
+
+    fn filesystem(&self) -> io::Result<ImageFilesystem<Map, Blobs>> {
+        let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
+        ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)
     }
 }
 
@@ -187,7 +212,7 @@ fn cached(
 impl Attachment {
     /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
     pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse(session) = self else { return mount::unmount(mountpoint) };
+        let Attachment::Fuse { session, .. } = self else { return mount::unmount(mountpoint) };
         let session = session.clone();
         let unmount = tokio::task::spawn_blocking(move || session.unmount());
         unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
@@ -202,7 +227,7 @@ impl Attachment {
 
     /// Takes the mount out of the tree, with whatever uses it.
     pub(super) async fn detach(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse(session) = self else { return mount::detach(mountpoint) };
+        let Attachment::Fuse { session, .. } = self else { return mount::detach(mountpoint) };
         let session = session.clone();
         let detach = tokio::task::spawn_blocking(move || session.detach());
         detach.await.map_err(io::Error::other)?.map_err(io::Error::other)

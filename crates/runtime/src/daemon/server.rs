@@ -88,6 +88,8 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
 
 /// Carries a request out. When `gone` closes, nobody waits for the answer any more.
 async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>) -> Response {
+    // Held while anything is done, see `Node::quiesce`.
+    let Ok(_working) = node.working.clone().try_read_owned() else { return Response::Again };
     // A task of its own: a client that goes away must not leave a mount half made, and a panic must
     // not take the connection with it.
     let node = node.clone();

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     fs::{self, File},
     io::{self, Read as _},
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
@@ -73,6 +74,12 @@ impl Backing {
     }
 }
 
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("unknown") } else { f.write_str(&self.0.join("+")) }
+    }
+}
+
 /// An EROFS image, mounted where nobody sees it. Dropping it lets go of the file system; what was bound stays.
 #[derive(Debug)]
 pub struct Erofs {
@@ -99,14 +106,10 @@ impl Erofs {
     }
 
     /// Takes over a mount that an earlier process bound at `path`. Marks have to be back on its devices.
-    ///
-    /// While nobody listened, readers may have put holes into the page cache as zeros. They are dropped here by
-    /// going through all files; a program that has such a page mapped keeps it.
     pub fn adopt(path: &Path, backing: Backing) -> Result<Self, MountError> {
-        let failed = |error| MountError::new("take over", path, error);
-        forget_pages(path).map_err(failed)?;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let tree = open_tree(CWD, path, flags).map_err(|error| failed(error.into()))?;
+        let tree = open_tree(CWD, path, flags)
+            .map_err(|error| MountError::new("take over", path, error))?;
         Ok(Erofs { tree, backing })
     }
 
@@ -137,8 +140,9 @@ impl Erofs {
     }
 }
 
-/// Drops the clean pages of every file below `dir` that nobody has mapped.
-fn forget_pages(dir: &Path) -> io::Result<()> {
+/// Drops the clean pages of every file below `dir`, except those that a program has mapped. While nobody
+/// listened, readers may have put holes into them as zeros.
+pub fn forget_pages(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -149,6 +153,12 @@ fn forget_pages(dir: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Drops the clean pages of all files of the machine, except those that a program has mapped: for file
+/// systems of ours that no path leads to any more.
+pub fn forget_all_pages() -> io::Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "1")
 }
 
 /// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when somebody

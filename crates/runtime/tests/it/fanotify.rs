@@ -13,6 +13,7 @@ use std::{
 use lazuli_image::{Inode, Kind, Metadata, Name, Tree, tree::Device};
 use lazuli_runtime::{
     Cache, CachedBlob, Settings,
+    keeper::Link,
     kernel::{
         Probe, fanotify,
         fanotify::{Session, Watch},
@@ -61,7 +62,8 @@ impl Node {
             cache.blob(&record.blob, source.clone()).unwrap()
         };
         let blobs: Vec<_> = sample.blobs.iter().zip(&sources).map(blob).collect();
-        let session = Session::start().unwrap();
+        let session = Session::start(&Link::alone()).unwrap();
+        session.listen(Vec::new()).unwrap();
         let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).unwrap();
         let mut watches: Vec<_> = blobs.iter().map(watch).collect();
         let bootstrap = sample.write_bootstrap(dir.path());
@@ -342,12 +344,14 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     let mut node = Node::new(Sample::new(vec![file("f", 0, 500_000)]));
     // The end of a daemon, as the kernel sees it: its group closes.
     node.watches.clear();
-    node.session = Session::start().unwrap();
+    node.session = Session::start(&Link::alone()).unwrap();
+    node.session.listen(Vec::new()).unwrap();
     let zeros = node.read(|path| fs::read(path.join("f")).unwrap()).await;
     assert!(zeros != node.sample.files["f"], "or there is nothing to forget");
     let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone()).unwrap();
     node.watches = node.blobs.iter().map(watch).collect();
     let backing = node.erofs.take().unwrap().backing().clone();
+    mount::forget_pages(&node.at).unwrap();
     node.erofs = Some(fanotify::adopt(&mut node.watches, &node.at, backing).unwrap());
     node.compare().await;
 }

@@ -15,6 +15,7 @@
 //! its mount, see [`Backing::is_alive`], and the [`Session`] every watch.
 
 pub mod abi;
+mod journal;
 mod session;
 
 #[cfg(test)]
@@ -22,7 +23,10 @@ mod tests;
 
 use std::path::Path;
 
-pub use self::session::{Session, SessionError, Watch};
+pub use self::{
+    journal::{Journal, Unanswered},
+    session::{BLOB, Estate, GROUP, Session, SessionError, Watch},
+};
 use super::mount::{Backing, Erofs, MountError};
 
 /// Mounts the image `bootstrap` on the watched files, one for each of its blobs in the same order.

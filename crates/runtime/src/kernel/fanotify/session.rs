@@ -9,6 +9,9 @@
 //! One thread reads, one event at a time: several would wake each other up for every event, and a slow
 //! event must not hold up another one that was read with it. Tasks answer in any order.
 //!
+//! What is known of an event that waits is in the [`Journal`], and the keeper holds the group, the journal and every
+//! marked file: when this process dies, its successor answers.
+//!
 //! A file is marked from before the mount opens it (the kernel looks for marks then, and never again) until
 //! its blob is complete. It stays known for as long as a mount of it lives, since events that
 //! were queued before a mark was removed still want an answer.
@@ -17,13 +20,13 @@ use std::{
     collections::HashMap,
     fmt, io,
     os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::fs::MetadataExt as _,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -38,10 +41,29 @@ use rustix::{
     event::{EventfdFlags, eventfd},
     io::Errno,
 };
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::{
+    runtime::Handle,
+    task::{AbortHandle, JoinSet},
+};
 
-use super::abi::{self, Event};
-use crate::cache::CachedBlob;
+use super::{
+    abi::{self, Event},
+    journal::{FileId, Journal, Unanswered},
+};
+use crate::{
+    cache::CachedBlob,
+    keeper::{Held, JOURNAL, Link},
+};
+
+/// The group's name with the keeper.
+pub const GROUP: &str = "fanotify";
+
+/// How the names of marked files begin.
+pub const BLOB: &str = "blob-";
+
+/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue. The kernel denies
+/// an event for which there is no descriptor, so there must always be some left for blobs and connections.
+const SHARE: u32 = 4;
 
 /// Pause after the queue could not be read, for example for want of descriptors (the kernel has
 /// denied that reader already).
@@ -70,18 +92,38 @@ impl From<SessionError> for io::Error {
     }
 }
 
-/// Device and inode: which file an event is about.
-type FileId = (u64, u64);
-
 /// One fanotify group for all blobs of a process.
 ///
 /// When a session is dropped the kernel lets everybody through who waits, so every mount has to be gone before.
 /// A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
-    group: Arc<Group>,
+    desk: Arc<Desk>,
     watched: Mutex<HashMap<FileId, Watched>>,
     runtime: Handle,
     stop: OwnedFd,
+    link: Arc<Link>,
+    _held: [Held; 2],
+}
+
+/// Where answers are given.
+struct Desk {
+    group: Group,
+    journal: Journal,
+    /// Events that were read and not answered.
+    pending: AtomicU32,
+    /// Most of them at a time.
+    limit: u32,
+}
+
+/// What an earlier process of the same keeper left.
+#[derive(Debug)]
+pub struct Estate {
+    /// The group, with its marks and its queue.
+    pub group: OwnedFd,
+    /// The journal.
+    pub journal: Journal,
+    /// What is in it.
+    pub unanswered: Vec<Unanswered>,
 }
 
 /// What the session knows about a file.
@@ -93,36 +135,112 @@ struct Watched {
     watches: usize,
     /// Of these, the ones that are being made.
     mounting: usize,
-    marked: bool,
+    /// The mark: the keeper holds the file as long as there is one, since a file that is opened under a mark
+    /// raises events for its own user.
+    marked: Option<Held>,
     completion: AbortHandle,
 }
 
 impl Session {
-    /// Makes the group and starts the thread.
+    /// A session with a group of its own.
     ///
     /// # Panics
     /// Outside a tokio runtime: events are handled there.
-    pub fn start() -> Result<Arc<Self>, SessionError> {
-        // Each reader that waits holds a descriptor of ours; a reader for whom there is none gets EIO.
-        if let Err(error) = raise_descriptors() {
-            tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
-        }
+    pub fn start(link: &Arc<Link>) -> Result<Arc<Self>, SessionError> {
         let group = Group::new().map_err(SessionError::Listen)?;
+        let journal = Journal::create().map_err(SessionError::Listen)?;
+        Self::new(link, group, journal)
+    }
+
+    /// Goes on for a process that died. Nobody is answered before [`Session::listen`], after every file was watched
+    /// again that has a mount. Events of which nothing is known are denied here, see [`Journal`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime: events are handled there.
+    pub fn resume(
+        link: &Arc<Link>,
+        estate: Estate,
+    ) -> Result<(Arc<Self>, Vec<Unanswered>), SessionError> {
+        let Estate { group, journal, unanswered } = estate;
+        let session = Self::new(link, group.into(), journal)?;
+        let limit = raise_descriptors().map_err(SessionError::Listen)?;
+        let known: Vec<_> = unanswered.iter().map(|event| event.number.as_raw_fd()).collect();
+        let unknown = (0..limit as RawFd)
+            .filter(|number| !known.contains(number))
+            .filter(|number| session.desk.group.respond(*number, Response::Deny).is_ok())
+            .count();
+        tracing::info!(known = known.len(), unknown, "events of the worker before this one");
+        Ok((session, unanswered))
+    }
+
+    fn new(link: &Arc<Link>, group: Group, journal: Journal) -> Result<Arc<Self>, SessionError> {
+        // Each reader that waits holds a descriptor of ours.
+        let descriptors = raise_descriptors().map_err(SessionError::Listen)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;
-        let ear = stop.try_clone().map_err(SessionError::Listen)?;
-        let session = Arc::new(Session {
-            group: Arc::new(group),
+        let limit = (descriptors / SHARE).max(1);
+        let desk = Arc::new(Desk { group, journal, pending: AtomicU32::new(0), limit });
+        let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(desk.clone())));
+        let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(desk.clone())));
+        Ok(Arc::new(Session {
+            desk,
             watched: Mutex::default(),
             runtime: Handle::current(),
             stop,
+            link: link.clone(),
+            _held: [journal, group],
+        }))
+    }
+
+    /// Starts the thread, and answers what an earlier process left. The keeper learns when that is done.
+    pub fn listen(self: &Arc<Self>, left: Vec<Unanswered>) -> Result<(), SessionError> {
+        let mut answers = JoinSet::new();
+        for Unanswered { number, file, offset, count } in left {
+            let pending = Pending::new(&self.desk, number);
+            if let Some(answer) = self.handle(pending, file, offset, count, 0) {
+                answers.spawn_on(answer, &self.runtime);
+            }
+        }
+        let link = self.link.clone();
+        self.runtime.spawn(async move {
+            answers.join_all().await;
+            link.settled();
         });
-        let (group, weak) = (session.group.clone(), Arc::downgrade(&session));
+        let ear = self.stop.try_clone().map_err(SessionError::Listen)?;
+        let (desk, weak) = (self.desk.clone(), Arc::downgrade(self));
         thread::Builder::new()
             .name("fanotify".into())
-            .spawn(move || listen(&group, &ear, &weak))
+            .spawn(move || listen(&desk, &ear, &weak))
             .map_err(SessionError::Listen)?;
-        Ok(session)
+        Ok(())
+    }
+
+    /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO then, and no holes. If
+    /// it is marked, the kernel asks before it does so.
+    pub fn cut_off(&self, path: &Path) {
+        let cut = || {
+            let file = std::fs::File::options().write(true).open(path)?;
+            let metadata = file.metadata()?;
+            let used = self.lock().contains_key(&(metadata.dev(), metadata.ino()));
+            if used { Ok(()) } else { file.set_len(0) }
+        };
+        if let Err(error) = cut() {
+            tracing::error!(path = %path.display(), %error, "readers may see holes");
+        }
+    }
+
+    /// Gives up files that an earlier process had marked and that no mount uses: not watched by now.
+    pub fn forget_others(&self, files: Vec<(String, OwnedFd)>) {
+        for (name, file) in files {
+            let id = rustix::fs::fstat(&file).map(|stat| (stat.st_dev, stat.st_ino));
+            if id.is_ok_and(|id| self.lock().contains_key(&id)) {
+                continue;
+            }
+            if let Err(error) = self.desk.group.unmark(file.as_fd()) {
+                tracing::debug!(%error, name, "had no mark");
+            }
+            self.link.release(&format!("{BLOB}{name}"));
+        }
     }
 
     /// Asks for events on the blob's file. To be called before the file is mounted.
@@ -136,7 +254,7 @@ impl Session {
             events: Arc::default(),
             watches: 0,
             mounting: 0,
-            marked: false,
+            marked: None,
             completion: self.unmark_when_complete(id, &blob),
         });
         watched.watches += 1;
@@ -148,13 +266,14 @@ impl Session {
             events: watched.events.clone(),
             mounting: true,
         };
-        if !watched.marked {
-            if let Err(error) = self.group.mark(blob.file().as_fd()) {
+        if watched.marked.is_none() {
+            let held = self.link.hold(format!("{BLOB}{}-{}", id.0, id.1), blob.clone());
+            if let Err(error) = self.desk.group.mark(blob.file().as_fd()) {
                 // The watch takes itself back, which needs the lock.
                 drop(all);
                 return Err(mark_error(error));
             }
-            watched.marked = true;
+            watched.marked = Some(held);
         }
         drop(all);
         Ok(watch)
@@ -177,9 +296,9 @@ impl Session {
         let Some(watched) = all.get_mut(&id) else { return };
         let unused = watched.watches == 0;
         let complete = watched.mounting == 0 && watched.blob.is_complete();
-        if watched.marked && (unused || complete) {
-            match self.group.unmark(watched.blob.file().as_fd()) {
-                Ok(()) => watched.marked = false,
+        if watched.marked.is_some() && (unused || complete) {
+            match self.desk.group.unmark(watched.blob.file().as_fd()) {
+                Ok(()) => watched.marked = None,
                 // Costs time only: events go on and are answered.
                 Err(error) => {
                     tracing::warn!(blob = ?watched.blob, %error, "cannot remove the mark")
@@ -204,8 +323,8 @@ impl Session {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers an event, now or from a task. Whatever goes wrong on the way drops `pending`, which denies.
-    fn handle(&self, bytes: &[u8], pending: Pending) {
+    /// Notes an event, and answers it now or from a task. Whatever goes wrong on the way drops `pending`, which denies.
+    fn receive(&self, bytes: &[u8], pending: Pending) {
         let (offset, count, pid) = match abi::parse(bytes) {
             Ok(Event::PreAccess { offset, count, pid }) => (offset, count, pid),
             Ok(Event::Overflow) => {
@@ -217,18 +336,39 @@ impl Session {
                 return;
             }
         };
-        let Some(blob) = pending.file_id().ok().and_then(|id| self.find(id)) else {
-            tracing::warn!(pid, file = ?pending.file, "event for a file that is not a known blob");
-            return;
+        let Ok(file) = pending.file_id() else { return };
+        pending.desk.journal.note(pending.number(), file, offset, count);
+        if let Some(answer) = self.handle(pending, file, offset, count, pid) {
+            self.runtime.spawn(answer);
+        }
+    }
+
+    /// Answers an event at once, or returns what is to be done for an answer.
+    fn handle(
+        &self,
+        pending: Pending,
+        file: FileId,
+        offset: u64,
+        count: u64,
+        pid: i32,
+    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+        if count == 0 {
+            // About no byte: the file is being cut.
+            pending.allow();
+            return None;
+        }
+        let Some(blob) = self.find(file) else {
+            tracing::warn!(pid, ?file, "event for a file that is not a known blob");
+            return None;
         };
         // The kernel may ask behind the end, for example to find it.
-        let end = (offset + count).min(blob.file_size());
+        let end = offset.saturating_add(count).min(blob.file_size());
         let range = Decoded(offset.min(end))..Decoded(end);
         if blob.is_ready(&range) {
             pending.allow();
-            return;
+            return None;
         }
-        self.runtime.spawn(async move {
+        Some(async move {
             match blob.ensure(range.clone()).await {
                 Ok(()) => pending.allow(),
                 Err(error) => {
@@ -237,7 +377,7 @@ impl Session {
                     pending.deny();
                 }
             }
-        });
+        })
     }
 }
 
@@ -248,6 +388,24 @@ impl Drop for Session {
     }
 }
 
+/// The desk's group, as a descriptor.
+struct GroupOf(Arc<Desk>);
+
+impl AsFd for GroupOf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.group.as_fd()
+    }
+}
+
+/// The desk's journal, as a descriptor.
+struct JournalOf(Arc<Desk>);
+
+impl AsFd for JournalOf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.journal.as_fd()
+    }
+}
+
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("watched", &self.lock().len()).finish_non_exhaustive()
@@ -255,20 +413,25 @@ impl fmt::Debug for Session {
 }
 
 /// Reads events until `stop` is readable.
-fn listen(group: &Arc<Group>, stop: &OwnedFd, session: &Weak<Session>) {
+fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
     loop {
-        match group.read() {
+        if desk.pending.load(Ordering::Relaxed) >= desk.limit && session.strong_count() > 0 {
+            // Readers in the queue wait as those do that were read.
+            thread::sleep(BREATH);
+            continue;
+        }
+        match desk.group.read() {
             Ok(Some(mut incoming)) => {
                 let Some(file) = incoming.file.take() else {
                     tracing::error!(event = ?abi::parse(incoming.bytes()), "event without a file");
                     continue;
                 };
-                let pending = Pending { file, group: group.clone(), answered: false };
+                let pending = Pending::new(desk, file);
                 if let Some(session) = session.upgrade() {
-                    session.handle(incoming.bytes(), pending);
+                    session.receive(incoming.bytes(), pending);
                 }
             }
-            Ok(None) => match group.wait(stop.as_fd()) {
+            Ok(None) => match desk.group.wait(stop.as_fd()) {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => pause(&error),
@@ -287,12 +450,22 @@ fn pause(error: &io::Error) {
 /// lets a reader hang or see a hole.
 #[must_use]
 struct Pending {
+    /// Has the number of the event.
     file: OwnedFd,
-    group: Arc<Group>,
+    desk: Arc<Desk>,
     answered: bool,
 }
 
 impl Pending {
+    fn new(desk: &Arc<Desk>, file: OwnedFd) -> Self {
+        desk.pending.fetch_add(1, Ordering::Relaxed);
+        Pending { file, desk: desk.clone(), answered: false }
+    }
+
+    fn number(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
     fn file_id(&self) -> io::Result<FileId> {
         let stat = rustix::fs::fstat(&self.file)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -308,12 +481,14 @@ impl Pending {
 
     fn answer(&mut self, response: Response) {
         self.answered = true;
-        match self.group.respond(self.file.as_fd(), response) {
+        match self.desk.group.respond(self.number(), response) {
             Ok(()) => {}
             // The reader was killed meanwhile.
             Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
             Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
         }
+        self.desk.journal.strike(self.number());
+        self.desk.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -79,6 +79,14 @@ pub enum FuseError {
         /// Why.
         error: io::Error,
     },
+    /// The connection of an earlier process cannot be served.
+    #[error("serving {} again: {error}", mountpoint.display())]
+    Resume {
+        /// Which mount.
+        mountpoint: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// The mount could not be removed.
     #[error("unmounting {}: {error}", mountpoint.display())]
     Unmount {
@@ -93,8 +101,6 @@ pub enum FuseError {
 #[derive(Debug)]
 pub struct Session {
     connection: Arc<Connection>,
-    /// Whether `fusermount3` made the mount and has to remove it.
-    helper: bool,
     /// The device number of the mounted file system, by which the mount is recognized.
     device: Option<(u32, u32)>,
 }
@@ -107,14 +113,39 @@ impl Session {
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let (device, helper) = match mount_directly(mountpoint, source) {
+        let device = match mount_directly(mountpoint, source) {
             Err(FuseError::Device(error) | FuseError::Mount { error, .. })
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
-                (mount_with_helper(mountpoint, source)?, true)
+                mount_with_helper(mountpoint, source)?
             }
-            direct => (direct?, false),
+            direct => direct?,
         };
+        let session = Self::new(device, mountpoint);
+        session.serve(filesystem)?;
+        Ok(session)
+    }
+
+    /// Serves a mount again whose process died, over its connection. Needs no negotiation: what the kernel
+    /// remembers of the old process (which requests it need not send, node numbers) follows from the image.
+    ///
+    /// # Errors
+    /// [`FuseError::Resume`] on kernels before 6.9: they cannot send those requests again that the old process
+    /// had read and not answered.
+    pub fn resume<F>(filesystem: F, device: OwnedFd, mountpoint: &Path) -> Result<Self, FuseError>
+    where
+        F: FileSystem + Send + Sync + 'static,
+    {
+        let session = Self::new(device.into(), mountpoint);
+        if let Err(error) = resend(&session.connection.device) {
+            let mountpoint = mountpoint.to_path_buf();
+            return Err(FuseError::Resume { mountpoint, error });
+        }
+        session.serve(filesystem)?;
+        Ok(session)
+    }
+
+    fn new(device: File, mountpoint: &Path) -> Self {
         let connection = Arc::new(Connection {
             device,
             mountpoint: mountpoint.to_path_buf(),
@@ -122,12 +153,22 @@ impl Session {
             threads: Mutex::default(),
             ended: Condvar::new(),
         });
-        let mut session = Session { connection, helper, device: None };
-        session.device = device_number(mountpoint);
-        let server = Arc::new(Server::new(filesystem));
-        spawn(&session.connection, &server)
-            .map_err(|error| FuseError::Thread { mountpoint: mountpoint.to_path_buf(), error })?;
-        Ok(session)
+        Session { connection, device: device_number(mountpoint) }
+    }
+
+    fn serve<F>(&self, filesystem: F) -> Result<(), FuseError>
+    where
+        F: FileSystem + Send + Sync + 'static,
+    {
+        spawn(&self.connection, &Arc::new(Server::new(filesystem))).map_err(|error| {
+            FuseError::Thread { mountpoint: self.mountpoint().to_path_buf(), error }
+        })
+    }
+
+    /// The connection. The mount answers while any copy of it is open, here or elsewhere, and requests wait
+    /// meanwhile that nobody reads.
+    pub fn connection(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.connection.clone()
     }
 
     /// Where it is mounted.
@@ -167,12 +208,12 @@ impl Session {
         if ended || self.device.is_none() || device_number(mountpoint) != self.device {
             return Ok(());
         }
-        let result = if self.helper {
-            unmount_with_helper(mountpoint, lazily)
-        } else if lazily {
-            mount::detach(mountpoint)
-        } else {
-            mount::unmount(mountpoint)
+        let result = if lazily { mount::detach(mountpoint) } else { mount::unmount(mountpoint) };
+        let result = match result {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                unmount_with_helper(mountpoint, lazily)
+            }
+            result => result,
         };
         result.map_err(|error| FuseError::Unmount { mountpoint: mountpoint.clone(), error })
     }
@@ -185,11 +226,15 @@ fn device_number(path: &Path) -> Option<(u32, u32)> {
     Some((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// The connection to the kernel. The mount answers while any copy of it is open, here or elsewhere.
-impl AsFd for Session {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.device.as_fd()
-    }
+/// Has the kernel send everything again that was read from the connection and not answered. The message is a
+/// `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`.
+fn resend(device: &File) -> io::Result<()> {
+    const FUSE_NOTIFY_RESEND: i32 = 7;
+    let mut message = [0; 16];
+    message[..4].copy_from_slice(&16_u32.to_ne_bytes());
+    message[4..8].copy_from_slice(&FUSE_NOTIFY_RESEND.to_ne_bytes());
+    rustix::io::write(device, &message)?;
+    Ok(())
 }
 
 impl Drop for Session {
@@ -285,6 +330,12 @@ struct Connection {
 struct Threads {
     total: usize,
     idle: usize,
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
 }
 
 impl Connection {

@@ -1,0 +1,168 @@
+//! The EROFS file systems of images: mounted ones, and what is left of them after the last unmount.
+//!
+//! A file system lives as long as anybody uses it: an overlay mount on top, another mount
+//! namespace, an open file. Without marks on the files behind it such a user would read holes as zeros, so the
+//! marks stay until the kernel says that the file system is gone. So does a record on disk, for the next worker.
+
+use std::{
+    io, mem,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    api::MountRequest,
+    record::{Record, Records},
+};
+use crate::kernel::{
+    fanotify::Watch,
+    mount::{Backing, Erofs},
+};
+
+/// How long the kernel may take to take a file system down that nobody uses; milliseconds in practice.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What a worker has to know about a file system to serve it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct FilesystemRecord {
+    /// The first request that wanted it: where its data comes from.
+    pub(super) request: MountRequest,
+    /// The image.
+    pub(super) manifest_digest: Digest,
+    /// What the kernel calls it.
+    pub(super) backing: Backing,
+    /// The files behind it.
+    pub(super) devices: Vec<PathBuf>,
+    /// The start of the kernel that called it so.
+    pub(super) boot: String,
+}
+
+impl Record for FilesystemRecord {
+    fn key(&self) -> String {
+        self.backing.to_string()
+    }
+}
+
+/// The one EROFS mount of an image, and the marks on the files behind it.
+#[derive(Debug)]
+pub(super) struct ErofsMount {
+    pub(super) erofs: Erofs,
+    watches: Vec<Watch>,
+    record: FilesystemRecord,
+    filesystems: Arc<Filesystems>,
+}
+
+impl ErofsMount {
+    /// Events about the image's blobs.
+    pub(super) fn events(&self) -> u64 {
+        self.watches.iter().map(Watch::events).sum()
+    }
+}
+
+impl Drop for ErofsMount {
+    fn drop(&mut self) {
+        let watches = mem::take(&mut self.watches);
+        self.filesystems.linger(watches, self.record.clone());
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Filesystems {
+    records: Records<FilesystemRecord>,
+    /// Those whose mounts are gone.
+    lingering: Mutex<Vec<Remains>>,
+}
+
+#[derive(Debug)]
+struct Remains {
+    record: FilesystemRecord,
+    watches: Vec<Watch>,
+}
+
+impl Filesystems {
+    pub(super) fn new(records: Records<FilesystemRecord>) -> Arc<Self> {
+        Arc::new(Filesystems { records, lingering: Mutex::default() })
+    }
+
+    /// Those that live, as an earlier worker recorded them; records of others are removed.
+    pub(super) fn recorded(&self, boot: &str) -> io::Result<Vec<FilesystemRecord>> {
+        let (alive, gone): (Vec<_>, Vec<_>) = self
+            .records
+            .all()?
+            .into_iter()
+            .partition(|record| record.boot == boot && record.backing.is_alive());
+        gone.iter().for_each(|record| self.forget(record));
+        Ok(alive)
+    }
+
+    /// Keeps a file system and its marks together, and writes its record, before anybody can use it.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        erofs: Erofs,
+        watches: Vec<Watch>,
+        record: FilesystemRecord,
+    ) -> io::Result<Arc<ErofsMount>> {
+        self.records.write(&record)?;
+        Ok(Arc::new(ErofsMount { erofs, watches, record, filesystems: self.clone() }))
+    }
+
+    /// Keeps the marks of a file system that has no mount of ours any more, until nobody uses it.
+    pub(super) fn linger(&self, watches: Vec<Watch>, record: FilesystemRecord) {
+        self.lock().push(Remains { record, watches });
+    }
+
+    /// Removes the record of a file system.
+    pub(super) fn forget(&self, record: &FilesystemRecord) {
+        if let Err(error) = self.records.remove(&record.key()) {
+            tracing::warn!(backing = %record.backing, %error, "stale record stays");
+        }
+    }
+
+    /// Lets go of those that nobody uses any more.
+    pub(super) fn sweep(&self) {
+        let mut all = self.lock();
+        let (alive, gone): (_, Vec<Remains>) =
+            mem::take(&mut *all).into_iter().partition(|r| r.record.backing.is_alive());
+        *all = alive;
+        drop(all);
+        // Removing marks asks the kernel; nobody has to wait for that.
+        for remains in gone {
+            self.forget(&remains.record);
+            drop(remains.watches);
+        }
+    }
+
+    /// Images that somebody still uses; waits a moment for those that are just going. Blocks.
+    pub(super) fn settle(&self) -> Vec<Digest> {
+        let started = Instant::now();
+        loop {
+            self.sweep();
+            let images: Vec<_> = self.lock().iter().map(|r| r.record.manifest_digest).collect();
+            if images.is_empty() || started.elapsed() > PATIENCE {
+                return images;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not cached
+    /// fail with EIO then, instead of showing holes.
+    pub(super) fn cut_off(&self) {
+        for remains in mem::take(&mut *self.lock()) {
+            let image = remains.record.manifest_digest;
+            tracing::warn!(%image, "still in use: its readers get errors now");
+            remains.watches.into_iter().for_each(Watch::cut_off);
+            self.forget(&remains.record);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Remains>> {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

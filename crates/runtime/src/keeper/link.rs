@@ -1,0 +1,266 @@
+//! The worker's connection to its keeper.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::{AsFd, OwnedFd},
+    process::Child,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{
+    descriptors::Descriptors,
+    supervisor::{LISTENER, LOCK, LOG, Programs, Role, unexpected},
+    wire::{Channel, Kind, Message},
+};
+
+/// The descriptor that a worker gets before it opens anything, see [`Link::enter`].
+pub const JOURNAL: &str = "journal";
+
+/// Pause before a keeper is started again that could not be started.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How a keeper and its worker are.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct KeeperInfo {
+    /// Process that holds the descriptors.
+    pub pid: u32,
+    /// Process that serves readers; none while it is being started again.
+    pub worker_pid: Option<u32>,
+    /// Workers that died and were started again.
+    pub restarts: u64,
+    /// How the last of them ended.
+    pub last_exit: Option<String>,
+    /// Seconds until the next start, after several that failed.
+    pub next_start_seconds: Option<f32>,
+}
+
+impl KeeperInfo {
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    pub(super) fn from_json(text: &str) -> io::Result<Self> {
+        Ok(serde_json::from_str(text)?)
+    }
+}
+
+/// What a keeper tells its worker to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// End, and leave nothing mounted.
+    Stop,
+    /// Exit at once; a successor goes on.
+    Leave,
+}
+
+type Shared = Arc<dyn AsFd + Send + Sync>;
+
+/// See the module. Descriptors that were handed over are also kept here, for the next keeper if this one dies.
+pub struct Link {
+    inner: Mutex<Inner>,
+    orders: UnboundedSender<Order>,
+    confirmed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// `None` in a process that has no keeper.
+    channel: Option<Arc<Channel>>,
+    held: BTreeMap<String, Shared>,
+    info: KeeperInfo,
+    keeper: Option<Child>,
+}
+
+/// What a worker is given when it starts.
+#[derive(Debug)]
+pub struct Given<T> {
+    /// What became of the journal, if there was one.
+    pub journal: Option<T>,
+    /// Everything else that its predecessor had handed to the keeper.
+    pub descriptors: Descriptors,
+    /// What the keeper says later.
+    pub orders: UnboundedReceiver<Order>,
+}
+
+impl Link {
+    /// Meets the keeper at standard input. `journal` gets the journal before any other descriptor is open, standard
+    /// input, output and error aside: it may have to reserve numbers.
+    pub fn enter<T>(
+        journal: impl FnOnce(OwnedFd) -> io::Result<T>,
+    ) -> io::Result<(Arc<Self>, Given<T>)> {
+        let channel = Channel::new(rustix::stdio::stdin());
+        let (mut descriptors, mut info) = (Descriptors::default(), KeeperInfo::default());
+        let (mut journal, mut opened) = (Some(journal), None);
+        loop {
+            match channel.receive()? {
+                Some(Message { kind: Kind::Keeper, text, .. }) => {
+                    info = KeeperInfo::from_json(&text)?;
+                }
+                Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
+                    match journal.take_if(|_| text == JOURNAL) {
+                        Some(journal) => opened = Some(journal(descriptor)?),
+                        None => descriptors.insert(text, descriptor),
+                    }
+                }
+                Some(Message { kind: Kind::Go, .. }) => break,
+                Some(message) => return Err(unexpected(&message)),
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        let channel = Channel::new(channel.as_fd().try_clone_to_owned()?);
+        let (orders, receiver) = unbounded_channel();
+        let inner = Inner { channel: Some(Arc::new(channel)), info, ..Inner::default() };
+        let link = Arc::new(Link { inner: inner.into(), orders, confirmed: false.into() });
+        for name in [LOCK, LISTENER, LOG] {
+            if let Some(descriptor) = descriptors.remove(name) {
+                link.lock().held.insert(name.to_owned(), Arc::new(descriptor));
+            }
+        }
+        Ok((link, Given { journal: opened, descriptors, orders: receiver }))
+    }
+
+    /// For a process without a keeper: everything dies with it.
+    pub fn alone() -> Arc<Self> {
+        let (orders, _) = unbounded_channel();
+        Arc::new(Link { inner: Mutex::default(), orders, confirmed: true.into() })
+    }
+
+    /// Listens to the keeper from a thread, and starts another one when it dies.
+    pub fn attend(self: &Arc<Self>, programs: Programs) -> io::Result<()> {
+        let link = self.clone();
+        let listen = move || link.listen(&programs);
+        thread::Builder::new().name("keeper".to_owned()).spawn(listen).map(drop)
+    }
+
+    fn listen(&self, programs: &Programs) {
+        loop {
+            let Some(channel) = self.lock().channel.clone() else { return };
+            match channel.receive() {
+                Ok(Some(message)) => match message.kind {
+                    Kind::Keeper => match KeeperInfo::from_json(&message.text) {
+                        Ok(info) => self.lock().info = info,
+                        Err(error) => tracing::warn!(%error, "cannot understand the keeper"),
+                    },
+                    Kind::Confirmed => self.confirmed.store(true, Ordering::Release),
+                    Kind::Stop => drop(self.orders.send(Order::Stop)),
+                    Kind::Leave => drop(self.orders.send(Order::Leave)),
+                    kind => tracing::warn!(?kind, "the keeper says what no keeper says"),
+                },
+                Ok(None) if !self.confirmed.load(Ordering::Acquire) => {
+                    // The old daemon goes on as soon as this process is gone.
+                    tracing::error!("the takeover failed");
+                    std::process::exit(1);
+                }
+                Ok(None) => self.replace_keeper(programs),
+                Err(error) => tracing::error!(%error, "cannot understand the keeper"),
+            }
+        }
+    }
+
+    /// Starts another keeper, and hands everything to it.
+    fn replace_keeper(&self, programs: &Programs) {
+        tracing::error!("the keeper died, starting another one");
+        if let Some(mut keeper) = self.lock().keeper.take() {
+            // Its connection is closed, so it ends now.
+            let _ = keeper.wait();
+        }
+        while let Err(error) = self.start_keeper(programs) {
+            tracing::error!(%error, "cannot start a keeper: readers depend on this process alone");
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn start_keeper(&self, programs: &Programs) -> io::Result<()> {
+        let (ours, theirs) = Channel::pair()?;
+        let keeper = programs(Role::Keeper).stdin(theirs).spawn()?;
+        let mut inner = self.lock();
+        inner.keeper = Some(keeper);
+        for (name, descriptor) in &inner.held {
+            ours.send(Kind::Descriptor, name, Some(descriptor.as_fd()))?;
+        }
+        ours.send(Kind::Go, "", None)?;
+        inner.channel = Some(Arc::new(ours));
+        Ok(())
+    }
+
+    /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor
+    /// stays open whatever happens to this process.
+    pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> Held {
+        let mut inner = self.lock();
+        inner.tell(Kind::Descriptor, &name, Some(&descriptor));
+        inner.held.insert(name.clone(), descriptor);
+        Held { link: self.clone(), name }
+    }
+
+    /// Lets the keeper close a descriptor that a predecessor had handed over and nobody wants any more.
+    pub fn release(&self, name: &str) {
+        let mut inner = self.lock();
+        inner.held.remove(name);
+        inner.tell(Kind::Release, name, None);
+    }
+
+    /// Readers are served.
+    pub fn serving(&self) {
+        self.lock().tell(Kind::Serving, "", None);
+    }
+
+    /// Everything that predecessors left unanswered is answered.
+    pub fn settled(&self) {
+        self.lock().tell(Kind::Settled, "", None);
+    }
+
+    /// Nothing is mounted any more, and this process ends.
+    pub fn stopped(&self) {
+        self.lock().tell(Kind::Stopped, "", None);
+    }
+
+    /// The keeper as it introduced itself; `None` in a process without one.
+    pub fn keeper(&self) -> Option<KeeperInfo> {
+        let inner = self.lock();
+        inner.channel.is_some().then(|| inner.info.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn tell(&self, kind: Kind, text: &str, descriptor: Option<&Shared>) {
+        let Some(channel) = &self.channel else { return };
+        let descriptor = descriptor.map(|descriptor| descriptor.as_fd());
+        if let Err(error) = channel.send(kind, text, descriptor) {
+            // A keeper that died gets a successor, which gets everything that is held.
+            tracing::debug!(%error, ?kind, text, "the keeper is gone");
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("keeper", &self.keeper()).finish_non_exhaustive()
+    }
+}
+
+/// A descriptor that the keeper holds as long as this lives, and longer if this process dies.
+#[derive(Debug)]
+#[must_use = "the keeper closes the descriptor when this is dropped"]
+pub struct Held {
+    link: Arc<Link>,
+    name: String,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.link.release(&self.name);
+    }
+}

@@ -1,0 +1,611 @@
+//! The keeper's life: it waits for one of its few peers to say something, or for a worker to die.
+
+use std::{
+    fmt,
+    fs::{self, DirBuilder, File, TryLockError},
+    io,
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::{fs::DirBuilderExt as _, net::UnixStream, process::ExitStatusExt as _},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+        socket_with,
+    },
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::{
+    descriptors::Descriptors,
+    link::{JOURNAL, KeeperInfo},
+    service::Service,
+    takeover::Successor,
+    wire::{Channel, Kind, Message},
+};
+
+/// The socket in the root directory where successors and reports are asked for.
+pub(super) const SOCKET: &str = "keeper.sock";
+
+/// Names of the descriptors that are the keeper's own.
+pub(super) const LOCK: &str = "lock";
+pub(super) const LISTENER: &str = "keeper";
+pub(super) const LOG: &str = "log";
+
+/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest one below the
+/// root is `/images/<64 digits>/bootstrap`.
+const ROOT_LIMIT: usize = 255 - 82;
+
+/// Workers in a row that may end before they have answered what their predecessors left, without a pause.
+const PATIENCE: u32 = 3;
+
+/// The pause after that; it doubles with each further failure.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause: how much later than necessary readers go on when the reason is gone.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a program is started as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Serves readers; its standard input is the connection to its keeper.
+    Worker,
+    /// Holds descriptors; its standard input is the connection to a worker that has lost its keeper.
+    Keeper,
+    /// Finds out whether this program could serve here, and ends.
+    Check,
+}
+
+/// How this program is started in another role.
+pub type Programs = Arc<dyn Fn(Role) -> Command + Send + Sync>;
+
+/// How a keeper ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing is mounted any more.
+    Stopped,
+    /// Another keeper goes on.
+    Replaced,
+}
+
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// Another daemon has this root directory.
+    #[error("another daemon serves {}", root.display())]
+    Locked {
+        /// The root directory.
+        root: PathBuf,
+    },
+    /// Paths below the root directory would be longer than the mount API takes.
+    #[error(
+        "the state directory {} is too long: the kernel takes paths of {ROOT_LIMIT} bytes there",
+        root.display()
+    )]
+    RootTooLong {
+        /// The root directory.
+        root: PathBuf,
+    },
+    /// The state directory, or a process.
+    #[error("{}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+}
+
+impl KeeperError {
+    pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| KeeperError::Io { path, source }
+    }
+}
+
+/// See the module.
+pub struct Keeper {
+    root: PathBuf,
+    programs: Programs,
+    pub(super) descriptors: Descriptors,
+    service: Service,
+    signals: UnixStream,
+    worker: Option<Worker>,
+    successor: Option<Successor>,
+    /// Workers in a row that did not settle.
+    failures: u32,
+    restarts: u64,
+    last_exit: Option<String>,
+    start_at: Option<Instant>,
+    stopping: bool,
+}
+
+/// A worker that runs.
+pub(super) struct Worker {
+    pub(super) channel: Channel,
+    /// `None` when another keeper started it.
+    child: Option<Child>,
+    pid: u32,
+    handle: OwnedFd,
+    settled: bool,
+    stopped: bool,
+    leave_before: Option<Instant>,
+}
+
+impl Keeper {
+    /// Takes the root directory for this process, and what an earlier one of this service left with systemd.
+    pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
+        // Nobody else may reach set-user-id programs of images or containers below it, nor the sockets.
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
+        created.map_err(KeeperError::io(root))?;
+        // The kernel shows mounts by their real paths.
+        let root = root.canonicalize().map_err(KeeperError::io(root))?;
+        if root.as_os_str().len() > ROOT_LIMIT {
+            return Err(KeeperError::RootTooLong { root });
+        }
+        let mut descriptors = Descriptors::default();
+        let inherited = lazuli_sys::inherit::descriptors();
+        for (name, descriptor) in inherited.map_err(KeeperError::io(&root))? {
+            descriptors.insert(name, descriptor);
+        }
+        let path = root.join("lock");
+        let lock = match descriptors.remove(LOCK) {
+            Some(lock) => File::from(lock),
+            None => File::create(&path).map_err(KeeperError::io(&path))?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(KeeperError::Locked { root }),
+            Err(TryLockError::Error(error)) => return Err(KeeperError::io(&path)(error)),
+        }
+        let mut keeper = Self::new(root, programs, descriptors)?;
+        keeper.hold(LOCK, lock.into());
+        let log = rustix::stdio::stderr().try_clone_to_owned();
+        keeper.hold(LOG, log.map_err(KeeperError::io(Path::new("standard error")))?);
+        if keeper.descriptors.get(LISTENER).is_none() {
+            let socket = open_socket(&keeper.root);
+            let socket = socket.map_err(KeeperError::io(&keeper.root.join(SOCKET)))?;
+            keeper.hold(LISTENER, socket);
+        }
+        Ok(keeper)
+    }
+
+    /// Takes a worker over whose keeper died; it waits at the other end of standard input.
+    pub fn adopt(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
+        let failed = KeeperError::io(Path::new("the connection to the worker"));
+        let adopt = || {
+            let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?);
+            let pid = rustix::net::sockopt::socket_peercred(&channel)?.pid;
+            let mut descriptors = Descriptors::default();
+            loop {
+                match channel.receive()? {
+                    Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
+                        descriptors.insert(text, descriptor);
+                    }
+                    Some(Message { kind: Kind::Go, .. }) => break,
+                    Some(message) => return Err(unexpected(&message)),
+                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                }
+            }
+            Ok((channel, pid, descriptors))
+        };
+        let (channel, pid, descriptors) = adopt().map_err(failed)?;
+        let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
+        keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
+        let worker = Worker::adopt(channel, pid).map_err(KeeperError::io(root))?;
+        keeper.last_exit = Some("the keeper before this one died".to_owned());
+        keeper.worker = Some(worker);
+        keeper.introduce();
+        keeper.service.ready();
+        Ok(keeper)
+    }
+
+    pub(super) fn new(
+        root: PathBuf,
+        programs: Programs,
+        descriptors: Descriptors,
+    ) -> Result<Self, KeeperError> {
+        // One descriptor for every blob that is in use; the worker says so when they do not suffice.
+        if let Err(error) = lazuli_sys::limit::raise_descriptors() {
+            tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
+        }
+        let signals = || {
+            let (ours, theirs) = UnixStream::pair()?;
+            for signal in [SIGTERM, SIGINT] {
+                signal_hook::low_level::pipe::register(signal, theirs.try_clone()?)?;
+            }
+            io::Result::Ok(ours)
+        };
+        Ok(Keeper {
+            signals: signals().map_err(KeeperError::io(Path::new("signal handlers")))?,
+            root,
+            programs,
+            descriptors,
+            service: Service::find(),
+            worker: None,
+            successor: None,
+            failures: 0,
+            restarts: 0,
+            last_exit: None,
+            start_at: None,
+            stopping: false,
+        })
+    }
+
+    /// Serves until nothing is left to serve: when a client or a signal says so, or another keeper goes on.
+    pub fn run(mut self) -> Result<Ended, KeeperError> {
+        if self.worker.is_none() {
+            self.start_worker();
+        }
+        // What was needed to get here is not needed any more.
+        if let Err(error) = lazuli_sys::resident::forget_code() {
+            tracing::debug!(%error, "cannot give pages back");
+        }
+        loop {
+            if let Some(ended) = self.step().map_err(KeeperError::io(Path::new("poll")))? {
+                return Ok(ended);
+            }
+        }
+    }
+
+    fn step(&mut self) -> io::Result<Option<Ended>> {
+        let deadlines = [self.start_at, self.worker.as_ref().and_then(|w| w.leave_before)];
+        let wait = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(Instant::now()));
+        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        let listener = self.descriptors.get(LISTENER);
+        let peers = [
+            Some(self.signals.as_fd()),
+            listener,
+            self.worker.as_ref().map(|worker| worker.channel.as_fd()),
+            self.successor.as_ref().map(|successor| successor.channel.as_fd()),
+        ];
+        let mut fds: Vec<_> = peers
+            .iter()
+            .flatten()
+            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+            .collect();
+        rustix::io::retry_on_intr(|| poll(&mut fds, wait.as_ref()))?;
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let [signal, client, worker, successor] =
+            peers.map(|peer| peer.is_some() && ready.next().unwrap_or(false));
+        drop(fds);
+        if signal {
+            self.signal()?;
+        }
+        if worker && let Some(ended) = self.hear_worker() {
+            return Ok(Some(ended));
+        }
+        if successor && self.hear_successor() {
+            return Ok(Some(Ended::Replaced));
+        }
+        if client {
+            self.accept();
+        }
+        let now = Instant::now();
+        if self.start_at.is_some_and(|at| at <= now) {
+            self.start_worker();
+        }
+        if let Some(worker) = &mut self.worker
+            && worker.leave_before.is_some_and(|at| at <= now)
+        {
+            tracing::warn!(pid = worker.pid, "the worker does not leave, killing it");
+            worker.leave_before = None;
+            worker.kill();
+        }
+        if self.stopping && self.worker.is_none() && self.start_at.is_none() {
+            return Ok(Some(Ended::Stopped));
+        }
+        Ok(None)
+    }
+
+    fn signal(&mut self) -> io::Result<()> {
+        rustix::io::read(&self.signals, &mut [0; 64])?;
+        tracing::info!("told to end");
+        self.stopping = true;
+        self.service.stopping();
+        if let Some(worker) = &self.worker {
+            worker.tell(Kind::Stop);
+        }
+        Ok(())
+    }
+
+    pub(super) fn hold(&mut self, name: &str, descriptor: OwnedFd) {
+        self.service.store(name, descriptor.as_fd());
+        self.descriptors.insert(name.to_owned(), descriptor);
+    }
+
+    /// Starts a worker and gives it everything, on trial if so.
+    pub(super) fn spawn(&self, trial: bool) -> io::Result<Worker> {
+        let (ours, theirs) = Channel::pair()?;
+        let mut command = (self.programs)(Role::Worker);
+        let child = command.stdin(theirs).spawn()?;
+        let worker = Worker::new(ours, child)?;
+        let channel = &worker.channel;
+        channel.send(Kind::Keeper, &self.info(Some(worker.pid)).to_json(), None)?;
+        if let Some(first) = self.descriptors.get(JOURNAL) {
+            channel.send(Kind::Descriptor, JOURNAL, Some(first))?;
+        }
+        for (name, descriptor) in self.descriptors.iter().filter(|(name, _)| *name != JOURNAL) {
+            channel.send(Kind::Descriptor, name, Some(descriptor))?;
+        }
+        channel.send(Kind::Go, "", None)?;
+        if !trial {
+            channel.send(Kind::Confirmed, "", None)?;
+        }
+        Ok(worker)
+    }
+
+    /// Goes on with a worker whose trial is over.
+    pub(super) fn take(&mut self, worker: Worker) {
+        self.descriptors.iter().for_each(|(name, fd)| self.service.store(name, fd));
+        self.worker = Some(worker);
+        self.service.ready();
+    }
+
+    fn start_worker(&mut self) {
+        self.start_at = None;
+        match self.spawn(false) {
+            Ok(worker) => {
+                tracing::info!(pid = worker.pid, "worker started");
+                self.worker = Some(worker);
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot start a worker");
+                self.restart_later(format!("cannot start: {error}"));
+            }
+        }
+    }
+
+    fn restart_later(&mut self, why: String) {
+        self.failures += 1;
+        let pause = match self.failures.checked_sub(PATIENCE + 1) {
+            None => Duration::ZERO,
+            Some(doublings) => LONGEST_PAUSE.min(FIRST_PAUSE * 2_u32.pow(doublings.min(10))),
+        };
+        if !pause.is_zero() {
+            tracing::error!(?pause, failures = self.failures, why, "workers keep ending");
+            self.service.status(&format!("workers keep ending: {why}"));
+        }
+        self.last_exit = Some(why);
+        self.start_at = Some(Instant::now() + pause);
+    }
+
+    /// Reads one message of the worker, or deals with its end.
+    fn hear_worker(&mut self) -> Option<Ended> {
+        let worker = self.worker.as_mut()?;
+        match worker.channel.receive() {
+            Ok(Some(message)) => {
+                match (message.kind, message.descriptor) {
+                    (Kind::Descriptor, Some(descriptor)) => self.hold(&message.text, descriptor),
+                    (Kind::Release, None) => {
+                        self.descriptors.remove(&message.text);
+                        self.service.forget(&message.text);
+                    }
+                    (Kind::Serving, None) => self.service.ready(),
+                    (Kind::Settled, None) => {
+                        worker.settled = true;
+                        self.failures = 0;
+                    }
+                    (Kind::Stopped, None) => worker.stopped = true,
+                    (kind, _) => tracing::error!(?kind, "the worker says what no worker says"),
+                }
+                None
+            }
+            Ok(None) => self.worker_ended(),
+            Err(error) => {
+                // A descriptor that could not be taken over: go on without it, as if both died.
+                tracing::error!(%error, "cannot understand the worker");
+                None
+            }
+        }
+    }
+
+    fn worker_ended(&mut self) -> Option<Ended> {
+        let mut worker = self.worker.take()?;
+        let ended = worker.reap();
+        if worker.stopped {
+            self.service.stopping();
+            return Some(Ended::Stopped);
+        }
+        if let Some(successor) = &mut self.successor {
+            tracing::info!(pid = worker.pid, "worker left for a successor");
+            if successor.hand_over(&self.descriptors).is_ok() {
+                return None;
+            }
+            self.successor = None;
+        }
+        self.restarts += 1;
+        tracing::error!(pid = worker.pid, ended, "the worker died; readers wait for the next one");
+        if worker.settled {
+            self.failures = 0;
+        }
+        self.restart_later(ended);
+        None
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = self.descriptors.get(LISTENER) else { return };
+        let accepted = accept_with(listener, SocketFlags::CLOEXEC).map_err(io::Error::from);
+        let mut heard = accepted.and_then(|connection| {
+            let channel = Channel::new(connection);
+            // Whoever connects speaks at once.
+            let message = channel.receive_within(Duration::from_secs(1))?;
+            Ok((channel, message))
+        });
+        match &mut heard {
+            Ok((channel, Some(message))) if message.kind == Kind::Report => {
+                let pid = self.worker.as_ref().map(|worker| worker.pid);
+                let _ = channel.send(Kind::Report, &self.info(pid).to_json(), None);
+            }
+            Ok((_, Some(message))) if message.kind == Kind::Takeover => {
+                let Ok((channel, _)) = heard else { return };
+                if self.successor.is_some() || self.stopping {
+                    return;
+                }
+                self.give_way(Successor::new(channel));
+            }
+            Ok((_, Some(message))) => {
+                tracing::warn!(kind = ?message.kind, "a client says what no client says");
+            }
+            Ok((_, None)) => {}
+            Err(error) => tracing::warn!(%error, "a client failed"),
+        }
+    }
+
+    /// Lets the worker leave; a successor goes on when it has.
+    fn give_way(&mut self, mut successor: Successor) {
+        tracing::info!("a successor takes over");
+        self.start_at = None;
+        match &mut self.worker {
+            Some(worker) => {
+                worker.tell(Kind::Leave);
+                worker.leave_before = Some(Instant::now() + LEAVE_LIMIT);
+                self.successor = Some(successor);
+            }
+            None if successor.hand_over(&self.descriptors).is_ok() => {
+                self.successor = Some(successor);
+            }
+            None => self.start_at = Some(Instant::now()),
+        }
+    }
+
+    /// Whether the successor has taken over for good.
+    fn hear_successor(&mut self) -> bool {
+        let Some(successor) = &self.successor else { return false };
+        if successor.is_done() {
+            return true;
+        }
+        tracing::error!("the successor failed; going on");
+        self.successor = None;
+        match &mut self.worker {
+            // It may be leaving already, and is started again then.
+            Some(worker) => worker.leave_before = None,
+            None => self.start_at = Some(Instant::now()),
+        }
+        false
+    }
+
+    /// Tells the worker about this keeper.
+    fn introduce(&self) {
+        if let Some(worker) = &self.worker {
+            let info = self.info(Some(worker.pid)).to_json();
+            if let Err(error) = worker.channel.send(Kind::Keeper, &info, None) {
+                tracing::warn!(%error, "the worker is gone");
+            }
+            worker.tell(Kind::Confirmed);
+        }
+    }
+
+    fn info(&self, worker_pid: Option<u32>) -> KeeperInfo {
+        let pause = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
+        KeeperInfo {
+            pid: std::process::id(),
+            worker_pid,
+            restarts: self.restarts,
+            last_exit: self.last_exit.clone(),
+            next_start_seconds: pause.map(|pause| pause.as_secs_f32()),
+        }
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pid = self.worker.as_ref().map(|worker| worker.pid);
+        f.debug_struct("Keeper").field("root", &self.root).field("info", &self.info(pid)).finish()
+    }
+}
+
+impl Worker {
+    fn new(channel: Channel, child: Child) -> io::Result<Self> {
+        let pid = child.id();
+        let mut worker = Self::adopt(channel, process(pid)?)?;
+        worker.child = Some(child);
+        Ok(worker)
+    }
+
+    fn adopt(channel: Channel, pid: Pid) -> io::Result<Self> {
+        Ok(Worker {
+            channel,
+            child: None,
+            pid: pid.as_raw_nonzero().get().cast_unsigned(),
+            handle: pidfd_open(pid, PidfdFlags::empty())?,
+            settled: false,
+            stopped: false,
+            leave_before: None,
+        })
+    }
+
+    pub(super) fn tell(&self, kind: Kind) {
+        if let Err(error) = self.channel.send(kind, "", None) {
+            tracing::debug!(%error, ?kind, "the worker is gone");
+        }
+    }
+
+    pub(super) fn kill(&self) {
+        // Fails when it is gone already.
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+    }
+
+    /// Waits for the end of a worker whose connection is closed; how it ended, in words.
+    pub(super) fn reap(&mut self) -> String {
+        let status = match &mut self.child {
+            Some(child) => child.wait().ok(),
+            // Not our child: its status goes to somebody else.
+            None => {
+                let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
+                let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
+                None
+            }
+        };
+        status.map_or_else(|| "it ended".to_owned(), describe)
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("killed by signal {signal}"),
+        None => format!("it ended with code {}", status.code().unwrap_or(-1)),
+    }
+}
+
+fn process(pid: u32) -> io::Result<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("no such pid"))
+}
+
+pub(super) fn unexpected(message: &Message) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
+}
+
+/// The address of the keeper's socket. `sun_path` holds 108 bytes and a root directory may be deeper than that, so
+/// it is reached through the directory's descriptor.
+pub(super) fn address(directory: &File) -> io::Result<SocketAddrUnix> {
+    let path = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
+    Ok(SocketAddrUnix::new(path)?)
+}
+
+fn open_socket(root: &Path) -> io::Result<OwnedFd> {
+    // We hold the lock: an old socket is a dead keeper's. The directory keeps others out.
+    match fs::remove_file(root.join(SOCKET)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = open_unix()?;
+    bind(&socket, &address(&File::open(root)?)?)?;
+    listen(&socket, 16)?;
+    Ok(socket)
+}
+
+pub(super) fn open_unix() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}

@@ -1,0 +1,224 @@
+//! What keeper, worker and successor say to each other.
+//!
+//! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte that says what it is, text
+//! in UTF-8, and at most one descriptor. Two versions of the program speak this to each other during a takeover, so
+//! kinds are added and never changed.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+        sendmsg, socketpair,
+    },
+};
+
+/// Bytes of the longest message. Names and reports are far shorter.
+const LIMIT: usize = 1024;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// Keeper: who it is, as [`super::KeeperInfo`] in JSON.
+    Keeper = 1,
+    /// Here is the descriptor of this name.
+    Descriptor = 2,
+    /// Keeper: these were all descriptors. Go ahead; until [`Kind::Confirmed`], on trial.
+    Go = 3,
+    /// Keeper: the worker's trial is over.
+    Confirmed = 4,
+    /// Keeper: end, and leave nothing mounted.
+    Stop = 5,
+    /// Keeper: end at once, somebody else goes on.
+    Leave = 6,
+    /// Worker: let go of the descriptor of this name.
+    Release = 7,
+    /// Worker: readers are served.
+    Serving = 8,
+    /// Worker: what its predecessor left unanswered is answered.
+    Settled = 9,
+    /// Worker: nothing is mounted any more, the keeper can end with me.
+    Stopped = 10,
+    /// Successor: hand over everything.
+    Takeover = 11,
+    /// Old keeper: these were all descriptors, and no worker of mine is left.
+    End = 12,
+    /// Successor: my worker serves, you can go.
+    Done = 13,
+    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON.
+    Report = 14,
+}
+
+impl Kind {
+    const ALL: [Kind; 14] = [
+        Kind::Keeper,
+        Kind::Descriptor,
+        Kind::Go,
+        Kind::Confirmed,
+        Kind::Stop,
+        Kind::Leave,
+        Kind::Release,
+        Kind::Serving,
+        Kind::Settled,
+        Kind::Stopped,
+        Kind::Takeover,
+        Kind::End,
+        Kind::Done,
+        Kind::Report,
+    ];
+}
+
+/// One message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) kind: Kind,
+    pub(super) text: String,
+    pub(super) descriptor: Option<OwnedFd>,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct Channel<F = OwnedFd>(F);
+
+impl Channel {
+    /// Two ends.
+    pub(super) fn pair() -> io::Result<(Channel, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Channel(one), two))
+    }
+}
+
+impl<F: AsFd> Channel<F> {
+    /// The connection behind a socket.
+    pub(super) fn new(socket: F) -> Self {
+        Channel(socket)
+    }
+
+    /// Sends one message. When this returns the descriptor is safe: it is open until the other side has read it.
+    pub(super) fn send(
+        &self,
+        kind: Kind,
+        text: &str,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let head = [kind as u8];
+        let parts = [IoSlice::new(&head), IoSlice::new(text.as_bytes())];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = descriptor.as_slice();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL))?;
+        Ok(())
+    }
+
+    /// Waits for a message; `None` when the other side is gone.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when it is none of ours, and when its descriptor got lost for want of a
+    /// free number.
+    pub(super) fn receive(&self) -> io::Result<Option<Message>> {
+        let mut buffer = [0; LIMIT];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.0, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = match received {
+            Ok(received) => received,
+            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let descriptor = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        let cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
+        if received.flags.intersects(cut) {
+            let problem = "a message was cut short: too many descriptors are open";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
+        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == buffer[0]);
+        let text = String::from_utf8(buffer[1..received.bytes].to_vec());
+        match (kind, text) {
+            (Some(kind), Ok(text)) => Ok(Some(Message { kind, text, descriptor })),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of this protocol")),
+        }
+    }
+
+    /// As [`Channel::receive`], but fails with [`io::ErrorKind::TimedOut`] when nothing comes.
+    pub(super) fn receive_within(&self, time: Duration) -> io::Result<Option<Message>> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let time = Timespec::try_from(time).map_err(io::Error::other)?;
+        match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time)))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => self.receive(),
+        }
+    }
+}
+
+impl<F: AsFd> AsFd for Channel<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_with_their_descriptors() {
+        let (one, two) = Channel::pair().unwrap();
+        let two = Channel::new(two);
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"content").unwrap();
+        one.send(Kind::Descriptor, "a name", Some(file.as_fd())).unwrap();
+        one.send(Kind::Go, "", None).unwrap();
+        drop((one, file));
+        let message = two.receive().unwrap().unwrap();
+        assert_eq!((message.kind, &*message.text), (Kind::Descriptor, "a name"));
+        let mut file = std::fs::File::from(message.descriptor.unwrap());
+        file.rewind().unwrap();
+        let mut content = String::new();
+        file.read_to_string(&mut content).unwrap();
+        assert_eq!(content, "content");
+        let message = two.receive().unwrap().unwrap();
+        assert!(message.kind == Kind::Go && message.descriptor.is_none());
+        assert!(two.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn refuses_what_is_no_message() {
+        let (one, two) = Channel::pair().unwrap();
+        for bytes in [&[0][..], &[200, b'x'], &[1, 0xff], &[1; LIMIT + 1]] {
+            rustix::io::write(&two, bytes).unwrap();
+            assert_eq!(one.receive().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+        let time = Duration::from_millis(1);
+        assert_eq!(one.receive_within(time).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn every_kind_can_be_told_from_its_byte() {
+        for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at + 1);
+        }
+    }
+}

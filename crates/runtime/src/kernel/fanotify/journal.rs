@@ -1,0 +1,158 @@
+//! Events that were read and not answered, in memory that outlives the process.
+//!
+//! The kernel knows an event that it has delivered by the number of the descriptor that came with it, and forgets
+//! nothing when the process that read it dies: its reader waits until somebody answers with that number. So what is
+//! needed to answer is written down here under the number, before anything is done about the event, and struck out after
+//! the answer:
+//!
+//! ```text
+//! read ─▶ note ─▶ fetch … ─▶ answer ─▶ strike ─▶ close the descriptor
+//! ```
+//!
+//! A process that dies between `answer` and `strike` leaves a note about nobody, and a second answer is refused by the
+//! kernel. One that dies between `read` and `note`, some microseconds, leaves an event about which nothing is known; it
+//! is denied. What is denied is nearly always read-ahead: the kernel then reads the page by itself, and asks again.
+//!
+//! The kernel gives an answer to the oldest event with its number. So a successor keeps every number that is noted in
+//! use until that event is answered, and no new event gets it.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+    sync::atomic::Ordering,
+};
+
+use lazuli_sys::{limit::DESCRIPTORS, shared::Shared};
+use rustix::io::fcntl_dupfd_cloexec;
+
+/// Numbers for each event: device and inode of its file, offset, and count plus one, which is 0 when there is none.
+const FIELDS: usize = 4;
+
+/// Where the highest number that was ever noted is. It is in the place of event 0, which is none: 0 to 2 are always
+/// in use.
+const HIGHEST: usize = 0;
+
+/// Device and inode: which file an event is about.
+pub(super) type FileId = (u64, u64);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Journal(Shared);
+
+/// An event that a process that is gone has read.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// Something that has the event's number.
+    pub(super) number: OwnedFd,
+    pub(super) file: FileId,
+    pub(super) offset: u64,
+    pub(super) count: u64,
+}
+
+impl Journal {
+    /// An empty one.
+    pub fn create() -> io::Result<Self> {
+        Shared::create("lazuli-journal", DESCRIPTORS as usize * FIELDS).map(Journal)
+    }
+
+    /// The journal of a process that is gone, and what it left. To be called before this process opens
+    /// anything, since the numbers of those events have to be free.
+    pub fn open(file: OwnedFd) -> io::Result<(Self, Vec<Unanswered>)> {
+        let limit = lazuli_sys::limit::raise_descriptors()?;
+        let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
+        let highest = journal.0[HIGHEST].load(Ordering::Acquire).min(u64::from(limit) - 1);
+        let noted: Vec<_> = (1..=highest as RawFd).filter(|n| journal.noted(*n).is_some()).collect();
+        // Out of the way.
+        let free = (0..limit as RawFd).rfind(|number| !noted.contains(number)).unwrap_or(0);
+        let journal = Journal(Shared::open(
+            fcntl_dupfd_cloexec(&journal.0, free)?,
+            DESCRIPTORS as usize * FIELDS,
+        )?);
+        let mut left = Vec::new();
+        for number in noted {
+            let Some((file, offset, count)) = journal.noted(number) else { continue };
+            // The lowest number that is free and not below this one: this one.
+            let placeholder = fcntl_dupfd_cloexec(&journal.0, number)?;
+            if placeholder.as_raw_fd() == number {
+                left.push(Unanswered { number: placeholder, file, offset, count });
+            } else {
+                tracing::error!(number, "an unanswered event has a number that is in use");
+                journal.strike(number);
+            }
+        }
+        Ok((journal, left))
+    }
+
+    fn noted(&self, number: RawFd) -> Option<(FileId, u64, u64)> {
+        let at = slot(number)?;
+        let read = |field: usize| self.0[at + field].load(Ordering::Relaxed);
+        let count = self.0[at + 3].load(Ordering::Acquire).checked_sub(1)?;
+        Some(((read(0), read(1)), read(2), count))
+    }
+
+    /// Writes down what event `number` asks for. The process may die after any of these stores: only the last one makes it count.
+    pub(super) fn note(&self, number: RawFd, file: FileId, offset: u64, count: u64) {
+        let Some(at) = slot(number) else { return };
+        self.0[HIGHEST].fetch_max(number.unsigned_abs().into(), Ordering::Relaxed);
+        for (field, value) in [file.0, file.1, offset].into_iter().enumerate() {
+            self.0[at + field].store(value, Ordering::Relaxed);
+        }
+        self.0[at + 3].store(count.saturating_add(1), Ordering::Release);
+    }
+
+    /// Forgets an event that was answered.
+    pub(super) fn strike(&self, number: RawFd) {
+        if let Some(at) = slot(number) {
+            self.0[at + 3].store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Where the fields of an event are. No process has numbers above the limit.
+fn slot(number: RawFd) -> Option<usize> {
+    let number = usize::try_from(number).ok()?;
+    (1..DESCRIPTORS as usize).contains(&number).then_some(number * FIELDS)
+}
+
+impl AsFd for Journal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_finds_what_was_noted_and_not_struck_out() {
+        let journal = Journal::create().unwrap();
+        // Numbers that nothing in this test process has.
+        for number in [900, 901, 950, 999] {
+            journal.note(number, (1, u64::from(number.unsigned_abs())), 4096, 0);
+        }
+        journal.strike(901);
+        journal.note(950, (7, 8), 1 << 40, 1 << 20);
+        let copy = journal.as_fd().try_clone_to_owned().unwrap();
+        let (again, left) = Journal::open(copy).unwrap();
+        let found: Vec<_> =
+            left.iter().map(|e| (e.number.as_raw_fd(), e.file, e.offset, e.count)).collect();
+        let expected =
+            [(900, (1, 900), 4096, 0), (950, (7, 8), 1 << 40, 1 << 20), (999, (1, 999), 4096, 0)];
+        assert_eq!(found, expected);
+        // The numbers stay taken: a new event cannot get them.
+        assert!(fcntl_dupfd_cloexec(&again, 950).unwrap().as_raw_fd() > 950);
+        again.strike(900);
+        assert_eq!(journal.noted(900), None);
+    }
+
+    #[test]
+    fn numbers_outside_are_nobodys() {
+        let journal = Journal::create().unwrap();
+        for number in [-1, 0, DESCRIPTORS as RawFd, RawFd::MAX] {
+            journal.note(number, (1, 2), 3, 4);
+            assert_eq!(journal.noted(number), None);
+            journal.strike(number);
+        }
+    }
+}

@@ -28,7 +28,7 @@ const GAP: u64 = 128 << 10;
 pub(crate) const MAX_REQUEST: u64 = 4 << 20;
 
 /// Decoded bytes that one worker takes on at a time.
-const JOB: u64 = 1 << 20;
+pub(crate) const JOB: u64 = 1 << 20;
 
 /// A run of chunks that one request brings.
 #[derive(Debug)]

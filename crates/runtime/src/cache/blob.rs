@@ -7,10 +7,7 @@ use std::{
     future::Future,
     io,
     ops::Range,
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::FileExt as _,
-    },
+    os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -25,10 +22,11 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use super::{
     Cache, CacheError, Settings,
+    durable::{Durable, FLUSH_BYTES, Touch},
     flight::{Flights, Seat},
     layout::Layout,
     ready::ReadyMap,
-    store::Store,
+    store::{Store, is_full},
     workers::Workers,
 };
 use crate::{
@@ -47,12 +45,6 @@ const SOURCES: usize = 8;
 /// Flights that may be abandoned under a reader before it gives up. Only a bug of ours abandons one.
 const TAKEOVERS: usize = 3;
 
-/// Decoded bytes that are written before a flush does not wait any longer.
-const FLUSH_BYTES: u64 = 64 << 20;
-
-/// Longest pause between two flushes that fail.
-const FLUSH_PAUSE: Duration = Duration::from_secs(60);
-
 thread_local! {
     /// Of each worker thread.
     static DECODER: RefCell<Decoder> = RefCell::new(Decoder::new());
@@ -63,38 +55,45 @@ thread_local! {
 /// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks, and
 /// holes where chunks are missing. Only [`CachedBlob::ensure`] tells which is which.
 pub struct CachedBlob {
-    layout: Layout,
-    store: Store,
-    ready: ReadyMap,
-    /// Held while a word of the ready map goes to the disk, so that an older one never follows a newer.
-    noting: Mutex<()>,
-    flights: Flights,
+    pub(super) layout: Layout,
+    pub(super) store: Store,
+    /// Chunks that are in the file and were checked by this process, or left by one whose seal fits.
+    pub(super) ready: ReadyMap,
+    /// Chunks that are in the file as far as the maps say. Nobody reads them before they are checked.
+    pub(super) suspect: ReadyMap,
+    /// Held by everybody who changes the data file or the maps.
+    pub(super) touch: Mutex<Touch>,
+    pub(super) flights: Flights,
     sources: RwLock<Vec<Arc<dyn BlobSource>>>,
     requests: Semaphore,
-    settings: Settings,
-    workers: Arc<Workers>,
+    pub(super) settings: Settings,
+    pub(super) workers: Arc<Workers>,
     _lock: Arc<File>,
-    counters: Counters,
+    pub(super) counters: Counters,
     /// What is known to be on the disk. Held during a flush, so that there is one at a time.
-    durable: Mutex<Vec<u64>>,
+    pub(super) durable: Mutex<Durable>,
     /// Decoded bytes written since the last flush began.
-    unflushed: AtomicU64,
+    pub(super) unflushed: AtomicU64,
     /// Whether a task is going to flush.
-    flushing: AtomicBool,
+    pub(super) flushing: AtomicBool,
     /// Makes that task hurry.
-    hurry: Notify,
+    pub(super) hurry: Notify,
+    /// Whether a task is going to check suspect chunks.
+    pub(super) checking: AtomicBool,
     /// Whether the file was cut to nothing. Held for reading by everybody who writes to the file.
     cut_off: RwLock<bool>,
     /// Whether every chunk is ready and on the disk.
-    complete: watch::Sender<bool>,
+    pub(super) complete: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+pub(super) struct Counters {
     bytes_fetched: AtomicU64,
     requests: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
+    pub(super) checked: AtomicU64,
+    pub(super) wrong: AtomicU64,
 }
 
 /// What a blob's life was like since it was opened.
@@ -108,8 +107,14 @@ pub struct BlobStats {
     pub hits: u64,
     /// Questions that had to wait for a fetch.
     pub misses: u64,
-    /// Chunks that are in the cache.
+    /// Chunks that are in the cache and right.
     pub chunks_ready: u64,
+    /// Chunks that are in the cache as an earlier process left them, and not checked yet.
+    pub chunks_suspect: u64,
+    /// Chunks that were read back and checked.
+    pub chunks_checked: u64,
+    /// Of these, the ones that were wrong: somebody, or the disk, has changed them.
+    pub chunks_wrong: u64,
     /// Chunks that the image names.
     pub chunks_total: u64,
     /// Bytes of the whole blob as stored.
@@ -122,29 +127,37 @@ impl CachedBlob {
         layout: Layout,
         cache: &Cache,
     ) -> Result<Arc<Self>, CacheError> {
-        let (store, found) = Store::open(dir, &layout, &cache.boot, &cache.given)?;
+        let (store, found) = Store::open(dir, &layout, cache)?;
         let chunks = layout.chunks().len();
-        let durable = ReadyMap::new(chunks, &found.durable);
+        let ready = ReadyMap::new(chunks, if found.sealed { &found.durable } else { &[] });
+        let suspect = ReadyMap::new(chunks, &found.known);
+        (0..chunks).filter(|at| ready.is_ready(*at)).for_each(|at| suspect.clear(at));
         let blob = Arc::new(CachedBlob {
-            ready: ReadyMap::new(chunks, &found.ready),
             layout,
             store,
-            noting: Mutex::default(),
+            complete: watch::Sender::new(ready.is_full()),
+            ready,
+            suspect,
+            touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
             flights: Flights::default(),
             sources: RwLock::default(),
             requests: Semaphore::new(REQUESTS),
             settings: cache.settings.clone(),
             workers: cache.workers.clone(),
             _lock: cache.lock.clone(),
-            durable: Mutex::new(found.durable),
+            durable: Mutex::new(Durable {
+                words: found.durable,
+                seal: found.sealed.then_some(found.times),
+            }),
             counters: Counters::default(),
             unflushed: AtomicU64::new(0),
             flushing: AtomicBool::new(false),
             hurry: Notify::new(),
+            checking: AtomicBool::new(false),
             cut_off: RwLock::default(),
-            complete: watch::Sender::new(durable.is_full()),
         });
-        if blob.ready.count() > durable.count() {
+        if !blob.suspect.is_empty() {
+            blob.check_soon();
             blob.flush_soon();
         }
         Ok(blob)
@@ -191,21 +204,30 @@ impl CachedBlob {
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(self.layout.chunks_in(range))
     }
 
-    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing.
+    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing or
+    /// have to be checked.
     fn board(self: &Arc<Self>, wanted: Range<usize>) -> Vec<Seat> {
         let chunks = self.layout.chunks();
         let mut seats = Vec::new();
         let mut requests = Vec::new();
+        let mut checks = Vec::new();
         {
             let mut tower = self.flights.lock();
-            // Flights first: one that lands in between has set the bit before it left the map.
-            let is_missing = |at: usize| !tower.has(at) && !self.ready.is_ready(at);
+            // Flights first: one that lands in between has set the bit before it left the map. Suspicion before
+            // readiness: who checks a chunk makes it ready before it is no longer suspect.
+            let is_suspect = |at: usize| self.suspect.is_ready(at) && !self.ready.is_ready(at);
+            let is_missing = |at: usize| {
+                !tower.has(at) && !self.suspect.is_ready(at) && !self.ready.is_ready(at)
+            };
+            let suspects: Vec<_> =
+                wanted.clone().filter(|at| !tower.has(*at) && is_suspect(*at)).collect();
             let mut missing = Vec::new();
             if wanted.clone().any(is_missing) {
                 let amplify = self.settings.amplify;
                 let wide = fetch::neighbours(chunks, wanted.clone(), amplify, is_missing);
                 missing.extend(wide.filter(|at| is_missing(*at)));
             }
+            checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
             for request in fetch::plan(chunks, &missing) {
                 let run = &missing[request];
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
@@ -214,6 +236,7 @@ impl CachedBlob {
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }
+        self.check(checks);
         for request in requests {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
@@ -247,87 +270,14 @@ impl CachedBlob {
         if *cut_off {
             return Err(ReadError::CutOff { blob: self.id() });
         }
-        let written = self.store.data().write_all_at(bytes, chunk.decoded.0);
-        written.map_err(|error| self.write_error(error))?;
-        self.mark_ready(at);
-        Ok(())
-    }
-
-    fn mark_ready(self: &Arc<Self>, at: usize) {
-        self.ready.set(at);
-        let noted = {
-            let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
-            let (word, bits) = self.ready.word_of(at);
-            self.store.note(word, bits)
-        };
-        if let Err(error) = noted {
-            // Only costs fetching the chunk again after a crash.
-            tracing::debug!(blob = %self.id(), %error, "cannot note a ready chunk");
-        }
-        let size = u64::from(self.chunk(at).decoded_size);
+        self.put(at, bytes).map_err(|error| self.write_error(error))?;
+        let size = u64::from(chunk.decoded_size);
         let unflushed = self.unflushed.fetch_add(size, Ordering::Relaxed) + size;
         if unflushed >= FLUSH_BYTES || self.ready.is_full() {
             self.hurry.notify_one();
         }
         self.flush_soon();
-    }
-
-    /// Makes sure that a flush follows everything that is ready now.
-    fn flush_soon(self: &Arc<Self>) {
-        if self.flushing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let blob = self.clone();
-        self.workers.runtime().spawn(async move {
-            let mut pause = blob.settings.flush_after;
-            loop {
-                let _ = tokio::time::timeout(pause, blob.hurry.notified()).await;
-                blob.flushing.store(false, Ordering::Release);
-                let flusher = blob.clone();
-                match tokio::task::spawn_blocking(move || flusher.flush()).await {
-                    Ok(Err(error)) => {
-                        tracing::warn!(blob = %blob.id(), %error, "cannot flush the cache");
-                        pause = FLUSH_PAUSE.min(pause * 2 + Duration::from_millis(100));
-                        if blob.flushing.swap(true, Ordering::AcqRel) {
-                            return;
-                        }
-                    }
-                    Ok(Ok(())) | Err(_) => return,
-                }
-            }
-        });
-    }
-
-    /// Makes everything that is ready now survive a power cut. Blocks until the disk has it.
-    ///
-    /// # Errors
-    /// The disk did not take it. What was not on the disk before counts as missing from then on, since
-    /// the kernel drops pages that it could not write.
-    pub fn flush(&self) -> io::Result<()> {
-        let mut durable = self.durable.lock().unwrap_or_else(PoisonError::into_inner);
-        self.unflushed.store(0, Ordering::Relaxed);
-        let words = self.ready.words();
-        if let Err(error) = self.store.sync_data() {
-            self.keep_only(&durable);
-            return Err(error);
-        }
-        self.store.save_durable(&words)?;
-        *durable = words;
-        if ReadyMap::new(self.layout.chunks().len(), &durable).is_full() {
-            self.complete.send_replace(true);
-        }
         Ok(())
-    }
-
-    /// Forgets every chunk whose bit is not in `words`.
-    fn keep_only(&self, words: &[u64]) {
-        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ready.keep_only(words);
-        for (word, bits) in words.iter().enumerate() {
-            if let Err(error) = self.store.note(word, *bits) {
-                tracing::error!(blob = %self.id(), %error, "cannot note that chunks are lost");
-            }
-        }
     }
 
     /// Cuts the file to nothing, unless the blob is complete: for the end of a daemon that leaves readers
@@ -384,12 +334,10 @@ impl CachedBlob {
 
     fn write_error(&self, error: io::Error) -> ReadError {
         let path = self.store.data_path();
-        match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                ReadError::NoSpace { blob: self.id(), path }
-            }
-            _ => ReadError::Cache { path, source: Arc::new(error) },
+        if is_full(&error) {
+            return ReadError::NoSpace { blob: self.id(), path };
         }
+        ReadError::Cache { path, source: Arc::new(error) }
     }
 
     /// SHA-256 of the blob as stored.
@@ -444,6 +392,9 @@ impl CachedBlob {
             hits: count(&self.counters.hits),
             misses: count(&self.counters.misses),
             chunks_ready: self.ready.count() as u64,
+            chunks_suspect: self.suspect.count() as u64,
+            chunks_checked: count(&self.counters.checked),
+            chunks_wrong: count(&self.counters.wrong),
             chunks_total: self.layout.chunks().len() as u64,
             stored_bytes: self.layout.blob().stored_size,
         }

@@ -10,6 +10,8 @@
 //! say the same about a blob. docs/cache.md explains what survives which crash.
 
 mod blob;
+mod check;
+mod durable;
 mod flight;
 mod layout;
 mod ready;

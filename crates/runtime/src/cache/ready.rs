@@ -43,6 +43,24 @@ impl ReadyMap {
         }
     }
 
+    /// Clears the bit of a chunk.
+    pub(crate) fn clear(&self, chunk: usize) {
+        let before = self.words[chunk / 64].fetch_and(!bit(chunk), Ordering::AcqRel);
+        if before & bit(chunk) != 0 {
+            self.ready.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Sets every bit that is set in `words`.
+    pub(crate) fn add(&self, words: &[u64]) {
+        let mut added = 0;
+        for (at, word) in self.words.iter().enumerate() {
+            let add = words.get(at).copied().unwrap_or(0) & mask(self.chunks, at);
+            added += (add & !word.fetch_or(add, Ordering::Release)).count_ones() as usize;
+        }
+        self.ready.fetch_add(added, Ordering::Release);
+    }
+
     /// Clears every bit that is not set in `words`.
     pub(crate) fn keep_only(&self, words: &[u64]) {
         let mut cleared = 0;
@@ -58,6 +76,10 @@ impl ReadyMap {
         self.ready.load(Ordering::Acquire)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.count() == self.chunks
     }
@@ -67,9 +89,9 @@ impl ReadyMap {
         self.words.iter().map(|word| word.load(Ordering::Acquire)).collect()
     }
 
-    /// The word that has the bit of `chunk`, and its position.
-    pub(crate) fn word_of(&self, chunk: usize) -> (usize, u64) {
-        (chunk / 64, self.words[chunk / 64].load(Ordering::Acquire))
+    /// One word of [`ReadyMap::words`].
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        self.words[at].load(Ordering::Acquire)
     }
 }
 
@@ -94,6 +116,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn both_without(both: &ReadyMap, chunks: &[usize]) -> BTreeSet<usize> {
+        (0..both.chunks).filter(|at| both.is_ready(*at) && !chunks.contains(at)).collect()
+    }
 
     proptest! {
         #[test]
@@ -123,9 +149,16 @@ mod tests {
 
             let other = ReadyMap::new(chunks, &[]);
             keep.iter().for_each(|chunk| other.set(*chunk));
+            let both = ReadyMap::new(chunks, &map.words());
+            both.add(&other.words());
+            check(&both, &set.iter().chain(&keep).copied().collect());
             again.keep_only(&other.words());
             set.retain(|chunk| keep.contains(chunk));
             check(&again, &set);
+            keep.iter().for_each(|chunk| map.clear(*chunk));
+            map.add(&other.words());
+            keep.iter().for_each(|chunk| map.clear(*chunk));
+            check(&map, &both_without(&both, &keep));
         }
     }
 

@@ -10,8 +10,9 @@
 //! `durable` is replaced as a whole, after an fdatasync of `data`, and ends with a checksum. `live` gets
 //! a word written after each chunk and is never synced: it survives the process, but when the kernel goes
 //! down it can reach the disk before the bytes that it speaks of, so it counts only under the same boot.
-//! Both begin with a binding to the layout and to the very file `data` that they speak of.
-//! docs/cache.md has the whole argument.
+//! Both begin with a binding to the layout and to the very file `data` that they speak of. `durable` may
+//! also have a seal, the times of `data` when its chunks were known to be right: as long as it fits, nobody
+//! has touched the file. docs/cache.md has the whole argument.
 
 use std::{
     collections::HashMap,
@@ -20,52 +21,89 @@ use std::{
     os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
 };
 
 use lazuli_image::{Algorithm, Digest};
 
-use super::{CacheError, layout::Layout, ready::word_count};
+use super::{Cache, CacheError, layout::Layout, ready::word_count};
 
 const DATA: &str = "data";
 const DURABLE: &str = "durable";
 const DURABLE_NEW: &str = "durable.new";
 const LIVE: &str = "live";
 
-/// Bytes of a binding, and of the checksum.
+/// Bytes of a binding, of a seal, and of the checksum.
 const HASH: usize = 32;
 
 /// Data files that are open already, by device and inode, see [`super::Cache::give`].
 pub(crate) type Given = Mutex<HashMap<(u64, u64), File>>;
+/// A seal that no file fits.
+const UNSEALED: [u8; HASH] = [0; HASH];
+
+/// Kernels before 6.13 count file times in ticks of 1 to 10 ms: two changes within one look like one.
+pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
     data: File,
-    live: File,
+    /// Absent when the disk had no room for it.
+    live: Option<File>,
+    boot: String,
     binding: [u8; HASH],
 }
 
+/// When a data file was last changed by anybody, as the kernel keeps it. Reading leaves it alone; the file's
+/// owner cannot set it back (`st_ctime`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// Seconds and nanoseconds since 1970.
+    changed: (i64, i64),
+    modified: (i64, i64),
+}
+
+impl Times {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Times {
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+
+    /// Whether the next change gets other times on every kernel.
+    pub(crate) fn are_settled(&self) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (seconds, nanoseconds) = self.changed;
+        let changed = i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        (now.as_nanos() as i128 - changed).unsigned_abs() > TICK.as_nanos()
+    }
+}
+
 /// What was found in a blob's directory, as words of [`super::ready::ReadyMap`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Found {
     /// Chunks whose bytes are on the disk.
     pub(crate) durable: Vec<u64>,
     /// Chunks whose bytes are in the data file now; includes `durable`.
-    pub(crate) ready: Vec<u64>,
+    pub(crate) known: Vec<u64>,
+    /// Whether nobody has touched the file since all of `durable` was right.
+    pub(crate) sealed: bool,
+    /// Times of the data file.
+    pub(crate) times: Times,
 }
 
 impl Store {
-    /// Opens the files of `layout` in `dir`, or makes them. `boot` tells one start of the kernel from
-    /// another.
+    /// Opens the files of `layout` in `dir`, or makes them.
     pub(crate) fn open(
         dir: PathBuf,
         layout: &Layout,
-        boot: &str,
-        given: &Given,
+        cache: &Cache,
     ) -> Result<(Self, Found), CacheError> {
+        let boot = &cache.boot;
         let words = word_count(layout.chunks().len());
-        let data = match open_data(&dir.join(DATA), layout.file_size(), given) {
+        let data = match open_data(&dir.join(DATA), layout.file_size(), &cache.given) {
             Ok(Some(data)) => data,
             Ok(None) => create_data(&dir, layout.file_size()).map_err(CacheError::io(&dir))?,
             Err(error) => return Err(CacheError::io(dir.join(DATA))(error)),
@@ -74,21 +112,25 @@ impl Store {
         let binding = bind("durable", layout.digest(), &metadata, "");
         let live_binding = bind("live", layout.digest(), &metadata, boot);
 
-        let durable = read_map(&dir.join(DURABLE), words, HASH)
-            .filter(|bytes| is_durable(bytes, &binding))
-            .map(|bytes| decode(&bytes[HASH..bytes.len() - HASH]))
-            .unwrap_or_else(|| vec![0; words]);
-        let mut ready = durable.clone();
+        let times = Times::of(&metadata);
+        let (mut durable, mut sealed) = (vec![0; words], false);
+        let found = read_map(&dir.join(DURABLE), HASH + words * 8 + HASH);
+        if let Some(found) = found.filter(|bytes| is_durable(bytes, &binding)) {
+            durable = decode(&found[2 * HASH..found.len() - HASH]);
+            sealed = found[HASH..2 * HASH] == seal(&binding, boot, &times);
+        }
+        let mut known = durable.clone();
         let live =
-            read_map(&dir.join(LIVE), words, 0).filter(|bytes| bytes[..HASH] == live_binding);
+            read_map(&dir.join(LIVE), words * 8).filter(|bytes| bytes[..HASH] == live_binding);
         if let Some(bytes) = live {
-            for (word, live) in ready.iter_mut().zip(decode(&bytes[HASH..])) {
+            for (word, live) in known.iter_mut().zip(decode(&bytes[HASH..])) {
                 *word |= live;
             }
         }
-        let live = create_live(&dir.join(LIVE), &live_binding, &ready)
+        let live = create_live(&dir.join(LIVE), &live_binding, &known)
             .map_err(CacheError::io(dir.join(LIVE)))?;
-        Ok((Store { dir, data, live, binding }, Found { durable, ready }))
+        let store = Store { dir, data, live, boot: boot.clone(), binding };
+        Ok((store, Found { durable, known, sealed, times }))
     }
 
     /// The decoded bytes. Opened for reading and writing, before anybody could have marked the file.
@@ -103,7 +145,13 @@ impl Store {
     /// Notes one word of the ready map for the case that this process dies. The caller makes sure that
     /// calls do not overtake each other. The file has all its blocks, so this does not fail for space.
     pub(crate) fn note(&self, word: usize, bits: u64) -> io::Result<()> {
-        self.live.write_all_at(&bits.to_le_bytes(), (HASH + word * 8) as u64)
+        let Some(live) = &self.live else { return Ok(()) };
+        live.write_all_at(&bits.to_le_bytes(), (HASH + word * 8) as u64)
+    }
+
+    /// When the data file was changed, by this process or by others.
+    pub(crate) fn times(&self) -> io::Result<Times> {
+        self.data.metadata().map(|metadata| Times::of(&metadata))
     }
 
     /// Waits until everything that was written to the data file is on the disk.
@@ -112,9 +160,12 @@ impl Store {
     }
 
     /// Makes `words` the chunks that are believed after a power cut. [`Store::sync_data`] has to have
-    /// returned since the last of their bytes was written.
-    pub(crate) fn save_durable(&self, words: &[u64]) -> io::Result<()> {
+    /// returned since the last of their bytes was written. With `sealed`, the next process believes them
+    /// without reading them back if these are still the file's times.
+    pub(crate) fn save_durable(&self, words: &[u64], sealed: Option<&Times>) -> io::Result<()> {
         let mut bytes = self.binding.to_vec();
+        let seal = sealed.map_or(UNSEALED, |times| seal(&self.binding, &self.boot, times));
+        bytes.extend(seal);
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         let checksum = Algorithm::Blake3.digest(&bytes);
         bytes.extend(checksum.hash);
@@ -158,10 +209,7 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
 fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     for name in [DURABLE, LIVE, DATA] {
-        match fs::remove_file(dir.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove(&dir.join(name))?;
     }
     sync_dir(dir)?;
     let data = private().read(true).write(true).create_new(true).open(dir.join(DATA))?;
@@ -169,21 +217,45 @@ fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     Ok(data)
 }
 
-/// Replaces the map of an earlier process with what is believed now.
-fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<File> {
+/// Replaces the map of an earlier process with what is believed now. `None` when the disk is full: then
+/// there is none at all, since an old one would claim what is given up later.
+fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<Option<File>> {
     let new = path.with_extension("new");
-    let mut file = private().write(true).create(true).truncate(true).open(&new)?;
     let mut bytes = binding.to_vec();
     bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    file.write_all(&bytes)?;
-    fs::rename(&new, path)?;
-    Ok(file)
+    let create = || {
+        let mut file = private().write(true).create(true).truncate(true).open(&new)?;
+        file.write_all(&bytes)?;
+        fs::rename(&new, path)?;
+        Ok(file)
+    };
+    match create() {
+        Err(error) if is_full(&error) => {
+            tracing::warn!(path = %path.display(), %error, "a crash will cost fetching chunks again");
+            remove(path)?;
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
+
+/// Whether there is no room left: on the disk, or for this user.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Removes a file that may be gone already.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// What a map of either kind begins with. A map with another binding speaks of something else.
 fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
-    hasher.update(format!("lazuli ready map 1 {kind}\n{boot}\n").as_bytes());
+    hasher.update(format!("lazuli ready map 2 {kind}\n{boot}\n").as_bytes());
     hasher.update(&layout.hash);
     for number in [data.dev(), data.ino(), data.len()] {
         hasher.update(&number.to_le_bytes());
@@ -191,9 +263,22 @@ fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HA
     hasher.finish().hash
 }
 
-/// Reads a map of exactly the expected size; anything else is as good as no map.
-fn read_map(path: &Path, words: usize, tail: usize) -> Option<Vec<u8>> {
-    let expected = HASH + words * 8 + tail;
+/// What says that the data file has not been touched since it had these times. Under another boot it never
+/// fits: meanwhile the disk may have been anywhere, and a clock can be set.
+fn seal(binding: &[u8; HASH], boot: &str, times: &Times) -> [u8; HASH] {
+    let mut hasher = Algorithm::Blake3.hasher();
+    hasher.update(format!("lazuli seal\n{boot}\n").as_bytes());
+    hasher.update(binding);
+    for (seconds, nanoseconds) in [times.changed, times.modified] {
+        hasher.update(&seconds.to_le_bytes());
+        hasher.update(&nanoseconds.to_le_bytes());
+    }
+    hasher.finish().hash
+}
+
+/// Reads a map of exactly `rest` bytes after the binding; anything else is as good as no map.
+fn read_map(path: &Path, rest: usize) -> Option<Vec<u8>> {
+    let expected = HASH + rest;
     let mut bytes = Vec::with_capacity(expected + 1);
     File::open(path).ok()?.take(expected as u64 + 1).read_to_end(&mut bytes).ok()?;
     (bytes.len() == expected).then_some(bytes)

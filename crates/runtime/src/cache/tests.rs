@@ -1,5 +1,6 @@
 //! The cache and the fetches below it, against sources in memory that misbehave as told.
 
+mod behind;
 mod crash;
 
 use std::{
@@ -314,9 +315,11 @@ fn the_next_process_finds_the_cache() {
         node.ensure(0..200).await.unwrap();
         node.blob.completed().await;
     });
+    live(dir.path(), "a", &sample, async |node| assert!(node.blob.is_complete()));
     live(dir.path(), "b", &sample, async |node| {
-        assert!(node.blob.is_complete());
+        assert!(!node.blob.is_complete(), "the disk may have been anywhere");
         node.blob.completed().await;
+        assert_eq!(node.source.reads(), 0);
     });
 }
 
@@ -360,7 +363,8 @@ fn maps_that_do_not_belong_to_the_data_are_not_believed() {
         });
         spoil(path.parent().unwrap());
         live(dir.path(), "a", &sample, async |node| {
-            assert_eq!(node.blob.stats().chunks_ready, 0, "{what}");
+            let stats = node.blob.stats();
+            assert_eq!((stats.chunks_ready, stats.chunks_suspect), (0, 0), "{what}");
             node.ensure(0..100).await.unwrap();
         });
     }

@@ -2,7 +2,11 @@
 
 use std::{panic, thread};
 
-use tokio::{runtime::Handle, sync::Semaphore, task};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
+    task,
+};
 
 /// Bounds how many chunks are decoded at a time, over all blobs: one per processor.
 #[derive(Debug)]
@@ -12,6 +16,8 @@ pub(crate) struct Workers {
     /// Half of `all`, taken in addition by work that nobody waits for, so that such work never
     /// stands between a reader and its chunk on every thread.
     background: Semaphore,
+    /// For long work in the background: one blob at a time.
+    turn: Semaphore,
 }
 
 impl Workers {
@@ -23,11 +29,18 @@ impl Workers {
             runtime: Handle::current(),
             all: Semaphore::new(processors),
             background: Semaphore::new((processors / 2).max(1)),
+            turn: Semaphore::new(1),
         }
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// Waits until no other blob is worked through in the background, and keeps the others waiting until the result
+    /// is dropped.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turn.acquire().await.ok()
     }
 
     /// Runs `job` on a thread that may block. Panics when the job does.

@@ -51,7 +51,8 @@ impl Node {
         let mounts = mountinfo::list().map_err(io)?;
         let (seen, stale): (Vec<_>, Vec<_>) =
             self.records.all().map_err(io)?.into_iter().partition(|record| {
-                seen_at(&mounts, &record.request.mountpoint).is_some_and(|m| self.is_ours(m, record))
+                seen_at(&mounts, &record.request.mountpoint)
+                    .is_some_and(|m| self.is_ours(m, record))
             });
         // Gone, or the place of something else by now.
         stale.iter().for_each(|record| self.forget(&record.request.mountpoint));

@@ -61,7 +61,8 @@ impl Journal {
         let limit = lazuli_sys::limit::raise_descriptors()?;
         let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
         let highest = journal.0[HIGHEST].load(Ordering::Acquire).min(u64::from(limit) - 1);
-        let noted: Vec<_> = (1..=highest as RawFd).filter(|n| journal.noted(*n).is_some()).collect();
+        let noted: Vec<_> =
+            (1..=highest as RawFd).filter(|n| journal.noted(*n).is_some()).collect();
         // Out of the way.
         let free = (0..limit as RawFd).rfind(|number| !noted.contains(number)).unwrap_or(0);
         let journal = Journal(Shared::open(

@@ -1,0 +1,169 @@
+//! Chunks that an earlier process left, or that somebody else may have changed: read back and checked before
+//! anybody sees them.
+//!
+//! ```text
+//! suspect ── asked for, or in the background ──▶ read back ─▶ digest ── right ──▶ ready
+//!                                                                  └─ wrong ──▶ missing ─▶ fetched, if asked for
+//! ```
+
+use std::{
+    os::unix::fs::FileExt as _,
+    sync::{Arc, MutexGuard, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use lazuli_image::BLOCK_SIZE;
+
+use super::{
+    CachedBlob, Lease,
+    durable::{Touch, lock},
+};
+use crate::fetch::{self, JOB, Request};
+
+/// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes first.
+const CHECK_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a chunk is read back while somebody else goes on changing the file. Then it counts as wrong.
+const ATTEMPTS: usize = 3;
+
+impl CachedBlob {
+    /// Checks suspect chunks that somebody waits for.
+    pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
+        let mut jobs: Vec<Vec<Lease>> = Vec::new();
+        let mut size = JOB;
+        for lease in leases {
+            let chunk = u64::from(self.chunk(lease.chunk()).decoded_size);
+            match jobs.last_mut() {
+                Some(job) if size + chunk <= JOB => job.push(lease),
+                _ => {
+                    size = 0;
+                    jobs.push(vec![lease]);
+                }
+            }
+            size += chunk;
+        }
+        for job in jobs {
+            self.workers.runtime().spawn(check_job(self.clone(), job, false));
+        }
+    }
+
+    /// Makes sure that all suspect chunks are checked at some time.
+    pub(super) fn check_soon(self: &Arc<Self>) {
+        if !self.checking.swap(true, Ordering::AcqRel) {
+            self.workers.runtime().spawn(check_all(Arc::downgrade(self)));
+        }
+    }
+
+    /// Finds out whether a suspect chunk is right: ready or missing, suspect no longer. Blocks.
+    fn resolve(self: &Arc<Self>, at: usize) -> bool {
+        let (right, touch) = self.verdict(at);
+        // Ready first, so that the chunk never looks missing.
+        if right {
+            self.ready.set(at);
+        }
+        self.suspect.clear(at);
+        self.note(&touch, at / 64);
+        drop(touch);
+        self.counters.checked.fetch_add(1, Ordering::Relaxed);
+        if !right {
+            self.counters.wrong.fetch_add(1, Ordering::Relaxed);
+            let chunk = self.chunk(at);
+            tracing::warn!(path = %self.path().display(), chunk = chunk.number, from = %chunk.decoded,
+                to = %chunk.decoded_end(), "a chunk in the cache is wrong");
+        }
+        if self.suspect.is_empty() && self.ready.is_full() {
+            self.hurry.notify_one();
+        }
+        self.flush_soon();
+        right
+    }
+
+    /// Whether a chunk is right, true as long as the lock is held. Blocks.
+    pub(super) fn verdict(self: &Arc<Self>, at: usize) -> (bool, MutexGuard<'_, Touch>) {
+        for _ in 0..ATTEMPTS {
+            let doubts = lock(&self.touch).doubts;
+            let right = self.reads_right(at);
+            match self.look() {
+                Ok(touch) if touch.doubts == doubts => return (right, touch),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(path = %self.path().display(), %error, "cannot look at the file");
+                    break;
+                }
+            }
+        }
+        (false, lock(&self.touch))
+    }
+
+    /// Whether the file has the bytes of a chunk, and zeros behind it up to the next block. Blocks.
+    fn reads_right(&self, at: usize) -> bool {
+        let chunk = self.chunk(at);
+        let size = chunk.decoded_size as usize;
+        let mut bytes = vec![0; size.next_multiple_of(BLOCK_SIZE as usize)];
+        match self.store.data().read_exact_at(&mut bytes, chunk.decoded.0) {
+            Ok(()) => {
+                let (content, padding) = bytes.split_at(size);
+                chunk.digest.matches(content) && padding.iter().all(|byte| *byte == 0)
+            }
+            Err(error) => {
+                tracing::warn!(path = %self.path().display(), at = %chunk.decoded, %error, "cannot read");
+                false
+            }
+        }
+    }
+
+    /// Some suspect chunks from `at` on that nobody checks; moves `at` behind them.
+    fn next_suspects(&self, at: &mut usize) -> Vec<Lease> {
+        let mut tower = self.flights.lock();
+        let mut leases = Vec::new();
+        let mut size = 0;
+        while *at < self.layout.chunks().len() && size < JOB {
+            if self.suspect.is_ready(*at) && !tower.has(*at) {
+                leases.push(tower.start(*at, false));
+                size += u64::from(self.chunk(*at).decoded_size);
+            }
+            *at += 1;
+        }
+        leases
+    }
+}
+
+/// Checks some chunks, and fetches those that are wrong and asked for.
+async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) {
+    let worker = blob.clone();
+    let check = move |lease: Lease| {
+        if worker.resolve(lease.chunk()) {
+            lease.finish(Ok(()));
+            return None;
+        }
+        // Dropped, the lease sends those to the network who have joined meanwhile.
+        lease.is_wanted().then_some(lease)
+    };
+    let check_all = move || leases.into_iter().filter_map(check).collect::<Vec<_>>();
+    let wrong = blob.workers.run(background, check_all).await;
+    for lease in wrong {
+        let chunk = blob.chunk(lease.chunk());
+        let request = Request { stored: chunk.stored..chunk.stored_end(), leases: vec![lease] };
+        blob.workers.runtime().spawn(fetch::run(blob.clone(), request));
+    }
+}
+
+/// Checks the suspect chunks of a blob that nobody has asked for, one blob at a time.
+async fn check_all(blob: Weak<CachedBlob>) {
+    tokio::time::sleep(CHECK_AFTER).await;
+    let Some(workers) = blob.upgrade().map(|blob| blob.workers.clone()) else { return };
+    let _turn = workers.turn().await;
+    let mut at = 0;
+    while let Some(blob) = blob.upgrade() {
+        let leases = blob.next_suspects(&mut at);
+        if leases.is_empty() {
+            // Whatever becomes suspect from here on starts another task.
+            blob.checking.store(false, Ordering::Release);
+            if !blob.suspect.is_empty() {
+                blob.check_soon();
+            }
+            return;
+        }
+        check_job(blob, leases, true).await;
+    }
+}

@@ -1,0 +1,223 @@
+//! What somebody else does to the data file: found before anybody reads it.
+
+use std::{fs::File, time::SystemTime};
+
+use super::*;
+
+const CHUNK: usize = 5000;
+
+/// Changes bytes as somebody would who knows nothing of us.
+fn scribble(path: &Path, at: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+/// The same by somebody who hides it.
+fn scribble_and_turn_back_time(path: &Path, at: u64) {
+    let before = fs::metadata(path).unwrap();
+    scribble(path, at);
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_modified(before.modified().unwrap_or(SystemTime::now())).unwrap();
+}
+
+fn settle(node: &Node) {
+    node.blob.flush().unwrap();
+}
+
+#[test]
+fn a_clean_end_costs_nothing_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 100]);
+    live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..50).await.unwrap();
+        settle(node);
+    });
+    for _ in 0..2 {
+        live(dir.path(), "a", &sample, async |node| {
+            let stats = node.blob.stats();
+            assert_eq!((stats.chunks_ready, stats.chunks_suspect), (50, 0));
+            node.ensure(0..50).await.unwrap();
+            assert_eq!(node.blob.stats().chunks_checked, 0);
+            node.cache.flush();
+        });
+    }
+}
+
+#[test]
+fn after_a_kill_everything_is_read_back_and_nothing_is_fetched() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 100]);
+    live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..30).await.unwrap();
+        settle(node);
+        node.ensure(30..50).await.unwrap();
+    });
+    // Twice: what is suspect stays known when the next process is killed, too.
+    for _ in 0..2 {
+        live(dir.path(), "a", &sample, async |node| {
+            let stats = node.blob.stats();
+            assert_eq!((stats.chunks_ready, stats.chunks_suspect), (0, 50));
+            assert!(!node.blob.is_ready(&sample.chunks(3..4)));
+            node.ensure(3..4).await.unwrap();
+            assert_eq!(node.blob.stats().chunks_checked, 1, "just what was asked for");
+        });
+    }
+    live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..50).await.unwrap();
+        assert_eq!(node.source.reads(), 0);
+        assert_eq!(node.blob.stats().chunks_suspect, 0);
+        settle(node);
+    });
+    live(dir.path(), "a", &sample, async |node| {
+        assert_eq!(node.blob.stats().chunks_ready, 50, "sealed again");
+    });
+}
+
+#[test]
+fn many_readers_of_a_suspect_chunk_check_it_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[1 << 20; 3]);
+    live(dir.path(), "a", &sample, async |node| node.ensure(0..2).await.unwrap());
+    live(dir.path(), "a", &sample, async |node| {
+        let reads = (0..100).map(|_| node.ensure(0..2));
+        join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        assert_eq!((node.blob.stats().chunks_checked, node.source.reads()), (2, 0));
+    });
+}
+
+#[test]
+fn what_was_changed_between_two_processes_is_found_and_fetched() {
+    type Change = fn(&Path, u64);
+    let changes: [(&str, Change); 2] =
+        [("changed", scribble), ("with an old mtime", scribble_and_turn_back_time)];
+    // Chunk, place in the file: first byte, last byte, and the zeros behind it.
+    let places = [(4, 4 * 8192), (4, 4 * 8192 + CHUNK as u64 - 1), (4, 4 * 8192 + CHUNK as u64)];
+    for (what, change) in changes {
+        for (chunk, place) in places {
+            for flushed in [true, false] {
+                let dir = tempfile::tempdir().unwrap();
+                let sample = Sample::new(&[CHUNK; 20]);
+                let path = live(dir.path(), "a", &sample, async |node| {
+                    node.ensure(0..20).await.unwrap();
+                    if flushed {
+                        node.blob.completed().await;
+                    }
+                    node.blob.path()
+                });
+                change(&path, place);
+                live(dir.path(), "a", &sample, async |node| {
+                    assert!(!node.blob.is_complete(), "{what}");
+                    assert_eq!(node.blob.stats().chunks_suspect, 20);
+                    node.ensure(0..20).await.unwrap();
+                    assert_eq!(node.blob.stats().chunks_wrong, 1, "{what} at {place}");
+                    let chunk = &sample.blob.chunks[chunk];
+                    let ranges = node.source.ranges();
+                    assert_eq!(ranges, [chunk.stored..chunk.stored_end()], "{what} at {place}");
+                    assert!(sample.is_right(&node.blob, &sample.all()), "{what} at {place}");
+                    node.blob.completed().await;
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn the_background_finds_it_too_and_lets_no_blob_be_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 20]);
+    let path = live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..20).await.unwrap();
+        node.blob.completed().await;
+        node.blob.path()
+    });
+    scribble(&path, 7 * 8192);
+    live(dir.path(), "a", &sample, async |node| {
+        while node.blob.stats().chunks_checked < 20 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let stats = node.blob.stats();
+        assert_eq!((stats.chunks_ready, stats.chunks_wrong, node.source.reads()), (19, 1, 0));
+        assert!(!node.blob.is_complete());
+        node.ensure(0..20).await.unwrap();
+        node.blob.completed().await;
+    });
+}
+
+#[tokio::test]
+async fn what_is_changed_while_we_write_is_found_with_the_next_chunk() {
+    let node = Node::new(&[CHUNK; 20], 0);
+    node.ensure(0..10).await.unwrap();
+    scribble(&node.blob.path(), 5 * 8192);
+    assert_eq!(node.source.reads(), 1);
+    node.ensure(15..16).await.unwrap();
+    assert_eq!(node.blob.stats().chunks_suspect, 10);
+    node.ensure(0..10).await.unwrap();
+    assert_eq!((node.blob.stats().chunks_wrong, node.source.reads()), (1, 3));
+}
+
+#[test]
+fn a_seal_is_never_given_to_what_somebody_else_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 20]);
+    live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..10).await.unwrap();
+        scribble(&node.blob.path(), 5 * 8192);
+        settle(node);
+    });
+    live(dir.path(), "a", &sample, async |node| {
+        assert_eq!(node.blob.stats().chunks_ready, 0);
+        node.ensure(0..10).await.unwrap();
+    });
+}
+
+/// What happens to the file between two processes.
+#[derive(Clone, Debug)]
+enum Between {
+    Nothing,
+    Scribble(f64),
+    OtherBoot,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
+
+    /// However processes end and whatever is written in between: what `ensure` has said is right.
+    #[test]
+    fn nobody_reads_what_somebody_else_wrote(
+        lives in prop::collection::vec(
+            (
+                prop::collection::vec((0_usize..30, 1_usize..10), 0..5),
+                any::<bool>(),
+                prop_oneof![
+                    Just(Between::Nothing),
+                    (0_f64..1.0).prop_map(Between::Scribble),
+                    Just(Between::OtherBoot),
+                ],
+            ),
+            1..6,
+        ),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let sample = Sample::new(&[CHUNK; 40]);
+        let mut boot = 0;
+        for (asked, flush, between) in lives {
+            let path = live(dir.path(), &boot.to_string(), &sample, async |node| {
+                for (first, count) in asked {
+                    node.ensure(first..first + count).await.unwrap();
+                }
+                if flush {
+                    settle(node);
+                }
+                node.blob.path()
+            });
+            match between {
+                Between::Nothing => {}
+                Between::Scribble(at) => scribble(&path, (at * sample.file.len() as f64) as u64),
+                Between::OtherBoot => boot += 1,
+            }
+        }
+        live(dir.path(), &boot.to_string(), &sample, async |node| node.ensure(0..40).await.unwrap());
+    }
+}

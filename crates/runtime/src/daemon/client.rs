@@ -49,7 +49,9 @@ pub enum ClientError {
     #[error("the daemon's worker does not answer{}; its log says why", describe(.0))]
     NoWorker(KeeperInfo),
     /// The worker ended while it worked on the request.
-    #[error("the daemon's worker ended while it worked on this, another one goes on: see what is mounted, and try again")]
+    #[error(
+        "the daemon's worker ended while it worked on this, another one goes on: see what is mounted, and try again"
+    )]
     Interrupted,
     /// The answer is not one of [`Response`].
     #[error("the daemon answered something else than expected: {0}; is it another version?")]
@@ -64,8 +66,7 @@ impl Client {
     pub fn connect(root: &Path) -> Result<Self, ClientError> {
         let connected = dial(root).and_then(|stream| {
             let mut client = Client { root: root.to_owned(), stream };
-            client.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
-            client.exchange(&Request::Ping)?;
+            client.call(&Request::Ping)?;
             client.stream.get_ref().set_read_timeout(None)?;
             Ok(client)
         });
@@ -74,8 +75,7 @@ impl Client {
                 ClientError::NotRunning { root: root.to_owned() }
             }
             ClientError::Connection(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                keeper::report(root)
-                    .map_or(ClientError::Connection(error), ClientError::NoWorker)
+                keeper::report(root).map_or(ClientError::Connection(error), ClientError::NoWorker)
             }
             error => error,
         })
@@ -114,6 +114,9 @@ impl Client {
             }
             // The keeper holds the socket: the next worker answers.
             self.stream = dial(&self.root)?;
+            if !harmless {
+                self.stream.get_ref().set_read_timeout(None)?;
+            }
         }
         Err(ClientError::Interrupted)
     }
@@ -131,7 +134,9 @@ impl Client {
 }
 
 fn dial(root: &Path) -> Result<BufReader<UnixStream>, ClientError> {
-    Ok(BufReader::new(socket::connect(root)?))
+    let stream = socket::connect(root)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(BufReader::new(stream))
 }
 
 fn describe(info: &KeeperInfo) -> String {

@@ -138,7 +138,7 @@ pub(super) struct Worker {
     child: Option<Child>,
     pid: u32,
     handle: OwnedFd,
-    settled: bool,
+    pub(super) settled: bool,
     stopped: bool,
     leave_before: Option<Instant>,
 }
@@ -190,7 +190,11 @@ impl Keeper {
             let mut descriptors = Descriptors::default();
             loop {
                 match channel.receive()? {
-                    Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
+                    Some(Message {
+                        kind: Kind::Descriptor,
+                        text,
+                        descriptor: Some(descriptor),
+                    }) => {
                         descriptors.insert(text, descriptor);
                     }
                     Some(Message { kind: Kind::Go, .. }) => break,
@@ -208,6 +212,7 @@ impl Keeper {
         keeper.worker = Some(worker);
         keeper.introduce();
         keeper.service.ready();
+        shrink();
         Ok(keeper)
     }
 
@@ -248,10 +253,6 @@ impl Keeper {
         if self.worker.is_none() {
             self.start_worker();
         }
-        // What was needed to get here is not needed any more.
-        if let Err(error) = lazuli_sys::resident::forget_code() {
-            tracing::debug!(%error, "cannot give pages back");
-        }
         loop {
             if let Some(ended) = self.step().map_err(KeeperError::io(Path::new("poll")))? {
                 return Ok(ended);
@@ -261,7 +262,11 @@ impl Keeper {
 
     fn step(&mut self) -> io::Result<Option<Ended>> {
         let deadlines = [self.start_at, self.worker.as_ref().and_then(|w| w.leave_before)];
-        let wait = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(Instant::now()));
+        let wait = deadlines
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| at.saturating_duration_since(Instant::now()));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
         let listener = self.descriptors.get(LISTENER);
         let peers = [
@@ -270,11 +275,8 @@ impl Keeper {
             self.worker.as_ref().map(|worker| worker.channel.as_fd()),
             self.successor.as_ref().map(|successor| successor.channel.as_fd()),
         ];
-        let mut fds: Vec<_> = peers
-            .iter()
-            .flatten()
-            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-            .collect();
+        let mut fds: Vec<_> =
+            peers.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         rustix::io::retry_on_intr(|| poll(&mut fds, wait.as_ref()))?;
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
         let [signal, client, worker, successor] =
@@ -351,6 +353,7 @@ impl Keeper {
         self.descriptors.iter().for_each(|(name, fd)| self.service.store(name, fd));
         self.worker = Some(worker);
         self.service.ready();
+        shrink();
     }
 
     fn start_worker(&mut self) {
@@ -392,7 +395,10 @@ impl Keeper {
                         self.descriptors.remove(&message.text);
                         self.service.forget(&message.text);
                     }
-                    (Kind::Serving, None) => self.service.ready(),
+                    (Kind::Serving, None) => {
+                        self.service.ready();
+                        shrink();
+                    }
                     (Kind::Settled, None) => {
                         worker.settled = true;
                         self.failures = 0;
@@ -569,6 +575,13 @@ impl Worker {
             }
         };
         status.map_or_else(|| "it ended".to_owned(), describe)
+    }
+}
+
+/// What was needed to start a worker is not needed while it runs.
+fn shrink() {
+    if let Err(error) = lazuli_sys::resident::forget_program() {
+        tracing::debug!(%error, "cannot give pages back");
     }
 }
 

@@ -83,7 +83,8 @@ impl Successor {
 impl Keeper {
     /// Takes the daemon of `root` over with this program. Returns when it serves.
     pub fn succeed(root: &Path, programs: Programs) -> Result<Self, TakeoverError> {
-        let failed = |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
+        let failed =
+            |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
         let root = root.canonicalize().map_err(|error| failed(root, error))?;
         let old = dial(&root)?;
         let check = programs(Role::Check).status().map_err(|error| failed(&root, error))?;
@@ -107,7 +108,7 @@ impl Keeper {
     fn try_worker(&mut self) -> Result<Worker, TakeoverError> {
         let spawned = self.spawn(true);
         let mut worker = spawned.map_err(|error| TakeoverError::Trial(error.to_string()))?;
-        match self.attend_trial(&worker) {
+        match self.attend_trial(&mut worker) {
             Ok(()) => Ok(worker),
             Err(error) => {
                 worker.kill();
@@ -118,7 +119,7 @@ impl Keeper {
         }
     }
 
-    fn attend_trial(&mut self, worker: &Worker) -> io::Result<()> {
+    fn attend_trial(&mut self, worker: &mut Worker) -> io::Result<()> {
         loop {
             match worker.channel.receive_within(TRIAL_LIMIT)? {
                 Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
@@ -127,6 +128,7 @@ impl Keeper {
                 Some(Message { kind: Kind::Release, text, .. }) => {
                     self.descriptors.remove(&text);
                 }
+                Some(Message { kind: Kind::Settled, .. }) => worker.settled = true,
                 Some(Message { kind: Kind::Serving, .. }) => return Ok(()),
                 Some(message) => return Err(unexpected(&message)),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -1,9 +1,11 @@
 //! Odd trees, tree comparison, a faulty registry and private daemons for tests. Never shipped.
 
+pub mod content;
 pub mod kernel;
 pub mod listing;
 pub mod oci;
 pub mod odd;
 pub mod packed;
+pub mod reading;
 pub mod registry;
 pub mod tarball;

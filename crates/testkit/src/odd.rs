@@ -7,6 +7,7 @@
 use lazuli_image::Algorithm;
 
 use crate::{
+    content,
     oci::{Compression, Image, Layer},
     tarball::{self, Body, Entry, SparseFormat},
 };
@@ -355,16 +356,8 @@ fn acl(entries: &[(u16, u16, Option<u32>)]) -> Vec<u8> {
 
 /// Bytes that do not compress: the same for the same seed, always (SplitMix64).
 pub fn random(seed: u64, size: usize) -> Vec<u8> {
-    let mut state = seed;
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
-    }
-    bytes.truncate(size);
+    let mut bytes = vec![0; size];
+    content::fill(seed, 0, &mut bytes);
     bytes
 }
 

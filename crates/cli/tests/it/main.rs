@@ -8,4 +8,5 @@ mod daemon;
 mod lazuli;
 mod mount;
 mod registry;
+mod reliability;
 mod run;

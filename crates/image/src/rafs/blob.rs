@@ -17,7 +17,7 @@ use super::{
     layout::{CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CiHeader, MAX_CHUNKS, TocEntry, features},
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Chunk, Codec, Digest, FormatError, codec::Encoder, digest::Hasher,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Digest, FormatError, codec::Encoder, digest::Hasher,
     offset::round_up_to_block,
 };
 
@@ -228,14 +228,7 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     let info = record.tail;
     let reader = TailReader { bytes: tail, info };
     let (ci, header) = reader.ci()?;
-    for chunk in &record.blob.chunks {
-        let at = (u64::from(chunk.number) * CI_ENTRY_SIZE) as usize;
-        let entry = ci.get(at..at + CI_ENTRY_SIZE as usize).and_then(|entry| entry.try_into().ok());
-        if entry.map(CiEntry::decode) != Some(CiEntry::of(chunk)) {
-            let problem = format!("entry {} is not {chunk:?}", chunk.number);
-            return Err(FormatError::new("CI table", info.ci_offset, problem));
-        }
-    }
+    check_ci_entries(&record.blob, 0, &ci)?;
     if info.features & features::HAS_TAR_HEADER == 0 {
         return Ok(());
     }
@@ -265,6 +258,47 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
         }
     }
     Ok(())
+}
+
+/// Whether `entries`, a run of the decoded CI table whose first entry is that of chunk `first`, say the same
+/// about the chunks of `blob` as the chunk table. Chunks that the chunk table does not list are not checked.
+pub fn check_ci_entries(blob: &Blob, first: u32, entries: &[u8]) -> Result<(), FormatError> {
+    let from = blob.chunks.partition_point(|chunk| chunk.number < first);
+    for chunk in &blob.chunks[from..] {
+        let at = u64::from(chunk.number - first) * CI_ENTRY_SIZE;
+        let entry = entries.get(at as usize..).and_then(<[u8]>::first_chunk);
+        match entry {
+            None => break,
+            Some(entry) if CiEntry::decode(entry) == CiEntry::of(chunk) => {}
+            Some(_) => {
+                let problem = format!("entry {} is not {chunk:?}", chunk.number);
+                let at = u64::from(chunk.number) * CI_ENTRY_SIZE;
+                return Err(FormatError::new("CI table", at, problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a CI header says the same as the blob table.
+pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError> {
+    let error = |problem: String| {
+        FormatError::new("CI header", info.ci_offset + info.ci_stored_size, problem)
+    };
+    let header =
+        CiHeader::ref_from_bytes(header).map_err(|_| error("it has another size".to_owned()))?;
+    let facts = [
+        ("magic", header.magic.get() == CI_MAGIC && header.magic2.get() == CI_MAGIC),
+        ("number of entries", header.entries.get() == info.chunk_count),
+        ("compressor", header.compressor.get() == info.ci_codec as u32),
+        ("offset", header.offset.get() == info.ci_offset),
+        ("stored size", header.stored_size.get() == info.ci_stored_size),
+        ("size", header.size.get() == info.ci_size),
+    ];
+    match facts.iter().find(|(_, holds)| !holds) {
+        Some((field, _)) => Err(error(format!("bad {field}"))),
+        None => Ok(()),
+    }
 }
 
 fn check_toc_entry(
@@ -309,19 +343,7 @@ impl<'a> TailReader<'a> {
         }
         let stored = self.slice(0, info.ci_stored_size, "CI table")?;
         let header_bytes = self.slice(info.ci_stored_size, CI_HEADER_SIZE, "CI header")?;
-        let header = CiHeader::ref_from_bytes(header_bytes).expect("slice has the header's size");
-        let facts = [
-            ("magic", header.magic.get() == CI_MAGIC && header.magic2.get() == CI_MAGIC),
-            ("number of entries", header.entries.get() == info.chunk_count),
-            ("compressor", header.compressor.get() == info.ci_codec as u32),
-            ("offset", header.offset.get() == info.ci_offset),
-            ("stored size", header.stored_size.get() == info.ci_stored_size),
-            ("size", header.size.get() == info.ci_size),
-        ];
-        if let Some((field, _)) = facts.iter().find(|(_, holds)| !holds) {
-            let at = info.ci_offset + info.ci_stored_size;
-            return Err(FormatError::new("CI header", at, format!("bad {field}")));
-        }
+        check_ci_header(info, header_bytes)?;
         // At most 256 MiB, and no more of it is touched than the table decodes to.
         let mut ci = vec![0; info.ci_size as usize];
         info.ci_codec

@@ -14,7 +14,7 @@ mod footer;
 mod tables;
 mod writer;
 
-pub use blob::{Tail, blob_tail, check_blob};
+pub use blob::{Tail, blob_tail, check_blob, check_ci_entries, check_ci_header};
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
 pub use writer::{BootstrapOptions, write_bootstrap};

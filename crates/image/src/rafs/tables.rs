@@ -28,6 +28,9 @@ const V5_MAGIC: &[u8] = b"SFAR";
 const MAX_STORED: u64 = 1 << 40;
 const MAX_DECODED: u64 = 1 << 44;
 
+/// What upstream's tarfs mode writes where a chunk's digest belongs. No content has this digest.
+const NO_DIGEST: [u8; 32] = [0; 32];
+
 /// Everything in front of the inodes, checked.
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -136,7 +139,7 @@ fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
         return fail("an EROFS image, but not a RAFS v6 bootstrap".into());
     }
     if sb.block_bits == 9 {
-        return fail("blocks of 512 bytes (tarfs) are not supported".into());
+        return fail("tarfs (blocks of 512 bytes, chunks without digests) is not supported".into());
     }
     let expected = INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE;
     if sb.feature_incompat.get() != expected {
@@ -171,7 +174,7 @@ fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
 /// The chunk digest algorithm, if `bits` have nothing that is unsupported or contradictory.
 fn flags_digest(bits: u64) -> Result<Algorithm, String> {
     for (bit, what) in [
-        (flags::TARFS, "tarfs"),
+        (flags::TARFS, "tarfs, which has no digests of chunks,"),
         (flags::ENCRYPTION_AES, "encryption"),
         (flags::COMPRESSOR_GZIP, "gzip chunks"),
         (!flags::KNOWN, "an unknown feature"),
@@ -200,7 +203,7 @@ fn blob(
 ) -> Result<BlobRecord, String> {
     let bits = entry.features.get();
     for (bit, what) in [
-        (features::TARFS, "tarfs"),
+        (features::TARFS, "tarfs, which has no digests of chunks,"),
         (features::ZRAN, "an unconverted gzip layer (zran)"),
         (features::SEPARATE, "chunk information in another blob"),
         (features::BATCH, "batches of small chunks"),
@@ -301,8 +304,15 @@ fn chunks(
             return Err(error(format!("flags {:#x} are not supported", entry.flags)));
         }
         let hash = entry.digest;
+        let number = entry.number.get();
+        if hash == NO_DIGEST {
+            let blob = blob.id;
+            return Err(error(format!(
+                "chunk {number} of blob {blob} has no digest, so nobody could check its bytes"
+            )));
+        }
         let chunk = Chunk {
-            number: entry.number.get(),
+            number,
             digest: Digest { algorithm: digest, hash },
             stored: Stored(entry.stored.get()),
             stored_size: entry.stored_size.get(),

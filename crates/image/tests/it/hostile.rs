@@ -79,6 +79,7 @@ fn tables_and_superblocks_are_validated() {
         (blob_table + 72, &[9], "chunk information size"),
         (blob_table + 256, &image[blob_table..blob_table + 64], "device tag"),
         (chunk_table + 32, &[7], "blob 7"),
+        (chunk_table, &[0; 32], "no digest"),
         (chunk_table + 36, &[8], "flags 0x8"),
         (chunk_table + 44, &[0, 0, 0, 0], "decoded size"),
         (chunk_table + 44, &[0, 0, 1, 1], "decoded size"),

@@ -10,6 +10,7 @@
 //!
 //! A directory appears whole (it is filled under another name and renamed) and is never changed.
 
+mod meta;
 mod unpack;
 
 use std::{

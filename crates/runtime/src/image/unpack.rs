@@ -7,12 +7,15 @@ use std::{
 };
 
 use flate2::read::MultiGzDecoder;
+use lazuli_image::{FormatError, rafs::Bootstrap};
+use lazuli_sys::mmap::Map;
+
+use super::meta;
 
 /// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
 const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 
-/// The tar may also carry `<blob id>.blob.meta` files, which others need and Lazuli does not: the
-/// bootstrap's chunk table says the same and more.
+/// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
 const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
 
 /// Where converters put the bootstrap: since Nydus 2.0, and before.
@@ -30,10 +33,22 @@ pub enum UnpackError {
     /// It claims to be larger than any bootstrap is.
     #[error("the bootstrap claims {0} bytes; the limit is {BOOTSTRAP_LIMIT}")]
     TooLarge(u64),
+    /// Readers would not agree which one counts.
+    #[error("the bootstrap layer has two bootstraps")]
+    Twice,
+    /// Another file of it contradicts the bootstrap.
+    #[error("{blob}.blob.meta of the bootstrap layer contradicts the bootstrap: {source}")]
+    Meta {
+        /// Which blob's.
+        blob: String,
+        /// Where, and how.
+        source: FormatError,
+    },
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`. Reads `layer` to its end in any case, so
-/// that a reader which checks a digest there gets to do so: its error explains every other one.
+/// Copies the bootstrap out of `layer` to the new file `to`, and compares the `.blob.meta` files behind it with
+/// it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
+/// error explains every other one.
 pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<(), UnpackError> {
     let unpacked = search(&mut layer, to);
     io::copy(&mut layer, &mut io::sink())?;
@@ -42,11 +57,20 @@ pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<(), UnpackError>
 
 fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
     let mut archive = tar::Archive::new(MultiGzDecoder::new(layer).take(LAYER_LIMIT));
+    let mut bootstrap = None;
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let name = entry.path_bytes();
-        if !NAMES.contains(&name.strip_prefix(b"./").unwrap_or(&name)) {
+        let path = entry.path_bytes().into_owned();
+        let name = path.strip_prefix(b"./").unwrap_or(&path);
+        if !NAMES.contains(&name) {
+            // Without a sound bootstrap there is nothing to compare with; who opens it says why it is not.
+            if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name)) {
+                meta::check(&mut entry, id, bootstrap)?;
+            }
             continue;
+        }
+        if bootstrap.is_some() {
+            return Err(UnpackError::Twice);
         }
         if entry.size() > BOOTSTRAP_LIMIT {
             return Err(UnpackError::TooLarge(entry.size()));
@@ -55,9 +79,9 @@ fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
         io::copy(&mut entry, &mut file)?;
         // The cache trusts what the bootstrap says, so it must be as durable as the cache.
         file.sync_all()?;
-        return Ok(true);
+        bootstrap = Some(Bootstrap::open(Map::new(&File::open(to)?)?));
     }
-    Ok(false)
+    Ok(bootstrap.is_some())
 }
 
 #[cfg(test)]

@@ -1,0 +1,243 @@
+//! Reads files with known content, at random places, until its standard input ends, and says what it saw.
+//!
+//! See [`lazuli_testkit::reading`] for the two ends of the conversation.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufRead as _, Read as _, Write as _},
+    os::unix::{fs::FileExt as _, process::ExitStatusExt as _},
+    process::{Command, ExitCode, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_sys::mmap::Map;
+use lazuli_testkit::{
+    content::{self, Wrong},
+    reading::{Access, LONG, Mode, PAYLOAD, Readable, Report, Task, now},
+};
+use rustix::fs::{Advice, fadvise};
+
+/// Largest piece of one access.
+const PIECE: u64 = 128 << 10;
+/// Files that stay open: far below the 1024 descriptors that a process gets without asking.
+const OPEN: usize = 200;
+/// How often totals are reported.
+const TOTALS: Duration = Duration::from_millis(200);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("reader: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> io::Result<()> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let task: Task = serde_json::from_str(&line)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let watched = ended.clone();
+    thread::spawn(move || {
+        let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+        watched.store(true, Ordering::Relaxed);
+    });
+    let mut reader = Reader {
+        choices: Choices { seed: task.seed, drawn: 0 },
+        open: HashMap::new(),
+        bytes: 0,
+        accesses: 0,
+        said: Instant::now(),
+    };
+    if task.once {
+        reader.once(&task)?;
+    } else {
+        while !ended.load(Ordering::Relaxed) {
+            reader.random(&task)?;
+        }
+    }
+    reader.total()
+}
+
+/// What a reader keeps of a file.
+enum Opened {
+    File(File),
+    Map(Map),
+}
+
+struct Reader {
+    choices: Choices,
+    open: HashMap<usize, Opened>,
+    bytes: u64,
+    accesses: u64,
+    said: Instant,
+}
+
+impl Reader {
+    /// Every byte of every file in order.
+    fn once(&mut self, task: &Task) -> io::Result<()> {
+        for (index, file) in task.files.iter().enumerate() {
+            let mut offset = 0;
+            while offset < file.size {
+                let len = PIECE.min(file.size - offset);
+                self.access(task, index, offset, len)?;
+                offset += len;
+            }
+            self.open.clear();
+        }
+        Ok(())
+    }
+
+    /// One access somewhere.
+    fn random(&mut self, task: &Task) -> io::Result<()> {
+        let index = self.choices.below(task.files.len() as u64) as usize;
+        let size = task.files[index].size;
+        let offset = self.choices.below(size);
+        let longest = PIECE.min(size - offset);
+        let len = match self.choices.below(3) {
+            0 => longest.min(1 + self.choices.below(4096)),
+            1 => longest,
+            _ => 1 + self.choices.below(longest),
+        };
+        // Now and then a file is opened again, so that open(2) is in the mix as well.
+        if self.choices.below(16) == 0 {
+            self.open.remove(&index);
+        }
+        if self.open.len() >= OPEN {
+            self.open.clear();
+        }
+        self.access(task, index, offset, len)
+    }
+
+    fn access(&mut self, task: &Task, index: usize, offset: u64, len: u64) -> io::Result<()> {
+        let file = &task.files[index];
+        let began = now();
+        let (len, result) = match task.mode {
+            Mode::Execve => (file.size, execute(file, &task.code).map(|wrong| (file.size, wrong))),
+            _ => (len, self.piece(task.mode, index, file, offset, len)),
+        };
+        let access = Access { path: file.path.clone(), offset, len, began, ended: now() };
+        self.accesses += 1;
+        if access.took() > LONG {
+            say(&Report::Wait(access.clone()))?;
+        }
+        match result {
+            Ok((compared, wrong)) => {
+                self.bytes += compared;
+                if wrong.bytes > 0 {
+                    say(&Report::Wrong { access, wrong })?;
+                }
+            }
+            Err(error) => {
+                self.open.remove(&index);
+                say(&Report::Failed { access, error: error.to_string() })?;
+                // Whoever sees errors tries again, though not a million times a second.
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        if self.said.elapsed() > TOTALS {
+            self.total()?;
+        }
+        Ok(())
+    }
+
+    /// Reads and compares one piece of a file.
+    fn piece(
+        &mut self,
+        mode: Mode,
+        index: usize,
+        file: &Readable,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<(u64, Wrong)> {
+        let opened = match self.open.entry(index) {
+            std::collections::hash_map::Entry::Occupied(opened) => opened.into_mut(),
+            std::collections::hash_map::Entry::Vacant(vacant) => {
+                let opened = File::open(&file.path)?;
+                vacant.insert(match mode {
+                    Mode::Mmap => Opened::Map(Map::new(&opened)?),
+                    _ => Opened::File(opened),
+                })
+            }
+        };
+        let wrong = match opened {
+            Opened::Map(map) => {
+                let piece = map.get(offset as usize..(offset + len) as usize);
+                let piece = piece.ok_or_else(|| io::Error::other("the file is too short"))?;
+                content::check(file.seed, offset, piece)
+            }
+            Opened::File(opened) => {
+                // What is here already is asked for again, too.
+                if self.choices.below(8) == 0 {
+                    let len = std::num::NonZeroU64::new(len);
+                    fadvise(&*opened, offset, len, Advice::DontNeed)?;
+                }
+                let mut bytes = vec![0; len as usize];
+                opened.read_exact_at(&mut bytes, offset)?;
+                content::check(file.seed, offset, &bytes)
+            }
+        };
+        Ok((len, wrong))
+    }
+
+    fn total(&mut self) -> io::Result<()> {
+        self.said = Instant::now();
+        say(&Report::Total { bytes: self.bytes, accesses: self.accesses })
+    }
+}
+
+/// Runs a program that checks itself.
+fn execute(file: &Readable, code: &str) -> io::Result<Wrong> {
+    let mut program = Command::new(&file.path);
+    let output = program.args([&file.seed.to_string(), code]).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(Wrong::default());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let number = |text: Option<&str>| text.and_then(|text| text.parse().ok()).unwrap_or(0);
+    match said.strip_prefix("wrong content: ") {
+        Some(counts) => {
+            let mut words = counts.split_whitespace();
+            let bytes = number(words.next());
+            Ok(Wrong { bytes, zeros: number(words.nth(1)) })
+        }
+        None if said.starts_with("wrong code") => Ok(Wrong { bytes: PAYLOAD as u64, zeros: 0 }),
+        None => match output.status.signal() {
+            Some(signal) => Err(io::Error::other(format!("signal {signal}"))),
+            None => Err(io::Error::other(format!("{}: {said}", output.status))),
+        },
+    }
+}
+
+fn say(report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_string(report)?;
+    line.push('\n');
+    let mut output = io::stdout().lock();
+    output.write_all(line.as_bytes())?;
+    output.flush()
+}
+
+/// Reproducible choices: words of a content nobody reads.
+struct Choices {
+    seed: u64,
+    drawn: u64,
+}
+
+impl Choices {
+    /// A number from 0 to `limit` - 1.
+    fn below(&mut self, limit: u64) -> u64 {
+        let mut word = [0; 8];
+        content::fill(!self.seed, self.drawn * 8, &mut word);
+        self.drawn += 1;
+        u64::from_le_bytes(word) % limit.max(1)
+    }
+}

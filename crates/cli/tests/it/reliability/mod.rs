@@ -1,10 +1,36 @@
-//! What readers see of whatever goes wrong.
+//! What readers see while processes of Lazuli die, are replaced, or are asked too much.
+//!
+//! Each test has a short form for every run and, with `LAZULI_SOAK=1`, a long one. With
+//! `LAZULI_RESULTS=DIR` the figures are written to `DIR/<name>.json`.
 
 mod forge;
+mod image;
+mod kill;
 mod processes;
+mod readers;
+mod round;
+mod takeover;
 mod trust;
 
+use std::{
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
 use lazuli_testkit::kernel::{Feature, require};
+use serde_json::{Value, json};
+
+/// Whether the long forms run.
+pub(crate) fn soak() -> bool {
+    std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1")
+}
+
+/// One of these tests at a time: each loads the machine on its own, and its stalls are measured.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Whether this machine can run `driver`.
 pub(crate) fn able(driver: &str) -> bool {
@@ -13,4 +39,30 @@ pub(crate) fn able(driver: &str) -> bool {
         _ => &[Feature::Root, Feature::Fuse],
     };
     features.iter().all(|feature| require(*feature))
+}
+
+/// Shows figures, and keeps them if somebody wants to.
+pub(crate) fn report(name: &str, figures: &Value) {
+    eprintln!("{name}: {figures:#}");
+    if let Some(directory) = std::env::var_os("LAZULI_RESULTS") {
+        let path = PathBuf::from(directory).join(format!("{name}.json"));
+        std::fs::write(&path, format!("{figures:#}\n")).unwrap();
+    }
+}
+
+/// Median, 99th percentile and maximum in milliseconds, with a tenth.
+pub(crate) fn percentiles(mut durations: Vec<Duration>) -> Value {
+    durations.sort_unstable();
+    let at = |percent: usize| {
+        let index = (durations.len() * percent).div_ceil(100).max(1) - 1;
+        durations.get(index).map(|duration| (duration.as_secs_f64() * 10_000.0).round() / 10.0)
+    };
+    json!({ "p50": at(50), "p99": at(99), "max": at(100) })
+}
+
+#[test]
+fn percentiles_are_of_the_values() {
+    let durations = (1..=200).rev().map(Duration::from_millis).collect();
+    assert_eq!(percentiles(durations), json!({ "p50": 100.0, "p99": 198.0, "max": 200.0 }));
+    assert_eq!(percentiles(vec![]), json!({ "p50": null, "p99": null, "max": null }));
 }

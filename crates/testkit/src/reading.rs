@@ -51,6 +51,8 @@ pub struct Task {
     pub files: Vec<Readable>,
     /// What its choices are made from.
     pub seed: u64,
+    /// How many do so at the same time, as threads.
+    pub threads: u64,
     /// For programs: digest of their machine code.
     pub code: String,
     /// Whether it stops when every file was read from end to end, in order, once.
@@ -77,7 +79,7 @@ pub enum Report {
         /// What the system said.
         error: String,
     },
-    /// What it did until now.
+    /// What all of its threads did until now.
     Total {
         /// Bytes that were compared.
         bytes: u64,

@@ -11,7 +11,7 @@ use std::{
     process::{Command, ExitCode, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use rustix::fs::{Advice, fadvise};
 /// Largest piece of one access.
 const PIECE: u64 = 128 << 10;
 /// Files that stay open: far below the 1024 descriptors that a process gets without asking.
-const OPEN: usize = 200;
+const OPEN: u64 = 500;
 /// How often totals are reported.
 const TOTALS: Duration = Duration::from_millis(200);
 
@@ -41,31 +41,53 @@ fn main() -> ExitCode {
     }
 }
 
+/// What all threads have in common.
+#[derive(Default)]
+struct Shared {
+    ended: AtomicBool,
+    bytes: AtomicU64,
+    accesses: AtomicU64,
+}
+
 fn run() -> io::Result<()> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     let task: Task = serde_json::from_str(&line)?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let watched = ended.clone();
+    let shared = Arc::<Shared>::default();
+    let watched = shared.clone();
     thread::spawn(move || {
         let _ = io::stdin().lock().read_to_end(&mut Vec::new());
-        watched.store(true, Ordering::Relaxed);
+        watched.ended.store(true, Ordering::Relaxed);
     });
-    let mut reader = Reader {
-        choices: Choices { seed: task.seed, drawn: 0 },
-        open: HashMap::new(),
-        bytes: 0,
-        accesses: 0,
-        said: Instant::now(),
-    };
-    if task.once {
-        reader.once(&task)?;
-    } else {
-        while !ended.load(Ordering::Relaxed) {
-            reader.random(&task)?;
-        }
+    let results: Vec<io::Result<()>> = thread::scope(|scope| {
+        let readers = (0..task.threads).map(|thread| {
+            let mut reader = Reader {
+                choices: Choices { seed: task.seed << 16 | thread, drawn: 0 },
+                open: HashMap::new(),
+                shared: &shared,
+                said: Instant::now(),
+            };
+            let task = &task;
+            scope.spawn(move || reader.run(task))
+        });
+        // All have to be there before the first is waited for.
+        let readers: Vec<_> = readers.collect();
+        let join = |reader: thread::ScopedJoinHandle<'_, _>| reader.join();
+        readers.into_iter().map(|reader| join(reader).unwrap_or_else(panicked)).collect()
+    });
+    results.into_iter().collect::<io::Result<()>>()?;
+    shared.total()
+}
+
+fn panicked(_: Box<dyn std::any::Any + Send>) -> io::Result<()> {
+    Err(io::Error::other("a thread panicked"))
+}
+
+impl Shared {
+    fn total(&self) -> io::Result<()> {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        say(&Report::Total { bytes: count(&self.bytes), accesses: count(&self.accesses) })
     }
-    reader.total()
 }
 
 /// What a reader keeps of a file.
@@ -74,15 +96,24 @@ enum Opened {
     Map(Map),
 }
 
-struct Reader {
+struct Reader<'a> {
     choices: Choices,
     open: HashMap<usize, Opened>,
-    bytes: u64,
-    accesses: u64,
+    shared: &'a Shared,
     said: Instant,
 }
 
-impl Reader {
+impl Reader<'_> {
+    fn run(&mut self, task: &Task) -> io::Result<()> {
+        if task.once {
+            return self.once(task);
+        }
+        while !self.shared.ended.load(Ordering::Relaxed) {
+            self.random(task)?;
+        }
+        Ok(())
+    }
+
     /// Every byte of every file in order.
     fn once(&mut self, task: &Task) -> io::Result<()> {
         for (index, file) in task.files.iter().enumerate() {
@@ -112,7 +143,7 @@ impl Reader {
         if self.choices.below(16) == 0 {
             self.open.remove(&index);
         }
-        if self.open.len() >= OPEN {
+        if self.open.len() as u64 >= OPEN / task.threads {
             self.open.clear();
         }
         self.access(task, index, offset, len)
@@ -126,13 +157,13 @@ impl Reader {
             _ => (len, self.piece(task.mode, index, file, offset, len)),
         };
         let access = Access { path: file.path.clone(), offset, len, began, ended: now() };
-        self.accesses += 1;
+        self.shared.accesses.fetch_add(1, Ordering::Relaxed);
         if access.took() > LONG {
             say(&Report::Wait(access.clone()))?;
         }
         match result {
             Ok((compared, wrong)) => {
-                self.bytes += compared;
+                self.shared.bytes.fetch_add(compared, Ordering::Relaxed);
                 if wrong.bytes > 0 {
                     say(&Report::Wrong { access, wrong })?;
                 }
@@ -145,7 +176,8 @@ impl Reader {
             }
         }
         if self.said.elapsed() > TOTALS {
-            self.total()?;
+            self.said = Instant::now();
+            self.shared.total()?;
         }
         Ok(())
     }
@@ -187,11 +219,6 @@ impl Reader {
             }
         };
         Ok((len, wrong))
-    }
-
-    fn total(&mut self) -> io::Result<()> {
-        self.said = Instant::now();
-        say(&Report::Total { bytes: self.bytes, accesses: self.accesses })
     }
 }
 

@@ -9,6 +9,7 @@ mod kill;
 mod processes;
 mod readers;
 mod round;
+mod scale;
 mod takeover;
 mod trust;
 

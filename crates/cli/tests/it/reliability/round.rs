@@ -122,7 +122,8 @@ pub(crate) fn load(mountpoint: &Path, seed: u64) -> Vec<Task> {
 }
 
 pub(crate) fn task(mode: Mode, files: Vec<Readable>, seed: u64) -> Task {
-    Task { mode, files, seed, code: ColdImage::shared().code.clone(), once: false }
+    let code = ColdImage::shared().code.clone();
+    Task { mode, files, seed, threads: 1, code, once: false }
 }
 
 /// A pause of 20 to 150 ms that is another one each time.

@@ -41,6 +41,31 @@ pub fn check(seed: u64, offset: u64, bytes: &[u8]) -> Wrong {
     })
 }
 
+/// Numbers that look random and are the same every time: the words of a content.
+#[derive(Clone, Debug)]
+pub struct Choices {
+    seed: u64,
+    drawn: u64,
+}
+
+impl Choices {
+    /// Begins with the first word of the content of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Choices { seed, drawn: 0 }
+    }
+
+    /// Any number.
+    pub fn any(&mut self) -> u64 {
+        self.drawn += 1;
+        u64::from_le_bytes(at(self.seed, self.drawn - 1))
+    }
+
+    /// A number from 0 to `limit` - 1; 0 if there is none.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.any() % limit.max(1)
+    }
+}
+
 /// Word `index` of the content of `seed`.
 fn at(seed: u64, index: u64) -> [u8; 8] {
     let mut word = seed.wrapping_add(STEP.wrapping_mul(index.wrapping_add(1)));

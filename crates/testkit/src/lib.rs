@@ -3,6 +3,7 @@
 pub mod content;
 pub mod kernel;
 pub mod listing;
+pub mod mutation;
 pub mod oci;
 pub mod odd;
 pub mod packed;

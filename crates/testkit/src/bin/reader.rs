@@ -19,7 +19,7 @@ use std::{
 
 use lazuli_sys::mmap::Map;
 use lazuli_testkit::{
-    content::{self, Wrong},
+    content::{self, Choices, Wrong},
     reading::{Access, LONG, Mode, PAYLOAD, Readable, Report, Task, now},
 };
 use rustix::fs::{Advice, fadvise};
@@ -62,7 +62,7 @@ fn run() -> io::Result<()> {
     let results: Vec<io::Result<()>> = thread::scope(|scope| {
         let readers = (0..task.threads).map(|thread| {
             let mut reader = Reader {
-                choices: Choices { seed: task.seed << 16 | thread, drawn: 0 },
+                choices: Choices::new(!(task.seed << 16 | thread)),
                 open: HashMap::new(),
                 shared: &shared,
                 said: Instant::now(),
@@ -251,20 +251,4 @@ fn say(report: &Report) -> io::Result<()> {
     let mut output = io::stdout().lock();
     output.write_all(line.as_bytes())?;
     output.flush()
-}
-
-/// Reproducible choices: words of a content nobody reads.
-struct Choices {
-    seed: u64,
-    drawn: u64,
-}
-
-impl Choices {
-    /// A number from 0 to `limit` - 1.
-    fn below(&mut self, limit: u64) -> u64 {
-        let mut word = [0; 8];
-        content::fill(!self.seed, self.drawn * 8, &mut word);
-        self.drawn += 1;
-        u64::from_le_bytes(word) % limit.max(1)
-    }
 }

@@ -6,6 +6,7 @@
 mod forge;
 mod image;
 mod kill;
+mod mutation;
 mod processes;
 mod readers;
 mod round;

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_testkit::reading::{Mode, Readable, Task, now};
+use lazuli_testkit::{
+    content::Choices,
+    reading::{Mode, Readable, Task, now},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -120,9 +123,8 @@ pub(crate) fn task(mode: Mode, files: Vec<Readable>, seed: u64) -> Task {
 
 /// A pause of 20 to 150 ms that is another one each time.
 pub(crate) fn pause(number: usize) {
-    let mut word = [0; 8];
-    lazuli_testkit::content::fill(0x7061_7573, number as u64 * 8, &mut word);
-    thread::sleep(Duration::from_millis(20 + u64::from_le_bytes(word) % 131));
+    let ms = Choices::new(number as u64).below(131);
+    thread::sleep(Duration::from_millis(20 + ms));
 }
 
 /// What a test of `blows` has to say.

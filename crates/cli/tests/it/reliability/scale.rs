@@ -259,6 +259,19 @@ fn many_images_mounts_and_readers() {
     report("scale", &run(Scale::now(), &Limits::default()));
 }
 
+/// More readers wait than a process may have descriptors, and each waiting reader's event holds one.
+#[test]
+fn a_thousand_and_twentyfour_descriptors_are_enough() {
+    if !able("fanotify") {
+        return;
+    }
+    let _alone = alone();
+    let limits = Limits { descriptors: Some(1024), ..Limits::default() };
+    // The limit is what this is about, in the short form as well.
+    let scale = Scale { readers: 1000, ..Scale::now() };
+    report("scale-1024-descriptors", &run(scale, &limits));
+}
+
 #[test]
 fn little_memory_is_enough() {
     if !able("fanotify") {

@@ -1,22 +1,49 @@
-//! What of this process is in memory.
+//! What is in memory, of this process and of files.
 
-use std::{fs, io};
+use std::{
+    fs, io,
+    ops::Range,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
 
 use rustix::mm::{Advice, madvise};
+
+/// `__NR_cachestat`, the same on all architectures; Linux 6.5 and later.
+const CACHESTAT: libc::c_long = 451;
+
+/// How many pages of a part of `file` the page cache holds, see cachestat(2).
+pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
+    if range.is_empty() {
+        return Ok(0);
+    }
+    // struct cachestat_range { __u64 off, len; }
+    let range = [range.start, range.end - range.start];
+    // struct cachestat { __u64 nr_cache, nr_dirty, nr_writeback, nr_evicted, nr_recently_evicted; }
+    let mut counts = [0_u64; 5];
+    // SAFETY: needed because no crate wraps this call. Sound because the descriptor is open, and both pointers are to
+    // memory of the size and alignment of the structures that the kernel reads and writes.
+    let result = unsafe {
+        libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(counts[0]) }
+}
 
 /// Gives the pages of program files back that this process has mapped, code and constants. They stay in the page
 /// cache, where other processes of the same program need them anyway, and come back one by one when they are used. For
 /// a process that did much at its start and does next to nothing afterwards.
 pub fn forget_program() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/smaps")?;
+    let mut found = Vec::new();
     let mut mapping = None;
     for line in maps.lines() {
         if let Some(header) = header(line) {
             mapping = header;
-            continue;
+        } else if line.strip_prefix("Anonymous:").map(kilobytes) == Some(Ok(0)) {
+            found.extend(mapping.take());
         }
-        let Some(Ok(0)) = line.strip_prefix("Anonymous:").map(kilobytes) else { continue };
-        let Some((start, end)) = mapping.take() else { continue };
+    }
+    // All at the end: the code above would come back at once.
+    for (start, end) in found {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a private mapping
         // of a file that cannot be written to and has no page of its own (relocated constants have), so its
         // pages are equal to the file's and the next access maps them again.
@@ -46,6 +73,18 @@ fn kilobytes(text: &str) -> Result<u64, std::num::ParseIntError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_the_pages_of_a_file() {
+        use std::{io::Write as _, os::fd::AsFd as _};
+        let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.write_all(&[1; 3 * 4096]).unwrap();
+        for (range, expected) in
+            [(0..3 * 4096, 3), (4096..4097, 1), (0..0, 0), (1 << 20..1 << 21, 0)]
+        {
+            assert_eq!(cached_pages(file.as_fd(), range).unwrap(), expected);
+        }
+    }
 
     #[test]
     fn knows_what_it_can_map_again() {

@@ -3,7 +3,7 @@ use clap::Args;
 use indicatif::{BinaryBytes, HumanDuration};
 use lazuli_runtime::daemon::{Client, Request, Response, Status};
 
-use crate::Session;
+use crate::{Session, daemon};
 
 /// Show what is mounted and what was fetched for it
 #[derive(Debug, Args)]
@@ -14,7 +14,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
-    let status = fetch(&mut Client::connect(&session.root)?)?;
+    let Some(mut daemon) = daemon::connect_if_needed(session)? else {
+        bail!("no daemon runs on {}", session.root.display());
+    };
+    let status = fetch(&mut daemon)?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
@@ -72,6 +75,12 @@ fn print(status: &Status) {
             mount.chunks_ready, mount.chunks_total
         );
         println!("  events   {}", mount.events);
+        if mount.stale_pages > 0 {
+            println!(
+                "  STALE    {} pages may show zeros: end the programs there",
+                mount.stale_pages
+            );
+        }
     }
 }
 

@@ -204,6 +204,12 @@ impl CachedBlob {
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(self.layout.chunks_in(range))
     }
 
+    /// Whether the file has every chunk of the range, checked by this process or not.
+    pub fn is_filled(&self, range: &Range<Decoded>) -> bool {
+        let mut chunks = self.layout.chunks_in(range);
+        chunks.all(|at| self.ready.is_ready(at) || self.suspect.is_ready(at))
+    }
+
     /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing or
     /// have to be checked.
     fn board(self: &Arc<Self>, wanted: Range<usize>) -> Vec<Seat> {

@@ -22,8 +22,8 @@ use crate::{
     kernel::{
         fanotify::{BLOB, Session, Unanswered},
         fuse,
-        mount::forget_all_pages,
         mountinfo::{self, Mounted},
+        pages,
     },
 };
 
@@ -104,7 +104,7 @@ impl Node {
             }
         }
         if gap && invisible {
-            forget_all_pages().map_err(io)?;
+            pages::forget_all().and_then(|()| pages::reclaim_all()).map_err(io)?;
         }
         Ok(())
     }

@@ -162,4 +162,7 @@ pub struct MountStatus {
     pub chunks_total: u64,
     /// Questions of the kernel that the daemon answered for this image.
     pub events: u64,
+    /// Pages in which programs may see zeros, because keeper and worker died together while they had them mapped,
+    /// and this kernel cannot take them away (before 6.17).
+    pub stale_pages: u64,
 }

@@ -52,6 +52,8 @@ impl Record for FilesystemRecord {
 #[derive(Debug)]
 pub(super) struct ErofsMount {
     pub(super) erofs: Erofs,
+    /// See [`super::gap::close`].
+    pub(super) stale_pages: u64,
     watches: Vec<Watch>,
     record: FilesystemRecord,
     filesystems: Arc<Filesystems>,
@@ -107,9 +109,11 @@ impl Filesystems {
         erofs: Erofs,
         watches: Vec<Watch>,
         record: FilesystemRecord,
+        stale_pages: u64,
     ) -> io::Result<Arc<ErofsMount>> {
         self.records.write(&record)?;
-        Ok(Arc::new(ErofsMount { erofs, watches, record, filesystems: self.clone() }))
+        let filesystems = self.clone();
+        Ok(Arc::new(ErofsMount { erofs, stale_pages, watches, record, filesystems }))
     }
 
     /// Keeps the marks of a file system that has no mount of ours any more, until nobody uses it.

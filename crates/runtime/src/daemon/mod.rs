@@ -16,6 +16,7 @@ mod api;
 mod client;
 mod error;
 mod filesystems;
+mod gap;
 mod holders;
 mod node;
 mod record;

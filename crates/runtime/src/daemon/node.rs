@@ -478,6 +478,7 @@ impl Mount {
             chunks_ready: now.chunks_ready,
             chunks_total: now.chunks_total,
             events: now.events - self.before.events,
+            stale_pages: self.attachment.stale_pages(),
         }
     }
 }

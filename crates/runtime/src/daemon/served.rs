@@ -18,6 +18,7 @@ use tokio::{runtime::Handle, sync::Mutex};
 use super::{
     api::MountRequest,
     filesystems::{ErofsMount, FilesystemRecord, Filesystems},
+    gap,
 };
 use crate::{
     cache::{Cache, CacheError, CachedBlob},
@@ -137,7 +138,7 @@ impl ServedImage {
             devices: self.blobs.iter().map(|blob| blob.path()).collect(),
             boot: boot.to_owned(),
         };
-        let mount = filesystems.add(mounted, watches, record)?;
+        let mount = filesystems.add(mounted, watches, record, 0)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
         Ok(mount)
@@ -155,11 +156,15 @@ impl ServedImage {
     ) -> io::Result<Arc<ErofsMount>> {
         let mut erofs = self.erofs.lock().await;
         let mut watches = self.watch(session)?;
+        let mut stale = 0;
         if gap {
-            mount::forget_pages(at)?;
+            let (at, bootstrap) = (at.to_owned(), self.stored.bootstrap.clone());
+            let blobs = self.blobs.clone();
+            let closed = tokio::task::spawn_blocking(move || gap::close(&at, &bootstrap, &blobs));
+            stale = closed.await.map_err(io::Error::other)??;
         }
         let adopted = fanotify::adopt(&mut watches, at, record.backing.clone())?;
-        let mount = filesystems.add(adopted, watches, record)?;
+        let mount = filesystems.add(adopted, watches, record, stale)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
         Ok(mount)
@@ -210,6 +215,14 @@ fn cached(
 }
 
 impl Attachment {
+    /// Pages that may show zeros, see [`gap::close`].
+    pub(super) fn stale_pages(&self) -> u64 {
+        match self {
+            Attachment::Bind(mount) => mount.stale_pages,
+            Attachment::Fuse { .. } => 0,
+        }
+    }
+
     /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
     pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
         let Attachment::Fuse { session, .. } = self else { return mount::unmount(mountpoint) };

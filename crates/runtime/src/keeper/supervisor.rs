@@ -53,6 +53,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: how much later than necessary readers go on when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Quiet time after which the keeper makes itself small.
+const REST: Duration = Duration::from_millis(50);
+
 /// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -129,6 +132,8 @@ pub struct Keeper {
     last_exit: Option<String>,
     start_at: Option<Instant>,
     stopping: bool,
+    /// Whether something happened a moment ago.
+    awake: bool,
 }
 
 /// A worker that runs.
@@ -212,7 +217,6 @@ impl Keeper {
         keeper.worker = Some(worker);
         keeper.introduce();
         keeper.service.ready();
-        shrink();
         Ok(keeper)
     }
 
@@ -245,6 +249,7 @@ impl Keeper {
             last_exit: None,
             start_at: None,
             stopping: false,
+            awake: true,
         })
     }
 
@@ -261,7 +266,8 @@ impl Keeper {
     }
 
     fn step(&mut self) -> io::Result<Option<Ended>> {
-        let deadlines = [self.start_at, self.worker.as_ref().and_then(|w| w.leave_before)];
+        let rest_at = self.awake.then(|| Instant::now() + REST);
+        let deadlines = [self.start_at, self.worker.as_ref().and_then(|w| w.leave_before), rest_at];
         let wait = deadlines
             .into_iter()
             .flatten()
@@ -277,11 +283,15 @@ impl Keeper {
         ];
         let mut fds: Vec<_> =
             peers.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        rustix::io::retry_on_intr(|| poll(&mut fds, wait.as_ref()))?;
+        let heard = rustix::io::retry_on_intr(|| poll(&mut fds, wait.as_ref()))?;
+        if heard == 0 && self.start_at.is_none() {
+            shrink();
+        }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
         let [signal, client, worker, successor] =
             peers.map(|peer| peer.is_some() && ready.next().unwrap_or(false));
         drop(fds);
+        self.awake = heard > 0;
         if signal {
             self.signal()?;
         }
@@ -353,7 +363,6 @@ impl Keeper {
         self.descriptors.iter().for_each(|(name, fd)| self.service.store(name, fd));
         self.worker = Some(worker);
         self.service.ready();
-        shrink();
     }
 
     fn start_worker(&mut self) {
@@ -395,10 +404,7 @@ impl Keeper {
                         self.descriptors.remove(&message.text);
                         self.service.forget(&message.text);
                     }
-                    (Kind::Serving, None) => {
-                        self.service.ready();
-                        shrink();
-                    }
+                    (Kind::Serving, None) => self.service.ready(),
                     (Kind::Settled, None) => {
                         worker.settled = true;
                         self.failures = 0;
@@ -578,7 +584,7 @@ impl Worker {
     }
 }
 
-/// What was needed to start a worker is not needed while it runs.
+/// What was needed to start a worker, or to hear it, is not needed while it runs.
 fn shrink() {
     if let Err(error) = lazuli_sys::resident::forget_program() {
         tracing::debug!(%error, "cannot give pages back");

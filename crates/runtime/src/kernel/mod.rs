@@ -8,6 +8,7 @@ pub mod fanotify;
 pub mod fuse;
 pub mod mount;
 pub mod mountinfo;
+pub mod pages;
 pub mod probe;
 
 pub use probe::Probe;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Advice, CWD},
+    fs::CWD,
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -138,27 +138,6 @@ impl Erofs {
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
-}
-
-/// Drops the clean pages of every file below `dir`, except those that a program has mapped. While nobody
-/// listened, readers may have put holes into them as zeros.
-pub fn forget_pages(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            forget_pages(&entry.path())?;
-        } else if kind.is_file() {
-            rustix::fs::fadvise(File::open(entry.path())?, 0, None, Advice::DontNeed)?;
-        }
-    }
-    Ok(())
-}
-
-/// Drops the clean pages of all files of the machine, except those that a program has mapped: for file
-/// systems of ours that no path leads to any more.
-pub fn forget_all_pages() -> io::Result<()> {
-    fs::write("/proc/sys/vm/drop_caches", "1")
 }
 
 /// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when somebody

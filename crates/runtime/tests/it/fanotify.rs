@@ -351,7 +351,7 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone()).unwrap();
     node.watches = node.blobs.iter().map(watch).collect();
     let backing = node.erofs.take().unwrap().backing().clone();
-    mount::forget_pages(&node.at).unwrap();
+    node.drop_pages().await;
     node.erofs = Some(fanotify::adopt(&mut node.watches, &node.at, backing).unwrap());
     node.compare().await;
 }

@@ -1,0 +1,375 @@
+//! What happens to readers when the daemon's processes die or are replaced.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    os::unix::{fs::FileExt as _, net::UnixDatagram},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing, odd,
+    registry::FakeRegistry,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::lazuli::Lazuli;
+
+/// Nothing here takes longer, on the busiest machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const SIZE: usize = 4 << 20;
+
+struct Node {
+    lazuli: Lazuli,
+    registry: FakeRegistry,
+    mountpoint: PathBuf,
+}
+
+/// A mounted image with one file `a` of random bytes, from a registry that can be made slow.
+fn mounted(driver: &str) -> Option<Node> {
+    let feature = if driver == "fuse" { Feature::Fuse } else { Feature::Fanotify };
+    if !require(Feature::Root) || !require(feature) || !require(Feature::ErofsFileBacked) {
+        return None;
+    }
+    let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let source = lazuli.directory("source");
+    std::fs::write(source.join("a"), odd::random(1, SIZE)).unwrap();
+    let image = format!("{}/image:1", registry.host());
+    lazuli.ok(["convert", "dir:source", &image]);
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", &image, mountpoint.to_str().unwrap(), "--driver", driver]);
+    Some(Node { lazuli, registry, mountpoint })
+}
+
+impl Node {
+    fn file(&self) -> File {
+        File::open(self.mountpoint.join("a")).unwrap()
+    }
+
+    fn pids(&self) -> [Pid; 2] {
+        let daemon = self.lazuli.status()["daemon"].clone();
+        ["keeper_pid", "worker_pid"].map(|key| {
+            let pid = daemon[key].as_i64().unwrap_or_else(|| panic!("{key} in {daemon:#}"));
+            Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+        })
+    }
+
+    /// Starts to read a megabyte that takes a second to arrive, and does something meanwhile.
+    fn read_while(&self, at: u64, act: impl FnOnce(&Self)) -> std::io::Result<Vec<u8>> {
+        self.registry.set_latency(Duration::from_secs(1));
+        let file = self.file();
+        let reader = thread::spawn(move || {
+            let mut bytes = vec![0; 1 << 20];
+            file.read_exact_at(&mut bytes, at).map(|()| bytes)
+        });
+        thread::sleep(Duration::from_millis(300));
+        act(self);
+        self.registry.set_latency(Duration::ZERO);
+        reader.join().unwrap()
+    }
+}
+
+fn kill(pid: Pid) {
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// Kills both at the same instant: neither gets to replace the other.
+fn kill_both(pids: [Pid; 2]) {
+    for pid in pids {
+        kill_process(pid, Signal::STOP).unwrap();
+    }
+    pids.into_iter().for_each(kill);
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn part(at: usize) -> Vec<u8> {
+    odd::random(1, SIZE)[at..at + (1 << 20)].to_vec()
+}
+
+#[test]
+fn a_reader_waits_while_the_worker_is_started_again() {
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let [keeper, worker] = node.pids();
+        let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
+        assert!(bytes == part(1 << 20), "{driver}: wrong bytes");
+        let [same, other] = node.pids();
+        assert!(same == keeper && other != worker, "{driver}");
+        let status = node.lazuli.status();
+        assert_eq!(status["daemon"]["restarts"], 1, "{status:#}");
+        assert!(status["daemon"]["last_exit"].as_str().unwrap().contains("signal 9"), "{status:#}");
+        listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    }
+}
+
+#[test]
+fn a_worker_whose_keeper_dies_gets_another_one() {
+    let Some(node) = mounted("fanotify") else { return };
+    let [keeper, worker] = node.pids();
+    let bytes = node.read_while(0, |_| kill(keeper)).unwrap();
+    assert!(bytes == part(0));
+    until("another keeper", || node.pids()[0] != keeper);
+    let [other, same] = node.pids();
+    assert_eq!(same, worker);
+    // It is as good as the first one.
+    let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
+    assert!(bytes == part(1 << 20));
+    assert_eq!(node.pids()[0], other);
+    let mountpoint = node.mountpoint.to_str().unwrap();
+    node.lazuli.ok(["umount", mountpoint]);
+    node.lazuli.ok(["stop"]);
+    for pid in [other, same] {
+        let path = format!("/proc/{}", pid.as_raw_nonzero());
+        until("all processes end", || !Path::new(&path).exists());
+    }
+}
+
+#[test]
+fn the_keeper_stays_small() {
+    let Some(node) = mounted("fanotify") else { return };
+    // The kernel maps code in pieces of up to 2 MiB: that of a debug build does not fit.
+    let what = if cfg!(debug_assertions) { "RssAnon:" } else { "VmRSS:" };
+    for _ in 0..3 {
+        let [keeper, worker] = node.pids();
+        let status = format!("/proc/{}/status", keeper.as_raw_nonzero());
+        until("it is below 2 MiB", || {
+            let text = std::fs::read_to_string(&status).unwrap();
+            let line = text.lines().find(|line| line.starts_with(what)).unwrap();
+            line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() < 2048
+        });
+        kill(worker);
+    }
+}
+
+#[test]
+fn zeros_that_were_seen_while_nobody_served_are_forgotten() {
+    let Some(node) = mounted("fanotify") else { return };
+    let pids = node.pids();
+    kill_both(pids);
+    until("the group is closed", || {
+        pids.iter().all(|pid| !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists())
+    });
+    let mut seen = vec![0; SIZE];
+    node.file().read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen.iter().all(|byte| *byte == 0), "or there is nothing to forget");
+    // A page that is mapped is not dropped as others are.
+    let map = lazuli_sys::mmap::Map::new(&node.file()).unwrap();
+    assert_eq!(map[1 << 20], 0);
+    let status = node.lazuli.mount_status(&node.mountpoint);
+    if status["stale_pages"] == 0 {
+        assert!(map[..] == odd::random(1, SIZE)[..], "the mapping has other bytes");
+    } else {
+        assert!(!Path::new("/sys/devices/system/node/node0/reclaim").exists(), "{status:#}");
+        drop(map);
+    }
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+}
+
+#[test]
+fn a_reader_notices_nothing_of_a_takeover() {
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let [keeper, worker] = node.pids();
+        let bytes = node.read_while(2 << 20, |node| {
+            node.lazuli.ok(["daemon", "--takeover"]);
+        });
+        assert!(bytes.unwrap() == part(2 << 20), "{driver}: wrong bytes");
+        let [new_keeper, new_worker] = node.pids();
+        assert!(new_keeper != keeper && new_worker != worker, "{driver}");
+        listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+        node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
+        node.lazuli.ok(["stop"]);
+    }
+}
+
+/// The file of the image's metadata on this node.
+fn bootstrap(node: &Node) -> PathBuf {
+    let images = std::fs::read_dir(node.lazuli.root().join("images")).unwrap();
+    images.into_iter().next().unwrap().unwrap().path().join("bootstrap.digest")
+}
+
+#[test]
+fn a_program_that_cannot_serve_takes_nothing_over() {
+    let Some(node) = mounted("fanotify") else { return };
+    let before = node.pids();
+    // Stands for a version that cannot read what is recorded here.
+    let path = bootstrap(&node);
+    let digest = std::fs::read(&path).unwrap();
+    std::fs::write(&path, "other").unwrap();
+    let error = node.lazuli.fails(["daemon", "--takeover"]);
+    assert!(error.contains("failed its check"), "{error}");
+    assert_eq!(node.pids(), before);
+    std::fs::write(&path, digest).unwrap();
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+}
+
+#[test]
+fn readers_of_an_image_that_cannot_be_served_again_get_errors() {
+    let Some(node) = mounted("fanotify") else { return };
+    let file = node.file();
+    let mut first = [0; 4096];
+    file.read_exact_at(&mut first, 0).unwrap();
+    std::fs::write(bootstrap(&node), "other").unwrap();
+    let [_, worker] = node.pids();
+    kill(worker);
+    until("another worker", || node.pids()[1] != worker);
+    let mut later = [0; 4096];
+    let error = file.read_exact_at(&mut later, 3 << 20).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5));
+    assert_eq!(node.lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+    drop(file);
+    // The image itself can be had again.
+    let image = format!("{}/image:1", node.registry.host());
+    node.lazuli.ok(["mount", &image, node.mountpoint.to_str().unwrap()]);
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+}
+
+#[test]
+fn workers_that_keep_ending_are_reported_and_their_readers_wait() {
+    let Some(node) = mounted("fanotify") else { return };
+    let [keeper, worker] = node.pids();
+    // No worker can open the cache as long as another process has it.
+    let path = node.lazuli.root().join("cache/lock");
+    let lock = File::open(path).unwrap();
+    let bytes = node.read_while(0, |node| {
+        kill_process(keeper, Signal::STOP).unwrap();
+        kill(worker);
+        until("the lock is free", || lock.try_lock().is_ok());
+        kill_process(keeper, Signal::CONT).unwrap();
+        let error = node.lazuli.fails(["status"]);
+        assert!(error.contains("worker does not answer"), "{error}");
+        lock.unlock().unwrap();
+    });
+    assert!(bytes.unwrap() == part(0));
+    node.lazuli.status();
+}
+
+/// The service manager's side: takes what the daemon puts into its store.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+    store: Vec<(String, std::os::fd::OwnedFd)>,
+    ready: bool,
+}
+
+impl Manager {
+    fn new(path: PathBuf) -> Self {
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Manager { socket, path, store: Vec::new(), ready: false }
+    }
+
+    fn listen(&mut self) {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        loop {
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut bytes = [0; 4096];
+            let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let Ok(received) = recvmsg(&self.socket, &mut parts, &mut control, flags) else {
+                return;
+            };
+            let descriptor = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+                _ => None,
+            });
+            let text = String::from_utf8(bytes[..received.bytes].to_vec()).unwrap();
+            let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+            self.ready |= text.lines().any(|line| line == "READY=1");
+            match (text.contains("FDSTORE=1"), name, descriptor) {
+                (true, Some(name), Some(descriptor)) => {
+                    self.store.retain(|(known, _)| known != name);
+                    self.store.push((name.to_owned(), descriptor));
+                }
+                (_, Some(name), None) => self.store.retain(|(known, _)| known != name),
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts the daemon as the service manager does: with the store from descriptor 3 on.
+    fn start(&mut self, lazuli: &Lazuli) -> std::process::Child {
+        let names: Vec<_> = self.store.iter().map(|(name, _)| name.as_str()).collect();
+        let daemon = lazuli.command(["daemon"]);
+        let mut command = Command::new("python3");
+        let script = "import os, sys\n\
+            from socket import socket, AF_UNIX, SOCK_STREAM, recv_fds\n\
+            s = socket(AF_UNIX, SOCK_STREAM, fileno=0)\n\
+            n, fds = int(sys.argv[1]), []\n\
+            while len(fds) < n: fds += recv_fds(s, 1, 1)[1]\n\
+            fds = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]\n\
+            for i, fd in enumerate(fds): os.dup2(fd, 3 + i)\n\
+            os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(n))\n\
+            os.execv(sys.argv[2], sys.argv[2:])\n";
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        command.args(["-c", script, &names.len().to_string()]).arg(daemon.get_program());
+        command.args(daemon.get_args()).env("NOTIFY_SOCKET", &self.path);
+        command.env("LISTEN_FDNAMES", names.join(":")).stdin(std::os::fd::OwnedFd::from(theirs));
+        let log = File::options().create(true).append(true).open(lazuli.path("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        for (_, descriptor) in &self.store {
+            use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+            use std::os::fd::AsFd as _;
+            let rights = [descriptor.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&rights));
+            let parts = [std::io::IoSlice::new(b"x")];
+            sendmsg(&ours, &parts, &mut control, SendFlags::empty()).unwrap();
+        }
+        self.ready = false;
+        until("the daemon is ready", || {
+            self.listen();
+            self.ready
+        });
+        child
+    }
+}
+
+#[test]
+fn with_a_service_manager_readers_wait_also_when_both_die() {
+    if !require(Feature::Program("python3")) {
+        return;
+    }
+    let Some(node) = mounted("fanotify") else { return };
+    let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
+    node.lazuli.ok(["umount", &mountpoint]);
+    node.lazuli.ok(["stop"]);
+    let mut manager = Manager::new(node.lazuli.path("notify"));
+    let mut first = manager.start(&node.lazuli);
+    let image = format!("{}/image:1", node.registry.host());
+    node.lazuli.ok(["mount", &image, &mountpoint]);
+    manager.listen();
+    let names: Vec<_> = manager.store.iter().map(|(name, _)| name.clone()).collect();
+    for expected in ["fanotify", "journal", "lock", "keeper", "control"] {
+        assert!(names.iter().any(|name| name == expected), "{expected} in {names:?}");
+    }
+    let mut second = None;
+    let bytes = node.read_while(1 << 20, |node| {
+        kill_both(node.pids());
+        first.wait().unwrap();
+        thread::sleep(Duration::from_millis(100));
+        second = Some(manager.start(&node.lazuli));
+    });
+    let mut log = String::new();
+    File::open(node.lazuli.path("log")).unwrap().read_to_string(&mut log).unwrap();
+    assert!(bytes.unwrap() == part(1 << 20), "wrong bytes; {log}");
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    node.lazuli.ok(["umount", &mountpoint]);
+    drop(manager);
+    node.lazuli.ok(["stop"]);
+    assert!(second.unwrap().wait().unwrap().success());
+}

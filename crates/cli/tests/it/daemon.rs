@@ -42,8 +42,11 @@ fn status_has_what_programs_rely_on() {
 #[test]
 fn stop_refuses_while_something_is_mounted() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
+    let open = std::fs::File::open(mountpoint.join("a")).unwrap();
     let error = lazuli.fails(["stop"]);
     assert!(error.contains(mountpoint.to_str().unwrap()), "{error}");
+    assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
+    drop(open);
     assert!(std::fs::read(mountpoint.join("a")).is_ok());
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     lazuli.ok(["stop"]);
@@ -152,7 +155,9 @@ fn an_open_file_is_served_after_somebody_elses_lazy_unmount() {
     let open = std::fs::File::open(mountpoint.join("a")).unwrap();
     run("umount", &["-l".as_ref(), mountpoint.as_ref()]);
     assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
-    assert!(lazuli.fails(["stop"]).contains("still in use"));
+    let error = lazuli.fails(["stop"]);
+    assert!(error.contains("still in use"), "{error}");
+    assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
     assert!(second_half(&open).unwrap());
     drop(open);
     lazuli.ok(["stop"]);

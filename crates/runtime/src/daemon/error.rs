@@ -47,7 +47,7 @@ pub enum DaemonError {
     /// Images are mounted.
     #[error("images are mounted at {mountpoints}: unmount them first, or use `stop --force`")]
     Mounted {
-        /// Where, separated by commas.
+        /// Where, and who uses it, separated by commas.
         mountpoints: String,
     },
     /// Nothing is mounted any more, but file systems of images are still in use.
@@ -57,8 +57,8 @@ pub enum DaemonError {
         list(images)
     )]
     StillUsed {
-        /// Digests of the images' manifests.
-        images: Vec<Digest>,
+        /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when unknown.
+        images: Vec<(Digest, String)>,
     },
     /// Something else is mounted on top.
     #[error("something else is mounted over the image at {mountpoint}: unmount that first")]
@@ -97,8 +97,8 @@ pub enum DaemonError {
     },
 }
 
-fn list(images: &[Digest]) -> String {
-    images.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn list(images: &[(Digest, String)]) -> String {
+    images.iter().map(|(image, by)| format!("{image}{by}")).collect::<Vec<_>>().join(", ")
 }
 
 impl DaemonError {

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     api::MountRequest,
+    holders,
     record::{Record, Records},
 };
 use crate::kernel::{
@@ -36,6 +37,8 @@ pub(super) struct FilesystemRecord {
     pub(super) manifest_digest: Digest,
     /// What the kernel calls it.
     pub(super) backing: Backing,
+    /// Device number of its files.
+    pub(super) device: u64,
     /// The files behind it.
     pub(super) devices: Vec<PathBuf>,
     /// The start of the kernel that called it so.
@@ -142,14 +145,16 @@ impl Filesystems {
         }
     }
 
-    /// Images that somebody still uses; waits a moment for those that are just going. Blocks.
-    pub(super) fn settle(&self) -> Vec<Digest> {
+    /// Images that somebody still uses, and who; waits a moment for those that are just going. Blocks.
+    pub(super) fn settle(&self) -> Vec<(Digest, String)> {
         let started = Instant::now();
         loop {
             self.sweep();
-            let images: Vec<_> = self.lock().iter().map(|r| r.record.manifest_digest).collect();
-            if images.is_empty() || started.elapsed() > PATIENCE {
-                return images;
+            let used: Vec<_> =
+                self.lock().iter().map(|r| (r.record.manifest_digest, r.record.device)).collect();
+            if used.is_empty() || started.elapsed() > PATIENCE {
+                let holders = |(image, device)| (image, holders::of_device(device));
+                return used.into_iter().map(holders).collect();
             }
             thread::sleep(Duration::from_millis(5));
         }

@@ -8,9 +8,16 @@ const SHOWN: usize = 5;
 /// ` by NAME (pid N), …` for the processes that have something under `mountpoint` open; empty when
 /// none is found, as with processes of another mount namespace.
 pub(super) fn of(mountpoint: &Path) -> String {
-    let Ok(device) = fs::metadata(mountpoint).map(|metadata| metadata.dev()) else {
-        return String::new();
-    };
+    let device = fs::metadata(mountpoint).map(|metadata| metadata.dev());
+    device.map_or_else(|_| String::new(), |device| list(device, Some(mountpoint)))
+}
+
+/// The same for a file system that has no mount point any more.
+pub(super) fn of_device(device: u64) -> String {
+    list(device, None)
+}
+
+fn list(device: u64, mountpoint: Option<&Path>) -> String {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let holders: Vec<_> = processes
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
@@ -31,11 +38,12 @@ pub(super) fn of(mountpoint: &Path) -> String {
 
 /// Whether a process has its directory, root, program or an open file there. The device tells a
 /// file system, the path which of its mounts.
-fn uses(pid: u32, device: u64, mountpoint: &Path) -> bool {
+fn uses(pid: u32, device: u64, mountpoint: Option<&Path>) -> bool {
+    let below = |target: &Path| mountpoint.is_none_or(|mountpoint| target.starts_with(mountpoint));
     let links = ["cwd", "root", "exe"].map(|name| format!("/proc/{pid}/{name}").into());
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     links.into_iter().chain(descriptors.map(|entry| entry.path())).any(|link| {
-        fs::read_link(&link).is_ok_and(|target| target.starts_with(mountpoint))
+        fs::read_link(&link).is_ok_and(|target| below(&target))
             && fs::metadata(&link).is_ok_and(|metadata| metadata.dev() == device)
     })
 }

@@ -427,8 +427,11 @@ impl Node {
 
     fn refuse_if_used(&self, mounts: &BTreeMap<PathBuf, Slot>) -> Result<(), DaemonError> {
         if !mounts.is_empty() {
-            let mountpoints: Vec<_> =
-                mounts.keys().map(|path| path.display().to_string()).collect();
+            let describe = |path: &PathBuf| match holders::of(path) {
+                holders if holders.is_empty() => path.display().to_string(),
+                holders => format!("{} (in use{holders})", path.display()),
+            };
+            let mountpoints: Vec<_> = mounts.keys().map(describe).collect();
             return Err(DaemonError::Mounted { mountpoints: mountpoints.join(", ") });
         }
         let images = self.filesystems.settle();

@@ -135,6 +135,7 @@ impl ServedImage {
             request: request.clone(),
             manifest_digest: self.stored.manifest_digest,
             backing: mounted.backing().clone(),
+            device: mounted.device()?,
             devices: self.blobs.iter().map(|blob| blob.path()).collect(),
             boot: boot.to_owned(),
         };

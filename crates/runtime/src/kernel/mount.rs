@@ -134,6 +134,11 @@ impl Erofs {
         Ok(fsconfig_reconfigure(context.as_fd())?)
     }
 
+    /// The device number of its files, as stat(2) shows it.
+    pub fn device(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.tree)?.st_dev)
+    }
+
     /// What tells whether the file system still lives after this is dropped.
     pub fn backing(&self) -> &Backing {
         &self.backing

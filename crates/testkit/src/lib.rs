@@ -1,12 +1,14 @@
 //! Odd trees, tree comparison, a faulty registry and private daemons for tests. Never shipped.
 
 pub mod content;
+pub mod ext4;
 pub mod kernel;
 pub mod listing;
 pub mod mutation;
 pub mod oci;
 pub mod odd;
 pub mod packed;
+pub mod powercut;
 pub mod reading;
 pub mod registry;
 pub mod tarball;

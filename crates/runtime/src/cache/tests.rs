@@ -2,6 +2,7 @@
 
 mod behind;
 mod crash;
+mod power;
 
 use std::{
     fs,

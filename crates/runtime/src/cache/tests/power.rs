@@ -1,0 +1,150 @@
+//! The cache on a disk that loses its power: ext4 on a block device that keeps what was flushed, and of the rest
+//! what it likes.
+
+use std::{collections::BTreeSet, io::Write as _, path::PathBuf};
+
+use lazuli_testkit::{
+    ext4::{self, Ext4},
+    powercut::{Disk, History},
+};
+
+use super::*;
+
+const DISK: usize = 24 << 20;
+const CHUNKS: usize = 300;
+
+/// Random numbers (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % sides as u64) as usize
+    }
+}
+
+/// What a node's life on the disk left.
+struct Life {
+    sample: Sample,
+    history: History,
+    /// Moments at which a flush had returned, and the chunks that were ready before it began.
+    promises: Vec<(usize, BTreeSet<usize>)>,
+}
+
+#[derive(Debug, Default)]
+struct Figures {
+    cuts: usize,
+    flushes: usize,
+    believed: usize,
+    wrong: usize,
+    forgotten: usize,
+}
+
+fn directory(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+/// Chunks that a blob's maps speak of.
+fn known(blob: &CachedBlob) -> BTreeSet<usize> {
+    let is_known = |at: &usize| blob.ready.is_ready(*at) || blob.suspect.is_ready(*at);
+    (0..CHUNKS).filter(is_known).collect()
+}
+
+/// Lets several processes in a row fill a cache, while pages are written back at odd times.
+fn live_on(disk: &Disk, at: &Path, dice: &mut Dice) -> Life {
+    let sizes: Vec<_> = (0..CHUNKS).map(|_| 1 + dice.roll(20_000)).collect();
+    let sample = Sample::new(&sizes);
+    Ext4::format(&disk.path(), DISK as u64).unwrap();
+    let mounted = Ext4::mount(&disk.path(), at).unwrap();
+    disk.forget();
+    let mut promises = Vec::new();
+    for _ in 0..3 {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let settings = Settings { flush_after: Duration::from_millis(20), ..settings(0) };
+            let cache = Cache::open_in_boot(&at.join("cache"), settings, "a".into()).unwrap();
+            let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+            for _ in 0..40 {
+                let first = dice.roll(CHUNKS);
+                let end = CHUNKS.min(first + 1 + dice.roll(8));
+                match dice.roll(10) {
+                    0 => {
+                        let ready = known(&blob);
+                        blob.flush().unwrap();
+                        promises.push((disk.now(), ready));
+                    }
+                    1 | 2 => blob.forget_pages(),
+                    3 => write_back(&at.join("cache/blobs")),
+                    _ => blob.ensure(sample.chunks(first..end)).await.unwrap(),
+                }
+            }
+        });
+    }
+    let end = disk.now();
+    drop(mounted);
+    promises.retain(|(moment, _)| *moment <= end);
+    Life { sample, history: disk.history(), promises }
+}
+
+/// Starts writing the maps back, without waiting and without a flush.
+fn write_back(blobs: &Path) {
+    for blob in fs::read_dir(blobs).unwrap() {
+        for file in fs::read_dir(blob.unwrap().path()).unwrap() {
+            let file = fs::File::open(file.unwrap().path()).unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+    }
+}
+
+/// Looks at what is left after a cut: nothing may be believed that is not there.
+fn look(life: &Life, at: &Path, moment: usize, figures: &mut Figures) {
+    live(&at.join("cache"), "b", &life.sample, async |node| {
+        let known = known(&node.blob);
+        figures.believed += known.len();
+        let is_wrong = |chunk: &&usize| {
+            !life.sample.is_right(&node.blob, &life.sample.chunks(**chunk..**chunk + 1))
+        };
+        figures.wrong += known.iter().filter(is_wrong).count();
+        let promised = life.promises.iter().rfind(|(promised, _)| *promised <= moment);
+        figures.forgotten += promised.map_or(0, |(_, chunks)| chunks.difference(&known).count());
+        // And readers get right bytes in any case.
+        node.ensure(0..CHUNKS).await.unwrap();
+    });
+}
+
+#[test]
+fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
+    if !ext4::able() || !require(Feature::Fuse) {
+        return;
+    }
+    let soak = std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1");
+    let (lives, cuts) = if soak { (60, 60) } else { (2, 20) };
+    let dir = tempfile::tempdir().unwrap();
+    let [disk_at, at, after] = ["disk", "at", "after"].map(|name| directory(dir.path(), name));
+    let image = dir.path().join("image");
+    let mut figures = Figures::default();
+    for seed in 1..=lives {
+        let mut dice = Dice(seed);
+        let life = live_on(&Disk::new(DISK, &disk_at).unwrap(), &at, &mut dice);
+        figures.flushes += life.history.flushes();
+        for _ in 0..cuts {
+            let moment = dice.roll(life.history.len() + 1);
+            let share = dice.roll(11);
+            let survives = || dice.roll(10) < share;
+            life.history.cut(moment, survives, &image).unwrap();
+            let mounted = Ext4::mount(&image, &after).unwrap();
+            look(&life, &after, moment, &mut figures);
+            drop(mounted);
+            figures.cuts += 1;
+        }
+    }
+    // Not eprintln: the harness keeps what a passing test prints with it.
+    let _ = writeln!(std::io::stderr(), "power cuts: {figures:?}");
+    assert!(figures.believed > 0, "{figures:?}");
+    assert_eq!((figures.wrong, figures.forgotten), (0, 0), "{figures:?}");
+}

@@ -35,7 +35,8 @@ pub enum Pushed {
     Uploaded(u64),
 }
 
-/// Is told how many more bytes of a blob are in place. They add up to its size, also if nothing was sent.
+/// Is told how many more bytes are there. For a push they add up to the blob's size, also if nothing was sent; for a
+/// read that succeeds to those of the range, and it is told of each part as soon as it arrives.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// A blob, read from its beginning and checked on the way.

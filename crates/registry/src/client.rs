@@ -1,6 +1,11 @@
 //! One HTTP conversation with a registry: authorization, redirects, and errors with names.
 
-use std::{fmt, path::PathBuf, sync::OnceLock, time::Duration};
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use reqwest::{
@@ -10,7 +15,14 @@ use reqwest::{
 };
 use serde::Deserialize;
 
-use crate::{auth, error::RegistryError, name::Reference, token::Authorizer};
+use crate::{
+    auth,
+    error::RegistryError,
+    health::{Endpoints, Health},
+    mirror::{Mirror, Mirrors},
+    name::Reference,
+    token::Authorizer,
+};
 
 /// How long to wait, for each thing that can hang.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +56,22 @@ pub struct Options {
     pub credential_files: Vec<PathBuf>,
     /// How long to wait.
     pub timeouts: Timeouts,
+    /// Servers that are asked before the registry itself.
+    pub mirrors: Mirrors,
+    /// How servers have done so far; whoever opens several images shares it.
+    pub endpoints: Endpoints,
 }
 
 impl Default for Options {
     /// TLS but for loopback registries, and the credentials of this user.
     fn default() -> Self {
-        let timeouts = Timeouts::default();
-        Options { plain_http: false, credential_files: auth::default_files(), timeouts }
+        Options {
+            plain_http: false,
+            credential_files: auth::default_files(),
+            timeouts: Timeouts::default(),
+            mirrors: Mirrors::default(),
+            endpoints: Endpoints::default(),
+        }
     }
 }
 
@@ -77,7 +98,11 @@ pub(crate) struct Client {
     /// What the user calls the image, for messages.
     pub(crate) place: String,
     reference: Reference,
+    /// The registry that this one is a mirror of, in `ns` of each request: proxies for several registries, those that
+    /// containerd knows, go by it.
+    mirrors: Option<String>,
     base: Url,
+    health: Arc<Health>,
     timeouts: Timeouts,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
@@ -93,18 +118,40 @@ impl fmt::Debug for Client {
 
 impl Client {
     pub(crate) fn new(reference: &Reference, options: &Options) -> Result<Self, RegistryError> {
-        let place = reference.to_string();
         let plain = options.plain_http || reference.is_loopback();
+        Self::at(reference.to_string(), reference.clone(), plain, None, options)
+    }
+
+    /// The same image at a mirror. Credentials are those for the mirror's host.
+    pub(crate) fn mirror(
+        reference: &Reference,
+        mirror: &Mirror,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
+        let place = format!("{reference} (mirror {mirror})");
+        let registry = reference.registry().to_owned();
+        Self::at(place, reference.on(&mirror.host), mirror.plain, Some(registry), options)
+    }
+
+    fn at(
+        place: String,
+        reference: Reference,
+        plain: bool,
+        mirrors: Option<String>,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
         let scheme = if plain { "http" } else { "https" };
         let text = format!("{scheme}://{}/v2/{}/", reference.api_host(), reference.repository());
         let malformed = |problem: String| RegistryError::malformed(&place, "the address", problem);
         let base = Url::parse(&text).map_err(|error| malformed(error.to_string()))?;
-        let builder = builder(reference, &options.timeouts).read_timeout(options.timeouts.idle);
+        let builder = builder(&reference, &options.timeouts).read_timeout(options.timeouts.idle);
         let http = builder.build().map_err(|error| malformed(error.to_string()))?;
         let authorizer = Authorizer::new(reference.clone(), options.credential_files.clone());
         Ok(Client {
             place,
-            reference: reference.clone(),
+            health: options.endpoints.at(&base.origin().ascii_serialization()),
+            reference,
+            mirrors,
             base,
             timeouts: options.timeouts,
             http,
@@ -115,7 +162,18 @@ impl Client {
 
     /// The URL of `path` in this repository: `manifests/latest`.
     pub(crate) fn url(&self, path: &str) -> Result<Url, RegistryError> {
-        self.base.join(path).map_err(|e| RegistryError::malformed(&self.place, path, e.to_string()))
+        let joined = self.base.join(path);
+        let mut url = joined
+            .map_err(|error| RegistryError::malformed(&self.place, path, error.to_string()))?;
+        if let Some(registry) = &self.mirrors {
+            url.query_pairs_mut().append_pair("ns", registry);
+        }
+        Ok(url)
+    }
+
+    /// How the server has done so far.
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// What must be allowed to read (and write) this repository, in the words of token servers.

@@ -150,6 +150,12 @@ pub enum RegistryError {
         /// The tags that exist.
         tags: Vec<String>,
     },
+    /// Neither the mirrors nor the registry itself delivered.
+    #[error("{}", list_failures(failures))]
+    Everywhere {
+        /// What each said, in the order in which they are asked.
+        failures: Vec<RegistryError>,
+    },
     /// A local file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -158,6 +164,10 @@ pub enum RegistryError {
         /// The operating system's reason.
         source: io::Error,
     },
+}
+
+fn list_failures(failures: &[RegistryError]) -> String {
+    failures.iter().map(RegistryError::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn list(platforms: &[Platform]) -> String {
@@ -178,6 +188,9 @@ impl RegistryError {
             RegistryError::Status { status, .. } => {
                 matches!(status, 408 | 425 | 429)
                     || (*status >= 500 && !matches!(status, 501 | 505))
+            }
+            RegistryError::Everywhere { failures } => {
+                failures.iter().any(RegistryError::is_transient)
             }
             _ => false,
         }

@@ -405,9 +405,16 @@ impl Repository for Layout {
         Ok(BlobReader::new(tokio::fs::File::from_std(file), &self.place(), digest, size))
     }
 
-    async fn read(&self, digest: &Digest, range: Range<Stored>) -> Result<Bytes, RegistryError> {
+    async fn read(
+        &self,
+        digest: &Digest,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, RegistryError> {
         let (layout, digest) = (self.clone(), *digest);
-        blocking(move || layout.read_range(&digest, range)).await
+        let bytes = blocking(move || layout.read_range(&digest, range)).await?;
+        arrived(bytes.len() as u64);
+        Ok(bytes)
     }
 
     async fn push_blob(
@@ -442,5 +449,9 @@ impl Repository for Layout {
 
     fn describe(&self) -> String {
         self.place()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
+        vec![self]
     }
 }

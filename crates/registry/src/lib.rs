@@ -8,6 +8,8 @@
 //!          ┌────────────────┴───────────┐
 //!   remote::Registry               layout::Layout
 //!   HTTP, tokens, redirects        a directory
+//!          │
+//!   mirrored::Mirrored: several of them, when the registry has mirrors
 //! ```
 //!
 //! Nothing is retried here but an access token that expired and an upload that broke off: how long a
@@ -26,8 +28,11 @@ pub mod blob;
 mod client;
 pub mod docker_archive;
 pub mod error;
+pub mod health;
 pub mod layout;
 pub mod manifest;
+pub mod mirror;
+mod mirrored;
 pub mod name;
 mod pull;
 mod push;
@@ -39,9 +44,12 @@ pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
 pub use docker_archive::DockerArchive;
 pub use error::RegistryError;
+pub use health::{Endpoints, Health};
 pub use layout::Layout;
 pub use lazuli_image::oci::Platform;
 pub use manifest::Manifest;
+pub use mirror::{Mirror, Mirrors};
+pub use mirrored::Mirrored;
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use remote::Registry;
 
@@ -65,7 +73,12 @@ pub trait Repository: Send + Sync + Debug {
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError>;
 
     /// Exactly these bytes of a blob, unchecked. An empty range needs no blob.
-    async fn read(&self, digest: &Digest, range: Range<Stored>) -> Result<Bytes, RegistryError>;
+    async fn read(
+        &self,
+        digest: &Digest,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, RegistryError>;
 
     /// Makes sure that the blob is there, which has `digest` and `size` bytes. `mount_from` is another
     /// repository of the same registry that may have it.
@@ -96,6 +109,14 @@ pub trait Repository: Send + Sync + Debug {
 
     /// The image as a user would spell it, for messages.
     fn describe(&self) -> String;
+
+    /// How the server behind it has done so far; `None` where nothing is asked over a network.
+    fn health(&self) -> Option<&Arc<Health>> {
+        None
+    }
+
+    /// Every place that holds the image, each by itself, in the order in which they are to be asked.
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>>;
 }
 
 /// Opens the place that `name` names. Nothing is read yet, and no directory made.
@@ -104,7 +125,10 @@ pub trait Repository: Send + Sync + Debug {
 /// If no HTTP client can be made, for example because the system has no TLS roots.
 pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
     Ok(match name {
-        ImageName::Registry(reference) => Arc::new(Registry::open(reference.clone(), options)?),
+        ImageName::Registry(reference) => match options.mirrors.of(reference.registry()) {
+            [] => Arc::new(Registry::open(reference.clone(), options)?),
+            mirrors => Arc::new(Mirrored::open(reference, mirrors, options)?),
+        },
         ImageName::Layout(layout) => Arc::new(Layout::open(layout.clone())),
     })
 }

@@ -121,6 +121,11 @@ impl Reference {
         Reference { digest: Some(digest), ..self.clone() }
     }
 
+    /// The same image at another host.
+    pub(crate) fn on(&self, registry: &str) -> Self {
+        Reference { registry: registry.to_owned(), ..self.clone() }
+    }
+
     /// Host and port to connect to; Docker Hub's API is not at the host that names it.
     pub fn api_host(&self) -> &str {
         if self.registry == "docker.io" { "registry-1.docker.io" } else { &self.registry }
@@ -324,7 +329,8 @@ impl FromStr for Reference {
     }
 }
 
-fn host_problem(registry: &str) -> Option<String> {
+/// What is wrong with the host and port of a registry.
+pub(crate) fn host_problem(registry: &str) -> Option<String> {
     let example = "as in quay.io, localhost:5000 or [::1]:5000";
     let (host_is_right, port) = match registry.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {

@@ -14,6 +14,7 @@ use reqwest::{
 };
 
 use crate::{
+    blob::Progress,
     client::{Call, Client},
     error::RegistryError,
 };
@@ -50,6 +51,7 @@ pub(crate) async fn read(
     locations: &Locations,
     digest: &Digest,
     range: Range<Stored>,
+    arrived: Progress<'_>,
 ) -> Result<Bytes, RegistryError> {
     let (start, end) = (range.start.0, range.end.0);
     let object = format!("bytes {start}..{end} of blob {digest}");
@@ -78,11 +80,17 @@ pub(crate) async fn read(
 
     if let Some(url) = locations.get(digest) {
         call.url = url;
-        let (response, _) = client.follow(call.clone()).await?;
-        if !has_expired(response.status()) {
-            return exactly(client, response, start..end, &object).await;
+        let answer = client.follow(call.clone()).await;
+        let expired = answer.as_ref().is_ok_and(|(response, _)| has_expired(response.status()));
+        if !expired {
+            let bytes = match answer {
+                Ok((response, _)) => exactly(client, response, start..end, &object, arrived).await,
+                Err(error) => Err(error),
+            };
+            // The registry may know another place by now.
+            return bytes.inspect_err(|_| locations.set(digest, None));
         }
-        tracing::debug!(%digest, status = %response.status(), "a redirect expired");
+        tracing::debug!(%digest, "a redirect expired");
         locations.set(digest, None);
     }
     call.url = client.url(&format!("blobs/{digest}"))?;
@@ -90,7 +98,7 @@ pub(crate) async fn read(
     if response.status() == StatusCode::PARTIAL_CONTENT {
         locations.set(digest, elsewhere);
     }
-    exactly(client, response, start..end, &object).await
+    exactly(client, response, start..end, &object, arrived).await
 }
 
 /// Storage refuses an old signature with 401, 403 or 410, and one of the big ones with 400; 404 is what
@@ -105,6 +113,7 @@ async fn exactly(
     mut response: Response,
     range: Range<u64>,
     object: &str,
+    arrived: Progress<'_>,
 ) -> Result<Bytes, RegistryError> {
     let place = || response.url().host_str().unwrap_or(&client.place).to_owned();
     match response.status() {
@@ -142,7 +151,10 @@ async fn exactly(
             Some(piece) if (body.len() + piece.len()) as u64 > expected => {
                 return Err(size(expected + 1));
             }
-            Some(piece) => body.extend_from_slice(&piece),
+            Some(piece) => {
+                body.extend_from_slice(&piece);
+                arrived(piece.len() as u64);
+            }
             None if body.len() as u64 == expected => return Ok(body.freeze()),
             None => return Err(size(body.len() as u64)),
         }

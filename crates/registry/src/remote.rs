@@ -1,6 +1,6 @@
 //! A repository in a registry.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -11,7 +11,9 @@ use crate::{
     blob::{BlobContent, BlobReader, Progress, Pushed},
     client::{Client, Options},
     error::RegistryError,
+    health::Health,
     manifest::Manifest,
+    mirror::Mirror,
     name::Reference,
     pull, push,
     range::{self, Locations},
@@ -35,6 +37,24 @@ impl Registry {
         let client = Client::new(&reference, options)?;
         Ok(Registry { reference, client, locations: Locations::default() })
     }
+
+    /// Prepares to talk to a mirror of it.
+    ///
+    /// # Errors
+    /// Those of [`Registry::open`].
+    pub fn open_mirror(
+        reference: &Reference,
+        mirror: &Mirror,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
+        let client = Client::mirror(reference, mirror, options)?;
+        Ok(Registry { reference: reference.clone(), client, locations: Locations::default() })
+    }
+
+    /// How the server has done so far.
+    pub(crate) fn server(&self) -> &Arc<Health> {
+        self.client.health()
+    }
 }
 
 #[async_trait]
@@ -51,8 +71,13 @@ impl Repository for Registry {
         pull::blob(&self.client, digest, size).await
     }
 
-    async fn read(&self, digest: &Digest, range: Range<Stored>) -> Result<Bytes, RegistryError> {
-        range::read(&self.client, &self.locations, digest, range).await
+    async fn read(
+        &self,
+        digest: &Digest,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, RegistryError> {
+        range::read(&self.client, &self.locations, digest, range, arrived).await
     }
 
     async fn push_blob(
@@ -71,6 +96,14 @@ impl Repository for Registry {
     }
 
     fn describe(&self) -> String {
-        self.reference.to_string()
+        self.client.place.clone()
+    }
+
+    fn health(&self) -> Option<&Arc<Health>> {
+        Some(self.server())
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
+        vec![self]
     }
 }

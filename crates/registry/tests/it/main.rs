@@ -4,6 +4,7 @@ mod archive;
 mod conformance;
 mod faults;
 mod login;
+mod mirrors;
 mod names;
 mod real;
 mod support;

@@ -45,7 +45,7 @@ pub(crate) async fn read(
     content: &[u8],
     range: std::ops::Range<u64>,
 ) -> Result<Bytes, RegistryError> {
-    repository.read(&sha256(content), Stored(range.start)..Stored(range.end)).await
+    repository.read(&sha256(content), Stored(range.start)..Stored(range.end), &|_| {}).await
 }
 
 /// A manifest of an image with these blobs.

@@ -1,0 +1,179 @@
+//! How the servers that are asked have done lately.
+//!
+//! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost one reader a moment and not
+//! every reader its deadline. What happened last is remembered for each server, over all of its repositories and
+//! blobs, in memory; whoever has a choice asks the others first.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How long a server rests after its first failure. A lost connection or a restart is over by then.
+const FIRST_REST: Duration = Duration::from_secs(1);
+
+/// Longest rest: how much later than possible a server that came back is preferred again.
+const LONGEST_REST: Duration = Duration::from_secs(30);
+
+/// Longest Retry-After that is believed. Readers wait behind it, and some servers name hours.
+const LONGEST_ASKED: Duration = Duration::from_secs(60);
+
+/// What is known about one server, or one blob at it.
+///
+/// It is well until something fails, and again after the first success. In between it rests, for longer after each failure:
+/// 1 to 30 s, varied by half in both directions so that nodes do not come back together.
+#[derive(Debug)]
+pub struct Health {
+    /// For messages.
+    name: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failures: u32,
+    failed: Option<Instant>,
+    rests_until: Option<Instant>,
+    asked_until: Option<Instant>,
+}
+
+impl Health {
+    /// Nothing is known yet. `name` is for messages.
+    pub fn new(name: impl Into<String>) -> Self {
+        Health { name: name.into(), state: Mutex::default() }
+    }
+
+    /// A request that began at `started` failed for a reason that may pass. `retry_after` is how long the server asks to be
+    /// left alone. Requests that were under way together count as one failure.
+    pub fn failed(&self, started: Instant, retry_after: Option<Duration>) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        if let Some(asked) = retry_after {
+            let until = now + asked.min(LONGEST_ASKED);
+            state.asked_until = state.asked_until.max(Some(until));
+        }
+        if state.failed.is_none_or(|failed| started >= failed) {
+            state.failures = state.failures.saturating_add(1);
+            let rest = FIRST_REST.saturating_mul(1 << (state.failures - 1).min(10));
+            let rest = vary(rest.min(LONGEST_REST));
+            state.rests_until = Some(now + rest);
+            tracing::info!(server = self.name, failures = state.failures, ?rest, "is left alone");
+        }
+        state.failed = Some(now);
+    }
+
+    /// A request succeeded.
+    pub fn worked(&self) {
+        let mut state = self.lock();
+        if state.failures > 0 {
+            tracing::info!(server = self.name, failures = state.failures, "works again");
+            *state = State::default();
+        }
+    }
+
+    /// Whether there is no reason to ask others first.
+    pub fn is_well(&self) -> bool {
+        let now = Instant::now();
+        let state = self.lock();
+        state.rests_until.max(state.asked_until).is_none_or(|until| until <= now)
+    }
+
+    /// Until when the server asked to be left alone.
+    pub fn asked_until(&self) -> Option<Instant> {
+        self.lock().asked_until
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No panic can leave the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The [`Health`] of each server that is in use. Clones are the same collection.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints(Arc<Mutex<HashMap<String, Weak<Health>>>>);
+
+impl Endpoints {
+    /// That of the server at `origin`, `https://registry.example`.
+    pub fn at(&self, origin: &str) -> Arc<Health> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(health) = known.get(origin).and_then(Weak::upgrade) {
+            return health;
+        }
+        known.retain(|_, health| health.strong_count() > 0);
+        let health = Arc::new(Health::new(origin));
+        known.insert(origin.to_owned(), Arc::downgrade(&health));
+        health
+    }
+}
+
+/// Half to one and a half of `pause`: many nodes that failed together do not come back together.
+pub fn vary(pause: Duration) -> Duration {
+    // `RandomState` is seeded by the operating system.
+    let random = RandomState::new().build_hasher().finish() % 1001;
+    pause / 2 + pause.mul_f64(random as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn rests_grow_and_one_success_ends_them() {
+        let health = Health::new("a server");
+        assert!(health.is_well());
+        for failures in 1..12 {
+            health.failed(Instant::now(), None);
+            assert!(!health.is_well());
+            let full = Duration::from_secs(1 << (failures - 1).min(5)).min(LONGEST_REST);
+            tokio::time::advance(full / 2 - Duration::from_millis(1)).await;
+            assert!(!health.is_well(), "after {failures}");
+            tokio::time::advance(full + Duration::from_millis(2)).await;
+            assert!(health.is_well(), "after {failures}");
+        }
+        health.failed(Instant::now(), None);
+        health.worked();
+        assert!(health.is_well());
+        health.failed(Instant::now(), None);
+        tokio::time::advance(FIRST_REST * 3 / 2).await;
+        assert!(health.is_well());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_together_counts_once() {
+        let health = Health::new("a server");
+        let started = Instant::now();
+        tokio::time::advance(Duration::from_millis(10)).await;
+        for _ in 0..100 {
+            health.failed(started, None);
+        }
+        tokio::time::advance(FIRST_REST * 3 / 2).await;
+        assert!(health.is_well());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_may_ask_to_be_left_alone() {
+        let health = Health::new("a server");
+        health.failed(Instant::now(), Some(Duration::from_secs(20)));
+        tokio::time::advance(Duration::from_secs(19)).await;
+        assert!(!health.is_well());
+        assert!(health.asked_until().is_some_and(|until| until > Instant::now()));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(health.is_well());
+        health.failed(Instant::now(), Some(Duration::from_secs(86_400)));
+        tokio::time::advance(LONGEST_ASKED).await;
+        assert!(health.is_well());
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_origin() {
+        let endpoints = Endpoints::default();
+        let one = endpoints.at("http://a.example");
+        assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
+        assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
+    }
+}

@@ -12,7 +12,7 @@ use crate::source::SourceError;
 /// Clones are cheap: everybody who waits for the same chunk gets the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Every source delivered bytes that are not the chunk that the image names.
+    /// Every source that delivered had bytes that are not the chunk that the image names.
     #[error("blob {blob}, chunk {chunk} ({} to {}): {problem}", range.start, range.end)]
     Corrupt {
         /// The blob.

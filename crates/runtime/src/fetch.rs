@@ -2,21 +2,24 @@
 //!
 //! ```text
 //! missing chunks ─▶ neighbours ─▶ plan ─▶ one task per request:
-//!                                          read ─▶ decode ─▶ check digest ─▶ write ─▶ ready
-//!                                                     └─ wrong ─▶ once more, from every source
+//!                                          race ─▶ decode ─▶ check digest ─▶ write ─▶ ready
+//!                                                     └─ wrong ─▶ once more, from every place
 //! ```
 
-use std::{io, ops::Range, sync::Arc};
+use std::{error::Error as _, ops::Range, sync::Arc};
 
-use bytes::Bytes;
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::Instant;
 
 use crate::{
     cache::{CachedBlob, Lease},
     error::ReadError,
-    source::{BlobSource, SourceError},
+    source::{
+        budget::Wanted,
+        place::Place,
+        race::{self, Answer, Need},
+    },
 };
 
 /// Bytes between two missing chunks that are read and thrown away rather than asking twice. At
@@ -85,13 +88,18 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
 /// Brings the chunks of one request into the cache and finishes their leases, whatever happens.
 pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
     let Request { stored, leases } = request;
-    let bytes = match read(&blob, stored.clone()).await {
-        Ok(bytes) => bytes,
+    let deadline = Instant::now() + blob.deadline();
+    let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
+    let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
+    let answer = match read(&blob, &blob.sources(), stored.clone(), deadline, &wanted).await {
+        Ok(answer) => Arc::new(answer),
         Err(error) => {
+            tracing::warn!(%error, cause = error.source().map(|e| e.to_string()), "nobody delivers");
             leases.into_iter().for_each(|lease| lease.finish(Err(error.clone())));
             return;
         }
     };
+    drop(wanted);
     // Chunks that somebody waits for go first and each on its own; what came along is done in batches.
     let (wanted, extra): (Vec<_>, Vec<_>) = leases.into_iter().partition(Lease::is_wanted);
     let mut jobs: Vec<Vec<Lease>> = wanted.into_iter().map(|lease| vec![lease]).collect();
@@ -107,97 +115,111 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
         }
         size += chunk;
     }
-    join_all(jobs.into_iter().map(|job| work(&blob, &bytes, stored.start, job))).await;
+    let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
+    let wrong: Vec<_> = join_all(jobs).await.into_iter().flatten().collect();
+    if wrong.is_empty() {
+        return;
+    }
+    let liar = answer.place.clone();
+    liar.was_wrong(answer.started);
+    // Gives its room back, which the repairs need.
+    drop(answer);
+    join_all(wrong.into_iter().map(|(lease, error)| repair(&blob, lease, error, &liar, deadline)))
+        .await;
 }
 
-/// Decodes, checks and writes some chunks of an answer that begins at `start`.
-async fn work(blob: &Arc<CachedBlob>, answer: &Bytes, start: Stored, leases: Vec<Lease>) {
+/// Decodes, checks and writes some chunks of an answer that begins at `start`. Returns those that are wrong.
+async fn work(
+    blob: &Arc<CachedBlob>,
+    answer: &Arc<Answer>,
+    start: Stored,
+    leases: Vec<Lease>,
+) -> Vec<(Lease, ReadError)> {
     let background = !leases.iter().any(Lease::is_wanted);
-    let (worker, answer) = (blob.clone(), answer.clone());
+    let (worker, from) = (blob.clone(), answer.clone());
     let accept = move |lease: Lease| {
         let chunk = worker.chunk(lease.chunk());
-        let from = (chunk.stored.0 - start.0) as usize;
-        let bytes = &answer[from..from + chunk.stored_size as usize];
+        let at = (chunk.stored.0 - start.0) as usize;
+        let bytes = &from.bytes[at..at + chunk.stored_size as usize];
         match worker.accept(lease.chunk(), bytes) {
             Err(error @ ReadError::Corrupt { .. }) => Some((lease, error)),
             result => {
+                from.place.was_right();
                 lease.finish(result);
                 None
             }
         }
     };
-    let accept_all = move || leases.into_iter().filter_map(accept).collect::<Vec<_>>();
-    for (lease, error) in blob.workers().run(background, accept_all).await {
-        let result = repair(blob, lease.chunk(), error).await;
-        lease.finish(result);
-    }
+    let accept_all = move || leases.into_iter().filter_map(accept).collect();
+    blob.workers().run(background, accept_all).await
 }
 
-/// Fetches a chunk whose bytes were wrong again, by itself, from every source in turn.
-async fn repair(blob: &Arc<CachedBlob>, at: usize, first: ReadError) -> Result<(), ReadError> {
-    tracing::warn!(error = %first, "wrong bytes, fetching the chunk again");
-    let mut error = first;
-    let deadline = Instant::now() + blob.deadline();
-    for source in blob.sources() {
-        let chunk = blob.chunk(at);
-        let read = read_from(blob, &*source, chunk.stored..chunk.stored_end());
-        let bytes = match timeout_at(deadline, read).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, ?source, "cannot fetch the chunk again");
-                continue;
-            }
-            Err(_) => break,
-        };
-        let worker = blob.clone();
-        match blob.workers().run(false, move || worker.accept(at, &bytes)).await {
-            Err(again @ ReadError::Corrupt { .. }) => error = again,
-            result => return result,
-        }
-    }
-    Err(error)
+/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from `liar` once more.
+async fn repair(
+    blob: &Arc<CachedBlob>,
+    lease: Lease,
+    wrong: ReadError,
+    liar: &Arc<Place>,
+    deadline: Instant,
+) {
+    let wanted: Wanted = Arc::new(lease.wish());
+    let result = fetch_again(blob, lease.chunk(), wrong, liar, deadline, &wanted).await;
+    drop(wanted);
+    lease.finish(result);
 }
 
-/// Reads from the first source that delivers, within the deadline for all of them.
-async fn read(blob: &CachedBlob, range: Range<Stored>) -> Result<Bytes, ReadError> {
-    let deadline = blob.deadline();
-    timeout(deadline, read_from_any(blob, range.clone())).await.unwrap_or_else(|_| {
-        let source = SourceError::TimedOut { deadline, last: None };
-        Err(ReadError::Source { blob: blob.id(), range, source })
-    })
-}
-
-async fn read_from_any(blob: &CachedBlob, range: Range<Stored>) -> Result<Bytes, ReadError> {
-    let mut last = None;
-    for source in blob.sources() {
-        match read_from(blob, &*source, range.clone()).await {
-            Ok(bytes) => return Ok(bytes),
+async fn fetch_again(
+    blob: &Arc<CachedBlob>,
+    at: usize,
+    mut wrong: ReadError,
+    liar: &Arc<Place>,
+    deadline: Instant,
+    wanted: &Wanted,
+) -> Result<(), ReadError> {
+    let chunk = blob.chunk(at);
+    let mut places = blob.sources();
+    places.retain(|place| !Arc::ptr_eq(place, liar));
+    places.push(liar.clone());
+    while !places.is_empty() {
+        tracing::warn!(error = %wrong, "wrong bytes, fetching the chunk again");
+        let range = chunk.stored..chunk.stored_end();
+        let answer = match read(blob, &places, range, deadline, wanted).await {
+            Ok(answer) => answer,
             Err(error) => {
-                tracing::warn!(%error, ?source, blob = %blob.id(), ?range, "source failed");
-                last = Some(error);
+                tracing::warn!(%error, "cannot fetch the chunk again");
+                break;
+            }
+        };
+        let (place, started) = (answer.place.clone(), answer.started);
+        let worker = blob.clone();
+        match blob.workers().run(false, move || worker.accept(at, &answer.bytes)).await {
+            Err(again @ ReadError::Corrupt { .. }) => wrong = again,
+            result => {
+                place.was_right();
+                return result;
             }
         }
+        place.was_wrong(started);
+        places.retain(|other| !Arc::ptr_eq(other, &place));
     }
-    let source = last.unwrap_or_else(|| broken("the blob has no source".to_owned()));
-    Err(ReadError::Source { blob: blob.id(), range, source })
+    Err(wrong)
 }
 
-async fn read_from(
-    blob: &CachedBlob,
-    source: &dyn BlobSource,
+/// Reads `range` from some of the blob's places.
+async fn read(
+    blob: &Arc<CachedBlob>,
+    places: &[Arc<Place>],
     range: Range<Stored>,
-) -> Result<Bytes, SourceError> {
-    let bytes = blob.request(source.read(range.clone())).await?;
-    let expected = range.end.0 - range.start.0;
-    if bytes.len() as u64 != expected {
-        return Err(broken(format!("{} bytes came instead of {expected}", bytes.len())));
-    }
-    Ok(bytes)
-}
-
-fn broken(problem: String) -> SourceError {
-    let source = Arc::new(io::Error::other(problem));
-    SourceError::Failed { transient: false, retry_after: None, source }
+    deadline: Instant,
+    wanted: &Wanted,
+) -> Result<Answer, ReadError> {
+    let room = blob.workers().room();
+    let need = Need { range, deadline, room, wanted, meter: &**blob };
+    race::read(places, &need).await.map_err(|source| ReadError::Source {
+        blob: blob.id(),
+        range: need.range,
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::{
     cell::RefCell,
     fmt,
     fs::File,
-    future::Future,
     io,
     ops::Range,
     os::fd::{AsFd, BorrowedFd},
@@ -16,9 +15,8 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
 use super::{
     Cache, CacheError, Settings,
@@ -32,15 +30,14 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::{self, Request},
-    source::{BlobSource, SourceError},
+    source::{
+        BlobSource,
+        place::{Meter, Place},
+    },
 };
 
-/// Requests of one blob that are under way at a time. Enough to fill a link at 20 ms and 4 MiB each;
-/// counted per blob, so that a source that hangs holds up nobody else.
-const REQUESTS: usize = 8;
-
-/// Sources of one blob that are kept; the oldest is forgotten first.
-const SOURCES: usize = 8;
+/// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
+const SOURCES: usize = 32;
 
 /// Flights that may be abandoned under a reader before it gives up. Only a bug of ours abandons one.
 const TAKEOVERS: usize = 3;
@@ -64,8 +61,7 @@ pub struct CachedBlob {
     /// Held by everybody who changes the data file or the maps.
     pub(super) touch: Mutex<Touch>,
     pub(super) flights: Flights,
-    sources: RwLock<Vec<Arc<dyn BlobSource>>>,
-    requests: Semaphore,
+    sources: RwLock<Vec<Arc<Place>>>,
     pub(super) settings: Settings,
     pub(super) workers: Arc<Workers>,
     _lock: Arc<File>,
@@ -99,9 +95,9 @@ pub(super) struct Counters {
 /// What a blob's life was like since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlobStats {
-    /// Stored bytes that sources delivered.
+    /// Stored bytes that arrived from sources, also those of answers that broke off.
     pub bytes_fetched: u64,
-    /// Reads that sources were asked for, retries below them not counted.
+    /// Reads that sources were asked for, also those that failed.
     pub requests: u64,
     /// Questions that were answered at once.
     pub hits: u64,
@@ -141,7 +137,6 @@ impl CachedBlob {
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
             flights: Flights::default(),
             sources: RwLock::default(),
-            requests: Semaphore::new(REQUESTS),
             settings: cache.settings.clone(),
             workers: cache.workers.clone(),
             _lock: cache.lock.clone(),
@@ -300,28 +295,16 @@ impl CachedBlob {
 
     /// Adds a source, which becomes the first that is asked: what was named last most likely has
     /// credentials that still work.
-    pub(super) fn attach(&self, source: Arc<dyn BlobSource>) {
+    pub(crate) fn attach(&self, source: Arc<dyn BlobSource>) {
         let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
-        sources.retain(|known| !Arc::ptr_eq(known, &source));
-        sources.insert(0, source);
+        sources.retain(|known| !known.is(&source));
+        sources.insert(0, Arc::new(Place::new(source)));
         sources.truncate(SOURCES);
     }
 
-    pub(crate) fn sources(&self) -> Vec<Arc<dyn BlobSource>> {
+    /// The most preferred first.
+    pub(crate) fn sources(&self) -> Vec<Arc<Place>> {
         self.sources.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits for a turn to ask a source, asks it, and counts.
-    pub(crate) async fn request(
-        &self,
-        read: impl Future<Output = Result<Bytes, SourceError>>,
-    ) -> Result<Bytes, SourceError> {
-        // The semaphore is never closed.
-        let _permit = self.requests.acquire().await;
-        self.counters.requests.fetch_add(1, Ordering::Relaxed);
-        let bytes = read.await?;
-        self.counters.bytes_fetched.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Ok(bytes)
     }
 
     pub(crate) fn workers(&self) -> &Workers {
@@ -411,6 +394,16 @@ impl CachedBlob {
 impl AsFd for CachedBlob {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file().as_fd()
+    }
+}
+
+impl Meter for CachedBlob {
+    fn request(&self) {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn arrived(&self, bytes: u64) {
+        self.counters.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 

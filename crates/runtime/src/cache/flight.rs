@@ -79,6 +79,13 @@ impl Lease {
         self.wanted || self.outcome.receiver_count() > 1
     }
 
+    /// What [`Lease::is_wanted`] says, for those who have to know it later. Whoever waits notices an abandoned flight only when
+    /// this is gone, too.
+    pub(crate) fn wish(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let (wanted, outcome) = (self.wanted, self.outcome.clone());
+        move || wanted || outcome.receiver_count() > 1
+    }
+
     /// Tells everybody who waits. A ready chunk has its bit set before this is called, so that a reader
     /// finds either the bit or the flight.
     pub(crate) fn finish(mut self, result: Result<(), ReadError>) {

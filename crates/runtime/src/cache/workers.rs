@@ -1,12 +1,18 @@
-//! Threads that decode, check and write chunks.
+//! What all fetches of a node share: threads that decode, check and write chunks, and room for answers.
 
-use std::{panic, thread};
+use std::{panic, sync::Arc, thread};
 
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, SemaphorePermit},
     task,
 };
+
+use crate::source::budget::Budget;
+
+/// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest requests. Half of a megabyte
+/// fills 100 Mbit/s at 40 ms, so this fills any link of a node.
+const ROOM: u64 = 64 << 20;
 
 /// Bounds how many chunks are decoded at a time, over all blobs: one per processor.
 #[derive(Debug)]
@@ -18,6 +24,7 @@ pub(crate) struct Workers {
     background: Semaphore,
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
+    room: Arc<Budget>,
 }
 
 impl Workers {
@@ -30,7 +37,13 @@ impl Workers {
             all: Semaphore::new(processors),
             background: Semaphore::new((processors / 2).max(1)),
             turn: Semaphore::new(1),
+            room: Budget::new(ROOM),
         }
+    }
+
+    /// Bytes of memory for what sources deliver.
+    pub(crate) fn room(&self) -> &Arc<Budget> {
+        &self.room
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

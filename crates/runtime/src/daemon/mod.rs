@@ -56,6 +56,8 @@ pub struct Settings {
     pub amplify: Option<u64>,
     /// How long a blocked reader waits for sources that fail before it gets EIO.
     pub deadline: Option<Duration>,
+    /// How registries are reached, with their mirrors.
+    pub registry: lazuli_registry::Options,
 }
 
 /// The keeper's name for the control socket.

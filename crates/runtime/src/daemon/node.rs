@@ -42,7 +42,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) root: PathBuf,
-    deadline: Duration,
+    registry: Options,
     pub(super) cache: Arc<Cache>,
     probe: Probe,
     pub(super) link: Arc<Link>,
@@ -112,14 +112,13 @@ impl Node {
             deadline: settings.deadline.unwrap_or(defaults.deadline),
             ..defaults
         };
-        let deadline = cache_settings.deadline;
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
         let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
         tokio::spawn(sweep(Arc::downgrade(&filesystems)));
         Ok(Node {
             root: root.to_owned(),
-            deadline,
+            registry: settings.registry.clone(),
             cache,
             probe,
             link,
@@ -189,7 +188,7 @@ impl Node {
         let (driver, driver_reason) = self.choose(request.driver)?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
-        let repository = lazuli_registry::open(&name, &options(&request))?;
+        let repository = lazuli_registry::open(&name, &self.options(&request))?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
         let (stored, metadata) = tokio::select! {
@@ -234,6 +233,11 @@ impl Node {
         }
     }
 
+    /// How the registry of an image is reached.
+    fn options(&self, request: &MountRequest) -> Options {
+        Options { plain_http: request.plain_http, ..self.registry.clone() }
+    }
+
     /// The served form of an image: the same for all of its mounts.
     pub(super) async fn serve(
         &self,
@@ -241,16 +245,15 @@ impl Node {
         name: &ImageName,
         request: &MountRequest,
     ) -> Result<Arc<ServedImage>, DaemonError> {
-        let repository = lazuli_registry::open(name, &options(request))?;
-        let deadline = self.deadline;
+        let repository = lazuli_registry::open(name, &self.options(request))?;
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;
         if let Some(image) = images.get(&digest).and_then(Weak::upgrade) {
-            image.add_source(&self.cache, &repository, deadline).await?;
+            image.add_source(&self.cache, &repository).await?;
             return Ok(image);
         }
-        let image = Arc::new(ServedImage::new(stored, &self.cache, &repository, deadline)?);
+        let image = Arc::new(ServedImage::new(stored, &self.cache, &repository)?);
         images.insert(digest, Arc::downgrade(&image));
         Ok(image)
     }
@@ -513,10 +516,6 @@ pub(super) fn detach(mountpoint: &Path) {
     if let Err(error) = fuse::detach(mountpoint) {
         tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
     }
-}
-
-fn options(request: &MountRequest) -> Options {
-    Options { plain_http: request.plain_http, ..Options::default() }
 }
 
 pub(super) fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {

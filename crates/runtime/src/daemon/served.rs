@@ -30,7 +30,7 @@ use crate::{
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
         mount,
     },
-    source::{RepositorySource, Retry},
+    source::RepositorySource,
 };
 
 /// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
@@ -75,9 +75,8 @@ impl ServedImage {
         stored: StoredImage,
         cache: &Cache,
         repository: &Arc<dyn Repository>,
-        deadline: Duration,
     ) -> Result<Self, CacheError> {
-        let blobs = cached(&stored, cache, repository, deadline)?.into();
+        let blobs = cached(&stored, cache, repository)?.into();
         let names = Mutex::new(HashSet::from([repository.describe()]));
         Ok(ServedImage { stored, blobs, names, erofs: Mutex::default() })
     }
@@ -87,10 +86,9 @@ impl ServedImage {
         &self,
         cache: &Cache,
         repository: &Arc<dyn Repository>,
-        deadline: Duration,
     ) -> Result<(), CacheError> {
         if self.names.lock().await.insert(repository.describe()) {
-            cached(&self.stored, cache, repository, deadline)?;
+            cached(&self.stored, cache, repository)?;
         }
         Ok(())
     }
@@ -206,11 +204,17 @@ fn cached(
     stored: &StoredImage,
     cache: &Cache,
     repository: &Arc<dyn Repository>,
-    deadline: Duration,
 ) -> Result<Vec<Arc<CachedBlob>>, CacheError> {
+    let mut mirrors = repository.clone().places();
+    let last = mirrors.pop().unwrap_or_else(|| repository.clone());
     let blobs = stored.bootstrap.blobs().iter().map(|blob| {
-        let source = RepositorySource::new(repository.clone(), blob.id, blob.stored_size);
-        cache.blob(blob, Arc::new(Retry::new(source, deadline)))
+        let source = |place: &Arc<dyn Repository>| {
+            Arc::new(RepositorySource::new(place.clone(), blob.id, blob.stored_size))
+        };
+        let cached = cache.blob(blob, source(&last))?;
+        // What is attached last is asked first.
+        mirrors.iter().rev().for_each(|mirror| cached.attach(source(mirror)));
+        Ok(cached)
     });
     blobs.collect()
 }

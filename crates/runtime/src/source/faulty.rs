@@ -12,7 +12,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
 
-use super::{BlobSource, SourceError};
+use lazuli_registry::Health;
+
+use super::{BlobSource, Progress, SourceError};
 
 /// What happens to one read.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,8 @@ pub(crate) enum Fault {
     Flip,
     /// The last byte is missing, against the contract.
     Short,
+    /// A byte comes each second, for ever.
+    Drip,
     /// It takes this long.
     Slow(Duration),
 }
@@ -41,6 +45,7 @@ pub(crate) struct Faulty {
     inner: Box<dyn BlobSource>,
     faults: Mutex<VecDeque<Fault>>,
     ranges: Mutex<Vec<Range<Stored>>>,
+    server: Option<Arc<Health>>,
 }
 
 impl Faulty {
@@ -52,7 +57,13 @@ impl Faulty {
             inner: Box::new(inner),
             faults: Mutex::new(faults.into_iter().collect()),
             ranges: Mutex::default(),
+            server: None,
         }
+    }
+
+    /// The same at a server.
+    pub(crate) fn at(self, server: &Arc<Health>) -> Self {
+        Faulty { server: Some(server.clone()), ..self }
     }
 
     /// Reads so far, empty ones and failed ones included.
@@ -73,7 +84,11 @@ impl Faulty {
 
 #[async_trait]
 impl BlobSource for Faulty {
-    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+    async fn read(
+        &self,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, SourceError> {
         let fault = self.faults.lock().unwrap().pop_front().unwrap_or(Fault::None);
         self.ranges.lock().unwrap().push(range.clone());
         let failed = |transient, retry_after| SourceError::Failed {
@@ -87,9 +102,13 @@ impl BlobSource for Faulty {
             Fault::Final => return Err(failed(false, None)),
             Fault::Hang => std::future::pending().await,
             Fault::Slow(time) => tokio::time::sleep(time).await,
+            Fault::Drip => loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                arrived(1);
+            },
             Fault::None | Fault::Flip | Fault::Short => {}
         }
-        let mut bytes = self.inner.read(range).await?.to_vec();
+        let mut bytes = self.inner.read(range, arrived).await?.to_vec();
         match fault {
             Fault::Flip => {
                 let middle = bytes.len() / 2;
@@ -99,5 +118,13 @@ impl BlobSource for Faulty {
             _ => {}
         }
         Ok(bytes.into())
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn endpoint(&self) -> Option<&Arc<Health>> {
+        self.server.as_ref()
     }
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
 
-use super::{BlobSource, SourceError};
+use super::{BlobSource, Progress, SourceError};
 
 /// A blob that is in memory as a whole.
 #[derive(Clone, Debug)]
@@ -21,7 +21,11 @@ impl Memory {
 
 #[async_trait]
 impl BlobSource for Memory {
-    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+    async fn read(
+        &self,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, SourceError> {
         let size = self.0.len();
         let out_of_range = || SourceError::OutOfRange { range: range.clone(), size: size as u64 };
         let start = usize::try_from(range.start.0).map_err(|_| out_of_range())?;
@@ -29,7 +33,12 @@ impl BlobSource for Memory {
         if start > end || end > size {
             return Err(out_of_range());
         }
+        arrived((end - start) as u64);
         Ok(self.0.slice(start..end))
+    }
+
+    fn describe(&self) -> String {
+        format!("{} bytes of memory", self.0.len())
     }
 }
 

@@ -1,11 +1,13 @@
 //! Where blobs come from.
 //!
-//! A [`BlobSource`] is one immutable blob somewhere. [`Memory`] and [`RepositorySource`] are places;
-//! [`Retry`] is a source around another one. Everything above sees the trait alone.
+//! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything above sees the trait
+//! alone. `race` reads from several of them, and is the only one that repeats anything.
 
+pub(crate) mod budget;
 mod memory;
+pub(crate) mod place;
+pub(crate) mod race;
 mod repository;
-mod retry;
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -17,8 +19,10 @@ use std::{error::Error, fmt, ops::Range, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
+use lazuli_registry::Health;
 
-pub use self::{memory::Memory, repository::RepositorySource, retry::Retry};
+pub use self::{memory::Memory, repository::RepositorySource};
+pub use lazuli_registry::Progress;
 
 /// Random access to one immutable blob.
 ///
@@ -32,8 +36,18 @@ pub use self::{memory::Memory, repository::RepositorySource, retry::Retry};
 /// Nothing is said about the bytes being right: whoever asks checks their digest.
 #[async_trait]
 pub trait BlobSource: fmt::Debug + Send + Sync {
-    /// Reads the stored bytes in `range`.
-    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError>;
+    /// Reads the stored bytes in `range`. `arrived` is told of all bytes as they arrive: a source that is silent is taken for
+    /// one that hangs.
+    async fn read(&self, range: Range<Stored>, arrived: Progress<'_>)
+    -> Result<Bytes, SourceError>;
+
+    /// What it is, for messages.
+    fn describe(&self) -> String;
+
+    /// How the server behind it has done so far, if there is one. Sources of one server share it.
+    fn endpoint(&self) -> Option<&Arc<Health>> {
+        None
+    }
 }
 
 /// Why a source did not deliver.
@@ -58,12 +72,47 @@ pub enum SourceError {
         #[source]
         source: Arc<dyn Error + Send + Sync>,
     },
+    /// The place delivered another number of bytes than it was asked for.
+    #[error("{got} bytes came from {source_name} instead of {expected}")]
+    WrongSize {
+        /// The place.
+        source_name: String,
+        /// Bytes that were asked for.
+        expected: u64,
+        /// Bytes that came.
+        got: u64,
+    },
+    /// The place has not answered.
+    #[error("nothing came from {source_name} within {:.1} s; is it overloaded, or a firewall in between?", waited.as_secs_f32())]
+    Silent {
+        /// The place.
+        source_name: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The place delivers too slowly to be of use.
+    #[error("next to nothing came from {source_name} within {} s", period.as_secs())]
+    Slow {
+        /// The place.
+        source_name: String,
+        /// The time in which it was looked at.
+        period: Duration,
+    },
+    /// Every place failed for good.
+    #[error("{}", failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Everywhere {
+        /// What each said, the most preferred first.
+        failures: Vec<Arc<SourceError>>,
+    },
+    /// There is no place to ask.
+    #[error("the blob has no source")]
+    NoSource,
     /// Nothing was delivered in the time that the operator allows.
-    #[error("gave up after {} s", deadline.as_secs_f32())]
+    #[error("gave up after {:.1} s (fetch.deadline_seconds)", waited.as_secs_f32())]
     TimedOut {
-        /// The time allowed.
-        deadline: Duration,
-        /// Why the last attempt failed; `None` when the first one was still under way.
+        /// How long it was tried.
+        waited: Duration,
+        /// Why the last attempts failed; `None` when none was sent.
         #[source]
         last: Option<Arc<SourceError>>,
     },
@@ -72,7 +121,11 @@ pub enum SourceError {
 impl SourceError {
     /// Whether the same read may succeed a little later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, SourceError::Failed { transient: true, .. })
+        match self {
+            SourceError::Failed { transient, .. } => *transient,
+            SourceError::Silent { .. } | SourceError::Slow { .. } => true,
+            _ => false,
+        }
     }
 
     /// How long the place asked to be left alone.

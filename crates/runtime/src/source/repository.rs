@@ -5,9 +5,9 @@ use std::{ops::Range, sync::Arc};
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_registry::{Health, RegistryError, Repository};
 
-use super::{BlobSource, SourceError};
+use super::{BlobSource, Progress, SourceError};
 
 /// One blob of a [`Repository`].
 #[derive(Clone, Debug)]
@@ -26,12 +26,24 @@ impl RepositorySource {
 
 #[async_trait]
 impl BlobSource for RepositorySource {
-    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+    async fn read(
+        &self,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, SourceError> {
         // Servers cut a range short that ends behind the blob; asked here, it is not taken for a passing fault.
         if range.end.0 > self.size || range.start > range.end {
             return Err(SourceError::OutOfRange { range, size: self.size });
         }
-        Ok(self.repository.read(&self.blob, range).await?)
+        Ok(self.repository.read(&self.blob, range, arrived).await?)
+    }
+
+    fn describe(&self) -> String {
+        self.repository.describe()
+    }
+
+    fn endpoint(&self) -> Option<&Arc<Health>> {
+        self.repository.health()
     }
 }
 

@@ -17,7 +17,7 @@ use lazuli_image::{
     offset::round_up_to_block,
     rafs::{BlobRecord, BootstrapOptions, blob_tail, write_bootstrap},
 };
-use lazuli_runtime::source::{BlobSource, SourceError};
+use lazuli_runtime::source::{BlobSource, Progress, SourceError};
 
 /// Bytes per chunk of these images.
 pub(crate) const CHUNK: usize = 64 << 10;
@@ -148,7 +148,11 @@ impl Moody {
 
 #[async_trait]
 impl BlobSource for Moody {
-    async fn read(&self, range: Range<Stored>) -> Result<Bytes, SourceError> {
+    async fn read(
+        &self,
+        range: Range<Stored>,
+        _arrived: Progress<'_>,
+    ) -> Result<Bytes, SourceError> {
         let mood = self.mood.lock().unwrap().clone();
         let bytes = self.bytes.slice(range.start.0 as usize..range.end.0 as usize);
         match mood {
@@ -160,6 +164,10 @@ impl BlobSource for Moody {
                 Ok(bytes)
             }
         }
+    }
+
+    fn describe(&self) -> String {
+        "a moody source".to_owned()
     }
 }
 

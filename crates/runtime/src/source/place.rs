@@ -1,0 +1,190 @@
+//! One of the places that a blob can be read from.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lazuli_image::Stored;
+use lazuli_registry::Health;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+
+use super::{
+    BlobSource, SourceError,
+    budget::{Budget, Permit, Wanted},
+};
+
+/// Requests that one place gets for one blob at a time. Enough to fill a link at 20 ms and 4 MiB each.
+const REQUESTS: u64 = 8;
+
+/// After this time without an answer a request gives its room back until something arrives: places that hang must not hold up
+/// those that do not.
+const LEND: Duration = Duration::from_secs(1);
+
+/// A request that brings less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s is longer than the worst stall of
+/// storage behind a registry, and short enough that another attempt still fits into a reader's deadline.
+const PERIOD: Duration = Duration::from_secs(15);
+
+/// See [`PERIOD`].
+const LEAST: u64 = 16 << 10;
+
+/// A source of one blob, and what is known about it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    source: Arc<dyn BlobSource>,
+    /// Of this blob there. That of the server is the source's.
+    health: Health,
+    turns: Arc<Budget>,
+}
+
+/// Counts what goes over the network.
+pub(crate) trait Meter: Send + Sync {
+    /// A request is sent.
+    fn request(&self);
+    /// So many bytes arrived.
+    fn arrived(&self, bytes: u64);
+}
+
+/// What one attempt has come to.
+#[derive(Debug, Default)]
+pub(crate) struct Attempt {
+    bytes: AtomicU64,
+    first: Notify,
+    sent: OnceLock<Instant>,
+}
+
+impl Attempt {
+    /// When the request was sent, if it was.
+    pub(crate) fn sent(&self) -> Option<Instant> {
+        self.sent.get().copied()
+    }
+
+    /// Whether an answer has begun to arrive.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Place {
+    pub(crate) fn new(source: Arc<dyn BlobSource>) -> Self {
+        let health = Health::new(source.describe());
+        Place { source, health, turns: Budget::new(REQUESTS) }
+    }
+
+    /// Whether this is the place of `source`.
+    pub(crate) fn is(&self, source: &Arc<dyn BlobSource>) -> bool {
+        Arc::ptr_eq(&self.source, source)
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        self.source.describe()
+    }
+
+    /// Whether there is no reason to ask elsewhere first.
+    pub(crate) fn is_well(&self) -> bool {
+        self.health.is_well() && self.source.endpoint().is_none_or(|server| server.is_well())
+    }
+
+    /// Until when it asked to be left alone.
+    pub(crate) fn asked_until(&self) -> Option<Instant> {
+        let server = self.source.endpoint().and_then(|server| server.asked_until());
+        server.max(self.health.asked_until())
+    }
+
+    /// An attempt that began at `started` delivered, or failed. What is final says nothing about other blobs there.
+    pub(crate) fn note(&self, started: Instant, error: Option<&SourceError>) {
+        let server = self.source.endpoint().map(Arc::as_ref);
+        match error {
+            None => server.into_iter().for_each(Health::worked),
+            Some(error) if error.is_transient() => {
+                server.unwrap_or(&self.health).failed(started, error.retry_after());
+            }
+            Some(_) => self.health.failed(started, None),
+        }
+    }
+
+    /// Bytes that it delivered turned out to be right.
+    pub(crate) fn was_right(&self) {
+        self.health.worked();
+    }
+
+    /// Bytes that it delivered turned out to be wrong; they were asked for at `started`.
+    pub(crate) fn was_wrong(&self, started: Instant) {
+        self.health.failed(started, None);
+    }
+
+    /// Reads `range` once, when there is a turn and room for it. The permit belongs to the bytes.
+    pub(crate) async fn read(
+        &self,
+        range: Range<Stored>,
+        room: &Arc<Budget>,
+        wanted: &Wanted,
+        meter: &dyn Meter,
+        attempt: &Attempt,
+    ) -> Result<(Bytes, Permit), SourceError> {
+        let size = range.end.0.saturating_sub(range.start.0);
+        let _turn = self.turns.take(1, wanted).await;
+        let mut permit = Some(room.take(size, wanted).await);
+        let _ = attempt.sent.set(Instant::now());
+        meter.request();
+        let arrived = |bytes: u64| {
+            meter.arrived(bytes);
+            if attempt.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
+                attempt.first.notify_one();
+            }
+        };
+        let read = self.source.read(range, &arrived);
+        tokio::pin!(read);
+        let result = tokio::select! {
+            result = &mut read => Some(result),
+            () = attempt.first.notified() => None,
+            () = sleep(LEND) => {
+                permit = None;
+                tokio::select! {
+                    result = &mut read => Some(result),
+                    () = attempt.first.notified() => None,
+                    () = sleep(PERIOD - LEND) => return Err(self.silent(PERIOD)),
+                }
+            }
+        };
+        // While room is waited for, nothing is taken from the connection, and the sender has to wait, too.
+        let permit = match permit {
+            Some(permit) => permit,
+            None => room.take(size, wanted).await,
+        };
+        let mut before = attempt.bytes.load(Ordering::Relaxed);
+        let bytes = match result {
+            Some(result) => result?,
+            None => loop {
+                tokio::select! {
+                    result = &mut read => break result?,
+                    () = sleep(PERIOD) => {}
+                }
+                let now = attempt.bytes.load(Ordering::Relaxed);
+                if now - before < LEAST {
+                    let source_name = self.describe();
+                    return Err(SourceError::Slow { source_name, period: PERIOD });
+                }
+                before = now;
+            },
+        };
+        if bytes.len() as u64 != size {
+            let (source_name, got) = (self.describe(), bytes.len() as u64);
+            return Err(SourceError::WrongSize { source_name, expected: size, got });
+        }
+        Ok((bytes, permit))
+    }
+
+    /// The error of an attempt that has brought nothing.
+    pub(crate) fn silent(&self, waited: Duration) -> SourceError {
+        SourceError::Silent { source_name: self.describe(), waited }
+    }
+}

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use lazuli_registry::Mirrors;
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -24,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) log: Option<String>,
     /// How data is fetched.
     pub(crate) fetch: Fetch,
+    /// Where else the images of registries are.
+    pub(crate) registry: Vec<Registry>,
 }
 
 /// The `[fetch]` table.
@@ -36,7 +39,31 @@ pub(crate) struct Fetch {
     pub(crate) deadline_seconds: Option<u64>,
 }
 
+/// One `[[registry]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Registry {
+    /// The registry as images name it.
+    host: String,
+    /// Servers that are asked before it, in this order.
+    mirrors: Vec<String>,
+}
+
 impl Config {
+    /// The mirrors of all registries.
+    pub(crate) fn mirrors(&self) -> Result<Mirrors> {
+        let mut all = Mirrors::default();
+        for (table, registry) in self.registry.iter().enumerate() {
+            let key = |key: &str| format!("registry[{table}].{key}");
+            let parse = |(number, text): (usize, &String)| {
+                text.parse().with_context(|| key(&format!("mirrors[{number}]")))
+            };
+            let mirrors = registry.mirrors.iter().enumerate().map(parse).collect::<Result<_>>()?;
+            all.set(&registry.host, mirrors).with_context(|| key("host"))?;
+        }
+        Ok(all)
+    }
+
     /// Reads `path`, or the default path if there is a file.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self> {
         let file = path.unwrap_or(Path::new(DEFAULT_PATH));
@@ -45,6 +72,7 @@ impl Config {
                 let config = toml::from_str::<Self>(&text).map_err(anyhow::Error::from);
                 config
                     .and_then(|config| config.fetch.check().map(|()| config))
+                    .and_then(|config| config.mirrors().map(|_| config))
                     .with_context(|| format!("{} is not valid", file.display()))
             }
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
@@ -85,5 +113,28 @@ mod tests {
         assert!(error.to_string().contains("deadline_seconds"), "{error}");
         let config: Config = toml::from_str("[fetch]\ndeadline_seconds = 0\n").unwrap();
         assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
+    }
+
+    #[test]
+    fn mirrors_are_checked() {
+        let good = "[[registry]]\nhost = 'docker.io'\nmirrors = ['http://127.0.0.1:5001', 'https://mirror.example']\n";
+        toml::from_str::<Config>(good).unwrap().mirrors().unwrap();
+        for (text, key) in [
+            (
+                "host = 'docker.io'\nmirrors = ['https://a.example', 'b.example']",
+                "registry[0].mirrors[1]",
+            ),
+            ("host = 'https://docker.io'\nmirrors = []", "registry[0].host"),
+            ("host = 'docker.io'", "mirrors"),
+            ("host = 'docker.io'\nmirrors = []\nmirror = 1", "mirror"),
+            (
+                "host = 'a.example'\nmirrors = []\n[[registry]]\nhost = 'a.example'\nmirrors = []",
+                "registry[1].host",
+            ),
+        ] {
+            let config = toml::from_str::<Config>(&format!("[[registry]]\n{text}\n"));
+            let error = config.map_err(anyhow::Error::from).and_then(|c| c.mirrors()).unwrap_err();
+            assert!(format!("{error:#}").contains(key), "{error:#}");
+        }
     }
 }

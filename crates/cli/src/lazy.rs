@@ -8,7 +8,7 @@ use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::names::Access;
+use crate::{config::Config, names::Access};
 
 /// An image whose metadata was fetched and checked.
 pub(crate) struct LazyImage {
@@ -20,9 +20,14 @@ pub(crate) struct LazyImage {
 }
 
 /// Fetches the metadata of the image that `text` names.
-pub(crate) fn open(text: &str, access: &Access, runtime: &Runtime) -> Result<LazyImage> {
+pub(crate) fn open(
+    text: &str,
+    access: &Access,
+    config: &Config,
+    runtime: &Runtime,
+) -> Result<LazyImage> {
     let name: ImageName = text.parse()?;
-    let repository = lazuli_registry::open(&name, &access.options())?;
+    let repository = lazuli_registry::open(&name, &access.options(config)?)?;
     let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
     let platform = access.platform()?;
     let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());

@@ -4,6 +4,8 @@ use anyhow::Result;
 use clap::Args;
 use lazuli_registry::{ImageName, Options, Platform};
 
+use crate::config::Config;
+
 /// How a registry is reached and which image of a list is meant.
 #[derive(Debug, Args)]
 pub(crate) struct Access {
@@ -22,8 +24,9 @@ impl Access {
     }
 
     /// What the registry crate wants to know.
-    pub(crate) fn options(&self) -> Options {
-        Options { plain_http: self.plain_http, ..Options::default() }
+    pub(crate) fn options(&self, config: &Config) -> Result<Options> {
+        let mirrors = config.mirrors()?;
+        Ok(Options { plain_http: self.plain_http, mirrors, ..Options::default() })
     }
 }
 

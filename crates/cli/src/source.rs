@@ -16,7 +16,7 @@ use lazuli_image::{
 use lazuli_registry::{DockerArchive, Repository, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
-use crate::names::Access;
+use crate::{config::Config, names::Access};
 
 /// An opened source.
 pub(crate) struct Opened {
@@ -36,11 +36,16 @@ impl Opened {
 }
 
 /// Opens a source. Layers are fetched when they are read.
-pub(crate) fn open(source: &Source, access: &Access, runtime: &Runtime) -> Result<Opened> {
+pub(crate) fn open(
+    source: &Source,
+    access: &Access,
+    config: &Config,
+    runtime: &Runtime,
+) -> Result<Opened> {
     let platform = access.platform()?;
     match source {
         Source::Image(name) => {
-            let repository = lazuli_registry::open(name, &access.options())?;
+            let repository = lazuli_registry::open(name, &access.options(config)?)?;
             runtime.block_on(image(repository, platform.as_ref()))
         }
         Source::DockerArchive(file, reference) => {

@@ -11,6 +11,8 @@ use lazuli_image::{
 use lazuli_registry::{Repository, into_blocking};
 
 use crate::{
+    Session,
+    config::Config,
     lazy::{self, LazyImage},
     names, progress, source,
 };
@@ -34,10 +36,10 @@ pub(crate) struct Arguments {
 /// More differences than anybody reads.
 const DIFFERENCES: usize = 20;
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let LazyImage { name, image, repository, .. } =
-        &lazy::open(&arguments.image, &arguments.access, &runtime)?;
+        &lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
     let records = bootstrap.blob_records();
@@ -57,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         records.len()
     );
     if let Some(text) = &arguments.against {
-        against(text, bootstrap, arguments, &runtime)?;
+        against(text, bootstrap, arguments, &session.config, &runtime)?;
         println!("{name} shows the same tree as {text}");
     }
     Ok(())
@@ -109,9 +111,10 @@ fn against<B: AsRef<[u8]>>(
     text: &str,
     bootstrap: &Bootstrap<B>,
     arguments: &Arguments,
+    config: &Config,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<()> {
-    let source = source::open(&text.parse()?, &arguments.access, runtime)?;
+    let source = source::open(&text.parse()?, &arguments.access, config, runtime)?;
     let bar = progress::bytes(source.stored_size(), "comparing");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let merged = lazuli_build::merge(

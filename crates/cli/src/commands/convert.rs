@@ -9,7 +9,7 @@ use lazuli_build::{BootstrapLayer, Built, BuiltBlob, Options, bootstrap_layer};
 use lazuli_image::oci::{BlobLayer, ImageConfig, LazyImage, media_type};
 use lazuli_registry::{BlobContent, ImageName, Pushed, Repository, Source};
 
-use crate::{names, progress, source};
+use crate::{Session, names, progress, source};
 
 /// Convert an image into a lazy one and store it
 ///
@@ -31,14 +31,14 @@ pub(crate) struct Arguments {
 /// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
 const UPLOADS: usize = 4;
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
     let neighbour = neighbour(&source, &name);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let target = lazuli_registry::open(&name, &arguments.access.options())?;
-    let source = source::open(&source, &arguments.access, &runtime)?;
+    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let source = source::open(&source, &arguments.access, &session.config, &runtime)?;
     let total = source.stored_size();
     let bar = progress::bytes(total, "converting");
     let built =

@@ -6,6 +6,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use lazuli_registry::Options;
 use lazuli_runtime::{
     daemon::{self, Ended, Settings, Worker},
     keeper::{Keeper, Programs, Role},
@@ -108,6 +109,7 @@ fn work(session: &Session) -> Result<ExitCode> {
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
+        registry: Options { mirrors: session.config.mirrors()?, ..Options::default() },
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async {

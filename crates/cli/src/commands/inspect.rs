@@ -7,6 +7,7 @@ use lazuli_image::{Digest, erofs};
 use serde::Serialize;
 
 use crate::{
+    Session,
     lazy::{self, LazyImage},
     names,
 };
@@ -52,9 +53,10 @@ struct BlobDescription {
     chunks: usize,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let LazyImage { name, image, .. } = &lazy::open(&arguments.image, &arguments.access, &runtime)?;
+    let Arguments { image, access, .. } = arguments;
+    let LazyImage { name, image, .. } = &lazy::open(image, access, &session.config, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.

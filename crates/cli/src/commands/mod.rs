@@ -35,12 +35,12 @@ impl Verb {
     pub(crate) fn run(self, session: &Session) -> Result<ExitCode> {
         let done = |()| ExitCode::SUCCESS;
         match self {
-            Verb::Convert(arguments) => convert::run(&arguments).map(done),
+            Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),
-            Verb::Check(arguments) => check::run(&arguments).map(done),
-            Verb::Inspect(arguments) => inspect::run(&arguments).map(done),
+            Verb::Check(arguments) => check::run(session, &arguments).map(done),
+            Verb::Inspect(arguments) => inspect::run(session, &arguments).map(done),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),

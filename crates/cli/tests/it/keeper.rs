@@ -373,3 +373,18 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
     node.lazuli.ok(["stop"]);
     assert!(second.unwrap().wait().unwrap().success());
 }
+
+/// The same, and reloads, with the unit that is shipped and a real systemd.
+#[test]
+fn the_service_lives_under_systemd() {
+    let needed = [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked];
+    if !needed.into_iter().chain([Feature::Program("systemctl")]).all(require) {
+        return;
+    }
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/systemd/run");
+    let output = Command::new(run).arg(env!("CARGO_BIN_EXE_lazuli")).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{error}");
+    assert!(text.contains("both killed: same bytes"), "{text}");
+}

@@ -5,13 +5,7 @@
 //! survives that, for everybody; so if one is left, the kernel is told to reclaim all of its page cache, mapped or not.
 
 use std::{
-    fs::File,
-    io,
-    ops::Range,
-    os::unix::ffi::OsStrExt as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
+    fs::File, io, ops::Range, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc, thread,
     time::Duration,
 };
 
@@ -25,11 +19,11 @@ use lazuli_sys::mmap::Map;
 use crate::{cache::CachedBlob, kernel::pages};
 
 /// How often the kernel is told. It leaves pages alone that were used since it last looked, so it takes two at least;
-/// up to five were seen.
+/// up to three were seen.
 const PASSES: usize = 20;
 
-/// Pause between two passes. The kernel does nothing about a request that follows the one before within some 50 ms.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two passes that do not suffice.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
 /// Blocks. Nobody may be filling the blobs meanwhile.
@@ -69,10 +63,13 @@ pub(super) fn close(
         if let Err(error) = pages::reclaim_all() {
             tracing::error!(%error, "cannot reclaim the page cache");
         }
-        thread::sleep(PAUSE);
-        doubtful.retain(|(path, holes)| forget(path, holes).map_or(true, |left| left > 0));
+        // Not dropped again: that would put them where the kernel does not look for pages to reclaim.
+        doubtful.retain(|(path, holes)| count(path, holes).map_or(true, |left| left > 0));
+        if !doubtful.is_empty() {
+            thread::sleep(PAUSE);
+        }
     }
-    let left = doubtful.iter().map(|(path, holes)| forget(path, holes).unwrap_or(0));
+    let left = doubtful.iter().map(|(path, holes)| count(path, holes).unwrap_or(0));
     let left = left.sum();
     tracing::error!(at = %at.display(), left, "programs may still see zeros in pages that they have mapped");
     Ok(left)
@@ -102,10 +99,13 @@ fn holes(
 }
 
 /// Drops these pages of a file; how many are left.
-fn forget(path: &PathBuf, holes: &[Range<u64>]) -> io::Result<u64> {
+fn forget(path: &Path, holes: &[Range<u64>]) -> io::Result<u64> {
     let file = File::open(path)?;
-    holes.iter().try_fold(0, |left, hole| {
-        pages::forget(&file, hole)?;
-        Ok(left + pages::count(&file, hole)?)
-    })
+    holes.iter().try_for_each(|hole| pages::forget(&file, hole))?;
+    count(path, holes)
+}
+
+fn count(path: &Path, holes: &[Range<u64>]) -> io::Result<u64> {
+    let file = File::open(path)?;
+    holes.iter().try_fold(0, |sum, hole| Ok(sum + pages::count(&file, hole)?))
 }

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     ops::Range,
     os::fd::AsFd as _,
+    path::Path,
 };
 
 use rustix::fs::Advice;
@@ -28,16 +29,33 @@ pub fn forget_all() -> io::Result<()> {
 /// Has the kernel reclaim all of its page cache, also what programs have mapped: they read it again when they
 /// touch it. Linux 6.17 and later; earlier ones have no such file, and nothing happens.
 pub fn reclaim_all() -> io::Result<()> {
+    // The kernel does nothing while less than this share of the memory is page cache that nobody has mapped.
+    let threshold = Path::new("/proc/sys/vm/min_unmapped_ratio");
+    let before = fs::read(threshold).ok();
+    if before.is_some() {
+        write(threshold, "0")?;
+    }
+    let result = reclaim_nodes();
+    if let Some(before) = before {
+        fs::write(threshold, before)?;
+    }
+    result
+}
+
+fn reclaim_nodes() -> io::Result<()> {
+    // As much as there is now: on a busy machine, what is reclaimed comes back as fast.
     let memory = fs::read_to_string("/proc/meminfo")?;
-    let total = memory.split_ascii_whitespace().nth(1).unwrap_or("0");
+    let of_files = |line: &str| {
+        let (name, size) = line.split_once(':')?;
+        let kilobytes = size.trim().strip_suffix(" kB")?.parse::<u64>().ok()?;
+        name.ends_with("(file)").then_some(kilobytes)
+    };
+    let total: u64 = memory.lines().filter_map(of_files).sum();
     for node in fs::read_dir("/sys/devices/system/node")? {
-        let path = node?.path().join("reclaim");
-        // Swap would only make memory of programs slow. EAGAIN: less could be reclaimed than was asked for,
-        // which is all memory.
-        let request = format!("{total}K swappiness=0");
-        // Opened without O_CREAT, which sysfs answers with EACCES in directories that have no such file.
-        let written = File::options().write(true).open(&path);
-        match written.and_then(|mut file| file.write_all(request.as_bytes())) {
+        // "Less" is not enough when there is none at all: this program is some.
+        fs::read("/proc/self/exe")?;
+        // Swap would only make memory of programs slow. EAGAIN: less could be reclaimed than was asked for.
+        match write(&node?.path().join("reclaim"), &format!("{total}K swappiness=0")) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
@@ -45,4 +63,9 @@ pub fn reclaim_all() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Writes to a file that exists: sysfs answers O_CREAT with EACCES where there is none.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    File::options().write(true).open(path)?.write_all(text.as_bytes())
 }

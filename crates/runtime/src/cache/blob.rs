@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     fmt,
     fs::File,
     io,
@@ -9,7 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,9 +22,11 @@ use tokio::sync::{Notify, watch};
 use super::{
     Cache, CacheError, Settings,
     durable::{Durable, FLUSH_BYTES, Touch},
+    evict::{Asked, Guarded},
     flight::{Flights, Seat},
     layout::Layout,
     ready::ReadyMap,
+    room::Patience,
     store::{Store, is_full},
     workers::Workers,
 };
@@ -39,7 +42,8 @@ use crate::{
 /// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
 const SOURCES: usize = 32;
 
-/// Flights that may be abandoned under a reader before it gives up. Only a bug of ours abandons one.
+/// Flights that may land without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
+/// after minutes is given up at once.
 const TAKEOVERS: usize = 3;
 
 thread_local! {
@@ -80,6 +84,13 @@ pub struct CachedBlob {
     cut_off: RwLock<bool>,
     /// Whether every chunk is ready and on the disk.
     pub(super) complete: watch::Sender<bool>,
+    /// Who asked for what when.
+    pub(super) asked: Asked,
+    /// Whether the kernel asks before it reads the file.
+    pub(super) guarded: Guarded,
+    /// Chunks that were found wrong and not reported yet.
+    pub(super) wrong: Mutex<BTreeSet<usize>>,
+    pub(super) cache: Weak<Cache>,
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +143,10 @@ impl CachedBlob {
             layout,
             store,
             complete: watch::Sender::new(ready.is_full()),
+            asked: Asked::new(cache.opened, chunks),
+            guarded: Guarded::new(ready.is_full()),
+            wrong: Mutex::default(),
+            cache: cache.own.clone(),
             ready,
             suspect,
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
@@ -173,30 +188,43 @@ impl CachedBlob {
             return Err(ReadError::NoChunk { blob: self.id(), range });
         }
         let wanted = self.layout.chunks_in(&range);
+        self.asked.note(wanted.clone());
         if self.ready.all_ready(wanted.clone()) {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let mut patience = Patience::new(self.settings.deadline);
         for _ in 0..TAKEOVERS {
-            let seats = self.board(wanted.clone());
-            let mut abandoned = false;
-            for seat in seats {
-                match seat.wait().await {
-                    Some(result) => result?,
-                    None => abandoned = true,
+            while let Err(error) = self.fly(wanted.clone()).await {
+                let is_full = matches!(error, ReadError::NoSpace { .. });
+                if !is_full || !self.find_room(wanted.clone(), &mut patience).await {
+                    return Err(error);
                 }
             }
-            if !abandoned {
+            // What came long after it was asked for may have been given up again, and flights may be abandoned.
+            self.asked.note(wanted.clone());
+            if self.ready.all_ready(wanted.clone()) {
                 return Ok(());
             }
         }
         Err(ReadError::Interrupted { blob: self.id() })
     }
 
-    /// Whether [`CachedBlob::ensure`] would return at once.
+    /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
+    async fn fly(self: &Arc<Self>, wanted: Range<usize>) -> Result<(), ReadError> {
+        for seat in self.board(wanted) {
+            seat.wait().await.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`CachedBlob::ensure`] would return at once. If so, the range stays there for
+    /// [`Settings::grace`] at least.
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
-        range.end.0 <= self.layout.file_size() && self.ready.all_ready(self.layout.chunks_in(range))
+        let chunks = self.layout.chunks_in(range);
+        self.asked.note(chunks.clone());
+        range.end.0 <= self.layout.file_size() && self.ready.all_ready(chunks)
     }
 
     /// Whether the file has every chunk of the range, checked by this process or not.
@@ -273,6 +301,9 @@ impl CachedBlob {
         }
         self.put(at, bytes).map_err(|error| self.write_error(error))?;
         let size = u64::from(chunk.decoded_size);
+        if let Some(cache) = self.cache.upgrade() {
+            cache.wrote(size);
+        }
         let unflushed = self.unflushed.fetch_add(size, Ordering::Relaxed) + size;
         if unflushed >= FLUSH_BYTES || self.ready.is_full() {
             self.hurry.notify_one();
@@ -404,6 +435,12 @@ impl Meter for CachedBlob {
 
     fn arrived(&self, bytes: u64) {
         self.counters.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for CachedBlob {
+    fn drop(&mut self) {
+        self.store.note_use();
     }
 }
 

@@ -54,22 +54,33 @@ impl CachedBlob {
         }
     }
 
-    /// Finds out whether a suspect chunk is right: ready or missing, suspect no longer. Blocks.
-    fn resolve(self: &Arc<Self>, at: usize) -> bool {
+    /// Finds out whether a chunk in the file is right: then it is ready, else missing, and in no case suspect any
+    /// longer. Blocks.
+    pub(super) fn resolve(self: &Arc<Self>, at: usize) -> bool {
         let (right, touch) = self.verdict(at);
+        let (was_ready, was_suspect) = (self.ready.is_ready(at), self.suspect.is_ready(at));
+        if !was_ready && !was_suspect {
+            return false;
+        }
+        self.counters.checked.fetch_add(1, Ordering::Relaxed);
         // Ready first, so that the chunk never looks missing.
         if right {
             self.ready.set(at);
         }
-        self.suspect.clear(at);
-        self.note(&touch, at / 64);
+        if right || !was_ready {
+            self.suspect.clear(at);
+            self.note(&touch, at / 64);
+        }
         drop(touch);
-        self.counters.checked.fetch_add(1, Ordering::Relaxed);
         if !right {
             self.counters.wrong.fetch_add(1, Ordering::Relaxed);
+            lock(&self.wrong).insert(at);
             let chunk = self.chunk(at);
             tracing::warn!(path = %self.path().display(), chunk = chunk.number, from = %chunk.decoded,
                 to = %chunk.decoded_end(), "a chunk in the cache is wrong");
+            if was_ready && let Err(error) = self.stand_guard(false).and(self.forget(&[at])) {
+                tracing::error!(path = %self.path().display(), %error, "it cannot be given up");
+            }
         }
         if self.suspect.is_empty() && self.ready.is_full() {
             self.hurry.notify_one();
@@ -150,8 +161,14 @@ async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) 
 
 /// Checks the suspect chunks of a blob that nobody has asked for, one blob at a time.
 async fn check_all(blob: Weak<CachedBlob>) {
+    let Some(strong) = blob.upgrade() else { return };
+    let workers = strong.workers.clone();
+    // If the kernel reads the file without asking, because it was complete, it must not go on like that.
+    let guarded = tokio::task::spawn_blocking(move || strong.stand_guard(false)).await;
+    if let Ok(Err(error)) = guarded {
+        tracing::error!(%error, "a blob that somebody else has changed is read without a check");
+    }
     tokio::time::sleep(CHECK_AFTER).await;
-    let Some(workers) = blob.upgrade().map(|blob| blob.workers.clone()) else { return };
     let _turn = workers.turn().await;
     let mut at = 0;
     while let Some(blob) = blob.upgrade() {

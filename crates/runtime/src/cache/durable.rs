@@ -83,6 +83,7 @@ impl CachedBlob {
             data.write_all_at(bytes, start)?;
             data.write_all_at(&[0; BLOCK_SIZE as usize][..padding], end)
         })?;
+        self.asked.note(at..at + 1);
         self.ready.set(at);
         self.note(&touch, at / 64);
         Ok(())
@@ -181,7 +182,36 @@ impl CachedBlob {
         let all = ReadyMap::new(self.layout.chunks().len(), &durable.words).is_full();
         // Under the lock, since a doubt may come in between.
         let _touch = lock(&self.touch);
-        self.complete.send_replace(all && self.ready.is_full());
+        let held = self.guarded.is_held.load(Ordering::Acquire);
+        if all && self.ready.is_full() && !held {
+            self.guarded.is_open.store(true, Ordering::Release);
+            self.complete.send_replace(true);
+        }
+    }
+
+    /// Gives chunks up: when this returns they are missing, also for the next process.
+    pub(super) fn forget(&self, chunks: &[usize]) -> io::Result<()> {
+        let mut durable = lock(&self.durable);
+        let words = {
+            let mut touch = lock(&self.touch);
+            touch.doubts += 1;
+            self.complete.send_replace(false);
+            for at in chunks.iter().copied() {
+                self.ready.clear(at);
+                self.suspect.clear(at);
+                self.note(&touch, at / 64);
+            }
+            let known = self.known(&touch);
+            let both = durable.words.iter().zip(known).map(|(durable, known)| durable & known);
+            both.collect::<Vec<_>>()
+        };
+        if let Err(error) = self.store.save_durable(&words, None) {
+            // On a full disk: no map at all takes no room, and a power cut then costs the blob.
+            tracing::debug!(blob = %self.id(), %error, "the map goes");
+            self.store.remove_durable()?;
+        }
+        *durable = Durable { words, seal: None };
+        Ok(())
     }
 
     /// Forgets every chunk whose bit is not in `words`.

@@ -10,11 +10,15 @@
 //! say the same about a blob. docs/cache.md explains what survives which crash.
 
 mod blob;
+mod budget;
 mod check;
 mod durable;
+mod evict;
 mod flight;
 mod layout;
 mod ready;
+mod room;
+mod scrub;
 mod store;
 mod workers;
 
@@ -31,14 +35,19 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lazuli_image::{Blob, Digest};
 
-pub use self::blob::{BlobStats, CachedBlob};
 pub(crate) use self::flight::Lease;
-use self::{layout::Layout, workers::Workers};
+pub use self::{
+    blob::{BlobStats, CachedBlob},
+    budget::EvictionStats,
+    evict::Guard,
+    scrub::{Scrubbed, WrongChunk},
+};
+use self::{budget::Budget, layout::Layout, workers::Workers};
 use crate::source::BlobSource;
 
 /// How the cache behaves.
@@ -51,6 +60,11 @@ pub struct Settings {
     pub flush_after: Duration,
     /// Longest wait of a reader for data, over all sources and retries, before it gets an error.
     pub deadline: Duration,
+    /// Bytes on the disk that the cache may take; without a number, whatever is there.
+    pub max_bytes: Option<u64>,
+    /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has to be longer than
+    /// any reader needs from the kernel's question to the page.
+    pub grace: Duration,
 }
 
 impl Default for Settings {
@@ -60,6 +74,8 @@ impl Default for Settings {
             amplify: 256 << 10,
             flush_after: Duration::from_secs(5),
             deadline: Duration::from_secs(60),
+            max_bytes: None,
+            grace: Duration::from_secs(60),
         }
     }
 }
@@ -108,6 +124,10 @@ pub struct Cache {
     blobs: Mutex<HashMap<String, Weak<CachedBlob>>>,
     /// See [`Cache::give`], by device and inode.
     given: store::Given,
+    budget: Arc<Budget>,
+    /// When this process began to use it.
+    opened: Instant,
+    own: Weak<Cache>,
     /// Locked as long as anybody has it open; blobs can outlive the cache.
     lock: Arc<File>,
 }
@@ -135,13 +155,17 @@ impl Cache {
             TryLockError::WouldBlock => CacheError::InUse { path: dir.to_owned() },
             TryLockError::Error(error) => CacheError::io(path)(error),
         })?;
-        Ok(Arc::new(Cache {
+        budget::sweep(&blobs);
+        Ok(Arc::new_cyclic(|own| Cache {
             dir: blobs,
             settings,
             boot,
             workers: Arc::new(Workers::new()),
             blobs: Mutex::default(),
             given: Mutex::default(),
+            budget: Arc::default(),
+            opened: Instant::now(),
+            own: own.clone(),
             lock: Arc::new(lock),
         }))
     }
@@ -169,21 +193,41 @@ impl Cache {
         blob: &Blob,
         source: Arc<dyn BlobSource>,
     ) -> Result<Arc<CachedBlob>, CacheError> {
+        let cached = self.open_blob(Layout::new(blob)?)?;
+        cached.attach(source);
+        Ok(cached)
+    }
+
+    /// The same without a source, if the cache has anything of the blob.
+    pub fn find(&self, blob: &Blob) -> Result<Option<Arc<CachedBlob>>, CacheError> {
         let layout = Layout::new(blob)?;
+        if !self.dir.join(layout.key()).is_dir() {
+            return Ok(None);
+        }
+        self.open_blob(layout).map(Some)
+    }
+
+    /// The name of the directory that has what the image says about the blob.
+    pub fn directory_name(blob: &Blob) -> Result<String, CacheError> {
+        Ok(Layout::new(blob)?.key())
+    }
+
+    /// The names of all blobs' directories, with the bytes that they occupy.
+    pub fn directories(&self) -> Result<Vec<(String, u64)>, CacheError> {
+        let entries = fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten();
+        let named = entries.filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())));
+        Ok(named.map(|(name, path)| (name, occupied(&path))).collect())
+    }
+
+    fn open_blob(&self, layout: Layout) -> Result<Arc<CachedBlob>, CacheError> {
         let key = layout.key();
         let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = blobs.get(&key).and_then(Weak::upgrade);
-        let cached = match known {
-            Some(cached) => cached,
-            None => {
-                let dir = self.dir.join(&key);
-                let cached = CachedBlob::open(dir, layout, self)?;
-                blobs.retain(|_, blob| blob.strong_count() > 0);
-                blobs.insert(key, Arc::downgrade(&cached));
-                cached
-            }
-        };
-        cached.attach(source);
+        if let Some(cached) = blobs.get(&key).and_then(Weak::upgrade) {
+            return Ok(cached);
+        }
+        let cached = CachedBlob::open(self.dir.join(&key), layout, self)?;
+        blobs.retain(|_, blob| blob.strong_count() > 0);
+        blobs.insert(key, Arc::downgrade(&cached));
         Ok(cached)
     }
 
@@ -192,11 +236,7 @@ impl Cache {
         let (mut blobs, mut bytes) = (0, 0);
         for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
             blobs += 1;
-            // A file that goes meanwhile counts as gone.
-            for file in fs::read_dir(blob.path()).into_iter().flatten().flatten() {
-                // st_blocks counts 512 bytes, whatever the file system's block size.
-                bytes += file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
-            }
+            bytes += occupied(&blob.path());
         }
         Ok((blobs, bytes))
     }
@@ -212,4 +252,11 @@ impl Cache {
             }
         }
     }
+}
+
+/// Bytes on the disk of the files in `dir`. One that goes meanwhile counts as gone.
+fn occupied(dir: &Path) -> u64 {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    // st_blocks counts 512 bytes, whatever the file system's block size.
+    files.map(|file| file.metadata().map_or(0, |metadata| metadata.blocks() * 512)).sum()
 }

@@ -55,13 +55,14 @@ pub(crate) struct Store {
     binding: [u8; HASH],
 }
 
-/// When a data file was last changed by anybody, as the kernel keeps it. Reading leaves it alone; the file's
+/// Which file it is, and when it was last changed by anybody, as the kernel keeps it. Reading leaves it alone; the file's
 /// owner cannot set it back (`st_ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     /// Seconds and nanoseconds since 1970.
     changed: (i64, i64),
     modified: (i64, i64),
+    device: u64,
 }
 
 impl Times {
@@ -69,6 +70,7 @@ impl Times {
         Times {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
+            device: metadata.dev(),
         }
     }
 
@@ -178,6 +180,28 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Leaves nothing that is believed after a power cut.
+    pub(crate) fn remove_durable(&self) -> io::Result<()> {
+        remove(&self.dir.join(DURABLE))?;
+        sync_dir(&self.dir)
+    }
+
+    /// Notes that the blob is in use until now, for those who look which one is not.
+    pub(crate) fn note_use(&self) {
+        let now = fs::FileTimes::new().set_modified(SystemTime::now());
+        if let Some(Err(error)) = self.live.as_ref().map(|live| live.set_times(now)) {
+            tracing::debug!(dir = %self.dir.display(), %error, "cannot note when a blob was used");
+        }
+    }
+
+    /// When a blob was in use last, by its directory.
+    pub(crate) fn last_use(dir: &Path) -> io::Result<SystemTime> {
+        let metadata = fs::metadata(dir.join(LIVE)).or_else(|_| fs::metadata(dir))?;
+        metadata.modified()
+    }
+}
+
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);
@@ -208,6 +232,8 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
 /// system may give its inode number to the new one.
 fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    // So that the directory itself is found after a power cut.
+    dir.parent().map_or(Ok(()), sync_dir)?;
     for name in [DURABLE, LIVE, DATA] {
         remove(&dir.join(name))?;
     }
@@ -255,9 +281,10 @@ fn remove(path: &Path) -> io::Result<()> {
 /// What a map of either kind begins with. A map with another binding speaks of something else.
 fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
-    hasher.update(format!("lazuli ready map 2 {kind}\n{boot}\n").as_bytes());
+    hasher.update(format!("lazuli ready map 3 {kind}\n{boot}\n").as_bytes());
     hasher.update(&layout.hash);
-    for number in [data.dev(), data.ino(), data.len()] {
+    // Not the device: disks get other numbers when the machine starts again.
+    for number in [data.ino(), data.len()] {
         hasher.update(&number.to_le_bytes());
     }
     hasher.finish().hash
@@ -269,6 +296,7 @@ fn seal(binding: &[u8; HASH], boot: &str, times: &Times) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
     hasher.update(format!("lazuli seal\n{boot}\n").as_bytes());
     hasher.update(binding);
+    hasher.update(&times.device.to_le_bytes());
     for (seconds, nanoseconds) in [times.changed, times.modified] {
         hasher.update(&seconds.to_le_bytes());
         hasher.update(&nanoseconds.to_le_bytes());

@@ -2,6 +2,7 @@
 
 mod behind;
 mod crash;
+mod evict;
 mod power;
 
 use std::{
@@ -98,7 +99,8 @@ impl Sample {
 
 fn settings(amplify: u64) -> Settings {
     // Flushes happen only where a test asks for them.
-    Settings { amplify, flush_after: Duration::from_secs(3600), ..Settings::default() }
+    let flush_after = Duration::from_secs(3600);
+    Settings { amplify, flush_after, grace: Duration::from_millis(200), ..Settings::default() }
 }
 
 /// A cache in a directory of its own with one blob in it.
@@ -393,7 +395,8 @@ async fn a_full_disk_is_said_and_nothing_is_marked() {
     let dir = tempfile::tempdir().unwrap();
     let small = SmallDisk::mount(dir.path());
     let sample = Sample::new(&[1 << 20; 4]);
-    let cache = Cache::open(dir.path(), settings(0)).unwrap();
+    let settings = Settings { deadline: Duration::from_millis(300), ..settings(0) };
+    let cache = Cache::open(dir.path(), settings).unwrap();
     let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
     let mut full = 0;
     for at in 0..4 {

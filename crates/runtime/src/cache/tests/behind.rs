@@ -221,3 +221,43 @@ proptest! {
         live(dir.path(), &boot.to_string(), &sample, async |node| node.ensure(0..40).await.unwrap());
     }
 }
+
+/// The wrong chunks of a whole blob.
+async fn scrub(blob: &Arc<CachedBlob>) -> Vec<u32> {
+    let (mut wrong, mut next) = (Vec::new(), Some(0));
+    while let Some(from) = next {
+        let step = blob.scrub(from).await;
+        wrong.extend(step.wrong.iter().map(|chunk| chunk.number));
+        next = step.next;
+    }
+    wrong
+}
+
+#[test]
+fn a_scrub_finds_what_nobody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[1 << 20; 70]);
+    let path = live(dir.path(), "a", &sample, async |node| {
+        node.ensure(0..70).await.unwrap();
+        node.blob.completed().await;
+        assert!(scrub(&node.blob).await.is_empty());
+        assert!(node.blob.is_complete());
+        // Behind the back of a process that has no reason to look.
+        scribble(&node.blob.path(), 41 << 20);
+        assert_eq!(scrub(&node.blob).await, [41]);
+        assert!(!node.blob.is_complete());
+        assert!(scrub(&node.blob).await.is_empty(), "once");
+        node.ensure(0..70).await.unwrap();
+        assert!(scrub(&node.blob).await.is_empty());
+        node.blob.completed().await;
+        node.blob.path()
+    });
+    scribble(&path, 3 << 20);
+    live(dir.path(), "a", &sample, async |node| {
+        assert_eq!(scrub(&node.blob).await, [3]);
+        assert_eq!(node.source.reads(), 0);
+        node.ensure(0..70).await.unwrap();
+        assert_eq!(node.source.reads(), 1);
+        node.blob.completed().await;
+    });
+}

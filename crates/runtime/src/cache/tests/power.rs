@@ -66,7 +66,8 @@ fn live_on(disk: &Disk, at: &Path, dice: &mut Dice) -> Life {
     for _ in 0..3 {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
-            let settings = Settings { flush_after: Duration::from_millis(20), ..settings(0) };
+            let flush_after = Duration::from_millis(20);
+            let settings = Settings { flush_after, grace: Duration::ZERO, ..settings(0) };
             let cache = Cache::open_in_boot(&at.join("cache"), settings, "a".into()).unwrap();
             let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
             for _ in 0..40 {
@@ -80,6 +81,14 @@ fn live_on(disk: &Disk, at: &Path, dice: &mut Dice) -> Life {
                     }
                     1 | 2 => blob.forget_pages(),
                     3 => write_back(&at.join("cache/blobs")),
+                    4 => {
+                        let gone: Vec<_> = (first..end).collect();
+                        let mut promise = promises.last().map_or(BTreeSet::new(), last_promise);
+                        promise.retain(|chunk| !gone.contains(chunk));
+                        promises.push((disk.now(), promise));
+                        blob.stand_guard(true).unwrap();
+                        blob.evict(&gone).unwrap();
+                    }
                     _ => blob.ensure(sample.chunks(first..end)).await.unwrap(),
                 }
             }
@@ -89,6 +98,10 @@ fn live_on(disk: &Disk, at: &Path, dice: &mut Dice) -> Life {
     drop(mounted);
     promises.retain(|(moment, _)| *moment <= end);
     Life { sample, history: disk.history(), promises }
+}
+
+fn last_promise(promise: &(usize, BTreeSet<usize>)) -> BTreeSet<usize> {
+    promise.1.clone()
 }
 
 /// Starts writing the maps back, without waiting and without a flush.

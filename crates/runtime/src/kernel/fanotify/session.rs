@@ -276,7 +276,26 @@ impl Session {
             watched.marked = Some(held);
         }
         drop(all);
+        let weak = Arc::downgrade(self);
+        blob.set_guard(Arc::new(move || match weak.upgrade() {
+            Some(session) => session.mark_again(id),
+            None => Ok(()),
+        }));
         Ok(watch)
+    }
+
+    /// Marks the file of a blob that is not complete any more, if a mount uses it.
+    fn mark_again(self: &Arc<Self>, id: FileId) -> io::Result<()> {
+        let mut all = self.lock();
+        let Some(watched) = all.get_mut(&id) else { return Ok(()) };
+        if watched.marked.is_none() {
+            let held = self.link.hold(format!("{BLOB}{}-{}", id.0, id.1), watched.blob.clone());
+            self.desk.group.mark(watched.blob.file().as_fd())?;
+            watched.marked = Some(held);
+        }
+        watched.completion.abort();
+        watched.completion = self.unmark_when_complete(id, &watched.blob);
+        Ok(())
     }
 
     fn unmark_when_complete(self: &Arc<Self>, id: FileId, blob: &Arc<CachedBlob>) -> AbortHandle {

@@ -1,0 +1,264 @@
+//! How much of the disk the cache takes, and what goes when that is too much.
+//!
+//! First whole blobs that no image in use has, the one whose last use is longest ago first; then chunks of blobs in
+//! use, by when they were asked for last, see [`super::evict`].
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use super::{Cache, CacheError, CachedBlob, durable::lock, store::Store};
+
+/// How often the cache is measured, at least.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// When the budget is exceeded, it is brought to this part below it, so that not every chunk costs an eviction.
+const SLACK: u64 = 20;
+
+/// Least that is freed for a reader on a full disk.
+const ROOM: u64 = 16 << 20;
+
+/// How the names of directories begin that are being removed.
+const AWAY: &str = ".away-";
+
+/// The state of eviction.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    /// Held while something is given up.
+    evicting: Mutex<()>,
+    /// Since when every blob that is mounted is open, so that the others are known to be unused.
+    since: OnceLock<Instant>,
+    /// When the disk was full last.
+    full: Mutex<Option<Instant>>,
+    written: AtomicU64,
+    hurry: Notify,
+    is_over: AtomicBool,
+    chunks: AtomicU64,
+    blobs: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// What was given up since the cache was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictionStats {
+    /// Bytes of [`super::Settings::max_bytes`].
+    pub max_bytes: Option<u64>,
+    /// Whether the cache is larger, because everything in it is in use and young.
+    pub is_over: bool,
+    /// Chunks of blobs in use.
+    pub chunks: u64,
+    /// Blobs that were not in use.
+    pub blobs: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+}
+
+impl Cache {
+    /// Begins to give up what is too much. To be called when every blob that is mounted is open: those that
+    /// are not may go.
+    pub fn start_evicting(self: &Arc<Self>) {
+        if self.budget.since.set(Instant::now()).is_ok() {
+            self.workers.runtime().spawn(keep(Arc::downgrade(self), self.budget.clone()));
+        }
+    }
+
+    /// Counters of eviction.
+    pub fn evictions(&self) -> EvictionStats {
+        let budget = &self.budget;
+        EvictionStats {
+            max_bytes: self.settings.max_bytes,
+            is_over: budget.is_over.load(Ordering::Relaxed),
+            chunks: budget.chunks.load(Ordering::Relaxed),
+            blobs: budget.blobs.load(Ordering::Relaxed),
+            bytes: budget.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Counts what was written, and has the cache measured when it may have become too much.
+    pub(super) fn wrote(&self, bytes: u64) {
+        let Some(max) = self.settings.max_bytes else { return };
+        let written = self.budget.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if written > max / SLACK {
+            self.budget.hurry.notify_one();
+        }
+    }
+
+    /// Gives something up for a reader who needs `bytes` on a full disk. Blocks, but not while others do the same.
+    pub(super) fn make_room(&self, bytes: u64) {
+        *lock(&self.budget.full) = Some(Instant::now());
+        let turn = match self.budget.evicting.try_lock() {
+            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Ok(turn) => turn,
+        };
+        let freed = self.free(bytes.max(ROOM));
+        drop(turn);
+        tracing::info!(freed, "the disk of the cache is full");
+    }
+
+    /// Keeps the cache within its budget as well as it can. Blocks.
+    pub(super) fn enforce(&self) -> Result<(), CacheError> {
+        self.budget.written.store(0, Ordering::Relaxed);
+        let max = self.settings.max_bytes.unwrap_or(u64::MAX);
+        let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
+        if used > max {
+            let turn = lock(&self.budget.evicting);
+            self.free(used - (max - max / SLACK));
+            drop(turn);
+            let used = self.usage()?.1;
+            let is_over = used > max;
+            if is_over && !self.budget.is_over.load(Ordering::Relaxed) {
+                tracing::warn!(used, max, "the cache exceeds its budget: all of it is in use");
+            }
+            self.budget.is_over.store(is_over, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.budget.is_over.store(false, Ordering::Relaxed);
+        let full = *lock(&self.budget.full);
+        if full.is_none_or(|full| full.elapsed() > 2 * self.settings.grace) {
+            self.open_blobs().iter().for_each(CachedBlob::release);
+        }
+        Ok(())
+    }
+
+    /// Gives up about `bytes`, and returns how many it were.
+    fn free(&self, bytes: u64) -> u64 {
+        let Some(since) = self.budget.since.get() else { return 0 };
+        let mut freed = 0;
+        for dir in self.unused() {
+            if freed >= bytes {
+                return freed;
+            }
+            match self.remove(&dir) {
+                Ok(removed) => freed += removed,
+                Err(error) => tracing::warn!(dir = %dir.display(), %error, "cannot remove a blob"),
+            }
+        }
+        // Before that, a process before this one may have let a reader through who is still on the way.
+        if freed < bytes && since.elapsed() >= self.settings.grace {
+            freed += self.free_chunks(bytes - freed);
+        }
+        freed
+    }
+
+    fn open_blobs(&self) -> Vec<Arc<CachedBlob>> {
+        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        blobs.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Directories of blobs that nobody has open, the one that was used longest ago first.
+    fn unused(&self) -> Vec<PathBuf> {
+        let open = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = |key: &str| open.get(key).is_some_and(|blob| blob.strong_count() > 0);
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let unused = entries.filter(|entry| !entry.file_name().to_str().is_some_and(is_open));
+        let mut dirs: Vec<_> = unused
+            .filter_map(|entry| Some((Store::last_use(&entry.path()).ok()?, entry.path())))
+            .collect();
+        dirs.sort();
+        dirs.into_iter().map(|(_, dir)| dir).collect()
+    }
+
+    /// Removes the files of a blob unless somebody has it open. Returns the bytes that they occupied.
+    fn remove(&self, dir: &Path) -> io::Result<u64> {
+        let Some(key) = dir.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
+        let away = self.dir.join(format!("{AWAY}{key}"));
+        {
+            // Nobody opens it meanwhile.
+            let open = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+            if open.get(key).is_some_and(|blob| blob.strong_count() > 0) {
+                return Ok(0);
+            }
+            if !key.starts_with(AWAY) {
+                fs::rename(dir, &away)?;
+            }
+        }
+        let away = if key.starts_with(AWAY) { dir } else { &away };
+        let bytes = super::occupied(away);
+        fs::remove_dir_all(away)?;
+        tracing::info!(blob = key, bytes, "evicted a blob that is not in use");
+        self.budget.blobs.fetch_add(1, Ordering::Relaxed);
+        self.budget.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Gives up chunks of blobs in use, those first that were asked for longest ago.
+    fn free_chunks(&self, bytes: u64) -> u64 {
+        let blobs = self.open_blobs();
+        let mut idle: Vec<_> = blobs
+            .iter()
+            .enumerate()
+            .flat_map(|(blob, cached)| {
+                cached.idle().into_iter().map(move |(last, at)| (last, blob, at))
+            })
+            .collect();
+        idle.sort_unstable();
+        let (mut picked, mut sum) = (HashMap::<usize, Vec<usize>>::new(), 0);
+        for (_, blob, at) in idle {
+            if sum >= bytes {
+                break;
+            }
+            sum += u64::from(blobs[blob].chunk(at).decoded_size);
+            picked.entry(blob).or_default().push(at);
+        }
+        let mut freed = 0;
+        for (blob, chunks) in picked {
+            match blobs[blob].evict(&chunks) {
+                Ok(evicted) => {
+                    freed += evicted.bytes;
+                    self.budget.chunks.fetch_add(evicted.chunks, Ordering::Relaxed);
+                    self.budget.bytes.fetch_add(evicted.bytes, Ordering::Relaxed);
+                    tracing::debug!(blob = ?blobs[blob], ?evicted, "evicted chunks");
+                }
+                Err(error) => tracing::warn!(blob = ?blobs[blob], %error, "cannot evict chunks"),
+            }
+        }
+        // Complete blobs are read without a question, so nobody knows what of them is idle. They are watched now.
+        let mut missing = bytes.saturating_sub(freed);
+        for blob in blobs {
+            let open = blob.open_bytes();
+            if missing > 0 && open > 0 {
+                match blob.stand_guard(true) {
+                    Ok(()) => missing = missing.saturating_sub(open),
+                    Err(error) => tracing::warn!(?blob, %error, "cannot watch a complete blob"),
+                }
+            }
+        }
+        freed
+    }
+}
+
+/// Enforces the budget for as long as there is a cache.
+async fn keep(cache: Weak<Cache>, budget: Arc<Budget>) {
+    loop {
+        let Some(strong) = cache.upgrade() else { return };
+        let period = PERIOD.min(strong.settings.grace.max(Duration::from_millis(10)));
+        let enforced = tokio::task::spawn_blocking(move || strong.enforce()).await;
+        if let Ok(Err(error)) = enforced {
+            tracing::warn!(%error, "cannot measure the cache");
+        }
+        let _ = tokio::time::timeout(period, budget.hurry.notified()).await;
+        // When nothing can be given up, measuring again at once changes nothing.
+        tokio::time::sleep(period / 10).await;
+    }
+}
+
+/// Removes what was being removed when a process died.
+pub(super) fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(AWAY.as_bytes())
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!(path = %entry.path().display(), %error, "cannot remove");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Readers on a full disk.
+
+use std::{io, ops::Range, sync::Arc, time::Duration};
+
+use lazuli_image::BLOCK_SIZE;
+use rustix::fs::{FallocateFlags, fallocate};
+use tokio::time::Instant;
+
+use super::{CachedBlob, store::is_full};
+
+/// First and longest pause between two looks for room.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+/// A reader's wait for room.
+#[derive(Debug)]
+pub(super) struct Patience {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn new(deadline: Duration) -> Self {
+        Patience { deadline: Instant::now() + deadline, pause: PAUSES[0] }
+    }
+}
+
+impl CachedBlob {
+    /// Waits until the disk has room for what is missing of `wanted`, and takes it, so that nobody else does
+    /// until it is fetched. `false` when patience ends first.
+    pub(super) async fn find_room(
+        self: &Arc<Self>,
+        wanted: Range<usize>,
+        patience: &mut Patience,
+    ) -> bool {
+        loop {
+            if Instant::now() + patience.pause >= patience.deadline {
+                return false;
+            }
+            tokio::time::sleep(patience.pause).await;
+            patience.pause = (patience.pause * 2).min(PAUSES[1]);
+            let (blob, wanted) = (self.clone(), wanted.clone());
+            let look = tokio::task::spawn_blocking(move || {
+                blob.reserve(wanted.clone()) || {
+                    let size = |at: usize| u64::from(blob.chunk(at).decoded_size);
+                    if let Some(cache) = blob.cache.upgrade() {
+                        cache.make_room(wanted.clone().map(size).sum());
+                    }
+                    blob.reserve(wanted)
+                }
+            });
+            if look.await.unwrap_or(false) {
+                return true;
+            }
+        }
+    }
+
+    /// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like a hole. Whether there
+    /// was room. Blocks.
+    fn reserve(self: &Arc<Self>, wanted: Range<usize>) -> bool {
+        let missing = |at: &usize| !self.ready.is_ready(*at) && !self.suspect.is_ready(*at);
+        let reserved = self.change(|data| {
+            wanted.filter(missing).try_for_each(|at| {
+                let chunk = self.chunk(at);
+                let size = u64::from(chunk.decoded_size).next_multiple_of(BLOCK_SIZE);
+                Ok(fallocate(data, FallocateFlags::KEEP_SIZE, chunk.decoded.0, size)?)
+            })
+        });
+        // Another error, such as a file system without this call, leaves it to the write to find out.
+        !reserved.is_err_and(|error: io::Error| is_full(&error))
+    }
+}

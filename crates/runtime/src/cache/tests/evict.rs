@@ -1,0 +1,161 @@
+//! What is given up, in which order, and what never is.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::Instant,
+};
+
+use super::*;
+
+const CHUNK: usize = 64 << 10;
+
+fn limited(max_bytes: u64, grace: Duration) -> Settings {
+    Settings { max_bytes: Some(max_bytes), grace, ..settings(0) }
+}
+
+/// Waits until `done`, for which there is plenty of time.
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn used(cache: &Cache) -> u64 {
+    cache.usage().unwrap().1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_go_on_far_above_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let max = 1 << 20;
+    let sample = Sample::new(&[CHUNK; 64]);
+    let cache = Cache::open(dir.path(), limited(max, Duration::from_millis(200))).unwrap();
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    cache.start_evicting();
+    let until_then = Instant::now() + Duration::from_secs(4);
+    let readers = [0_usize, 40].into_iter().map(|reader| {
+        let (sample, blob) = (sample.clone(), blob.clone());
+        tokio::spawn(async move {
+            let mut step = reader;
+            while Instant::now() < until_then {
+                step = (step * 13 + 17) % 64;
+                let range = sample.chunks(step..step + 1);
+                blob.ensure(range.clone()).await.unwrap();
+                assert!(sample.is_right(&blob, &range), "chunk {step}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    });
+    for reader in join_all(readers).await {
+        reader.unwrap();
+    }
+    let evicted = cache.evictions();
+    assert!(evicted.chunks > 64, "{evicted:?}");
+    until("the budget is kept", || used(&cache) <= max).await;
+    assert!(!cache.evictions().is_over);
+    blob.ensure(sample.all()).await.unwrap();
+    assert!(sample.is_right(&blob, &sample.all()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_young_stays_and_the_budget_is_exceeded() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 64]);
+    let cache = Cache::open(dir.path(), limited(1 << 20, Duration::from_secs(3600))).unwrap();
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    cache.start_evicting();
+    blob.ensure(sample.all()).await.unwrap();
+    cache.enforce().unwrap();
+    assert!(cache.evictions().is_over);
+    assert_eq!((cache.evictions().chunks, blob.stats().chunks_ready), (0, 64));
+}
+
+#[tokio::test]
+async fn unused_blobs_go_first_the_one_used_longest_ago_first_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    // A blob of 256 KiB each.
+    let samples: Vec<_> = (1..5).map(|n| Sample::new(&[CHUNK - n; 4])).collect();
+    // A task that is going to flush has the blob open, too.
+    let flush_after = Duration::from_millis(10);
+    let settings = Settings { flush_after, ..limited(700 << 10, Duration::from_secs(3600)) };
+    let cache = Cache::open(dir.path(), settings).unwrap();
+    let mut paths = Vec::new();
+    let mut used_still = None;
+    // The first one stays in use.
+    for sample in &samples {
+        let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+        blob.ensure(sample.all()).await.unwrap();
+        blob.completed().await;
+        paths.push(blob.path());
+        used_still.get_or_insert(blob);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    cache.enforce().unwrap();
+    assert_eq!(cache.evictions().blobs, 0, "nobody has said which blobs are in use");
+    cache.start_evicting();
+    until("something goes", || cache.evictions().blobs == 2).await;
+    cache.enforce().unwrap();
+    let there: Vec<_> = paths.iter().map(|path| path.exists()).collect();
+    assert_eq!(there, [true, false, false, true]);
+    assert!(used(&cache) <= 700 << 10);
+    let blob = used_still.unwrap();
+    assert!(samples[0].is_right(&blob, &samples[0].all()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_complete_blob_is_watched_before_anything_of_it_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 64]);
+    let cache = Cache::open(dir.path(), limited(1 << 20, Duration::from_millis(200))).unwrap();
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    let (fails, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+    let (failing, called) = (fails.clone(), calls.clone());
+    blob.set_guard(Arc::new(move || {
+        called.fetch_add(1, Ordering::SeqCst);
+        if failing.load(Ordering::SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+    }));
+    blob.ensure(sample.all()).await.unwrap();
+    blob.completed().await;
+    cache.start_evicting();
+    until("it is tried", || calls.load(Ordering::SeqCst) > 3).await;
+    assert_eq!((cache.evictions().chunks, blob.stats().chunks_ready), (0, 64));
+    fails.store(false, Ordering::SeqCst);
+    until("chunks go", || cache.evictions().chunks > 0).await;
+    assert!(!blob.is_complete());
+    until("the budget is kept", || used(&cache) <= 1 << 20).await;
+    blob.ensure(sample.all()).await.unwrap();
+    assert!(sample.is_right(&blob, &sample.all()));
+}
+
+#[test]
+fn the_next_process_knows_what_was_given_up() {
+    for boot in ["a", "b"] {
+        let dir = tempfile::tempdir().unwrap();
+        let sample = Sample::new(&[5000; 40]);
+        live(dir.path(), "a", &sample, async |node| {
+            node.ensure(0..40).await.unwrap();
+            node.blob.completed().await;
+            node.blob.stand_guard(true).unwrap();
+            let evicted = node.blob.evict(&[3, 4, 30]).unwrap();
+            assert_eq!((evicted.chunks, evicted.bytes), (0, 0), "somebody has just asked for them");
+        });
+        live(dir.path(), "a", &sample, async |node| {
+            node.blob.stand_guard(true).unwrap();
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            node.ensure(30..31).await.unwrap();
+            let evicted = node.blob.evict(&[3, 4, 30]).unwrap();
+            assert_eq!((evicted.chunks, evicted.bytes), (2, 2 * 8192));
+            let hole = Sample { file: vec![0; sample.file.len()], ..sample.clone() };
+            assert!(hole.is_right(&node.blob, &hole.chunks(3..5)));
+        });
+        live(dir.path(), boot, &sample, async |node| {
+            let stats = node.blob.stats();
+            assert_eq!(stats.chunks_ready + stats.chunks_suspect, 38, "boot {boot}");
+            node.ensure(0..40).await.unwrap();
+            assert_eq!((node.source.reads(), node.blob.stats().chunks_wrong), (1, 0));
+        });
+    }
+}

@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) log: Option<String>,
     /// How data is fetched.
     pub(crate) fetch: Fetch,
+    /// What is kept.
+    pub(crate) cache: Cache,
     /// Where else the images of registries are.
     pub(crate) registry: Vec<Registry>,
 }
@@ -37,6 +39,14 @@ pub(crate) struct Fetch {
     pub(crate) amplify_bytes: Option<u64>,
     /// Seconds after which a blocked reader gets EIO.
     pub(crate) deadline_seconds: Option<u64>,
+}
+
+/// The `[cache]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Cache {
+    /// Bytes on the disk that decoded data may take.
+    pub(crate) max_bytes: Option<u64>,
 }
 
 /// One `[[registry]]` table.
@@ -72,6 +82,7 @@ impl Config {
                 let config = toml::from_str::<Self>(&text).map_err(anyhow::Error::from);
                 config
                     .and_then(|config| config.fetch.check().map(|()| config))
+                    .and_then(|config| config.cache.check().map(|()| config))
                     .and_then(|config| config.mirrors().map(|_| config))
                     .with_context(|| format!("{} is not valid", file.display()))
             }
@@ -83,16 +94,26 @@ impl Config {
     }
 }
 
+fn check(key: &str, value: Option<u64>, range: RangeInclusive<u64>) -> Result<()> {
+    match value {
+        Some(value) if !range.contains(&value) => {
+            bail!("{key} is {value}, expected {} to {}", range.start(), range.end())
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Cache {
+    fn check(&self) -> Result<()> {
+        // Less than a few of the largest chunks (16 MiB) would be given up as fast as it comes.
+        check("cache.max_bytes", self.max_bytes, 64 << 20..=1 << 50)
+    }
+}
+
 impl Fetch {
     fn check(&self) -> Result<()> {
-        let check = |key: &str, value: Option<u64>, range: RangeInclusive<u64>| match value {
-            Some(value) if !range.contains(&value) => {
-                bail!("fetch.{key} is {value}, expected {} to {}", range.start(), range.end())
-            }
-            _ => Ok(()),
-        };
-        check("deadline_seconds", self.deadline_seconds, 1..=86_400)?;
-        check("amplify_bytes", self.amplify_bytes, 0..=64 << 20)
+        check("fetch.deadline_seconds", self.deadline_seconds, 1..=86_400)?;
+        check("fetch.amplify_bytes", self.amplify_bytes, 0..=64 << 20)
     }
 
     /// The deadline, if the file sets one.
@@ -113,6 +134,8 @@ mod tests {
         assert!(error.to_string().contains("deadline_seconds"), "{error}");
         let config: Config = toml::from_str("[fetch]\ndeadline_seconds = 0\n").unwrap();
         assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
+        let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
+        assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
     }
 
     #[test]

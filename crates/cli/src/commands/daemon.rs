@@ -109,6 +109,7 @@ fn work(session: &Session) -> Result<ExitCode> {
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
+        max_bytes: session.config.cache.max_bytes,
         registry: Options { mirrors: session.config.mirrors()?, ..Options::default() },
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -53,6 +53,14 @@ fn print(status: &Status) {
         daemon.cache.blobs,
         daemon.cache.directory.display()
     );
+    if let Some(max) = daemon.cache.max_bytes {
+        let over = if daemon.cache.over_budget { ", exceeded: all of it is in use" } else { "" };
+        println!(
+            "budget   {}{over}; {} given up",
+            BinaryBytes(max),
+            BinaryBytes(daemon.cache.evicted_bytes)
+        );
+    }
     if status.mounts.is_empty() {
         println!("nothing is mounted");
     }

@@ -135,6 +135,21 @@ pub struct CacheStatus {
     pub blobs: u64,
     /// Bytes it occupies on disk.
     pub bytes_used: u64,
+    /// Bytes that it may occupy, if the operator has set a limit.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
+    /// Whether it occupies more, because all of it is in use.
+    #[serde(default)]
+    pub over_budget: bool,
+    /// Chunks of images in use that were given up since the daemon started.
+    #[serde(default)]
+    pub evicted_chunks: u64,
+    /// Blobs that no image in use had and that were given up.
+    #[serde(default)]
+    pub evicted_blobs: u64,
+    /// Bytes of both.
+    #[serde(default)]
+    pub evicted_bytes: u64,
 }
 
 /// One mount.

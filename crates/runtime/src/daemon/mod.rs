@@ -56,6 +56,8 @@ pub struct Settings {
     pub amplify: Option<u64>,
     /// How long a blocked reader waits for sources that fail before it gets EIO.
     pub deadline: Option<Duration>,
+    /// Bytes on the disk that the cache may take.
+    pub max_bytes: Option<u64>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
 }
@@ -132,6 +134,7 @@ impl Worker {
         std::mem::forget(node.clone());
         let adoption = node.adopt(descriptors, gap).await?;
         node.answer(adoption, left).await?;
+        node.cache.start_evicting();
         let path = root.join("daemon.sock");
         let (listener, held) = listen(&root, control, &link).map_err(io(&path))?;
         link.serving();

@@ -110,6 +110,7 @@ impl Node {
         let cache_settings = cache::Settings {
             amplify: settings.amplify.unwrap_or(defaults.amplify),
             deadline: settings.deadline.unwrap_or(defaults.deadline),
+            max_bytes: settings.max_bytes,
             ..defaults
         };
         let directory = root.join("cache");
@@ -356,6 +357,7 @@ impl Node {
         let (driver, driver_reason) = self.default_driver();
         let directory = self.root.join("cache");
         let (blobs, bytes_used) = self.cache.usage()?;
+        let evicted = self.cache.evictions();
         let mut mounts = self.mounts.lock().await;
         self.prune(&mut mounts);
         let mounted = mounts.values().filter_map(|slot| match slot {
@@ -374,7 +376,16 @@ impl Node {
                 uptime_seconds: self.started.elapsed().as_secs(),
                 driver,
                 driver_reason,
-                cache: CacheStatus { directory, blobs, bytes_used },
+                cache: CacheStatus {
+                    directory,
+                    blobs,
+                    bytes_used,
+                    max_bytes: evicted.max_bytes,
+                    over_budget: evicted.is_over,
+                    evicted_chunks: evicted.chunks,
+                    evicted_blobs: evicted.blobs,
+                    evicted_bytes: evicted.bytes,
+                },
             },
             mounts: mounted.collect(),
         })

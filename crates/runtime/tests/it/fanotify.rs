@@ -34,15 +34,16 @@ use crate::sample::{CHUNK, Mood, Moody, Sample};
 /// No test waits longer for a reader. Generous, since test machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn able() -> bool {
+pub(crate) fn able() -> bool {
     [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked].into_iter().all(require)
 }
 
 /// A daemon's worth of one image.
-struct Node {
-    sample: Arc<Sample>,
+pub(crate) struct Node {
+    pub(crate) sample: Arc<Sample>,
+    pub(crate) cache: Arc<Cache>,
     sources: Vec<Arc<Moody>>,
-    blobs: Vec<Arc<CachedBlob>>,
+    pub(crate) blobs: Vec<Arc<CachedBlob>>,
     watches: Vec<Watch>,
     session: Arc<Session>,
     erofs: Option<Erofs>,
@@ -53,9 +54,19 @@ struct Node {
 impl Node {
     fn new(sample: Sample) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let settings =
-            Settings { amplify: 0, flush_after: Duration::from_secs(1), ..Settings::default() };
-        let cache = Cache::open(&dir.path().join("cache"), settings).unwrap();
+        let cache = dir.path().join("cache");
+        Self::with_cache(sample, dir, &cache, Settings::default())
+    }
+
+    /// The same with the cache elsewhere, and settings of its own; those for time and amplification are the tests'.
+    pub(crate) fn with_cache(
+        sample: Sample,
+        dir: TempDir,
+        cache: &Path,
+        settings: Settings,
+    ) -> Self {
+        let settings = Settings { amplify: 0, flush_after: Duration::from_secs(1), ..settings };
+        let cache = Cache::open(cache, settings).unwrap();
         let source = |bytes: &bytes::Bytes| Moody::new(bytes.clone(), Mood::Good);
         let sources: Vec<_> = sample.stored.iter().map(source).collect();
         let blob = |(record, source): (&lazuli_image::rafs::BlobRecord, &Arc<Moody>)| {
@@ -73,6 +84,7 @@ impl Node {
         erofs.bind(&at).unwrap();
         Node {
             sample: Arc::new(sample),
+            cache,
             sources,
             blobs,
             watches,
@@ -83,22 +95,25 @@ impl Node {
         }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.at.join(name)
     }
 
     /// Runs something that reads, where it may block.
-    async fn read<R: Send + 'static>(&self, read: impl FnOnce(&Path) -> R + Send + 'static) -> R {
+    pub(crate) async fn read<R: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Path) -> R + Send + 'static,
+    ) -> R {
         let path = self.at.clone();
         timeout(PATIENCE, spawn_blocking(move || read(&path))).await.expect("in time").unwrap()
     }
 
-    async fn compare(&self) {
+    pub(crate) async fn compare(&self) {
         let sample = self.sample.clone();
         self.read(move |path| sample.compare(path)).await;
     }
 
-    async fn drop_pages(&self) {
+    pub(crate) async fn drop_pages(&self) {
         self.read(|path| {
             for entry in fs::read_dir(path).unwrap() {
                 let file = File::open(entry.unwrap().path()).unwrap();
@@ -108,7 +123,7 @@ impl Node {
         .await;
     }
 
-    fn events(&self) -> u64 {
+    pub(crate) fn events(&self) -> u64 {
         self.watches.iter().map(Watch::events).sum()
     }
 }
@@ -120,7 +135,7 @@ impl Drop for Node {
     }
 }
 
-fn file(name: &str, blob: usize, size: usize) -> (String, usize, Vec<u8>) {
+pub(crate) fn file(name: &str, blob: usize, size: usize) -> (String, usize, Vec<u8>) {
     let seed = name.bytes().fold(1, |seed, byte| seed * 31 + u64::from(byte));
     (name.to_owned(), blob, random(seed, size))
 }
@@ -131,7 +146,7 @@ fn several() -> Sample {
     Sample::new(files.collect())
 }
 
-fn is_eio<T: std::fmt::Debug>(result: io::Result<T>) {
+pub(crate) fn is_eio<T: std::fmt::Debug>(result: io::Result<T>) {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
 }
 

@@ -1,4 +1,5 @@
 //! Integration tests of the runtime, in one binary.
 
+mod disk;
 mod fanotify;
 mod sample;

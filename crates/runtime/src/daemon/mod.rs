@@ -42,7 +42,7 @@ use node::Node;
 
 use crate::{
     image::StoredImage,
-    keeper::{Given, Held, Link, Order},
+    keeper::{Given, Link, Order},
     kernel::{
         Probe,
         fanotify::{Estate, GROUP, Journal, Session, Unanswered},
@@ -78,7 +78,6 @@ pub struct Worker {
     listener: UnixListener,
     link: Arc<Link>,
     orders: UnboundedReceiver<Order>,
-    _held: Held,
 }
 
 /// How a worker ended.
@@ -136,10 +135,10 @@ impl Worker {
         node.answer(adoption, left).await?;
         node.cache.start_evicting();
         let path = root.join("daemon.sock");
-        let (listener, held) = listen(&root, control, &link).map_err(io(&path))?;
+        let listener = listen(&root, control, &link).map_err(io(&path))?;
         link.serving();
         tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "serving");
-        Ok(Worker { node, listener, link, orders, _held: held })
+        Ok(Worker { node, listener, link, orders })
     }
 
     /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop --force` does:
@@ -147,7 +146,7 @@ impl Worker {
     pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
-        let Worker { node, listener, link, mut orders, _held } = self;
+        let Worker { node, listener, link, mut orders } = self;
         let why = tokio::select! {
             result = server::serve(node.clone(), listener, &stop) => {
                 link.stopped();
@@ -171,18 +170,15 @@ impl Worker {
 }
 
 /// The control socket: the one that clients are waiting at, or a new one.
-fn listen(
-    root: &Path,
-    control: Option<OwnedFd>,
-    link: &Arc<Link>,
-) -> io::Result<(UnixListener, Held)> {
+fn listen(root: &Path, control: Option<OwnedFd>, link: &Arc<Link>) -> io::Result<UnixListener> {
     let listener = match control {
         Some(control) => control.into(),
         None => socket::listen(root)?,
     };
     listener.set_nonblocking(true)?;
-    let held = link.hold(CONTROL.to_owned(), Arc::new(listener.try_clone()?));
-    Ok((UnixListener::from_std(listener)?, held))
+    // For good: clients wait there also while no worker lives.
+    std::mem::forget(link.hold(CONTROL.to_owned(), Arc::new(listener.try_clone()?)));
+    UnixListener::from_std(listener)
 }
 
 /// Finds out whether this program could serve `root`: whether it can read what is recorded there, and which drivers

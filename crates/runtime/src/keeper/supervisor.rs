@@ -53,6 +53,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: how much later than necessary readers go on when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// How long a client may take to say what it wants. Whoever connects speaks at once, and meanwhile nobody else is heard.
+const CLIENT_LIMIT: Duration = Duration::from_millis(100);
+
 /// Quiet time after which the keeper makes itself small.
 const REST: Duration = Duration::from_millis(50);
 
@@ -333,6 +336,10 @@ impl Keeper {
     }
 
     pub(super) fn hold(&mut self, name: &str, descriptor: OwnedFd) {
+        if self.descriptors.get(name).is_some() {
+            // It would keep both.
+            self.service.forget(name);
+        }
         self.service.store(name, descriptor.as_fd());
         self.descriptors.insert(name.to_owned(), descriptor);
     }
@@ -370,6 +377,9 @@ impl Keeper {
         match self.spawn(false) {
             Ok(worker) => {
                 tracing::info!(pid = worker.pid, "worker started");
+                if self.stopping {
+                    worker.tell(Kind::Stop);
+                }
                 self.worker = Some(worker);
             }
             Err(error) => {
@@ -451,8 +461,7 @@ impl Keeper {
         let accepted = accept_with(listener, SocketFlags::CLOEXEC).map_err(io::Error::from);
         let mut heard = accepted.and_then(|connection| {
             let channel = Channel::new(connection);
-            // Whoever connects speaks at once.
-            let message = channel.receive_within(Duration::from_secs(1))?;
+            let message = channel.receive_within(CLIENT_LIMIT)?;
             Ok((channel, message))
         });
         match &mut heard {

@@ -20,9 +20,11 @@
 mod descriptors;
 mod link;
 mod service;
+mod socket;
 mod supervisor;
 mod takeover;
 mod wire;
+mod worker;
 
 pub use self::{
     descriptors::Descriptors,

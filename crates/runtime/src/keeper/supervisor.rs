@@ -2,25 +2,21 @@
 
 use std::{
     fmt,
-    fs::{self, DirBuilder, File, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::{fs::DirBuilderExt as _, net::UnixStream, process::ExitStatusExt as _},
+        fd::{AsFd as _, OwnedFd},
+        unix::{fs::DirBuilderExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus},
+    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-        socket_with,
-    },
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+    net::{SocketFlags, accept_with},
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -28,12 +24,11 @@ use super::{
     descriptors::Descriptors,
     link::{JOURNAL, KeeperInfo},
     service::Service,
+    socket,
     takeover::Successor,
     wire::{Channel, Kind, Message},
+    worker::Worker,
 };
-
-/// The socket in the root directory where successors and reports are asked for.
-pub(super) const SOCKET: &str = "keeper.sock";
 
 /// Names of the descriptors that are the keeper's own.
 pub(super) const LOCK: &str = "lock";
@@ -139,18 +134,6 @@ pub struct Keeper {
     awake: bool,
 }
 
-/// A worker that runs.
-pub(super) struct Worker {
-    pub(super) channel: Channel,
-    /// `None` when another keeper started it.
-    child: Option<Child>,
-    pid: u32,
-    handle: OwnedFd,
-    pub(super) settled: bool,
-    stopped: bool,
-    leave_before: Option<Instant>,
-}
-
 impl Keeper {
     /// Takes the root directory for this process, and what an earlier one of this service left with systemd.
     pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
@@ -182,8 +165,8 @@ impl Keeper {
         let log = rustix::stdio::stderr().try_clone_to_owned();
         keeper.hold(LOG, log.map_err(KeeperError::io(Path::new("standard error")))?);
         if keeper.descriptors.get(LISTENER).is_none() {
-            let socket = open_socket(&keeper.root);
-            let socket = socket.map_err(KeeperError::io(&keeper.root.join(SOCKET)))?;
+            let socket = socket::open(&keeper.root);
+            let socket = socket.map_err(KeeperError::io(&keeper.root.join(socket::NAME)))?;
             keeper.hold(LISTENER, socket);
         }
         Ok(keeper)
@@ -547,52 +530,6 @@ impl fmt::Debug for Keeper {
     }
 }
 
-impl Worker {
-    fn new(channel: Channel, child: Child) -> io::Result<Self> {
-        let pid = child.id();
-        let mut worker = Self::adopt(channel, process(pid)?)?;
-        worker.child = Some(child);
-        Ok(worker)
-    }
-
-    fn adopt(channel: Channel, pid: Pid) -> io::Result<Self> {
-        Ok(Worker {
-            channel,
-            child: None,
-            pid: pid.as_raw_nonzero().get().cast_unsigned(),
-            handle: pidfd_open(pid, PidfdFlags::empty())?,
-            settled: false,
-            stopped: false,
-            leave_before: None,
-        })
-    }
-
-    pub(super) fn tell(&self, kind: Kind) {
-        if let Err(error) = self.channel.send(kind, "", None) {
-            tracing::debug!(%error, ?kind, "the worker is gone");
-        }
-    }
-
-    pub(super) fn kill(&self) {
-        // Fails when it is gone already.
-        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
-    }
-
-    /// Waits for the end of a worker whose connection is closed; how it ended, in words.
-    pub(super) fn reap(&mut self) -> String {
-        let status = match &mut self.child {
-            Some(child) => child.wait().ok(),
-            // Not our child: its status goes to somebody else.
-            None => {
-                let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
-                let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
-                None
-            }
-        };
-        status.map_or_else(|| "it ended".to_owned(), describe)
-    }
-}
-
 /// What was needed to start a worker, or to hear it, is not needed while it runs.
 fn shrink() {
     if let Err(error) = lazuli_sys::resident::forget_program() {
@@ -600,40 +537,6 @@ fn shrink() {
     }
 }
 
-fn describe(status: ExitStatus) -> String {
-    match status.signal() {
-        Some(signal) => format!("killed by signal {signal}"),
-        None => format!("it ended with code {}", status.code().unwrap_or(-1)),
-    }
-}
-
-fn process(pid: u32) -> io::Result<Pid> {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::Error::other("no such pid"))
-}
-
 pub(super) fn unexpected(message: &Message) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
-}
-
-/// The address of the keeper's socket. `sun_path` holds 108 bytes and a root directory may be deeper than that, so
-/// it is reached through the directory's descriptor.
-pub(super) fn address(directory: &File) -> io::Result<SocketAddrUnix> {
-    let path = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
-    Ok(SocketAddrUnix::new(path)?)
-}
-
-fn open_socket(root: &Path) -> io::Result<OwnedFd> {
-    // We hold the lock: an old socket is a dead keeper's. The directory keeps others out.
-    match fs::remove_file(root.join(SOCKET)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let socket = open_unix()?;
-    bind(&socket, &address(&File::open(root)?)?)?;
-    listen(&socket, 16)?;
-    Ok(socket)
-}
-
-pub(super) fn open_unix() -> io::Result<OwnedFd> {
-    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }

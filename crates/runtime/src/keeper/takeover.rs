@@ -11,22 +11,19 @@
 //! Until `Done`, the old keeper starts a worker of its own again as soon as the successor goes away.
 
 use std::{
-    fs::File,
     io,
     path::{Path, PathBuf},
     process::ExitStatus,
     time::Duration,
 };
 
-use rustix::net::connect;
-
 use super::{
     descriptors::Descriptors,
     link::KeeperInfo,
-    supervisor::{
-        Keeper, KeeperError, LOG, Programs, Role, Worker, address, open_unix, unexpected,
-    },
+    socket,
+    supervisor::{Keeper, KeeperError, LOG, Programs, Role, unexpected},
     wire::{Channel, Kind, Message},
+    worker::Worker,
 };
 
 /// How long the old keeper may take to end its worker, clients' requests included.
@@ -151,12 +148,7 @@ pub fn report(root: &Path) -> Result<KeeperInfo, TakeoverError> {
 }
 
 fn dial(root: &Path) -> Result<Channel, TakeoverError> {
-    let dial = || {
-        let socket = open_unix()?;
-        connect(&socket, &address(&File::open(root)?)?)?;
-        Ok(Channel::new(socket))
-    };
-    dial().map_err(|error: io::Error| match error.kind() {
+    socket::dial(root).map(Channel::new).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             TakeoverError::NotRunning { root: root.to_owned() }
         }

@@ -22,8 +22,9 @@ pub(super) struct Worker {
     pub(super) pid: u32,
     handle: OwnedFd,
     pub(super) settled: bool,
-    stopped: bool,
-    leave_before: Option<Instant>,
+    pub(super) stopped: bool,
+    /// When it is killed, if it has not left by then.
+    pub(super) leave_before: Option<Instant>,
 }
 
 impl Worker {

@@ -8,7 +8,7 @@ BENCHES := coldstart convert fs
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary
+.PHONY: help build demo test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary
 .SILENT: help
 
 help: ## this list
@@ -26,6 +26,10 @@ demo: ## start a real image before it has arrived, beside pulling it first (abou
 test: ## everything: units, format, kernel, end to end
 	scripts/install-deps test
 	scripts/test
+
+soak: ## the long forms of the reliability tests, thousands of kills and damaged images (about 30 minutes)
+	scripts/install-deps test
+	scripts/soak
 
 check: ## rustfmt, clippy and rustdoc, warnings are errors
 	scripts/install-deps build

@@ -89,7 +89,7 @@ pub enum Report {
 }
 
 /// One access: a read, a walk over some mapped pages, or a run of a program.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// The file.
     pub path: PathBuf,

@@ -13,6 +13,7 @@ mod round;
 mod scale;
 mod takeover;
 mod trust;
+mod upstream;
 
 use std::{
     path::PathBuf,

@@ -6,6 +6,7 @@ mod daemon;
 mod inspect;
 mod mount;
 mod run;
+mod scrub;
 mod status;
 mod stop;
 mod umount;
@@ -26,6 +27,7 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     Check(check::Arguments),
     Inspect(inspect::Arguments),
+    Scrub(scrub::Arguments),
     Status(status::Arguments),
     Daemon(daemon::Arguments),
     Stop(stop::Arguments),
@@ -41,6 +43,7 @@ impl Verb {
             Verb::Run(arguments) => run::run(session, &arguments),
             Verb::Check(arguments) => check::run(session, &arguments).map(done),
             Verb::Inspect(arguments) => inspect::run(session, &arguments).map(done),
+            Verb::Scrub(arguments) => scrub::run(session, &arguments),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),

@@ -11,3 +11,4 @@ mod mount;
 mod registry;
 mod reliability;
 mod run;
+mod scrub;

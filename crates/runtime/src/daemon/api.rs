@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use lazuli_image::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::scrub::{ScrubPlan, ScrubStep};
+
 /// Which kernel interface serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -37,6 +39,17 @@ pub enum Request {
     },
     /// Report what is served.
     Status,
+    /// Report what is in the cache, for [`Request::Scrub`].
+    ScrubPlan,
+    /// Read some chunks of a blob back and check them.
+    Scrub {
+        /// The manifest of an image that has the blob.
+        image: Digest,
+        /// The blob's position in the image's blob table.
+        position: usize,
+        /// Where to begin: 0, or what the step before said.
+        from: usize,
+    },
     /// End the daemon.
     Stop {
         /// Also while images are mounted: their mounts are detached first.
@@ -73,6 +86,10 @@ pub enum Response {
     Done,
     /// What is served.
     Status(Status),
+    /// What is in the cache.
+    ScrubPlan(ScrubPlan),
+    /// What was checked.
+    Scrubbed(ScrubStep),
     /// Nothing was done, because another worker takes over at this moment: ask again.
     Again,
     /// It was not done.

@@ -101,12 +101,13 @@ impl Client {
     /// Asks and waits for the answer. [`Response::Error`] becomes [`ClientError::Refused`].
     pub fn call(&mut self, request: &Request) -> Result<Response, ClientError> {
         let harmless = matches!(request, Request::Ping | Request::Status);
+        let repeatable = matches!(request, Request::ScrubPlan | Request::Scrub { .. });
         for _ in 0..REPEATS {
             match self.exchange(request) {
                 Ok(Response::Error { message }) => return Err(ClientError::Refused(message)),
                 Ok(Response::Again) => {}
                 Err(ClientError::Connection(error)) if is_gone(&error) => {
-                    if !harmless {
+                    if !harmless && !repeatable {
                         return Err(ClientError::Interrupted);
                     }
                 }

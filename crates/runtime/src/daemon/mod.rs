@@ -20,6 +20,7 @@ mod gap;
 mod holders;
 mod node;
 mod record;
+mod scrub;
 mod served;
 mod server;
 mod socket;
@@ -38,6 +39,7 @@ pub use api::{
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
+pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 use node::Node;
 
 use crate::{

@@ -353,6 +353,16 @@ impl Node {
         })
     }
 
+    /// What is mounted where.
+    pub(super) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
+        let mounts = self.mounts.lock().await;
+        let mounted = mounts.iter().filter_map(|(mountpoint, slot)| match slot {
+            Slot::Mounted(mount) => Some((mountpoint.clone(), mount.image.clone())),
+            Slot::Busy => None,
+        });
+        mounted.collect()
+    }
+
     pub(super) async fn status(&self) -> Result<Status, DaemonError> {
         let (driver, driver_reason) = self.default_driver();
         let directory = self.root.join("cache");

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use lazuli_image::{BlobIndex, Decoded};
+use lazuli_image::{BlobIndex, Decoded, Digest};
 use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
@@ -91,6 +91,20 @@ impl ServedImage {
             cached(&self.stored, cache, repository)?;
         }
         Ok(())
+    }
+
+    pub(super) fn manifest_digest(&self) -> Digest {
+        self.stored.manifest_digest
+    }
+
+    /// Whether the image has this very blob.
+    pub(super) fn has(&self, blob: &Arc<CachedBlob>) -> bool {
+        self.blobs.iter().any(|own| Arc::ptr_eq(own, blob))
+    }
+
+    /// Drops the pages of chunks that are not here, see [`gap::close`]. Blocks.
+    pub(super) fn close_gap(&self, mountpoint: &Path) -> io::Result<()> {
+        gap::close(mountpoint, &self.stored.bootstrap, &self.blobs).map(drop)
     }
 
     pub(super) fn bytes_total(&self) -> u64 {

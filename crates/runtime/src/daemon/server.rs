@@ -103,6 +103,10 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
             Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
             Request::Umount { mountpoint } => node.umount(&mountpoint).await.map(done),
             Request::Status => node.status().await.map(Response::Status),
+            Request::ScrubPlan => node.scrub_plan().await.map(Response::ScrubPlan),
+            Request::Scrub { image, position, from } => {
+                node.scrub(image, position, from).await.map(Response::Scrubbed)
+            }
             Request::Stop { force } => node.stop(force).await.map(done),
         };
         result.unwrap_or_else(|error| Response::Error { message: error.for_people() })

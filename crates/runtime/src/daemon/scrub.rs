@@ -1,0 +1,216 @@
+//! Reading the whole cache back. The client goes from step to step, so that nothing is lost when a worker dies, and a
+//! client that goes away ends it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::{DaemonError, node::Node, served::ServedImage};
+use crate::{
+    cache::{Cache, CacheError, Scrubbed},
+    image::StoredImage,
+    kernel::pages,
+};
+
+/// What is in the cache.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ScrubPlan {
+    /// Blobs that an image on this node describes.
+    pub blobs: Vec<ScrubBlob>,
+    /// Blobs that none describes: nobody can check or use them.
+    pub unused: Vec<UnusedBlob>,
+    /// Images whose metadata on this node cannot be used, and why.
+    pub damaged: Vec<String>,
+}
+
+/// A blob in the cache, as one image describes it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ScrubBlob {
+    /// SHA-256 of the blob as stored.
+    pub blob: Digest,
+    /// Bytes that it occupies on the disk.
+    pub bytes: u64,
+    /// Manifests of the images that have it; never empty.
+    pub images: Vec<Digest>,
+    /// Position in the blob table of the first of these.
+    pub position: usize,
+    /// Mount points of these images.
+    pub mountpoints: Vec<PathBuf>,
+}
+
+/// A blob that no image on this node describes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UnusedBlob {
+    /// Its directory below `cache/blobs`.
+    pub directory: String,
+    /// Bytes that it occupies on the disk.
+    pub bytes: u64,
+}
+
+/// What one step found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ScrubStep {
+    /// Chunks that were read back.
+    pub chunks: u64,
+    /// Their decoded bytes.
+    pub bytes: u64,
+    /// Those that were wrong. They are missing now, and fetched when somebody reads them.
+    pub wrong: Vec<ScrubbedChunk>,
+    /// Where the next step begins, if there is more of the blob.
+    pub next: Option<usize>,
+}
+
+/// A chunk that was not what its digest says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ScrubbedChunk {
+    /// Its number in the blob.
+    pub chunk: u32,
+    /// Its first byte in the decoded blob.
+    pub start: u64,
+    /// The byte behind its last one.
+    pub end: u64,
+}
+
+impl From<Scrubbed> for ScrubStep {
+    fn from(step: Scrubbed) -> Self {
+        let Scrubbed { chunks, bytes, wrong, next } = step;
+        let wrong = wrong.into_iter().map(|wrong| ScrubbedChunk {
+            chunk: wrong.number,
+            start: wrong.range.start.0,
+            end: wrong.range.end.0,
+        });
+        ScrubStep { chunks, bytes, wrong: wrong.collect(), next }
+    }
+}
+
+impl Node {
+    /// What there is to check.
+    pub(super) async fn scrub_plan(&self) -> Result<ScrubPlan, DaemonError> {
+        let images = self.root.join("images");
+        let described = tokio::task::spawn_blocking(move || describe(&images)).await;
+        let (described, damaged) =
+            described
+                .unwrap_or_else(|error| Err(io::Error::other(error)))
+                .map_err(|source| DaemonError::Io { path: self.root.join("images"), source })?;
+        let mut plan = ScrubPlan { damaged, ..ScrubPlan::default() };
+        let served = self.served().await;
+        for (directory, bytes) in self.cache.directories()? {
+            let Some(found) = described.get(&directory) else {
+                plan.unused.push(UnusedBlob { directory, bytes });
+                continue;
+            };
+            let has = |image: &ServedImage| found.images.contains(&image.manifest_digest());
+            let mounted = served.iter().filter(|(_, image)| has(image));
+            plan.blobs.push(ScrubBlob {
+                blob: found.blob,
+                bytes,
+                images: found.images.clone(),
+                position: found.position,
+                mountpoints: mounted.map(|(mountpoint, _)| mountpoint.clone()).collect(),
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Checks some chunks of the blob at `position` in an image's table, from `from` on. Wrong bytes go from the page cache,
+    /// too, as far as images are mounted that have the blob.
+    pub(super) async fn scrub(
+        &self,
+        image: Digest,
+        position: usize,
+        from: usize,
+    ) -> Result<ScrubStep, DaemonError> {
+        let directory = self.root.join("images").join(image.hex());
+        let cache = self.cache.clone();
+        let open = move || -> Result<_, DaemonError> {
+            let image = StoredImage::open(&directory)?;
+            let blob = image.bootstrap.blobs().get(position);
+            Ok(blob.map(|blob| cache.find(blob)).transpose()?.flatten())
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
+        let opened = opened.unwrap_or_else(|error| {
+            let path = self.root.join("images");
+            Err(DaemonError::Io { path, source: io::Error::other(error) })
+        });
+        // Given up since the plan was made: nothing is wrong with it.
+        let Some(blob) = opened? else { return Ok(ScrubStep::default()) };
+        let step = blob.scrub(from).await;
+        if !step.wrong.is_empty() {
+            let served = self.served().await;
+            let drop_pages = move || {
+                for (mountpoint, image) in served {
+                    if image.has(&blob) {
+                        tracing::warn!(mountpoint = %mountpoint.display(), "dropping its pages");
+                        forget_pages(&mountpoint).and(image.close_gap(&mountpoint)).unwrap_or_else(
+                            |error| tracing::error!(%error, "wrong bytes may be in memory"),
+                        );
+                    }
+                }
+            };
+            let dropped = tokio::task::spawn_blocking(drop_pages).await;
+            dropped.unwrap_or_else(|error| tracing::error!(%error, "wrong bytes may be in memory"));
+        }
+        Ok(step.into())
+    }
+}
+
+/// A blob as images describe it.
+#[derive(Debug)]
+struct Described {
+    blob: Digest,
+    images: Vec<Digest>,
+    position: usize,
+}
+
+/// The blobs of all images in a directory, by the names of their directories in the cache; and images that cannot be
+/// used.
+fn describe(images: &Path) -> io::Result<(HashMap<String, Described>, Vec<String>)> {
+    let (mut all, mut damaged) = (BTreeMap::new(), Vec::new());
+    for entry in fs::read_dir(images)? {
+        let path = entry?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden {
+            all.insert(path.clone(), StoredImage::open(&path));
+        }
+    }
+    let mut described: HashMap<String, Described> = HashMap::new();
+    for (path, image) in all {
+        let image = match image {
+            Ok(image) => image,
+            Err(error) => {
+                damaged.push(format!("{}: {error}", path.display()));
+                continue;
+            }
+        };
+        for (position, blob) in image.bootstrap.blobs().iter().enumerate() {
+            let name = Cache::directory_name(blob).map_err(|error: CacheError| {
+                damaged.push(format!("{}: {error}", path.display()));
+            });
+            let Ok(name) = name else { continue };
+            let new = Described { blob: blob.id, images: Vec::new(), position };
+            described.entry(name).or_insert(new).images.push(image.manifest_digest);
+        }
+    }
+    Ok((described, damaged))
+}
+
+/// Drops the pages of every file below `dir`, except those that a program has mapped.
+fn forget_pages(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            forget_pages(&entry.path())?;
+        } else if kind.is_file() {
+            let file = File::open(entry.path())?;
+            pages::forget(&file, &(0..entry.metadata()?.len()))?;
+        }
+    }
+    Ok(())
+}

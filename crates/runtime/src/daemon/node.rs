@@ -135,14 +135,13 @@ impl Node {
         })
     }
 
-    /// Listens for events, if this machine can.
+    /// Makes a fanotify session, if this machine can. Nobody is answered before [`Node::answer`]: what the kernel kept from
+    /// holes is told by which chunks are missing, so none may arrive before it is gone.
     pub(super) fn start_fanotify(&mut self) {
         if self.probe.fanotify.is_err() {
             return;
         }
-        let started = fanotify::Session::start(&self.link)
-            .and_then(|session| session.listen(Vec::new()).map(|()| session));
-        match started {
+        match fanotify::Session::start(&self.link) {
             Ok(session) => self.fanotify = Some(session),
             Err(error) => self.probe.fanotify = Err(error.to_string()),
         }

@@ -6,7 +6,7 @@
 //!                                                     └─ wrong ─▶ once more, from every place
 //! ```
 
-use std::{error::Error as _, ops::Range, sync::Arc};
+use std::{error::Error as _, ops::Range, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
@@ -32,6 +32,10 @@ pub(crate) const MAX_REQUEST: u64 = 4 << 20;
 
 /// Decoded bytes that one worker takes on at a time.
 pub(crate) const JOB: u64 = 1 << 20;
+
+/// How long a fetch that used its time up is not begun again. For one read of a program the kernel asks up to six times, at once
+/// after each denial, and the program's deadline is one.
+const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
 /// A run of chunks that one request brings.
 #[derive(Debug)]
@@ -95,7 +99,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
         Ok(answer) => Arc::new(answer),
         Err(error) => {
             tracing::warn!(%error, cause = error.source().map(|e| e.to_string()), "nobody delivers");
-            leases.into_iter().for_each(|lease| lease.finish(Err(error.clone())));
+            leases.into_iter().for_each(|lease| finish(lease, Err(error.clone()), deadline));
             return;
         }
     };
@@ -165,7 +169,15 @@ async fn repair(
     let wanted: Wanted = Arc::new(lease.wish());
     let result = fetch_again(blob, lease.chunk(), wrong, liar, deadline, &wanted).await;
     drop(wanted);
-    lease.finish(result);
+    finish(lease, result, deadline);
+}
+
+/// Tells the result of a fetch that had until `deadline`.
+fn finish(lease: Lease, result: Result<(), ReadError>, deadline: Instant) {
+    match result {
+        Err(error) if Instant::now() >= deadline => lease.fail_for(error, ASKED_AGAIN),
+        result => lease.finish(result),
+    }
 }
 
 async fn fetch_again(

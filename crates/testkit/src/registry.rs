@@ -104,8 +104,8 @@ struct State {
     signatures: HashSet<u64>,
     faults: Vec<fault::Armed>,
     latency: Duration,
-    /// How long new connections are refused, once.
-    refuse: Option<Duration>,
+    /// Whether connections are refused.
+    away: bool,
     stopped: bool,
     open: Vec<TcpStream>,
     counter: u64,
@@ -249,8 +249,25 @@ impl FakeRegistry {
 
     /// Closes all connections and refuses new ones for a while, as a registry that restarts.
     pub fn refuse_for(&self, duration: Duration) {
-        self.shared.lock().refuse = Some(duration);
+        self.go_away();
+        let registry = Arc::downgrade(&self.shared);
+        thread::spawn(move || {
+            thread::sleep(duration);
+            if let Some(shared) = registry.upgrade() {
+                shared.lock().away = false;
+            }
+        });
+    }
+
+    /// Closes all connections and refuses new ones, also to the storage.
+    pub fn go_away(&self) {
+        self.shared.lock().away = true;
         self.shared.cut();
+    }
+
+    /// Listens again, at the same address.
+    pub fn come_back(&self) {
+        self.shared.lock().away = false;
     }
 
     /// What was done since the start or the last [`FakeRegistry::reset_stats`].
@@ -287,21 +304,24 @@ fn listen(shared: &Arc<Shared>, mut listener: TcpListener) {
     let storage = address == shared.storage;
     loop {
         let Ok((stream, _)) = listener.accept() else { return };
-        let refuse = {
-            let mut state = shared.lock();
-            if state.stopped {
-                return;
-            }
-            if storage { None } else { state.refuse.take() }
+        let away = || {
+            let state = shared.lock();
+            (!state.stopped).then_some(state.away)
         };
-        if let Some(duration) = refuse {
-            drop((stream, listener));
-            thread::sleep(duration);
-            match TcpListener::bind(address) {
-                Ok(again) => listener = again,
-                Err(_) => return,
+        match away() {
+            None => return,
+            Some(false) => {}
+            Some(true) => {
+                drop((stream, listener));
+                while away() == Some(true) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                match TcpListener::bind(address) {
+                    Ok(again) => listener = again,
+                    Err(_) => return,
+                }
+                continue;
             }
-            continue;
         }
         if let Ok(clone) = stream.try_clone() {
             let mut state = shared.lock();

@@ -5,6 +5,7 @@
 mod bad_input;
 mod convert;
 mod daemon;
+mod faults;
 mod keeper;
 mod lazuli;
 mod mount;

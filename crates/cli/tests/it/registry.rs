@@ -2,7 +2,9 @@
 
 use std::{
     net::TcpListener,
+    path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -12,18 +14,28 @@ use tempfile::TempDir;
 pub(crate) struct Registry {
     child: Child,
     address: String,
-    _storage: TempDir,
+    storage: Arc<TempDir>,
 }
 
 impl Registry {
     pub(crate) fn start() -> Self {
-        let storage = tempfile::tempdir().unwrap();
+        Self::over(Arc::new(tempfile::tempdir().unwrap()), "")
+    }
+
+    /// Another one with the same content, over TLS.
+    pub(crate) fn with_tls(&self, certificate: &Path, key: &Path) -> Self {
+        let (certificate, key) = (certificate.display(), key.display());
+        let tls = format!("  tls: {{certificate: \"{certificate}\", key: \"{key}\"}}\n");
+        Self::over(self.storage.clone(), &tls)
+    }
+
+    fn over(storage: Arc<TempDir>, tls: &str) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
-        let config = storage.path().join("config.yml");
+        let config = storage.path().join(format!("{port}.yml"));
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n  \
-             delete: {{enabled: true}}\nhttp: {{addr: \"{address}\"}}\n",
+             delete: {{enabled: true}}\nhttp:\n  addr: \"{address}\"\n{tls}",
             storage.path().join("data").display()
         );
         std::fs::write(&config, text).unwrap();
@@ -34,13 +46,18 @@ impl Registry {
             .stderr(Stdio::null())
             .spawn()
             .expect("docker-registry, which `make test` installs");
-        let registry = Registry { child, address, _storage: storage };
+        let registry = Registry { child, address, storage };
         let started = Instant::now();
         while std::net::TcpStream::connect(&registry.address).is_err() {
             assert!(started.elapsed() < Duration::from_secs(20), "docker-registry does not listen");
             thread::sleep(Duration::from_millis(20));
         }
         registry
+    }
+
+    /// Its port of the loopback interface.
+    pub(crate) fn port(&self) -> &str {
+        self.address.rsplit(':').next().unwrap_or_default()
     }
 
     /// A reference to a repository in it.

@@ -29,7 +29,7 @@ async fn each_fault_of_a_ranged_read_is_named_and_the_next_read_is_right() {
         (Fault::Status(501), false, "answered 501"),
         (Fault::Status(404), false, "has no bytes 5..60000 of blob sha256:"),
         (Fault::Status(403), false, "docker login 127.0.0.1:"),
-        (Fault::Busy(7), true, "answered 429"),
+        (Fault::Busy(429, 7), true, "answered 429"),
         (Fault::ResetAfter(30_000), true, "broke off"),
         (Fault::TruncateAfter(30_000), true, "broke off"),
         (Fault::IgnoreRange, false, "does not support ranged reads"),
@@ -66,7 +66,7 @@ async fn retry_after_is_reported() {
     let server = FakeRegistry::start().unwrap();
     let content = noise(10, 2);
     server.put_blob("app", &content);
-    server.fault("", "", 1, Fault::Busy(7));
+    server.fault("", "", 1, Fault::Busy(429, 7));
     let error = read(&open(&server, "app"), &content, 0..5).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
 }

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::sync::watch;
@@ -92,6 +93,15 @@ impl Lease {
         // First, so that a reader who learns of a failure and asks again does not join this flight.
         self.land();
         self.outcome.send_replace(Some(result));
+    }
+
+    /// The same for a failure, which whoever asks within `time` is told, too.
+    pub(crate) fn fail_for(self, error: ReadError, time: Duration) {
+        self.outcome.send_replace(Some(Err(error)));
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            drop(self);
+        });
     }
 
     /// Leaves the map, once: later the chunk may have another flight.

@@ -213,27 +213,30 @@ impl<'a> Race<'a> {
 
     /// Sees to it that places are asked again later; `false` if none may be before the deadline.
     fn pause(&mut self) -> bool {
-        if self.paused || self.tries.iter().any(|t| !t.over) {
-            if !self.paused {
-                self.schedule(Instant::now() + vary(self.pause));
-            }
+        if self.paused {
             return true;
         }
         let now = Instant::now();
-        let open = self.candidates.iter().filter(|candidate| !candidate.hopeless);
-        let asked = open.map(|candidate| candidate.place.asked_until().unwrap_or(now)).min();
-        let next = asked.unwrap_or(now).max(now + vary(self.pause));
-        self.schedule(next);
-        next < self.need.deadline
-    }
-
-    fn schedule(&mut self, next: Instant) {
+        let left = self.need.deadline.saturating_duration_since(now);
+        let mut next = now + vary(self.pause).min(left / 2);
+        if self.tries.iter().all(|t| t.over) {
+            let open = self.candidates.iter().filter(|candidate| !candidate.hopeless);
+            let asked = open.map(|candidate| candidate.place.asked_until().unwrap_or(now)).min();
+            next = next.max(asked.unwrap_or(now));
+            if next >= self.need.deadline {
+                return false;
+            }
+        }
         self.pause = LONGEST_PAUSE.min(self.pause * 2);
         self.paused = true;
-        self.events.push(Box::pin(async move {
-            sleep_until(next).await;
-            Event::Again
-        }));
+        // So near to the deadline it is only waited for.
+        if left >= FIRST_PAUSE {
+            self.events.push(Box::pin(async move {
+                sleep_until(next).await;
+                Event::Again
+            }));
+        }
+        true
     }
 
     fn failed(&mut self, number: usize, error: SourceError) {

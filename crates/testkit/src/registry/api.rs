@@ -1,7 +1,7 @@
 //! The distribution API, its token server, and the storage behind it.
 
 use std::{
-    io::{self, BufReader, Read as _},
+    io::{self, BufReader, Read as _, Write as _},
     net::{Shutdown, TcpStream},
     sync::Arc,
     thread,
@@ -67,8 +67,8 @@ fn exchange(
     }
     let mut response = match &fault {
         Some(Fault::Status(status)) => Response::error(*status, "FAULT"),
-        Some(Fault::Busy(seconds)) => {
-            Response::error(429, "TOOMANYREQUESTS").with("retry-after", seconds)
+        Some(Fault::Busy(status, seconds)) => {
+            Response::error(*status, "TOOMANYREQUESTS").with("retry-after", seconds)
         }
         _ if storage => from_storage(&mut shared.lock(), request),
         _ => answer(shared, request, body),
@@ -91,7 +91,21 @@ fn exchange(
             response.body =
                 response.body.bytes().iter().map(|byte| !byte).collect::<Vec<_>>().into();
         }
+        Some(Fault::Instead(body)) if response.status < 300 => {
+            response.body = body.clone().into();
+        }
         _ => {}
+    }
+    if let Some(Fault::Drip(pause)) = fault {
+        let body = std::mem::take(&mut response.body);
+        let length = body.bytes().len();
+        response.write_head(stream, length)?;
+        for byte in body.bytes() {
+            thread::sleep(pause);
+            stream.write_all(&[*byte])?;
+            shared.lock().stats.bytes += 1;
+        }
+        return Ok(true);
     }
     let limit = match fault {
         Some(Fault::ResetAfter(limit) | Fault::TruncateAfter(limit)) => Some(limit),

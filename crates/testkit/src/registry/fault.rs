@@ -7,8 +7,8 @@ use std::time::Duration;
 pub enum Fault {
     /// Another status, without doing anything.
     Status(u16),
-    /// 429, and the seconds of Retry-After.
-    Busy(u64),
+    /// This status, and the seconds of Retry-After.
+    Busy(u16, u64),
     /// The connection is reset after this many bytes of the body: the request's if it has one (they are
     /// kept), else the answer's.
     ResetAfter(u64),
@@ -20,6 +20,10 @@ pub enum Fault {
     WrongContentRange,
     /// Each byte of the answer's body inverted.
     WrongBytes,
+    /// Another body under the right head.
+    Instead(Vec<u8>),
+    /// The right answer, with this pause before each byte of its body.
+    Drip(Duration),
     /// Everything is done, but the connection is closed instead of an answer.
     LoseAnswer,
     /// Nothing happens for this long, then the connection is closed.

@@ -155,22 +155,27 @@ impl Response {
     /// Sends the answer, or the first `limit` bytes of its body. Returns the bytes of body sent.
     pub(super) fn write(&self, stream: &mut TcpStream, limit: Option<u64>) -> io::Result<u64> {
         let body = self.body.bytes();
-        let mut head = format!("HTTP/1.1 {} -\r\n", self.status);
-        for (name, value) in &self.headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        // 204 must not have one.
-        if self.status != 204 {
-            head.push_str(&format!("content-length: {}\r\n", body.len()));
-        }
-        head.push_str("\r\n");
-        stream.write_all(head.as_bytes())?;
+        self.write_head(stream, body.len())?;
         if self.head_only {
             return Ok(0);
         }
         let shown = limit.map_or(body.len(), |limit| body.len().min(limit as usize));
         stream.write_all(&body[..shown])?;
         Ok(shown as u64)
+    }
+
+    /// Sends everything but the body, which will have `length` bytes.
+    pub(super) fn write_head(&self, stream: &mut TcpStream, length: usize) -> io::Result<()> {
+        let mut head = format!("HTTP/1.1 {} -\r\n", self.status);
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        // 204 must not have one.
+        if self.status != 204 {
+            head.push_str(&format!("content-length: {length}\r\n"));
+        }
+        head.push_str("\r\n");
+        stream.write_all(head.as_bytes())
     }
 }
 

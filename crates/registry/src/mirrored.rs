@@ -5,7 +5,10 @@ use std::{collections::VecDeque, fmt, future::Future, ops::Range, sync::Arc, tim
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::{Digest, Stored, oci::Platform};
+use lazuli_image::{
+    Digest, Stored,
+    oci::{Descriptor, Platform},
+};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -117,6 +120,10 @@ impl Repository for Mirrored {
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
         self.first(|place| place.blob(digest, size)).await
+    }
+
+    async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {
+        self.first(|place| place.small_blob(blob)).await
     }
 
     async fn read(

@@ -22,7 +22,7 @@ use std::{
 
 use lazuli_image::{
     Algorithm, Digest, FormatError,
-    oci::{Manifest, Platform},
+    oci::{Descriptor, Manifest, Platform},
     rafs::{self, Bootstrap},
 };
 use lazuli_registry::{self as registry, RegistryError, Repository, into_blocking};
@@ -221,18 +221,28 @@ async fn fill(
     write(directory, MANIFEST, &manifest.raw)?;
     let config = registry::config(&**repository, manifest).await?;
     write(directory, CONFIG, &config)?;
-    let reader = repository.blob(&layer.digest, layer.size).await?;
     fetched.bytes += config.len() as u64 + layer.size;
     fetched.requests += 2;
     let path = directory.join(BOOTSTRAP);
-    let reader = into_blocking(reader, tokio::runtime::Handle::current());
-    let unpacked = {
-        let path = path.clone();
-        tokio::task::spawn_blocking(move || unpack::unpack(reader, &path))
-            .await
-            .unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
-    };
-    unpacked.map_err(|source| ImageError::Unpack { image: image.clone(), source })?;
+    let mut unpacked = fetch_bootstrap(&**repository, layer, &path).await;
+    let places = repository.clone().places();
+    // A mirror that broke off or had other bytes may not be the only place.
+    for place in places.iter().filter(|_| places.len() > 1) {
+        let Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) = &unpacked else {
+            break;
+        };
+        tracing::warn!(%error, place = place.describe(), "fetching the bootstrap from another place");
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(ImageError::Io { path, source: error });
+            }
+            _ => {}
+        }
+        fetched.bytes += layer.size;
+        fetched.requests += 1;
+        unpacked = fetch_bootstrap(&**place, layer, &path).await;
+    }
+    unpacked?;
     let io = |source| ImageError::Io { path: path.clone(), source };
     let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
     let digest = Algorithm::Blake3.digest(map.as_ref());
@@ -242,6 +252,21 @@ async fn fill(
     let checked = Bootstrap::open(map).and_then(|bootstrap| rafs::check(&bootstrap));
     checked.map_err(|source| ImageError::Format { image, source })?;
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
+}
+
+/// Unpacks the bootstrap from `layer` to the new file `to`.
+async fn fetch_bootstrap(
+    repository: &dyn Repository,
+    layer: &Descriptor,
+    to: &Path,
+) -> Result<(), ImageError> {
+    let reader = repository.blob(&layer.digest, layer.size).await?;
+    let reader = into_blocking(reader, tokio::runtime::Handle::current());
+    let to = to.to_owned();
+    let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(reader, &to))
+        .await
+        .unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))));
+    unpacked.map_err(|source| ImageError::Unpack { image: repository.describe(), source })
 }
 
 /// How the names of directories begin that are being filled.

@@ -91,7 +91,7 @@ pub enum SourceError {
         waited: Duration,
     },
     /// The place delivers too slowly to be of use.
-    #[error("next to nothing came from {source_name} within {} s", period.as_secs())]
+    #[error("next to nothing came from {source_name} within {:.1} s", period.as_secs_f32())]
     Slow {
         /// The place.
         source_name: String,

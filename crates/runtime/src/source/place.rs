@@ -36,6 +36,9 @@ const PERIOD: Duration = Duration::from_secs(15);
 /// See [`PERIOD`].
 const LEAST: u64 = 16 << 10;
 
+/// Bytes per second below which others are asked as well: what is slower brings a page after a second and a library after a minute.
+const USEFUL: f64 = 16_384.0;
+
 /// A source of one blob, and what is known about it.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -62,14 +65,20 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// When the request was sent, if it was.
-    pub(crate) fn sent(&self) -> Option<Instant> {
-        self.sent.get().copied()
+    /// How long ago the request was sent, if it was.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        self.sent.get().map(Instant::elapsed)
     }
 
-    /// Whether an answer has begun to arrive.
+    /// Whether anything has arrived.
     pub(crate) fn has_begun(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether it arrives at a speed that is worth waiting for.
+    pub(crate) fn makes_progress(&self) -> bool {
+        let expected = self.age().unwrap_or_default().as_secs_f64() * USEFUL;
+        self.has_begun() && self.bytes.load(Ordering::Relaxed) as f64 >= expected
     }
 }
 
@@ -184,7 +193,17 @@ impl Place {
     }
 
     /// The error of an attempt that has brought nothing.
-    pub(crate) fn silent(&self, waited: Duration) -> SourceError {
+    fn silent(&self, waited: Duration) -> SourceError {
         SourceError::Silent { source_name: self.describe(), waited }
+    }
+
+    /// The error of an attempt that has not brought enough, if it was sent.
+    pub(crate) fn late(&self, attempt: &Attempt) -> Option<SourceError> {
+        let waited = attempt.age()?;
+        match attempt.has_begun() {
+            true if attempt.makes_progress() => None,
+            true => Some(SourceError::Slow { source_name: self.describe(), period: waited }),
+            false => Some(self.silent(waited)),
+        }
     }
 }

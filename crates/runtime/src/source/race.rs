@@ -3,7 +3,7 @@
 //! ```text
 //! places, in order ─▶ the first that is well ─┬─ delivers ──────────────────────────▶ bytes
 //!                                             ├─ fails ─▶ the next ─ … ─▶ a pause ─▶ the first again
-//!                                             └─ silent for a second ─▶ the next as well; who is first wins
+//!                                             └─ late ─▶ the next as well; who is first wins
 //! ```
 
 use std::{future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
@@ -26,8 +26,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause: how much later than necessary a reader goes on when a registry comes back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// How long a place may be silent before another one that is well is asked, too. Registries and their storage answer within half a
-/// second nearly always; what was asked twice in vain costs one answer.
+/// How long a place may bring nothing, or next to nothing, before another one that is well is asked, too. Registries and their storage
+/// answer within half a second nearly always; what was asked twice in vain costs one answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The same when there is no other that is well: then others are asked, or the same once more over another connection,
@@ -56,8 +56,8 @@ pub(crate) struct Answer {
 
 enum Event {
     Answered(usize, Result<(Bytes, Permit), SourceError>),
-    /// The attempt with this number has been silent for [`PATIENCE`] or, when the flag is set, for [`LAST_PATIENCE`].
-    Silent(usize, bool),
+    /// The attempt with this number began [`PATIENCE`] ago or, when the flag is set, [`LAST_PATIENCE`].
+    Late(usize, bool),
     /// A pause is over.
     Again,
 }
@@ -80,6 +80,12 @@ struct Try {
     started: Instant,
     attempt: Arc<Attempt>,
     over: bool,
+}
+
+impl Try {
+    fn makes_progress(&self) -> bool {
+        !self.over && self.attempt.makes_progress()
+    }
 }
 
 struct Race<'a> {
@@ -130,11 +136,10 @@ pub(crate) async fn read(places: &[Arc<Place>], need: &Need<'_>) -> Result<Answe
                     return Err(race.give_up(begun));
                 }
             }
-            Event::Silent(number, last) => race.hurry(number, last),
+            Event::Late(number, last) => race.hurry(number, last),
             Event::Again => {
                 race.paused = false;
-                // Who has begun to deliver is not raced against.
-                if !race.tries.iter().any(|t| !t.over && t.attempt.has_begun()) {
+                if !race.tries.iter().any(Try::makes_progress) {
                     race.candidates.iter_mut().for_each(|candidate| candidate.asked = false);
                     race.ask_next(true);
                 }
@@ -186,27 +191,28 @@ impl<'a> Race<'a> {
         }));
         self.events.push(Box::pin(async move {
             sleep(PATIENCE).await;
-            Event::Silent(number, false)
+            Event::Late(number, false)
         }));
     }
 
-    /// Does something about an attempt that has been silent for a while.
+    /// Does something about an attempt that takes long.
     fn hurry(&mut self, number: usize, last: bool) {
-        let silent = |t: &Try| !t.over && !t.attempt.has_begun();
-        if !silent(&self.tries[number]) {
+        let Try { over, candidate, .. } = self.tries[number];
+        if over {
             return;
         }
-        let at = self.tries[number].candidate;
+        let idle = !self.tries.iter().any(Try::makes_progress);
         if last {
-            let others = self.tries.iter().any(|t| !t.over && t.attempt.has_begun());
-            if !others && !self.ask_next(true) && self.candidates[at].under_way == 1 {
-                self.ask(at);
+            if idle && !self.ask_next(true) && self.candidates[candidate].under_way == 1 {
+                self.ask(candidate);
             }
         } else {
-            self.ask_next(false);
+            if idle {
+                self.ask_next(false);
+            }
             self.events.push(Box::pin(async move {
                 sleep(LAST_PATIENCE - PATIENCE).await;
-                Event::Silent(number, true)
+                Event::Late(number, true)
             }));
         }
     }
@@ -255,10 +261,11 @@ impl<'a> Race<'a> {
         let place = self.candidates[candidate].place.clone();
         // Whoever was overtaken although it had been asked early enough is not asked first any more.
         for other in self.tries.iter().filter(|t| !t.over && t.candidate != candidate) {
-            let late = other.attempt.sent().is_some_and(|sent| sent.elapsed() >= PATIENCE);
-            if late && !other.attempt.has_begun() {
-                let place = self.candidates[other.candidate].place;
-                place.note(other.started, Some(&place.silent(other.started.elapsed())));
+            let place = self.candidates[other.candidate].place;
+            if other.attempt.age().is_some_and(|age| age >= PATIENCE)
+                && let Some(error) = place.late(&other.attempt)
+            {
+                place.note(other.started, Some(&error));
             }
         }
         place.note(started, None);
@@ -277,10 +284,9 @@ impl<'a> Race<'a> {
     }
 
     fn give_up(&mut self, begun: Instant) -> SourceError {
-        for t in self.tries.iter().filter(|t| !t.over && !t.attempt.has_begun()) {
+        for t in self.tries.iter().filter(|t| !t.over) {
             let candidate = &mut self.candidates[t.candidate];
-            if let Some(sent) = t.attempt.sent() {
-                let error = candidate.place.silent(sent.elapsed());
+            if let Some(error) = candidate.place.late(&t.attempt) {
                 candidate.place.note(t.started, Some(&error));
                 candidate.failure.get_or_insert(Arc::new(error));
             }

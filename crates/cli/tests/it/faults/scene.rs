@@ -41,7 +41,15 @@ const SIZE: usize = 300_000;
 const FILES: [(&str, u64); 3] = [("first", 1), ("second", 2), ("third", 3)];
 
 impl Scene {
+    /// With the image mounted.
     pub(super) fn new(deadline: u64, mirrors: usize) -> Self {
+        let scene = Self::prepare(deadline, mirrors);
+        scene.mount();
+        scene
+    }
+
+    /// Without a daemon yet.
+    pub(super) fn prepare(deadline: u64, mirrors: usize) -> Self {
         let lazuli = Lazuli::new();
         let start = || {
             let server = FakeRegistry::start().unwrap();
@@ -68,10 +76,12 @@ impl Scene {
         );
         std::fs::write(lazuli.path("config.toml"), config).unwrap();
         let mountpoint = lazuli.directory("mnt");
-        let scene = Scene { lazuli, registry, mirrors, mountpoint };
-        scene.lazuli.ok(["mount", &scene.image(), scene.mountpoint.to_str().unwrap()]);
-        assert_eq!(scene.status()["driver"], "fanotify");
-        scene
+        Scene { lazuli, registry, mirrors, mountpoint }
+    }
+
+    pub(super) fn mount(&self) {
+        self.lazuli.ok(["mount", &self.image(), self.mountpoint.to_str().unwrap()]);
+        assert_eq!(self.status()["driver"], "fanotify");
     }
 
     fn image(&self) -> String {

@@ -39,8 +39,8 @@ pub use api::{
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
-pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 use node::Node;
+pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 
 use crate::{
     image::StoredImage,

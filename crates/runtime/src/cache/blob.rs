@@ -440,7 +440,10 @@ impl Meter for CachedBlob {
 
 impl Drop for CachedBlob {
     fn drop(&mut self) {
-        self.store.note_use();
+        // Who only looks, as a scrub does, has no source.
+        if !self.sources().is_empty() {
+            self.store.note_use();
+        }
     }
 }
 

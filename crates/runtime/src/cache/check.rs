@@ -176,7 +176,11 @@ async fn check_all(blob: Weak<CachedBlob>) {
         if leases.is_empty() {
             // Whatever becomes suspect from here on starts another task.
             blob.checking.store(false, Ordering::Release);
-            if !blob.suspect.is_empty() {
+            if blob.suspect.is_empty() {
+                // Seals the file, and the blob may be complete.
+                blob.hurry.notify_one();
+                blob.flush_soon();
+            } else {
                 blob.check_soon();
             }
             return;

@@ -106,15 +106,17 @@ impl CachedBlob {
     /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
     /// until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {
-        {
+        let is_open = {
             // Under the lock, or a flush might call the blob complete in between.
             let _touch = lock(&self.touch);
-            if hold {
-                self.guarded.is_held.store(true, Ordering::Release);
+            self.guarded.is_held.fetch_or(hold, Ordering::AcqRel);
+            let is_open = self.guarded.is_open.load(Ordering::Acquire);
+            if is_open || hold {
+                self.complete.send_replace(false);
             }
-            self.complete.send_replace(false);
-        }
-        if self.guarded.is_open.load(Ordering::Acquire) {
+            is_open
+        };
+        if is_open {
             let guard = lock(&self.guarded.guard).clone();
             guard.map_or(Ok(()), |guard| guard())?;
             self.guarded.since.store(self.asked.now(), Ordering::Release);

@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, unmount},
+};
 
 use crate::kernel::{Feature, require};
 
@@ -59,14 +63,20 @@ impl Ext4 {
         &self.mountpoint
     }
 
-    /// Takes all space but `left` bytes, until the result is removed.
+    /// Takes all space but about `left` bytes, until the result is removed.
     pub fn fill(&self, left: u64) -> io::Result<PathBuf> {
         let path = self.mountpoint.join("filler");
         let file = File::create(&path)?;
         let state = rustix::fs::fstatvfs(&file)?;
-        let free = state.f_bavail * state.f_frsize;
-        let size = free.saturating_sub(left);
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size)?;
+        let mut size = (state.f_bavail * state.f_frsize).saturating_sub(left);
+        // The file system may need some blocks to say where the others are.
+        let allocate = |size| fallocate(&file, FallocateFlags::empty(), 0, size);
+        while allocate(size) == Err(Errno::NOSPC) && size > 0 {
+            size = size.saturating_sub(16 << 10);
+        }
+        while left == 0 && allocate(size + 4096).is_ok() {
+            size += 4096;
+        }
         Ok(path)
     }
 }
@@ -76,7 +86,7 @@ impl Drop for Ext4 {
         // Files that a test left open go a moment later.
         for _ in 0..100 {
             match unmount(&self.mountpoint, UnmountFlags::empty()) {
-                Err(rustix::io::Errno::BUSY) => thread::sleep(Duration::from_millis(20)),
+                Err(Errno::BUSY) => thread::sleep(Duration::from_millis(20)),
                 _ => break,
             }
         }

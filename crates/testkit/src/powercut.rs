@@ -50,6 +50,8 @@ struct State {
     /// What the disk held when the log began.
     base: Vec<u8>,
     log: Vec<Request>,
+    /// Whether writes fail.
+    is_broken: bool,
 }
 
 /// The disk, as a file that a loop device can use. Whatever uses it has to be gone before it is dropped.
@@ -69,7 +71,12 @@ pub struct History {
 impl Disk {
     /// A disk of `size` bytes of zeros, seen in the empty directory `at`.
     pub fn new(size: usize, at: &Path) -> io::Result<Self> {
-        let state = State { content: vec![0; size], base: vec![0; size], log: Vec::new() };
+        let state = State {
+            content: vec![0; size],
+            base: vec![0; size],
+            log: Vec::new(),
+            is_broken: false,
+        };
         let state = Arc::new(Mutex::new(state));
         let broken = |error| io::Error::other(format!("{error}"));
         let mut session = FuseSession::new(at, "disk", "lazuli-test", false).map_err(broken)?;
@@ -96,6 +103,11 @@ impl Disk {
         let mut state = lock(&self.state);
         state.base = state.content.clone();
         state.log.clear();
+    }
+
+    /// Makes every write fail with EIO from now on, or none any more.
+    pub fn set_broken(&self, is_broken: bool) {
+        lock(&self.state).is_broken = is_broken;
     }
 
     /// How much has happened so far.
@@ -250,6 +262,9 @@ impl FileSystem for OneFile {
         let mut bytes = vec![0; size as usize];
         from.read_exact(&mut bytes)?;
         let mut state = lock(&self.0);
+        if state.is_broken {
+            return Err(Errno::IO.into());
+        }
         let start = offset as usize;
         let place = state.content.get_mut(start..start + bytes.len()).ok_or(Errno::NOSPC)?;
         place.copy_from_slice(&bytes);

@@ -6,6 +6,7 @@ mod bad_input;
 mod convert;
 mod daemon;
 mod faults;
+mod full_disk;
 mod keeper;
 mod lazuli;
 mod mount;

@@ -27,6 +27,9 @@ const SLACK: u64 = 20;
 /// Least that is freed for a reader on a full disk.
 const ROOM: u64 = 16 << 20;
 
+/// Pause after which a full disk is news again.
+const REMINDER: Duration = Duration::from_secs(60);
+
 /// How the names of directories begin that are being removed.
 const AWAY: &str = ".away-";
 
@@ -94,7 +97,10 @@ impl Cache {
 
     /// Gives something up for a reader who needs `bytes` on a full disk. Blocks, but not while others do the same.
     pub(super) fn make_room(&self, bytes: u64) {
-        *lock(&self.budget.full) = Some(Instant::now());
+        let before = lock(&self.budget.full).replace(Instant::now());
+        if before.is_none_or(|before| before.elapsed() > REMINDER) {
+            tracing::warn!(dir = %self.dir.display(), "the disk of the cache is full, readers wait");
+        }
         let turn = match self.budget.evicting.try_lock() {
             Err(TryLockError::WouldBlock) => return,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
@@ -102,7 +108,7 @@ impl Cache {
         };
         let freed = self.free(bytes.max(ROOM));
         drop(turn);
-        tracing::info!(freed, "the disk of the cache is full");
+        tracing::debug!(freed, "made room on a full disk");
     }
 
     /// Keeps the cache within its budget as well as it can. Blocks.

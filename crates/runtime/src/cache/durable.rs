@@ -10,6 +10,7 @@ use std::{
 };
 
 use lazuli_image::BLOCK_SIZE;
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use super::{
     CachedBlob,
@@ -80,6 +81,12 @@ impl CachedBlob {
         let end = start + bytes.len() as u64;
         let padding = (end.next_multiple_of(BLOCK_SIZE) - end) as usize;
         let touch = self.change(|data| {
+            // Nothing there is worth keeping. After a failed writeback ext4 takes such blocks for written once they are in its
+            // cache, and never notes it on the disk: what is written over them would read as zeros one day.
+            if seek(data, SeekFrom::Data(start)).is_ok_and(|found| found < end) {
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = fallocate(data, punch, start, end + padding as u64 - start);
+            }
             data.write_all_at(bytes, start)?;
             data.write_all_at(&[0; BLOCK_SIZE as usize][..padding], end)
         })?;

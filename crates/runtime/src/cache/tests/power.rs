@@ -161,3 +161,37 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
     assert!(figures.believed > 0, "{figures:?}");
     assert_eq!((figures.wrong, figures.forgotten), (0, 0), "{figures:?}");
 }
+
+/// The kernel drops pages that it could not write, and says so once.
+#[test]
+fn what_the_disk_did_not_take_is_fetched_again() {
+    if !ext4::able() || !require(Feature::Fuse) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [disk_at, at] = ["disk", "at"].map(|name| directory(dir.path(), name));
+    let disk = Disk::new(DISK, &disk_at).unwrap();
+    Ext4::format(&disk.path(), DISK as u64).unwrap();
+    let mounted = Ext4::mount(&disk.path(), &at).unwrap();
+    let sample = Sample::new(&[5000; 20]);
+    live(&at.join("cache"), "a", &sample, async |node| {
+        node.ensure(0..10).await.unwrap();
+        node.blob.flush().unwrap();
+        node.ensure(10..19).await.unwrap();
+        disk.set_broken(true);
+        let flushed = node.blob.flush();
+        disk.set_broken(false);
+        assert_eq!(flushed.unwrap_err().raw_os_error(), Some(5));
+        assert_eq!(node.blob.stats().chunks_ready, 10);
+        // Readers get right bytes, and the blob becomes complete.
+        node.ensure(0..20).await.unwrap();
+        node.blob.completed().await;
+    });
+    drop(mounted);
+    let mounted = Ext4::mount(&disk.path(), &at).unwrap();
+    live(&at.join("cache"), "b", &sample, async |node| {
+        node.ensure(0..20).await.unwrap();
+        assert_eq!(node.source.reads(), 0);
+    });
+    drop(mounted);
+}

@@ -136,9 +136,19 @@ impl Node {
 /// Runs `life` in a runtime of its own on a node with the cache in `dir`. At the end everything that is under way
 /// stops wherever it is, as when the process is killed.
 fn live<R>(dir: &Path, boot: &str, sample: &Sample, life: impl AsyncFnOnce(&Node) -> R) -> R {
+    live_with(settings(0), dir, boot, sample, life)
+}
+
+fn live_with<R>(
+    settings: Settings,
+    dir: &Path,
+    boot: &str,
+    sample: &Sample,
+    life: impl AsyncFnOnce(&Node) -> R,
+) -> R {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let cache = Cache::open_in_boot(dir, settings(0), boot.to_owned()).unwrap();
+        let cache = Cache::open_in_boot(dir, settings, boot.to_owned()).unwrap();
         let source = sample.source([]);
         let blob = cache.blob(&sample.blob, source.clone()).unwrap();
         life(&Node { sample: sample.clone(), source, blob, cache, dir: None }).await

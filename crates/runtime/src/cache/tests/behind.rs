@@ -172,6 +172,23 @@ fn a_seal_is_never_given_to_what_somebody_else_has_changed() {
     });
 }
 
+/// What a process does.
+#[derive(Clone, Debug)]
+enum Step {
+    Ensure(usize, usize),
+    Evict(usize, usize),
+    Flush,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let chunks = || (0_usize..30, 1_usize..10);
+    prop_oneof![
+        4 => chunks().prop_map(|(first, count)| Step::Ensure(first, first + count)),
+        2 => chunks().prop_map(|(first, count)| Step::Evict(first, first + count)),
+        1 => Just(Step::Flush),
+    ]
+}
+
 /// What happens to the file between two processes.
 #[derive(Clone, Debug)]
 enum Between {
@@ -180,35 +197,36 @@ enum Between {
     OtherBoot,
 }
 
+fn between() -> impl Strategy<Value = Between> {
+    let scribble = (0_f64..1.0).prop_map(Between::Scribble);
+    prop_oneof![Just(Between::Nothing), scribble, Just(Between::OtherBoot)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
 
-    /// However processes end and whatever is written in between: what `ensure` has said is right.
+    /// However processes end, whatever they give up and whatever is written in between: what `ensure` has said is right.
     #[test]
     fn nobody_reads_what_somebody_else_wrote(
-        lives in prop::collection::vec(
-            (
-                prop::collection::vec((0_usize..30, 1_usize..10), 0..5),
-                any::<bool>(),
-                prop_oneof![
-                    Just(Between::Nothing),
-                    (0_f64..1.0).prop_map(Between::Scribble),
-                    Just(Between::OtherBoot),
-                ],
-            ),
-            1..6,
-        ),
+        lives in prop::collection::vec((prop::collection::vec(step(), 0..8), between()), 1..6),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let sample = Sample::new(&[CHUNK; 40]);
         let mut boot = 0;
-        for (asked, flush, between) in lives {
-            let path = live(dir.path(), &boot.to_string(), &sample, async |node| {
-                for (first, count) in asked {
-                    node.ensure(first..first + count).await.unwrap();
-                }
-                if flush {
-                    settle(node);
+        for (steps, between) in lives {
+            let settings = Settings { grace: Duration::ZERO, ..settings(0) };
+            let boot_id = boot.to_string();
+            let path = live_with(settings, dir.path(), &boot_id, &sample, async |node| {
+                node.blob.stand_guard(true).unwrap();
+                for step in steps {
+                    match step {
+                        Step::Ensure(first, end) => node.ensure(first..end).await.unwrap(),
+                        Step::Evict(first, end) => {
+                            let chunks: Vec<_> = (first..end).collect();
+                            node.blob.evict(&chunks).unwrap();
+                        }
+                        Step::Flush => settle(node),
+                    }
                 }
                 node.blob.path()
             });

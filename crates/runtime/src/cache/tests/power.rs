@@ -158,6 +158,13 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
     }
     // Not eprintln: the harness keeps what a passing test prints with it.
     let _ = writeln!(std::io::stderr(), "power cuts: {figures:?}");
+    if let Some(results) = std::env::var_os("LAZULI_RESULTS") {
+        let Figures { cuts, flushes, believed, wrong, forgotten } = figures;
+        let figures = serde_json::json!({
+            "cuts": cuts, "flushes": flushes, "believed": believed, "wrong": wrong, "forgotten": forgotten,
+        });
+        fs::write(Path::new(&results).join("power-cuts.json"), format!("{figures:#}\n")).unwrap();
+    }
     assert!(figures.believed > 0, "{figures:?}");
     assert_eq!((figures.wrong, figures.forgotten), (0, 0), "{figures:?}");
 }

@@ -248,6 +248,45 @@ async fn what_hangs_lends_its_room() {
     assert_eq!(*order.lock().unwrap(), [("works", true), ("hangs", false)]);
 }
 
+/// Many reads at once, each of which takes half a second, of places that share `room` bytes.
+async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'static str>) {
+    let scene = Scene::new([always(Fault::Slow(Duration::from_millis(500)))]);
+    let room = Budget::new(room);
+    let order = Mutex::new(Vec::new());
+    let started = Instant::now();
+    let reads = readers.iter().map(async |(name, wanted)| {
+        let wanted = *wanted;
+        let wanted: Wanted = Arc::new(move || wanted);
+        let (range, deadline) = (Stored(0)..Stored(100_000), started + DEADLINE);
+        let need = Need { range, deadline, room: &room, wanted: &wanted, meter: &scene };
+        let answer = super::read(&scene.places, &need).await.unwrap();
+        order.lock().unwrap().push(*name);
+        drop(answer);
+    });
+    futures_util::future::join_all(reads).await;
+    (started.elapsed(), order.into_inner().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_and_requests_are_bounded() {
+    let readers = [("reader", true); 16];
+    let half = Duration::from_millis(500);
+    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "eight requests of one place");
+    assert_eq!(crowd(400_000, &readers).await.0, half * 4, "room for four");
+    let nobody = [("prefetch", false); 16];
+    assert_eq!(crowd(1 << 30, &nobody).await.0, half * 4, "half of the requests");
+    assert_eq!(crowd(400_000, &nobody).await.0, half * 8, "half of the room");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_reader_waits_for_overtakes_what_nobody_waits_for() {
+    let mut readers = vec![("prefetch", false); 20];
+    readers.push(("reader", true));
+    let (_, order) = crowd(200_000, &readers).await;
+    // One is under way already, and leaves room.
+    assert!(order[..2].contains(&"reader"), "{order:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn keeps_what_sources_promise() {
     let faults = (0..20).map(|n| if n % 3 == 0 { Fault::None } else { Fault::Transient });

@@ -189,16 +189,27 @@ impl<'a> Race<'a> {
             let read = place.read(range, need.room, need.wanted, need.meter, &attempt);
             Event::Answered(number, read.await)
         }));
+        self.look_after(number, PATIENCE, false);
+    }
+
+    /// Has [`Race::hurry`] look at an attempt after `time`.
+    fn look_after(&mut self, number: usize, time: Duration, last: bool) {
         self.events.push(Box::pin(async move {
-            sleep(PATIENCE).await;
-            Event::Late(number, false)
+            sleep(time).await;
+            Event::Late(number, last)
         }));
     }
 
     /// Does something about an attempt that takes long.
     fn hurry(&mut self, number: usize, last: bool) {
-        let Try { over, candidate, .. } = self.tries[number];
+        let Try { over, candidate, ref attempt, .. } = self.tries[number];
         if over {
+            return;
+        }
+        // Waiting for a turn is no fault of a place that does well: a crowd stays where it is.
+        let age = attempt.age().unwrap_or_default();
+        if age < PATIENCE && self.candidates[candidate].place.is_well() {
+            self.look_after(number, PATIENCE - age, last);
             return;
         }
         let idle = !self.tries.iter().any(Try::makes_progress);
@@ -210,10 +221,7 @@ impl<'a> Race<'a> {
             if idle {
                 self.ask_next(false);
             }
-            self.events.push(Box::pin(async move {
-                sleep(LAST_PATIENCE - PATIENCE).await;
-                Event::Late(number, true)
-            }));
+            self.look_after(number, LAST_PATIENCE - PATIENCE, true);
         }
     }
 

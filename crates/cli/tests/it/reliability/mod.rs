@@ -3,6 +3,7 @@
 //! Each test has a short form for every run and, with `LAZULI_SOAK=1`, a long one. With
 //! `LAZULI_RESULTS=DIR` the figures are written to `DIR/<name>.json`.
 
+mod both;
 mod forge;
 mod image;
 mod kill;

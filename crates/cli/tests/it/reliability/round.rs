@@ -76,6 +76,14 @@ impl Round {
         pids(&self.lazuli.status())
     }
 
+    /// Runs a command that needs a daemon because mounts are left, and so starts one. It has nothing else
+    /// to do.
+    pub(crate) fn revive(&self) {
+        let nothing = self.lazuli.directory("nothing");
+        let error = self.lazuli.fails(["umount", nothing.to_str().unwrap()]);
+        assert!(error.contains("not mounted"), "{error}");
+    }
+
     /// Asks for the status until `wanted` likes the processes.
     pub(crate) fn wait_for(&self, wanted: impl Fn(Pids) -> bool) -> Pids {
         let began = Instant::now();

@@ -43,6 +43,8 @@ pub(crate) struct ColdImage {
     pub(crate) programs: Vec<Readable>,
     /// Digest of the programs' machine code.
     pub(crate) code: String,
+    /// Bytes of all files.
+    pub(crate) size: u64,
 }
 
 impl ColdImage {
@@ -62,11 +64,13 @@ impl ColdImage {
             files: Vec::new(),
             programs: Vec::new(),
             code: String::from_utf8(code.stdout).unwrap().trim().to_owned(),
+            size: 0,
         };
         let layers: Vec<Layer> = (0..LAYERS).map(|layer| image.layer(layer, &program)).collect();
         let lazuli = Lazuli::new();
         Image::new(layers).write_layout(&lazuli.path("source"), "x").unwrap();
         lazuli.ok(["convert", "oci:source:x", &image.name]);
+        image.size = image.files.iter().chain(&image.programs).map(|file| file.size).sum();
         image.registry.set_latency(LATENCY);
         image
     }

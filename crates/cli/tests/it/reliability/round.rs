@@ -20,7 +20,7 @@ use super::{
 };
 use crate::lazuli::Lazuli;
 
-/// Part of the chunks that may be here before a round ends: the rest keeps readers missing.
+/// Part of the image that may have been fetched before a round ends: the rest keeps readers missing.
 const WARM: f64 = 0.85;
 /// How long after a worker's return a read may end that waited for it.
 const AFTERMATH: u64 = 100_000;
@@ -48,8 +48,9 @@ impl Round {
         // Nothing comes along with a miss, so that the image stays cold for longer.
         std::fs::write(lazuli.path("config.toml"), "[fetch]\namplify_bytes = 0\n").unwrap();
         let mountpoint = lazuli.directory("mnt");
-        let image = &ColdImage::shared().name;
-        lazuli.ok(["mount", image, mountpoint.to_str().unwrap(), "--driver", driver]);
+        let image = ColdImage::shared();
+        image.registry.reset_stats();
+        lazuli.ok(["mount", &image.name, mountpoint.to_str().unwrap(), "--driver", driver]);
         Round { lazuli, mountpoint }
     }
 
@@ -101,11 +102,11 @@ impl Round {
         }
     }
 
-    /// Whether so much of the image is here that readers seldom miss.
+    /// Whether so much of the image was fetched that readers seldom miss. The registry knows: the daemon counts
+    /// what it has checked, which after each death is nothing.
     pub(crate) fn is_warm(&self) -> bool {
-        let mount = self.lazuli.mount_status(&self.mountpoint);
-        let count = |key: &str| mount[key].as_u64().unwrap() as f64;
-        count("chunks_ready") > WARM * count("chunks_total")
+        let image = ColdImage::shared();
+        image.registry.stats().bytes as f64 > WARM * image.size as f64
     }
 }
 

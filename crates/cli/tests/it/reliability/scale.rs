@@ -25,9 +25,10 @@ use super::{
 };
 use crate::lazuli::Lazuli;
 
-/// Each image has a blob of its own with so many files, of a chunk each.
-const FILES: u64 = 64;
-const FILE_SIZE: u64 = 60_000;
+/// Each image has a blob of its own with small files, of a chunk each.
+const SMALL: (u64, u64) = (64, 60_000);
+/// Or with files of the largest chunks that images have by default: what is on its way adds up.
+const LARGE: (u64, u64) = (12, 1 << 20);
 /// Processes that the readers are threads of.
 const PROCESSES: usize = 10;
 
@@ -37,6 +38,8 @@ struct Scale {
     images: u64,
     mounts: u64,
     readers: u64,
+    /// Files of each image, and the bytes of each.
+    files: (u64, u64),
     /// How long readers read.
     duration: Duration,
     /// What the daemon may use when memory is limited, page cache of what it writes included, in MiB.
@@ -47,10 +50,10 @@ impl Scale {
     fn now() -> Self {
         if soak() {
             let duration = Duration::from_secs(20);
-            Scale { images: 100, mounts: 200, readers: 1000, duration, memory: 256 }
+            Scale { images: 100, mounts: 200, readers: 1000, files: SMALL, duration, memory: 256 }
         } else {
             let duration = Duration::from_secs(2);
-            Scale { images: 20, mounts: 40, readers: 100, duration, memory: 96 }
+            Scale { images: 20, mounts: 40, readers: 100, files: SMALL, duration, memory: 192 }
         }
     }
 }
@@ -164,13 +167,13 @@ fn usage(pid: u32) -> Value {
 }
 
 /// Puts `count` images into a new registry.
-fn images(count: u64) -> FakeRegistry {
+fn images(count: u64, (files, size): (u64, u64)) -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     let lazuli = Lazuli::new();
     let source = lazuli.directory("source");
     for image in 0..count {
-        for file in 0..FILES {
-            let content = odd::random(seed(image, file), FILE_SIZE as usize);
+        for file in 0..files {
+            let content = odd::random(seed(image, file), size as usize);
             fs::write(source.join(file.to_string()), content).unwrap();
         }
         lazuli.ok(["convert", "dir:source", &format!("{}/scale:{image}", registry.host())]);
@@ -185,7 +188,7 @@ fn seed(image: u64, file: u64) -> u64 {
 
 /// Mounts everything, reads everything at the same time, and returns what it took.
 fn run(scale: Scale, limits: &Limits) -> Value {
-    let registry = images(scale.images);
+    let registry = images(scale.images, scale.files);
     let daemon = Daemon::start(limits);
     let lazuli = &daemon.lazuli;
     let idle = daemon.usage();
@@ -195,10 +198,10 @@ fn run(scale: Scale, limits: &Limits) -> Value {
         let mountpoint = lazuli.directory(&format!("mnt-{mount}"));
         let name = format!("{}/scale:{image}", registry.host());
         lazuli.ok(["mount", &name, mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
-        files[mount as usize % PROCESSES].extend((0..FILES).map(|file| Readable {
+        files[mount as usize % PROCESSES].extend((0..scale.files.0).map(|file| Readable {
             path: mountpoint.join(file.to_string()),
             seed: seed(image, file),
-            size: FILE_SIZE,
+            size: scale.files.1,
         }));
     }
     let mounted = daemon.usage();
@@ -278,7 +281,7 @@ fn little_memory_is_enough() {
         return;
     }
     let _alone = alone();
-    let scale = Scale::now();
+    let scale = Scale { files: LARGE, ..Scale::now() };
     let limits = Limits { memory: Some(Cgroup::new(scale.memory)), ..Limits::default() };
     let mut figures = run(scale, &limits);
     figures["memory_limit_mib"] = scale.memory.into();

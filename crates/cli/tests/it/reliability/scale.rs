@@ -28,7 +28,7 @@ use crate::lazuli::Lazuli;
 /// Each image has a blob of its own with small files, of a chunk each.
 const SMALL: (u64, u64) = (64, 60_000);
 /// Or with files of the largest chunks that images have by default: what is on its way adds up.
-const LARGE: (u64, u64) = (12, 1 << 20);
+const LARGE: (u64, u64) = (6, 1 << 20);
 /// Processes that the readers are threads of.
 const PROCESSES: usize = 10;
 

@@ -28,6 +28,32 @@ pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> 
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(counts[0]) }
 }
 
+/// How many pages of a part of `file` the page cache holds and shows, see mincore(2): not those that are being read
+/// at this moment. Needs to own the file, or CAP_FOWNER.
+pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
+    let (start, len) = (range.start, range.end.saturating_sub(range.start));
+    let len = usize::try_from(len).map_err(io::Error::other)?;
+    if len == 0 {
+        return Ok(0);
+    }
+    let pages = len.div_ceil(rustix::param::page_size());
+    let mut present = vec![0; pages];
+    // SAFETY: needed because the kernel is asked by address. Sound because it chooses the address, nothing is read or
+    // written through it (so it does not matter how long the file is), the vector has a byte for each page, and the
+    // mapping is given back right away.
+    let result = unsafe {
+        let flags = rustix::mm::MapFlags::SHARED;
+        let protection = rustix::mm::ProtFlags::READ;
+        let map = rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, start)?;
+        let result = libc::mincore(map, len, present.as_mut_ptr());
+        let result = if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+        rustix::mm::munmap(map, len)?;
+        result
+    };
+    result?;
+    Ok(present.iter().filter(|page| **page & 1 != 0).count() as u64)
+}
+
 /// Gives the pages of program files back that this process has mapped, code and constants. They stay in the page
 /// cache, where other processes of the same program need them anyway, and come back one by one when they are used. For
 /// a process that did much at its start and does next to nothing afterwards.
@@ -82,7 +108,10 @@ mod tests {
         for (range, expected) in
             [(0..3 * 4096, 3), (4096..4097, 1), (0..0, 0), (1 << 20..1 << 21, 0)]
         {
-            assert_eq!(cached_pages(file.as_fd(), range).unwrap(), expected);
+            assert_eq!(cached_pages(file.as_fd(), range.clone()).unwrap(), expected);
+            if range.end <= 3 * 4096 {
+                assert_eq!(visible_pages(file.as_fd(), range).unwrap(), expected);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use lazuli_runtime::{
     keeper::{Keeper, Programs, Role},
 };
 
-use crate::{Session, daemon as processes};
+use crate::{Session, daemon as processes, exit};
 
 /// Run the node's daemon in the foreground
 ///
@@ -116,10 +116,14 @@ fn work(session: &Session) -> Result<ExitCode> {
     let ended = runtime.block_on(async {
         let worker = Worker::open(&session.root, &settings, link, given).await?;
         worker.serve().await.context("the worker ended")
-    })?;
+    });
+    // Not a destructor may run unless nothing is left to serve: each would take something away from the next worker.
     match ended {
-        Ended::Stopped => Ok(ExitCode::SUCCESS),
-        // Not a destructor may run: each would take something away from the successor.
-        Ended::Left => std::process::exit(0),
+        Ok(Ended::Stopped) => Ok(ExitCode::SUCCESS),
+        Ok(Ended::Left) => std::process::exit(0),
+        Err(error) => {
+            exit::report(&error, 1);
+            std::process::exit(1)
+        }
     }
 }

@@ -181,9 +181,16 @@ impl Cache {
         }
     }
 
-    /// Closes what was given and is not in use: nothing is marked any more that is not.
-    pub fn give_back(&self) {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Takes back what was given and is not in use.
+    pub fn take_back(&self) -> Vec<File> {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given.drain().map(|(_, file)| file).collect()
+    }
+
+    /// The blobs that somebody uses.
+    pub fn in_use(&self) -> Vec<Arc<CachedBlob>> {
+        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        blobs.values().filter_map(Weak::upgrade).collect()
     }
 
     /// The blob as one image describes it. Images that say the same about it get the same

@@ -4,7 +4,10 @@
 //! and worker died together was there a gap, in which the kernel let readers through to the holes of files; whatever
 //! it may have cached then is dropped.
 
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use lazuli_registry::ImageName;
 
@@ -12,15 +15,15 @@ use super::{
     DaemonError,
     api::DriverChoice,
     filesystems::{ErofsMount, FilesystemRecord},
-    node::{FUSE, Node, detach, mount_error, seen_at},
-    record::MountRecord,
+    node::{FUSE, Node, detach, mount_error},
+    record::{MountRecord, mount_key},
     served::{Attachment, ServedImage},
 };
 use crate::{
     image::{self, Fetched, StoredImage},
     keeper::Descriptors,
     kernel::{
-        fanotify::{BLOB, Session, Unanswered},
+        fanotify::{BLOB, Session, Unanswered, Watch},
         fuse,
         mountinfo::{self, Mounted},
         pages,
@@ -33,8 +36,6 @@ pub(super) struct Adoption {
     filesystems: Vec<(FilesystemRecord, Arc<ErofsMount>)>,
     /// Files of file systems that cannot be served again.
     lost: Vec<PathBuf>,
-    /// Marked files of the worker before.
-    marked: Vec<(String, OwnedFd)>,
 }
 
 impl Node {
@@ -45,15 +46,15 @@ impl Node {
         gap: bool,
     ) -> Result<Adoption, DaemonError> {
         let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
-        let mut adoption = Adoption { marked: given.remove_all(BLOB), ..Adoption::default() };
-        let silent: Result<_, _> = adoption.marked.iter().map(|(_, fd)| fd.try_clone()).collect();
-        self.cache.give(silent.map_err(io)?);
+        let mut adoption = Adoption::default();
+        self.cache.give(given.remove_all(BLOB).into_iter().map(|(_, file)| file).collect());
         let mounts = mountinfo::list().map_err(io)?;
-        let (seen, stale): (Vec<_>, Vec<_>) =
-            self.records.all().map_err(io)?.into_iter().partition(|record| {
-                seen_at(&mounts, &record.request.mountpoint)
-                    .is_some_and(|m| self.is_ours(m, record))
-            });
+        let (seen, stale): (Vec<_>, Vec<_>) = self
+            .records
+            .all()
+            .map_err(io)?
+            .into_iter()
+            .partition(|record| self.is_mounted(&mounts, record).is_some());
         // Gone, or the place of something else by now.
         stale.iter().for_each(|record| self.forget(&record.request.mountpoint));
         if let Some(session) = &self.fanotify {
@@ -61,9 +62,12 @@ impl Node {
         }
         for record in seen {
             let mountpoint = record.request.mountpoint.clone();
-            let Some(id) = seen_at(&mounts, &mountpoint).map(|mount| mount.id) else { continue };
+            let Some(id) = self.is_mounted(&mounts, &record).map(|mount| mount.id) else {
+                continue;
+            };
             match self.adopt_mount(record, id, &mut given, &adoption).await {
                 Ok(()) => tracing::info!(mountpoint = %mountpoint.display(), "served again"),
+                Err(error) if error.is_passing() => return Err(error),
                 Err(error) => {
                     let error = error.for_people();
                     tracing::error!(mountpoint = %mountpoint.display(), error, "mount is lost");
@@ -89,12 +93,12 @@ impl Node {
         let io = |source| DaemonError::Io { path: self.root.join("filesystems"), source };
         let mut invisible = false;
         for record in records.map_err(io)? {
-            let place = seen.iter().find(|m| m.backing.as_ref() == Some(&record.backing));
-            let place = place.map(|mount| mount.request.mountpoint.clone());
-            invisible |= place.is_none();
-            match self.adopt_filesystem(session, record.clone(), place, gap).await {
+            let places = seen.iter().filter(|m| m.backing.as_ref() == Some(&record.backing));
+            let places: Vec<_> = places.map(|m| m.request.mountpoint.as_path()).collect();
+            match self.adopt_filesystem(session, &record, &places, gap).await {
                 Ok(Some(mount)) => adoption.filesystems.push((record, mount)),
-                Ok(None) => {}
+                Ok(None) => invisible = true,
+                Err(error) if error.is_passing() => return Err(error),
                 Err(error) => {
                     let (error, image) = (error.for_people(), record.manifest_digest);
                     tracing::error!(%image, error, "a file system is lost: its readers get errors");
@@ -109,24 +113,27 @@ impl Node {
         Ok(())
     }
 
+    /// `None` when no place shows the file system: it is served without having a mount of ours.
     async fn adopt_filesystem(
         &self,
         session: &Arc<Session>,
-        record: FilesystemRecord,
-        place: Option<PathBuf>,
+        record: &FilesystemRecord,
+        places: &[&Path],
         gap: bool,
     ) -> Result<Option<Arc<ErofsMount>>, DaemonError> {
-        let image = self.stored(&record).await?;
+        let image = self.stored(record).await?;
+        for place in places {
+            let io = |source| DaemonError::Io { path: (*place).to_owned(), source };
+            let adopted = image.adopt(session, &self.filesystems, record, place, gap).await;
+            if let Some(mount) = adopted.map_err(io)? {
+                return Ok(Some(mount));
+            }
+        }
         let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
-        let Some(place) = place else {
-            let mut watches = image.watch(session).map_err(io)?;
-            watches.iter_mut().for_each(crate::kernel::fanotify::Watch::mounted);
-            self.filesystems.linger(watches, record);
-            return Ok(None);
-        };
-        let adopted = image.adopt(session, &self.filesystems, record, &place, gap).await;
-        let path = place;
-        adopted.map(Some).map_err(|source| DaemonError::Io { path, source })
+        let mut watches = image.watch(session).map_err(io)?;
+        watches.iter_mut().for_each(Watch::mounted);
+        self.filesystems.linger(watches, record.clone());
+        Ok(None)
     }
 
     async fn stored(&self, record: &FilesystemRecord) -> Result<Arc<ServedImage>, DaemonError> {
@@ -151,18 +158,27 @@ impl Node {
         let adopted = match &record.backing {
             Some(backing) => {
                 let found = adoption.filesystems.iter().find(|(fs, _)| fs.backing == *backing);
+                if found.is_none() && self.filesystems.lingers(backing) {
+                    tracing::warn!(mountpoint = %mountpoint.display(), "left: something covers it");
+                    return Ok(());
+                }
                 let missing = || std::io::Error::other("its file system is lost");
                 let (_, mount) = found.ok_or_else(|| mount_error(&record, missing()))?;
                 Some(Attachment::Bind(mount.clone()))
             }
-            None => given
-                .remove(&format!("{FUSE}{}", super::record::mount_key(&mountpoint)))
-                .and_then(|connection| {
-                    let resumed = image.resume_fuse(&mountpoint, connection);
-                    let failed = |error: &std::io::Error| tracing::error!(%error, "cannot go on");
-                    resumed.inspect_err(failed).ok()
-                })
-                .map(|session| self.attachment(session, &mountpoint)),
+            None => {
+                let name = format!("{FUSE}{}", mount_key(&mountpoint));
+                let resumed = given.remove(&name).map(|fd| image.resume_fuse(&mountpoint, fd));
+                match resumed {
+                    Some(Ok(session)) => Some(self.attachment(session, &mountpoint)),
+                    Some(Err(error)) => {
+                        tracing::error!(%error, "cannot go on with a connection");
+                        self.link.release(&name);
+                        None
+                    }
+                    None => None,
+                }
+            }
         };
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
@@ -174,6 +190,12 @@ impl Node {
         };
         self.insert(record, image, attachment, id, Fetched::default()).await;
         Ok(())
+    }
+
+    /// The mount that a record speaks of, whatever covers it.
+    fn is_mounted<'a>(&self, mounts: &'a [Mounted], record: &MountRecord) -> Option<&'a Mounted> {
+        let place = &record.request.mountpoint;
+        mounts.iter().rfind(|mount| mount.target == *place && self.is_ours(mount, record))
     }
 
     /// Whether a mount is the one that a record speaks of.
@@ -197,12 +219,11 @@ impl Node {
         let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
         let Some(session) = self.fanotify.clone() else { return Ok(()) };
         session.listen(left).map_err(|error| io(error.into()))?;
-        let Adoption { lost, marked, .. } = adoption;
+        let lost = adoption.lost;
         let cache = self.cache.clone();
         let clean = tokio::task::spawn_blocking(move || {
             lost.iter().for_each(|path| session.cut_off(path));
-            session.forget_others(marked);
-            cache.give_back();
+            session.forget_others(&cache.take_back(), &cache.in_use());
         });
         clean.await.map_err(|error| io(std::io::Error::other(error)))
     }

@@ -23,8 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long the keeper may need to end after its worker.
 const END: Duration = Duration::from_secs(10);
 
-/// How often a request is repeated that met the end of a worker. Each meets a new one.
-const REPEATS: usize = 20;
+/// How often a request is repeated that met the end of a worker: 10 s, twice as long as one may take to leave.
+const REPEATS: usize = 200;
+
+/// Pause before a request is repeated.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection to the daemon of one root directory.
 #[derive(Debug)]
@@ -114,6 +117,7 @@ impl Client {
                 answer => return answer,
             }
             // The keeper holds the socket: the next worker answers.
+            thread::sleep(PAUSE);
             self.stream = dial(&self.root)?;
             if !harmless {
                 self.stream.get_ref().set_read_timeout(None)?;

@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use lazuli_image::Digest;
+use rustix::io::Errno;
 
 use crate::{cache::CacheError, image::ImageError};
 
@@ -102,6 +103,22 @@ fn list(images: &[(Digest, String)]) -> String {
 }
 
 impl DaemonError {
+    /// Whether the same may work a little later or in another process: something has run out, or the disk failed.
+    pub(super) fn is_passing(&self) -> bool {
+        let mut error: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(this) = error {
+            let errno = this.downcast_ref().and_then(Errno::from_io_error);
+            if matches!(
+                errno,
+                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT)
+            ) {
+                return true;
+            }
+            error = this.source();
+        }
+        false
+    }
+
     /// The message with its causes.
     pub(super) fn for_people(&self) -> String {
         let mut message = self.to_string();

@@ -106,22 +106,37 @@ impl Filesystems {
         Ok(alive)
     }
 
-    /// Keeps a file system and its marks together, and writes its record, before anybody can use it.
+    /// Writes the record of a file system, before anybody can use it, and keeps it.
     pub(super) fn add(
         self: &Arc<Self>,
         erofs: Erofs,
         watches: Vec<Watch>,
         record: FilesystemRecord,
-        stale_pages: u64,
     ) -> io::Result<Arc<ErofsMount>> {
         self.records.write(&record)?;
+        Ok(self.keep(erofs, watches, record, 0))
+    }
+
+    /// Keeps a file system and its marks together, which has a record.
+    pub(super) fn keep(
+        self: &Arc<Self>,
+        erofs: Erofs,
+        watches: Vec<Watch>,
+        record: FilesystemRecord,
+        stale_pages: u64,
+    ) -> Arc<ErofsMount> {
         let filesystems = self.clone();
-        Ok(Arc::new(ErofsMount { erofs, stale_pages, watches, record, filesystems }))
+        Arc::new(ErofsMount { erofs, stale_pages, watches, record, filesystems })
     }
 
     /// Keeps the marks of a file system that has no mount of ours any more, until nobody uses it.
     pub(super) fn linger(&self, watches: Vec<Watch>, record: FilesystemRecord) {
         self.lock().push(Remains { record, watches });
+    }
+
+    /// Whether it lives without a mount of ours.
+    pub(super) fn lingers(&self, backing: &Backing) -> bool {
+        self.lock().iter().any(|remains| remains.record.backing == *backing)
     }
 
     /// Removes the record of a file system.

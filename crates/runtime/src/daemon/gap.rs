@@ -18,12 +18,16 @@ use lazuli_sys::mmap::Map;
 
 use crate::{cache::CachedBlob, kernel::pages};
 
-/// How often the kernel is told. It leaves pages alone that were used since it last looked, so it takes two at least;
-/// up to three were seen.
-const PASSES: usize = 20;
+/// How often it is looked after them.
+const PASSES: usize = 40;
 
-/// Pause between two passes that do not suffice.
+/// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Looks at which nothing may be seen while pages are being read. They are those of readers that wait for us, since the
+/// marks are back; but one that the kernel had let through before that may still be on its way to the hole. It does not
+/// wait for anything there, and 500 ms are a long time to be without a processor.
+const CALM: usize = 10;
 
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
 /// Blocks. Nobody may be filling the blobs meanwhile.
@@ -32,7 +36,7 @@ pub(super) fn close(
     bootstrap: &Bootstrap<Map>,
     blobs: &[Arc<CachedBlob>],
 ) -> io::Result<u64> {
-    let mut doubtful = Vec::new();
+    let mut doubtful: Vec<Doubtful> = Vec::new();
     let mut pending = vec![(bootstrap.root(), at.to_owned())];
     while let Some((dir, path)) = pending.pop() {
         for entry in bootstrap.read_dir(dir, 0).map_err(io::Error::other)? {
@@ -53,26 +57,33 @@ pub(super) fn close(
             }
         }
     }
-    if !doubtful.is_empty() {
-        tracing::warn!(files = doubtful.len(), "programs have pages mapped, reclaiming all");
-    }
+    let mut calm = 0;
     for _ in 0..PASSES {
-        if doubtful.is_empty() {
+        doubtful.retain(|(path, holes)| sum(path, holes, pages::count).map_or(true, |n| n > 0));
+        if doubtful.is_empty() || calm == CALM {
             return Ok(0);
         }
-        if let Err(error) = pages::reclaim_all() {
-            tracing::error!(%error, "cannot reclaim the page cache");
+        calm += 1;
+        if seen(&doubtful) > 0 {
+            calm = 0;
+            tracing::warn!(files = doubtful.len(), "programs have pages mapped, reclaiming all");
+            if let Err(error) = pages::reclaim_all() {
+                tracing::error!(%error, "cannot reclaim the page cache");
+            }
         }
-        // Not dropped again: that would put them where the kernel does not look for pages to reclaim.
-        doubtful.retain(|(path, holes)| count(path, holes).map_or(true, |left| left > 0));
-        if !doubtful.is_empty() {
-            thread::sleep(PAUSE);
-        }
+        thread::sleep(PAUSE);
     }
-    let left = doubtful.iter().map(|(path, holes)| count(path, holes).unwrap_or(0));
-    let left = left.sum();
+    let left = seen(&doubtful);
     tracing::error!(at = %at.display(), left, "programs may still see zeros in pages that they have mapped");
     Ok(left)
+}
+
+/// Parts of a file that were not here.
+type Doubtful = (PathBuf, Vec<Range<u64>>);
+
+/// Pages of them that somebody can see.
+fn seen(doubtful: &[Doubtful]) -> u64 {
+    doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible).unwrap_or(0)).sum()
 }
 
 /// The bytes of a file that no chunk in the cache has.
@@ -98,14 +109,20 @@ fn holes(
     Ok(holes.into_iter().map(|hole| hole.start..hole.end.next_multiple_of(4096)).collect())
 }
 
-/// Drops these pages of a file; how many are left.
+/// Drops these pages of a file; how many are left. Only once: a page that was to be dropped is put where the kernel does not look
+/// for pages to reclaim.
 fn forget(path: &Path, holes: &[Range<u64>]) -> io::Result<u64> {
-    let file = File::open(path)?;
-    holes.iter().try_for_each(|hole| pages::forget(&file, hole))?;
-    count(path, holes)
+    sum(path, holes, |file, hole| {
+        pages::forget(file, hole)?;
+        pages::count(file, hole)
+    })
 }
 
-fn count(path: &Path, holes: &[Range<u64>]) -> io::Result<u64> {
+fn sum(
+    path: &Path,
+    holes: &[Range<u64>],
+    count: impl Fn(&File, &Range<u64>) -> io::Result<u64>,
+) -> io::Result<u64> {
     let file = File::open(path)?;
-    holes.iter().try_fold(0, |sum, hole| Ok(sum + pages::count(&file, hole)?))
+    holes.iter().try_fold(0, |sum, hole| Ok(sum + count(&file, hole)?))
 }

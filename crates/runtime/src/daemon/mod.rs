@@ -47,7 +47,7 @@ use crate::{
     keeper::{Given, Link, Order},
     kernel::{
         Probe,
-        fanotify::{Estate, GROUP, Journal, Session, Unanswered},
+        fanotify::{Estate, GROUP, Journal, Session, Unanswered, most_unanswered},
     },
 };
 
@@ -94,7 +94,7 @@ pub enum Ended {
 impl Worker {
     /// Meets the keeper, which waits at standard input. To be called before the process opens anything.
     pub fn enter() -> io::Result<(Arc<Link>, Given<Left>)> {
-        Link::enter(Journal::open)
+        Link::enter(|journal| Journal::open(journal, most_unanswered()))
     }
 
     /// Finds earlier mounts again, and answers everybody who waits.
@@ -114,19 +114,23 @@ impl Worker {
         let root = root.canonicalize().map_err(io(root))?;
         let Given { journal, mut descriptors, orders } = given;
         let group = descriptors.remove(GROUP);
-        let estate = group.zip(journal);
-        let gap = estate.is_none();
+        let gap = group.is_none();
         let mut node = Node::open(&root, settings, link.clone(), !gap)?;
         let mut left = Vec::new();
-        match estate {
-            Some((group, (journal, unanswered))) => {
-                let resumed = Session::resume(&link, Estate { group, journal, unanswered });
-                let (session, unanswered) =
-                    resumed.map_err(|error| io(&root.join("cache"))(error.into()))?;
-                node.fanotify = Some(session);
-                left = unanswered;
-            }
-            None => node.start_fanotify(),
+        if let Some(group) = group {
+            let resume = || {
+                let (journal, unanswered) = match journal {
+                    Some(left) => left,
+                    // The keeper got no further. Everything that was read will be denied.
+                    None => (Journal::create()?, Vec::new()),
+                };
+                Ok(Session::resume(&link, Estate { group, journal, unanswered })?)
+            };
+            let (session, unanswered) = resume().map_err(io(&root.join("cache")))?;
+            node.fanotify = Some(session);
+            left = unanswered;
+        } else {
+            node.start_fanotify();
         }
         let control = descriptors.remove(CONTROL);
         let node = Arc::new(node);
@@ -149,10 +153,11 @@ impl Worker {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
         let Worker { node, listener, link, mut orders } = self;
+        let mut server = tokio::spawn(server::serve(node.clone(), listener, stop));
         let why = tokio::select! {
-            result = server::serve(node.clone(), listener, &stop) => {
+            result = &mut server => {
                 link.stopped();
-                return result.map(|()| Ended::Stopped);
+                return result.map_err(io::Error::other)?.map(|()| Ended::Stopped);
             }
             _ = terminate.recv() => "SIGTERM",
             order = orders.recv() => match order {

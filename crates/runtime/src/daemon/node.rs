@@ -527,7 +527,7 @@ pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonErr
 }
 
 /// The mount that is seen at a place: the last one made there.
-pub(super) fn seen_at<'a>(mounts: &'a [KernelMount], mountpoint: &Path) -> Option<&'a KernelMount> {
+fn seen_at<'a>(mounts: &'a [KernelMount], mountpoint: &Path) -> Option<&'a KernelMount> {
     mounts.iter().rfind(|mount| mount.target == mountpoint)
 }
 

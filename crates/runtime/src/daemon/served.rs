@@ -28,7 +28,7 @@ use crate::{
         errno::errno,
         fanotify::{self, Watch},
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
-        mount,
+        mount::{self, Erofs},
     },
     source::RepositorySource,
 };
@@ -151,36 +151,40 @@ impl ServedImage {
             devices: self.blobs.iter().map(|blob| blob.path()).collect(),
             boot: boot.to_owned(),
         };
-        let mount = filesystems.add(mounted, watches, record, 0)?;
+        let mount = filesystems.add(mounted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
         Ok(mount)
     }
 
     /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`, nobody listened for
-    /// a time.
+    /// a time. `None` when another file system is seen there.
     pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,
         filesystems: &Arc<Filesystems>,
-        record: FilesystemRecord,
+        record: &FilesystemRecord,
         at: &Path,
         gap: bool,
-    ) -> io::Result<Arc<ErofsMount>> {
+    ) -> io::Result<Option<Arc<ErofsMount>>> {
         let mut erofs = self.erofs.lock().await;
+        let adopted = Erofs::adopt(at, record.backing.clone())?;
+        if adopted.device()? != record.device {
+            return Ok(None);
+        }
         let mut watches = self.watch(session)?;
         let mut stale = 0;
         if gap {
-            let (at, bootstrap) = (at.to_owned(), self.stored.bootstrap.clone());
+            let (at, bootstrap) = (adopted.path(), self.stored.bootstrap.clone());
             let blobs = self.blobs.clone();
             let closed = tokio::task::spawn_blocking(move || gap::close(&at, &bootstrap, &blobs));
             stale = closed.await.map_err(io::Error::other)??;
         }
-        let adopted = fanotify::adopt(&mut watches, at, record.backing.clone())?;
-        let mount = filesystems.add(adopted, watches, record, stale)?;
+        watches.iter_mut().for_each(Watch::mounted);
+        let mount = filesystems.keep(adopted, watches, record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
-        Ok(mount)
+        Ok(Some(mount))
     }
 
     /// Marks come before the mount: the kernel decides at open whether a file has events.

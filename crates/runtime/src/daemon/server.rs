@@ -20,7 +20,7 @@ const LINE_LIMIT: u64 = 64 << 10;
 pub(super) async fn serve(
     node: Arc<Node>,
     listener: UnixListener,
-    stop: &watch::Sender<bool>,
+    stop: watch::Sender<bool>,
 ) -> io::Result<()> {
     let mut stopped = stop.subscribe();
     loop {
@@ -35,7 +35,7 @@ pub(super) async fn serve(
                     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                 }
             },
-            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            () = async { drop(stopped.wait_for(|stop| *stop).await) } => return Ok(()),
         }
     }
 }

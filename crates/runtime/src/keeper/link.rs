@@ -1,14 +1,11 @@
 //! The worker's connection to its keeper.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     process::Child,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -18,12 +15,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{
     descriptors::Descriptors,
-    supervisor::{LISTENER, LOCK, LOG, Programs, Role, unexpected},
-    wire::{Channel, Kind, Message},
+    supervisor::{LISTENER, LOCK, LOG, Programs, Role},
+    takeover::unexpected,
+    wire::{Channel, Kind, Message, TRIAL},
 };
 
 /// The descriptor that a worker gets before it opens anything, see [`Link::enter`].
 pub const JOURNAL: &str = "journal";
+
+/// The connection to the keeper before, which goes on if a worker on trial fails.
+pub(super) const PREDECESSOR: &str = "predecessor";
 
 /// Pause before a keeper is started again that could not be started.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -68,7 +69,14 @@ type Shared = Arc<dyn AsFd + Send + Sync>;
 pub struct Link {
     inner: Mutex<Inner>,
     orders: UnboundedSender<Order>,
-    confirmed: AtomicBool,
+    trial: Mutex<Option<Trial>>,
+}
+
+/// The state of a worker on trial.
+struct Trial {
+    /// Held open: the old keeper goes on when nobody has it any more.
+    predecessor: Channel,
+    serving: bool,
 }
 
 #[derive(Default)]
@@ -76,6 +84,8 @@ struct Inner {
     /// `None` in a process that has no keeper.
     channel: Option<Arc<Channel>>,
     held: BTreeMap<String, Shared>,
+    /// What the keeper had from a worker before this one, and need not be sent again.
+    given: BTreeSet<String>,
     info: KeeperInfo,
     keeper: Option<Child>,
 }
@@ -97,10 +107,10 @@ impl Link {
     pub fn enter<T>(
         journal: impl FnOnce(OwnedFd) -> io::Result<T>,
     ) -> io::Result<(Arc<Self>, Given<T>)> {
-        let channel = Channel::new(rustix::stdio::stdin());
+        let channel = Channel::new(rustix::stdio::stdin())?;
         let (mut descriptors, mut info) = (Descriptors::default(), KeeperInfo::default());
         let (mut journal, mut opened) = (Some(journal), None);
-        loop {
+        let trial = loop {
             match channel.receive()? {
                 Some(Message { kind: Kind::Keeper, text, .. }) => {
                     info = KeeperInfo::from_json(&text)?;
@@ -111,15 +121,23 @@ impl Link {
                         None => descriptors.insert(text, descriptor),
                     }
                 }
-                Some(Message { kind: Kind::Go, .. }) => break,
+                Some(Message { kind: Kind::Go, text, .. }) => break text == TRIAL,
                 Some(message) => return Err(unexpected(&message)),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
-        }
-        let channel = Channel::new(channel.as_fd().try_clone_to_owned()?);
+        };
+        let trial = match descriptors.remove(PREDECESSOR).filter(|_| trial) {
+            Some(predecessor) => {
+                Some(Trial { predecessor: Channel::new(predecessor)?, serving: false })
+            }
+            None => None,
+        };
+        let channel = Channel::new(channel.as_fd().try_clone_to_owned()?)?;
         let (orders, receiver) = unbounded_channel();
-        let inner = Inner { channel: Some(Arc::new(channel)), info, ..Inner::default() };
-        let link = Arc::new(Link { inner: inner.into(), orders, confirmed: false.into() });
+        let mut given: BTreeSet<_> = descriptors.iter().map(|(name, _)| name.to_owned()).collect();
+        given.extend(opened.is_some().then(|| JOURNAL.to_owned()));
+        let inner = Inner { channel: Some(Arc::new(channel)), given, info, ..Inner::default() };
+        let link = Arc::new(Link { inner: inner.into(), orders, trial: trial.into() });
         for name in [LOCK, LISTENER, LOG] {
             if let Some(descriptor) = descriptors.remove(name) {
                 link.lock().held.insert(name.to_owned(), Arc::new(descriptor));
@@ -131,7 +149,7 @@ impl Link {
     /// For a process without a keeper: everything dies with it.
     pub fn alone() -> Arc<Self> {
         let (orders, _) = unbounded_channel();
-        Arc::new(Link { inner: Mutex::default(), orders, confirmed: true.into() })
+        Arc::new(Link { inner: Mutex::default(), orders, trial: Mutex::default() })
     }
 
     /// Listens to the keeper from a thread, and starts another one when it dies.
@@ -150,16 +168,11 @@ impl Link {
                         Ok(info) => self.lock().info = info,
                         Err(error) => tracing::warn!(%error, "cannot understand the keeper"),
                     },
-                    Kind::Confirmed => self.confirmed.store(true, Ordering::Release),
+                    Kind::Confirmed => drop(self.trial().take()),
                     Kind::Stop => drop(self.orders.send(Order::Stop)),
                     Kind::Leave => drop(self.orders.send(Order::Leave)),
                     kind => tracing::warn!(?kind, "the keeper says what no keeper says"),
                 },
-                Ok(None) if !self.confirmed.load(Ordering::Acquire) => {
-                    // The old daemon goes on as soon as this process is gone.
-                    tracing::error!("the takeover failed");
-                    std::process::exit(1);
-                }
                 Ok(None) => self.replace_keeper(programs),
                 Err(error) => tracing::error!(%error, "cannot understand the keeper"),
             }
@@ -168,6 +181,16 @@ impl Link {
 
     /// Starts another keeper, and hands everything to it.
     fn replace_keeper(&self, programs: &Programs) {
+        match self.trial().take() {
+            Some(trial) if !trial.serving => {
+                // The old daemon goes on as soon as this process is gone.
+                tracing::error!("the takeover failed");
+                std::process::exit(1);
+            }
+            // The keeper died at the very end of the takeover. Fails when it had told the old one before.
+            Some(trial) => drop(trial.predecessor.send(Kind::Done, "", None)),
+            None => {}
+        }
         tracing::error!("the keeper died, starting another one");
         if let Some(mut keeper) = self.lock().keeper.take() {
             // Its connection is closed, so it ends now.
@@ -189,14 +212,19 @@ impl Link {
         }
         ours.send(Kind::Go, "", None)?;
         inner.channel = Some(Arc::new(ours));
+        // This keeper has only what is held.
+        inner.given.clear();
         Ok(())
     }
 
     /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor
-    /// stays open whatever happens to this process.
+    /// stays open whatever happens to this process. Under a name that a worker before this one has used and nobody
+    /// [released](Link::release), it has to be what was [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> Held {
         let mut inner = self.lock();
-        inner.tell(Kind::Descriptor, &name, Some(&descriptor));
+        if !inner.given.remove(&name) {
+            inner.tell(Kind::Descriptor, &name, Some(&descriptor));
+        }
         inner.held.insert(name.clone(), descriptor);
         Held { link: self.clone(), name }
     }
@@ -205,11 +233,15 @@ impl Link {
     pub fn release(&self, name: &str) {
         let mut inner = self.lock();
         inner.held.remove(name);
+        inner.given.remove(name);
         inner.tell(Kind::Release, name, None);
     }
 
     /// Readers are served.
     pub fn serving(&self) {
+        if let Some(trial) = &mut *self.trial() {
+            trial.serving = true;
+        }
         self.lock().tell(Kind::Serving, "", None);
     }
 
@@ -227,6 +259,10 @@ impl Link {
     pub fn keeper(&self) -> Option<KeeperInfo> {
         let inner = self.lock();
         inner.channel.is_some().then(|| inner.info.clone())
+    }
+
+    fn trial(&self) -> MutexGuard<'_, Option<Trial>> {
+        self.trial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

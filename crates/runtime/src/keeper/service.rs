@@ -20,6 +20,11 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 #[derive(Debug)]
 pub(super) struct Service(Option<UnixDatagram>);
 
+/// Where its socket is, in words; empty without one.
+pub(super) fn address() -> String {
+    env::var_os("NOTIFY_SOCKET").unwrap_or_default().to_string_lossy().into_owned()
+}
+
 impl Service {
     /// The one whose socket is in the environment.
     pub(super) fn find() -> Self {
@@ -37,6 +42,11 @@ impl Service {
             tracing::warn!(%error, socket = %path.display(), "cannot reach the service manager");
         });
         Service(socket.ok())
+    }
+
+    /// Whether there is one.
+    pub(super) fn is_there(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Puts a copy of a descriptor into the store.

@@ -1,9 +1,12 @@
 //! The keeper's socket, where successors and reports are asked for.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
     path::Path,
 };
 
@@ -29,7 +32,11 @@ pub(super) fn open(root: &Path) -> io::Result<OwnedFd> {
     }
     let socket = unix()?;
     bind(&socket, &address(&File::open(root)?)?)?;
+    // Who can talk to the keeper can take everything over: its owner and nobody else.
+    fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
     listen(&socket, 16)?;
+    // Two keepers listen during a takeover, and one of them would wait for the client of the other.
+    rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
 }
 

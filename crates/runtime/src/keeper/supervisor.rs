@@ -16,17 +16,18 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::FlockOperation,
     net::{SocketFlags, accept_with},
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     descriptors::Descriptors,
-    link::{JOURNAL, KeeperInfo},
-    service::Service,
+    link::{JOURNAL, KeeperInfo, PREDECESSOR},
+    service::{self, Service},
     socket,
-    takeover::Successor,
-    wire::{Channel, Kind, Message},
+    takeover::{Successor, receive_all},
+    wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
 
@@ -39,7 +40,10 @@ pub(super) const LOG: &str = "log";
 /// root is `/images/<64 digits>/bootstrap`.
 const ROOT_LIMIT: usize = 255 - 82;
 
-/// Workers in a row that may end before they have answered what their predecessors left, without a pause.
+/// A worker has not failed that has answered what its predecessors left, and lived for so long.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Workers in a row that may fail without a pause.
 const PATIENCE: u32 = 3;
 
 /// The pause after that; it doubles with each further failure.
@@ -147,8 +151,11 @@ impl Keeper {
         }
         let mut descriptors = Descriptors::default();
         let inherited = lazuli_sys::inherit::descriptors();
+        // systemd lists what came last first.
         for (name, descriptor) in inherited.map_err(KeeperError::io(&root))? {
-            descriptors.insert(name, descriptor);
+            if descriptors.get(&name).is_none() {
+                descriptors.insert(name, descriptor);
+            }
         }
         let path = root.join("lock");
         let lock = match descriptors.remove(LOCK) {
@@ -175,34 +182,25 @@ impl Keeper {
     /// Takes a worker over whose keeper died; it waits at the other end of standard input.
     pub fn adopt(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
         let failed = KeeperError::io(Path::new("the connection to the worker"));
-        let adopt = || {
-            let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?);
+        let connect = || {
+            let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?)?;
             let pid = rustix::net::sockopt::socket_peercred(&channel)?.pid;
-            let mut descriptors = Descriptors::default();
-            loop {
-                match channel.receive()? {
-                    Some(Message {
-                        kind: Kind::Descriptor,
-                        text,
-                        descriptor: Some(descriptor),
-                    }) => {
-                        descriptors.insert(text, descriptor);
-                    }
-                    Some(Message { kind: Kind::Go, .. }) => break,
-                    Some(message) => return Err(unexpected(&message)),
-                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                }
-            }
-            Ok((channel, pid, descriptors))
+            let (descriptors, whole) = receive_all(&channel, Kind::Go)?;
+            Ok((channel, pid, descriptors, whole))
         };
-        let (channel, pid, descriptors) = adopt().map_err(failed)?;
+        let (channel, pid, descriptors, whole) = connect().map_err(failed)?;
         let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
         keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
-        let worker = Worker::adopt(channel, pid).map_err(KeeperError::io(root))?;
         keeper.last_exit = Some("the keeper before this one died".to_owned());
-        keeper.worker = Some(worker);
-        keeper.introduce();
-        keeper.service.ready();
+        // The worker may have died meanwhile: then it is this keeper that goes on.
+        if whole && let Ok(worker) = Worker::adopt(channel, pid) {
+            let info = keeper.info(Some(worker.pid)).to_json();
+            if let Err(error) = worker.channel.send(Kind::Keeper, &info, None) {
+                tracing::warn!(%error, "the worker is gone");
+            }
+            keeper.worker = Some(worker);
+            keeper.service.ready();
+        }
         Ok(keeper)
     }
 
@@ -245,15 +243,27 @@ impl Keeper {
             self.start_worker();
         }
         loop {
-            if let Some(ended) = self.step().map_err(KeeperError::io(Path::new("poll")))? {
-                return Ok(ended);
+            let Some(ended) = self.step().map_err(KeeperError::io(Path::new("poll")))? else {
+                continue;
+            };
+            if ended == Ended::Stopped
+                && let Some(lock) = self.descriptors.get(LOCK)
+            {
+                // The service manager may have a copy for a while yet.
+                let _ = rustix::fs::flock(lock, FlockOperation::Unlock);
             }
+            return Ok(ended);
         }
     }
 
     fn step(&mut self) -> io::Result<Option<Ended>> {
         let rest_at = self.awake.then(|| Instant::now() + REST);
-        let deadlines = [self.start_at, self.worker.as_ref().and_then(|w| w.leave_before), rest_at];
+        let deadlines = [
+            self.start_at,
+            self.worker.as_ref().and_then(|worker| worker.leave_before),
+            self.successor.as_ref().map(|successor| successor.deadline),
+            rest_at,
+        ];
         let wait = deadlines
             .into_iter()
             .flatten()
@@ -287,6 +297,9 @@ impl Keeper {
         if successor && self.hear_successor() {
             return Ok(Some(Ended::Replaced));
         }
+        if self.successor.as_ref().is_some_and(|s| s.deadline <= Instant::now()) {
+            self.give_up_successor("it takes too long");
+        }
         if client {
             self.accept();
         }
@@ -301,7 +314,8 @@ impl Keeper {
             worker.leave_before = None;
             worker.kill();
         }
-        if self.stopping && self.worker.is_none() && self.start_at.is_none() {
+        let idle = self.worker.is_none() && self.successor.is_none() && self.start_at.is_none();
+        if self.stopping && idle {
             return Ok(Some(Ended::Stopped));
         }
         Ok(None)
@@ -320,19 +334,35 @@ impl Keeper {
 
     pub(super) fn hold(&mut self, name: &str, descriptor: OwnedFd) {
         if self.descriptors.get(name).is_some() {
-            // It would keep both.
+            // It would keep both. A worker sends nothing again that it was given.
             self.service.forget(name);
         }
         self.service.store(name, descriptor.as_fd());
         self.descriptors.insert(name.to_owned(), descriptor);
     }
 
-    /// Starts a worker and gives it everything, on trial if so.
-    pub(super) fn spawn(&self, trial: bool) -> io::Result<Worker> {
+    pub(super) fn release(&mut self, name: &str) {
+        self.descriptors.remove(name);
+        self.service.forget(name);
+    }
+
+    /// Starts a worker and gives it everything. It is on trial as long as the daemon at the other end of
+    /// `predecessor` may go on.
+    pub(super) fn spawn(&self, predecessor: Option<&Channel>) -> io::Result<Worker> {
         let (ours, theirs) = Channel::pair()?;
         let mut command = (self.programs)(Role::Worker);
         let child = command.stdin(theirs).spawn()?;
-        let worker = Worker::new(ours, child)?;
+        // It holds the other end of the connection, which may tell whether it lives.
+        drop(command);
+        let mut worker = Worker::new(ours, child)?;
+        if let Err(error) = self.equip(&worker, predecessor) {
+            worker.kill();
+            return Err(io::Error::new(error.kind(), format!("{error}; {}", worker.reap())));
+        }
+        Ok(worker)
+    }
+
+    fn equip(&self, worker: &Worker, predecessor: Option<&Channel>) -> io::Result<()> {
         let channel = &worker.channel;
         channel.send(Kind::Keeper, &self.info(Some(worker.pid)).to_json(), None)?;
         if let Some(first) = self.descriptors.get(JOURNAL) {
@@ -341,11 +371,9 @@ impl Keeper {
         for (name, descriptor) in self.descriptors.iter().filter(|(name, _)| *name != JOURNAL) {
             channel.send(Kind::Descriptor, name, Some(descriptor))?;
         }
-        channel.send(Kind::Go, "", None)?;
-        if !trial {
-            channel.send(Kind::Confirmed, "", None)?;
-        }
-        Ok(worker)
+        let Some(predecessor) = predecessor else { return channel.send(Kind::Go, "", None) };
+        channel.send(Kind::Descriptor, PREDECESSOR, Some(predecessor.as_fd()))?;
+        channel.send(Kind::Go, TRIAL, None)
     }
 
     /// Goes on with a worker whose trial is over.
@@ -357,7 +385,7 @@ impl Keeper {
 
     fn start_worker(&mut self) {
         self.start_at = None;
-        match self.spawn(false) {
+        match self.spawn(None) {
             Ok(worker) => {
                 tracing::info!(pid = worker.pid, "worker started");
                 if self.stopping {
@@ -393,15 +421,9 @@ impl Keeper {
             Ok(Some(message)) => {
                 match (message.kind, message.descriptor) {
                     (Kind::Descriptor, Some(descriptor)) => self.hold(&message.text, descriptor),
-                    (Kind::Release, None) => {
-                        self.descriptors.remove(&message.text);
-                        self.service.forget(&message.text);
-                    }
+                    (Kind::Release, None) => self.release(&message.text),
                     (Kind::Serving, None) => self.service.ready(),
-                    (Kind::Settled, None) => {
-                        worker.settled = true;
-                        self.failures = 0;
-                    }
+                    (Kind::Settled, None) => worker.settled = true,
                     (Kind::Stopped, None) => worker.stopped = true,
                     (kind, _) => tracing::error!(?kind, "the worker says what no worker says"),
                 }
@@ -432,7 +454,7 @@ impl Keeper {
         }
         self.restarts += 1;
         tracing::error!(pid = worker.pid, ended, "the worker died; readers wait for the next one");
-        if worker.settled {
+        if worker.settled && worker.started.elapsed() > SETTLED {
             self.failures = 0;
         }
         self.restart_later(ended);
@@ -443,7 +465,7 @@ impl Keeper {
         let Some(listener) = self.descriptors.get(LISTENER) else { return };
         let accepted = accept_with(listener, SocketFlags::CLOEXEC).map_err(io::Error::from);
         let mut heard = accepted.and_then(|connection| {
-            let channel = Channel::new(connection);
+            let channel = Channel::new(connection)?;
             let message = channel.receive_within(CLIENT_LIMIT)?;
             Ok((channel, message))
         });
@@ -452,12 +474,25 @@ impl Keeper {
                 let pid = self.worker.as_ref().map(|worker| worker.pid);
                 let _ = channel.send(Kind::Report, &self.info(pid).to_json(), None);
             }
-            Ok((_, Some(message))) if message.kind == Kind::Takeover => {
-                let Ok((channel, _)) = heard else { return };
-                if self.successor.is_some() || self.stopping {
+            Ok((channel, Some(message))) if message.kind == Kind::Takeover => {
+                let refusal = if self.successor.is_some() {
+                    Some("another takeover is under way")
+                } else if self.stopping {
+                    Some("it is ending")
+                } else if self.service.is_there() && message.text != service::address() {
+                    Some("systemd runs it: use `systemctl reload`")
+                } else {
+                    None
+                };
+                if let Some(refusal) = refusal {
+                    let _ = channel.send(Kind::Refused, refusal, None);
                     return;
                 }
-                self.give_way(Successor::new(channel));
+                let Ok((channel, _)) = heard else { return };
+                match Successor::new(channel) {
+                    Ok(successor) => self.give_way(successor),
+                    Err(error) => tracing::warn!(%error, "the successor is gone"),
+                }
             }
             Ok((_, Some(message))) => {
                 tracing::warn!(kind = ?message.kind, "a client says what no client says");
@@ -488,26 +523,21 @@ impl Keeper {
     fn hear_successor(&mut self) -> bool {
         let Some(successor) = &self.successor else { return false };
         if successor.is_done() {
+            if self.stopping {
+                successor.stop();
+            }
             return true;
         }
-        tracing::error!("the successor failed; going on");
-        self.successor = None;
-        match &mut self.worker {
-            // It may be leaving already, and is started again then.
-            Some(worker) => worker.leave_before = None,
-            None => self.start_at = Some(Instant::now()),
-        }
+        self.give_up_successor("it went away");
         false
     }
 
-    /// Tells the worker about this keeper.
-    fn introduce(&self) {
-        if let Some(worker) = &self.worker {
-            let info = self.info(Some(worker.pid)).to_json();
-            if let Err(error) = worker.channel.send(Kind::Keeper, &info, None) {
-                tracing::warn!(%error, "the worker is gone");
-            }
-            worker.tell(Kind::Confirmed);
+    fn give_up_successor(&mut self, why: &str) {
+        let Some(successor) = self.successor.take() else { return };
+        tracing::error!(why, "the successor failed; going on");
+        successor.kill();
+        if self.worker.is_none() {
+            self.start_at = Some(Instant::now());
         }
     }
 
@@ -535,8 +565,4 @@ fn shrink() {
     if let Err(error) = lazuli_sys::resident::forget_program() {
         tracing::debug!(%error, "cannot give pages back");
     }
-}
-
-pub(super) fn unexpected(message: &Message) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
 }

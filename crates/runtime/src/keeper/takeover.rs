@@ -12,16 +12,22 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::ExitStatus,
-    time::Duration,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    net::sockopt::socket_peercred,
+    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
 use super::{
     descriptors::Descriptors,
     link::KeeperInfo,
-    socket,
-    supervisor::{Keeper, KeeperError, LOG, Programs, Role, unexpected},
+    service, socket,
+    supervisor::{Keeper, KeeperError, LOCK, LOG, Programs, Role},
     wire::{Channel, Kind, Message},
     worker::Worker,
 };
@@ -31,6 +37,9 @@ const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// After so long without a word the old keeper goes on: what all of a takeover may take, and some more.
+const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why nothing was taken over. The old daemon goes on.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +58,10 @@ pub enum TakeoverError {
     Trial(String),
     /// The old keeper did not hand over.
     #[error("the running daemon did not hand over: {0}")]
-    Refused(#[source] io::Error),
+    Failed(#[source] io::Error),
+    /// The old keeper does not want to.
+    #[error("the running daemon does not hand over: {0}")]
+    Refused(String),
     /// The new keeper could not be made.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
@@ -58,11 +70,14 @@ pub enum TakeoverError {
 /// The old keeper's side.
 pub(super) struct Successor {
     pub(super) channel: Channel,
+    process: OwnedFd,
+    pub(super) deadline: Instant,
 }
 
 impl Successor {
-    pub(super) fn new(channel: Channel) -> Self {
-        Successor { channel }
+    pub(super) fn new(channel: Channel) -> io::Result<Self> {
+        let process = pidfd_open(socket_peercred(&channel)?.pid, PidfdFlags::empty())?;
+        Ok(Successor { channel, process, deadline: Instant::now() + TAKEOVER_LIMIT })
     }
 
     /// Sends everything. No worker may be left.
@@ -74,6 +89,16 @@ impl Successor {
     /// Whether it has said that it goes on alone; to be asked when there is something to read.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.channel.receive(), Ok(Some(Message { kind: Kind::Done, .. })))
+    }
+
+    /// Makes sure that it does nothing any more.
+    pub(super) fn kill(&self) {
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+    }
+
+    /// Passes on that everything is to end.
+    pub(super) fn stop(&self) {
+        let _ = pidfd_send_signal(&self.process, Signal::TERM);
     }
 }
 
@@ -88,22 +113,30 @@ impl Keeper {
         if !check.success() {
             return Err(TakeoverError::Check(check));
         }
-        let descriptors = take_over(&old).map_err(TakeoverError::Refused)?;
+        let descriptors = take_over(&old)?;
         // This process and its workers write where the old ones did.
         if let Some(log) = descriptors.get(LOG) {
             rustix::stdio::dup2_stderr(log).map_err(|error| failed(&root, error.into()))?;
         }
         let mut keeper = Keeper::new(root, programs, descriptors)?;
-        let worker = keeper.try_worker()?;
-        old.send(Kind::Done, "", None).map_err(TakeoverError::Refused)?;
-        worker.tell(Kind::Confirmed);
-        keeper.take(worker);
-        Ok(keeper)
+        match keeper.try_worker(&old) {
+            Ok(worker) => {
+                // An old keeper that has died meanwhile is no reason to fail: nobody else would go on.
+                if let Err(error) = old.send(Kind::Done, "", None) {
+                    tracing::warn!(%error, "the old keeper is gone");
+                }
+                worker.tell(Kind::Confirmed);
+                keeper.take(worker);
+                Ok(keeper)
+            }
+            Err(_) if is_gone(&old) => Ok(keeper),
+            Err(error) => Err(error),
+        }
     }
 
     /// A worker that serves, on trial; when it does not it is gone when this returns.
-    fn try_worker(&mut self) -> Result<Worker, TakeoverError> {
-        let spawned = self.spawn(true);
+    fn try_worker(&mut self, old: &Channel) -> Result<Worker, TakeoverError> {
+        let spawned = self.spawn(Some(old));
         let mut worker = spawned.map_err(|error| TakeoverError::Trial(error.to_string()))?;
         match self.attend_trial(&mut worker) {
             Ok(()) => Ok(worker),
@@ -117,20 +150,28 @@ impl Keeper {
     }
 
     fn attend_trial(&mut self, worker: &mut Worker) -> io::Result<()> {
+        let deadline = Instant::now() + TRIAL_LIMIT;
         loop {
-            match worker.channel.receive_within(TRIAL_LIMIT)? {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match worker.channel.receive_within(left)? {
                 Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
                     self.hold(&text, descriptor);
                 }
-                Some(Message { kind: Kind::Release, text, .. }) => {
-                    self.descriptors.remove(&text);
-                }
+                Some(Message { kind: Kind::Release, text, .. }) => self.release(&text),
                 Some(Message { kind: Kind::Settled, .. }) => worker.settled = true,
                 Some(Message { kind: Kind::Serving, .. }) => return Ok(()),
                 Some(message) => return Err(unexpected(&message)),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
+    }
+}
+
+/// Whether the other side is gone. It has nothing to say.
+fn is_gone(channel: &Channel) -> bool {
+    match channel.receive_within(Duration::ZERO) {
+        Err(error) => error.kind() != io::ErrorKind::TimedOut,
+        Ok(message) => message.is_none(),
     }
 }
 
@@ -144,29 +185,58 @@ pub fn report(root: &Path) -> Result<KeeperInfo, TakeoverError> {
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     };
-    ask().map_err(TakeoverError::Refused)
+    ask().map_err(TakeoverError::Failed)
 }
 
 fn dial(root: &Path) -> Result<Channel, TakeoverError> {
-    socket::dial(root).map(Channel::new).map_err(|error| match error.kind() {
+    socket::dial(root).and_then(Channel::new).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             TakeoverError::NotRunning { root: root.to_owned() }
         }
-        _ => TakeoverError::Refused(error),
+        _ => TakeoverError::Failed(error),
     })
 }
 
-fn take_over(old: &Channel) -> io::Result<Descriptors> {
-    old.send(Kind::Takeover, "", None)?;
+fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
+    let ask = || {
+        old.send(Kind::Takeover, &service::address(), None)?;
+        receive_all(old, Kind::End)
+    };
+    match ask() {
+        Ok((descriptors, true)) => Ok(descriptors),
+        // The old keeper died while it handed over. Its worker was gone before that: nobody else can go on.
+        Ok((descriptors, false)) if descriptors.get(LOCK).is_some() => Ok(descriptors),
+        Ok(_) => Err(TakeoverError::Failed(io::ErrorKind::UnexpectedEof.into())),
+        Err(error) => match error.downcast::<Refusal>() {
+            Ok(Refusal(reason)) => Err(TakeoverError::Refused(reason)),
+            Err(error) => Err(TakeoverError::Failed(error)),
+        },
+    }
+}
+
+/// The other side does not want to.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+/// Receives descriptors up to a message of kind `last`; false when the other side went away before.
+pub(super) fn receive_all(channel: &Channel, last: Kind) -> io::Result<(Descriptors, bool)> {
     let mut descriptors = Descriptors::default();
     loop {
-        match old.receive_within(HANDOVER_LIMIT)? {
+        match channel.receive_within(HANDOVER_LIMIT)? {
             Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
                 descriptors.insert(text, descriptor);
             }
-            Some(Message { kind: Kind::End, .. }) => return Ok(descriptors),
+            Some(Message { kind: Kind::Refused, text, .. }) => {
+                return Err(io::Error::other(Refusal(text)));
+            }
+            Some(message) if message.kind == last => return Ok((descriptors, true)),
             Some(message) => return Err(unexpected(&message)),
-            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            None => return Ok((descriptors, false)),
         }
     }
+}
+
+pub(super) fn unexpected(message: &Message) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
 }

@@ -17,11 +17,18 @@ use rustix::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
         SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
         sendmsg, socketpair,
+        sockopt::{Timeout, set_socket_timeout},
     },
 };
 
 /// Bytes of the longest message. Names and reports are far shorter.
 const LIMIT: usize = 1024;
+
+/// See [`Kind::Go`].
+pub(super) const TRIAL: &str = "trial";
+
+/// How long a peer may leave messages unread. It reads whenever it lives; a stopped one must not stop us.
+const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +38,7 @@ pub(super) enum Kind {
     Keeper = 1,
     /// Here is the descriptor of this name.
     Descriptor = 2,
-    /// Keeper: these were all descriptors. Go ahead; until [`Kind::Confirmed`], on trial.
+    /// Keeper: these were all descriptors, go ahead. With the text [`TRIAL`]: on trial until [`Kind::Confirmed`].
     Go = 3,
     /// Keeper: the worker's trial is over.
     Confirmed = 4,
@@ -47,7 +54,7 @@ pub(super) enum Kind {
     Settled = 9,
     /// Worker: nothing is mounted any more, the keeper can end with me.
     Stopped = 10,
-    /// Successor: hand over everything.
+    /// Successor: hand over everything. The text is the socket of its service manager, empty if it has none.
     Takeover = 11,
     /// Old keeper: these were all descriptors, and no worker of mine is left.
     End = 12,
@@ -55,10 +62,12 @@ pub(super) enum Kind {
     Done = 13,
     /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON.
     Report = 14,
+    /// Old keeper: no, and why.
+    Refused = 15,
 }
 
 impl Kind {
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 15] = [
         Kind::Keeper,
         Kind::Descriptor,
         Kind::Go,
@@ -73,6 +82,7 @@ impl Kind {
         Kind::End,
         Kind::Done,
         Kind::Report,
+        Kind::Refused,
     ];
 }
 
@@ -93,14 +103,15 @@ impl Channel {
     pub(super) fn pair() -> io::Result<(Channel, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok((Channel(one), two))
+        Ok((Channel::new(one)?, two))
     }
 }
 
 impl<F: AsFd> Channel<F> {
     /// The connection behind a socket.
-    pub(super) fn new(socket: F) -> Self {
-        Channel(socket)
+    pub(super) fn new(socket: F) -> io::Result<Self> {
+        set_socket_timeout(&socket, Timeout::Send, Some(SEND_LIMIT))?;
+        Ok(Channel(socket))
     }
 
     /// Sends one message. When this returns the descriptor is safe: it is open until the other side has read it.
@@ -186,7 +197,7 @@ mod tests {
     #[test]
     fn messages_arrive_whole_with_their_descriptors() {
         let (one, two) = Channel::pair().unwrap();
-        let two = Channel::new(two);
+        let two = Channel::new(two).unwrap();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"content").unwrap();
         one.send(Kind::Descriptor, "a name", Some(file.as_fd())).unwrap();

@@ -21,6 +21,7 @@ pub(super) struct Worker {
     child: Option<Child>,
     pub(super) pid: u32,
     handle: OwnedFd,
+    pub(super) started: Instant,
     pub(super) settled: bool,
     pub(super) stopped: bool,
     /// When it is killed, if it has not left by then.
@@ -41,6 +42,7 @@ impl Worker {
             child: None,
             pid: pid.as_raw_nonzero().get().cast_unsigned(),
             handle: pidfd_open(pid, PidfdFlags::empty())?,
+            started: Instant::now(),
             settled: false,
             stopped: false,
             leave_before: None,

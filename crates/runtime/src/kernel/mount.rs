@@ -105,7 +105,8 @@ impl Erofs {
         Ok(Erofs { tree, backing })
     }
 
-    /// Takes over a mount that an earlier process bound at `path`. Marks have to be back on its devices.
+    /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted below it. Marks have
+    /// to be back on its devices before anybody reads.
     pub fn adopt(path: &Path, backing: Backing) -> Result<Self, MountError> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
@@ -132,6 +133,11 @@ impl Erofs {
         fsconfig_set_flag(context.as_fd(), c"ro")?;
         fsconfig_set_flag(context.as_fd(), c"directio")?;
         Ok(fsconfig_reconfigure(context.as_fd())?)
+    }
+
+    /// A path to its root directory, for this process and as long as this lives.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.tree.as_raw_fd()).into()
     }
 
     /// The device number of its files, as stat(2) shows it.

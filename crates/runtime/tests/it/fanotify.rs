@@ -367,7 +367,8 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     node.watches = node.blobs.iter().map(watch).collect();
     let backing = node.erofs.take().unwrap().backing().clone();
     node.drop_pages().await;
-    node.erofs = Some(fanotify::adopt(&mut node.watches, &node.at, backing).unwrap());
+    node.erofs = Some(Erofs::adopt(&node.at, backing).unwrap());
+    node.watches.iter_mut().for_each(Watch::mounted);
     node.compare().await;
 }
 

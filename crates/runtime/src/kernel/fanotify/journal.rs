@@ -42,8 +42,9 @@ pub struct Journal(Shared);
 /// An event that a process that is gone has read.
 #[derive(Debug)]
 pub struct Unanswered {
-    /// Something that has the event's number.
-    pub(super) number: OwnedFd,
+    pub(super) number: RawFd,
+    /// Keeps the number in use. `None` when no new event can get it: it is above the limit of this process.
+    pub(super) placeholder: Option<OwnedFd>,
     pub(super) file: FileId,
     pub(super) offset: u64,
     pub(super) count: u64,
@@ -56,28 +57,32 @@ impl Journal {
     }
 
     /// The journal of a process that is gone, and what it left. To be called before this process opens
-    /// anything, since the numbers of those events have to be free.
-    pub fn open(file: OwnedFd) -> io::Result<(Self, Vec<Unanswered>)> {
-        let limit = lazuli_sys::limit::raise_descriptors()?;
+    /// anything, since the numbers of those events have to be free. At most `most` events are returned; what is known of
+    /// others is forgotten.
+    pub fn open(file: OwnedFd, most: usize) -> io::Result<(Self, Vec<Unanswered>)> {
+        let limit = RawFd::try_from(lazuli_sys::limit::raise_descriptors()?).unwrap_or(RawFd::MAX);
         let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
-        let highest = journal.0[HIGHEST].load(Ordering::Acquire).min(u64::from(limit) - 1);
+        let highest = journal.0[HIGHEST].load(Ordering::Acquire).min(DESCRIPTORS.into());
         let noted: Vec<_> =
             (1..=highest as RawFd).filter(|n| journal.noted(*n).is_some()).collect();
-        // Out of the way.
-        let free = (0..limit as RawFd).rfind(|number| !noted.contains(number)).unwrap_or(0);
-        let journal = Journal(Shared::open(
-            fcntl_dupfd_cloexec(&journal.0, free)?,
-            DESCRIPTORS as usize * FIELDS,
-        )?);
+        // Out of the way of all of them.
+        let free = (0..limit).rfind(|number| noted.binary_search(number).is_err()).unwrap_or(0);
+        let moved = fcntl_dupfd_cloexec(&journal.0, free)?;
+        drop(journal);
+        let journal = Journal(Shared::open(moved, DESCRIPTORS as usize * FIELDS)?);
         let mut left = Vec::new();
         for number in noted {
             let Some((file, offset, count)) = journal.noted(number) else { continue };
-            // The lowest number that is free and not below this one: this one.
-            let placeholder = fcntl_dupfd_cloexec(&journal.0, number)?;
-            if placeholder.as_raw_fd() == number {
-                left.push(Unanswered { number: placeholder, file, offset, count });
+            let placeholder = match number < limit {
+                // The lowest number that is free and not below this one: this one.
+                true => Some(fcntl_dupfd_cloexec(&journal.0, number)?),
+                false => None,
+            };
+            let reserved = placeholder.as_ref().is_none_or(|fd| fd.as_raw_fd() == number);
+            if reserved && left.len() < most {
+                left.push(Unanswered { number, placeholder, file, offset, count });
             } else {
-                tracing::error!(number, "an unanswered event has a number that is in use");
+                tracing::error!(number, reserved, "an unanswered event will be denied");
                 journal.strike(number);
             }
         }
@@ -135,9 +140,8 @@ mod tests {
         journal.strike(901);
         journal.note(950, (7, 8), 1 << 40, 1 << 20);
         let copy = journal.as_fd().try_clone_to_owned().unwrap();
-        let (again, left) = Journal::open(copy).unwrap();
-        let found: Vec<_> =
-            left.iter().map(|e| (e.number.as_raw_fd(), e.file, e.offset, e.count)).collect();
+        let (again, left) = Journal::open(copy, 100).unwrap();
+        let found: Vec<_> = left.iter().map(|e| (e.number, e.file, e.offset, e.count)).collect();
         let expected =
             [(900, (1, 900), 4096, 0), (950, (7, 8), 1 << 40, 1 << 20), (999, (1, 999), 4096, 0)];
         assert_eq!(found, expected);
@@ -145,6 +149,21 @@ mod tests {
         assert!(fcntl_dupfd_cloexec(&again, 950).unwrap().as_raw_fd() > 950);
         again.strike(900);
         assert_eq!(journal.noted(900), None);
+    }
+
+    #[test]
+    fn a_successor_with_fewer_descriptors_answers_all_the_same() {
+        let journal = Journal::create().unwrap();
+        let above = lazuli_sys::limit::raise_descriptors().unwrap() as RawFd + 7;
+        let numbers = if above < DESCRIPTORS as RawFd { vec![950, above] } else { vec![950] };
+        numbers.iter().for_each(|number| journal.note(*number, (1, 2), 0, 1));
+        let copy = || journal.as_fd().try_clone_to_owned().unwrap();
+        let (_, left) = Journal::open(copy(), 100).unwrap();
+        assert_eq!(left.iter().map(|event| event.number).collect::<Vec<_>>(), numbers);
+        drop(left);
+        // What cannot be answered is not kept, so that it is denied.
+        assert_eq!(Journal::open(copy(), 0).unwrap().1.len(), 0);
+        assert_eq!(journal.noted(950), None);
     }
 
     #[test]

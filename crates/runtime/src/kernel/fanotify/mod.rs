@@ -25,21 +25,14 @@ use std::path::Path;
 
 pub use self::{
     journal::{Journal, Unanswered},
-    session::{BLOB, Estate, GROUP, Session, SessionError, Watch},
+    session::{BLOB, Estate, GROUP, Session, SessionError, Watch, most_unanswered},
 };
-use super::mount::{Backing, Erofs, MountError};
+use super::mount::{Erofs, MountError};
 
 /// Mounts the image `bootstrap` on the watched files, one for each of its blobs in the same order.
 pub fn mount(bootstrap: &Path, watches: &mut [Watch]) -> Result<Erofs, MountError> {
     let devices: Vec<_> = watches.iter().map(Watch::file).collect();
     let erofs = Erofs::mount(bootstrap, &devices)?;
-    watches.iter_mut().for_each(Watch::mounted);
-    Ok(erofs)
-}
-
-/// Takes over an image mount of an earlier process, see [`Erofs::adopt`].
-pub fn adopt(watches: &mut [Watch], at: &Path, backing: Backing) -> Result<Erofs, MountError> {
-    let erofs = Erofs::adopt(at, backing)?;
     watches.iter_mut().for_each(Watch::mounted);
     Ok(erofs)
 }

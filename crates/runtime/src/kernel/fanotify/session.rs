@@ -18,7 +18,9 @@
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt,
+    fs::File,
+    io,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::fs::MetadataExt as _,
@@ -26,7 +28,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -35,7 +37,7 @@ use std::{
 use lazuli_image::Decoded;
 use lazuli_sys::{
     fanotify::{Group, Response},
-    limit::raise_descriptors,
+    limit::{DESCRIPTORS, raise_descriptors},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -64,6 +66,11 @@ pub const BLOB: &str = "blob-";
 /// One event of this many descriptors may wait at a time, the others stay in the kernel's queue. The kernel denies
 /// an event for which there is no descriptor, so there must always be some left for blobs and connections.
 const SHARE: u32 = 4;
+
+/// The most events of an earlier process that this one answers.
+pub fn most_unanswered() -> usize {
+    raise_descriptors().map_or(1, |limit| (limit / SHARE) as usize)
+}
 
 /// Pause after the queue could not be read, for example for want of descriptors (the kernel has
 /// denied that reader already).
@@ -102,6 +109,8 @@ pub struct Session {
     runtime: Handle,
     stop: OwnedFd,
     link: Arc<Link>,
+    /// Whether readers are answered.
+    listening: AtomicBool,
     _held: [Held; 2],
 }
 
@@ -163,10 +172,10 @@ impl Session {
     ) -> Result<(Arc<Self>, Vec<Unanswered>), SessionError> {
         let Estate { group, journal, unanswered } = estate;
         let session = Self::new(link, group.into(), journal)?;
-        let limit = raise_descriptors().map_err(SessionError::Listen)?;
-        let known: Vec<_> = unanswered.iter().map(|event| event.number.as_raw_fd()).collect();
-        let unknown = (0..limit as RawFd)
-            .filter(|number| !known.contains(number))
+        let known: Vec<_> = unanswered.iter().map(|event| event.number).collect();
+        // Also numbers that this process cannot have: the one before may have had a higher limit.
+        let unknown = (0..DESCRIPTORS as RawFd)
+            .filter(|number| known.binary_search(number).is_err())
             .filter(|number| session.desk.group.respond(*number, Response::Deny).is_ok())
             .count();
         tracing::info!(known = known.len(), unknown, "events of the worker before this one");
@@ -188,6 +197,7 @@ impl Session {
             runtime: Handle::current(),
             stop,
             link: link.clone(),
+            listening: AtomicBool::new(false),
             _held: [journal, group],
         }))
     }
@@ -195,8 +205,8 @@ impl Session {
     /// Starts the thread, and answers what an earlier process left. The keeper learns when that is done.
     pub fn listen(self: &Arc<Self>, left: Vec<Unanswered>) -> Result<(), SessionError> {
         let mut answers = JoinSet::new();
-        for Unanswered { number, file, offset, count } in left {
-            let pending = Pending::new(&self.desk, number);
+        for Unanswered { number, placeholder, file, offset, count } in left {
+            let pending = Pending::new(&self.desk, number, placeholder);
             if let Some(answer) = self.handle(pending, file, offset, count, 0) {
                 answers.spawn_on(answer, &self.runtime);
             }
@@ -206,6 +216,7 @@ impl Session {
             answers.join_all().await;
             link.settled();
         });
+        self.listening.store(true, Ordering::Release);
         let ear = self.stop.try_clone().map_err(SessionError::Listen)?;
         let (desk, weak) = (self.desk.clone(), Arc::downgrade(self));
         thread::Builder::new()
@@ -219,27 +230,39 @@ impl Session {
     /// it is marked, the kernel asks before it does so.
     pub fn cut_off(&self, path: &Path) {
         let cut = || {
-            let file = std::fs::File::options().write(true).open(path)?;
+            let file = File::options().write(true).open(path)?;
             let metadata = file.metadata()?;
-            let used = self.lock().contains_key(&(metadata.dev(), metadata.ino()));
-            if used { Ok(()) } else { file.set_len(0) }
+            let watched = self.lock().get(&(metadata.dev(), metadata.ino())).map(|watched| {
+                (watched.watches > 0).then_some(()).ok_or_else(|| watched.blob.clone())
+            });
+            match watched {
+                Some(Ok(())) => Ok(()),
+                Some(Err(blob)) => blob.cut_off(),
+                None => file.set_len(0),
+            }
         };
         if let Err(error) = cut() {
             tracing::error!(path = %path.display(), %error, "readers may see holes");
         }
     }
 
-    /// Gives up files that an earlier process had marked and that no mount uses: not watched by now.
-    pub fn forget_others(&self, files: Vec<(String, OwnedFd)>) {
-        for (name, file) in files {
-            let id = rustix::fs::fstat(&file).map(|stat| (stat.st_dev, stat.st_ino));
-            if id.is_ok_and(|id| self.lock().contains_key(&id)) {
-                continue;
+    /// Takes the marks away of an earlier process that no mount needs. `files` are those that nobody has opened,
+    /// `open` may be marked as well.
+    pub fn forget_others(&self, files: &[File], open: &[Arc<CachedBlob>]) {
+        let unused: Vec<_> = {
+            let mut all = self.lock();
+            let ids: Vec<_> = all.keys().copied().collect();
+            ids.into_iter().for_each(|id| self.settle(id, &mut all));
+            let files = files.iter().chain(open.iter().map(|blob| blob.file()));
+            files.filter(|file| file_id(file).is_ok_and(|id| !all.contains_key(&id))).collect()
+        };
+        for file in unused {
+            // Fails when it has none. To release what is not held changes nothing.
+            let unmarked = self.desk.group.unmark(file.as_fd());
+            tracing::debug!(?file, ?unmarked, "not needed any more");
+            if let Ok(id) = file_id(file) {
+                self.link.release(&name(id));
             }
-            if let Err(error) = self.desk.group.unmark(file.as_fd()) {
-                tracing::debug!(%error, name, "had no mark");
-            }
-            self.link.release(&format!("{BLOB}{name}"));
         }
     }
 
@@ -267,7 +290,7 @@ impl Session {
             mounting: true,
         };
         if watched.marked.is_none() {
-            let held = self.link.hold(format!("{BLOB}{}-{}", id.0, id.1), blob.clone());
+            let held = self.link.hold(name(id), blob.clone());
             if let Err(error) = self.desk.group.mark(blob.file().as_fd()) {
                 // The watch takes itself back, which needs the lock.
                 drop(all);
@@ -313,7 +336,8 @@ impl Session {
     /// Removes a mark that is not needed any more: from then on the kernel reads the file without us.
     fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
         let Some(watched) = all.get_mut(&id) else { return };
-        let unused = watched.watches == 0;
+        // Before anybody is answered no mark goes: who gave up here may not have cut the file yet.
+        let unused = watched.watches == 0 && self.listening.load(Ordering::Acquire);
         let complete = watched.mounting == 0 && watched.blob.is_complete();
         if watched.marked.is_some() && (unused || complete) {
             match self.desk.group.unmark(watched.blob.file().as_fd()) {
@@ -356,7 +380,7 @@ impl Session {
             }
         };
         let Ok(file) = pending.file_id() else { return };
-        pending.desk.journal.note(pending.number(), file, offset, count);
+        pending.desk.journal.note(pending.number, file, offset, count);
         if let Some(answer) = self.handle(pending, file, offset, count, pid) {
             self.runtime.spawn(answer);
         }
@@ -371,8 +395,9 @@ impl Session {
         count: u64,
         pid: i32,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
-        if count == 0 {
-            // About no byte: the file is being cut.
+        // About no byte: the file is being cut. Or of this very process, which reads and writes chunks and would
+        // wait for itself.
+        if count == 0 || pid.cast_unsigned() == std::process::id() {
             pending.allow();
             return None;
         }
@@ -445,7 +470,7 @@ fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
                     tracing::error!(event = ?abi::parse(incoming.bytes()), "event without a file");
                     continue;
                 };
-                let pending = Pending::new(desk, file);
+                let pending = Pending::new(desk, file.as_raw_fd(), Some(file));
                 if let Some(session) = session.upgrade() {
                     session.receive(incoming.bytes(), pending);
                 }
@@ -460,6 +485,16 @@ fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
     }
 }
 
+fn file_id(file: impl AsFd) -> io::Result<FileId> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// The keeper's name of a marked file.
+fn name(id: FileId) -> String {
+    format!("{BLOB}{}-{}", id.0, id.1)
+}
+
 fn pause(error: &io::Error) {
     tracing::error!(%error, "cannot read pre-content events");
     thread::sleep(BREATH);
@@ -469,25 +504,21 @@ fn pause(error: &io::Error) {
 /// lets a reader hang or see a hole.
 #[must_use]
 struct Pending {
-    /// Has the number of the event.
-    file: OwnedFd,
+    number: RawFd,
+    /// Has the number, if this process can.
+    file: Option<OwnedFd>,
     desk: Arc<Desk>,
     answered: bool,
 }
 
 impl Pending {
-    fn new(desk: &Arc<Desk>, file: OwnedFd) -> Self {
+    fn new(desk: &Arc<Desk>, number: RawFd, file: Option<OwnedFd>) -> Self {
         desk.pending.fetch_add(1, Ordering::Relaxed);
-        Pending { file, desk: desk.clone(), answered: false }
-    }
-
-    fn number(&self) -> RawFd {
-        self.file.as_raw_fd()
+        Pending { number, file, desk: desk.clone(), answered: false }
     }
 
     fn file_id(&self) -> io::Result<FileId> {
-        let stat = rustix::fs::fstat(&self.file)?;
-        Ok((stat.st_dev, stat.st_ino))
+        self.file.as_ref().map_or_else(|| Err(Errno::BADF.into()), file_id)
     }
 
     fn allow(mut self) {
@@ -500,13 +531,13 @@ impl Pending {
 
     fn answer(&mut self, response: Response) {
         self.answered = true;
-        match self.desk.group.respond(self.number(), response) {
+        match self.desk.group.respond(self.number, response) {
             Ok(()) => {}
             // The reader was killed meanwhile.
             Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
             Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
         }
-        self.desk.journal.strike(self.number());
+        self.desk.journal.strike(self.number);
         self.desk.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -240,7 +240,7 @@ fn execute(file: &Readable, code: &str) -> io::Result<Wrong> {
         None if said.starts_with("wrong code") => Ok(Wrong { bytes: PAYLOAD as u64, zeros: 0 }),
         None => match output.status.signal() {
             Some(signal) => Err(io::Error::other(format!("signal {signal}"))),
-            None => Err(io::Error::other(format!("{}: {said}", output.status))),
+            None => Err(io::Error::other(format!("{}: {}", output.status, said.trim_end()))),
         },
     }
 }

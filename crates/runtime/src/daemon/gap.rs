@@ -5,7 +5,13 @@
 //! survives that, for everybody; so if one is left, the kernel is told to reclaim all of its page cache, mapped or not.
 
 use std::{
-    fs::File, io, ops::Range, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc, thread,
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
     time::Duration,
 };
 

@@ -158,9 +158,7 @@ fn zeros_that_were_seen_while_nobody_served_are_forgotten() {
     let Some(node) = mounted("fanotify") else { return };
     let pids = node.pids();
     kill_both(pids);
-    until("the group is closed", || {
-        pids.iter().all(|pid| !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists())
-    });
+    until("the group is closed", || pids.into_iter().all(is_gone));
     let mut seen = vec![0; SIZE];
     node.file().read_exact_at(&mut seen, 0).unwrap();
     assert!(seen.iter().all(|byte| *byte == 0), "or there is nothing to forget");
@@ -254,6 +252,135 @@ fn workers_that_keep_ending_are_reported_and_their_readers_wait() {
     });
     assert!(bytes.unwrap() == part(0));
     node.lazuli.status();
+}
+
+/// A takeover whose new worker gets stuck until told to go on: it reads records, and one of them is a pipe.
+struct Stuck {
+    pipe: PathBuf,
+    takeover: std::process::Child,
+}
+
+impl Stuck {
+    fn new(node: &Node) -> Self {
+        let [_, worker] = node.pids();
+        let pipe = node.lazuli.root().join("filesystems/stuck.json");
+        run("mkfifo", &[&pipe]);
+        let takeover = node.lazuli.command(["daemon", "--takeover"]).spawn().unwrap();
+        until("the old worker leaves", || is_gone(worker));
+        // The new one opens the pipe by now; if not, it will.
+        thread::sleep(Duration::from_millis(300));
+        Stuck { pipe, takeover }
+    }
+
+    fn go_on(&self) {
+        drop(File::options().write(true).open(&self.pipe).unwrap());
+        std::fs::remove_file(&self.pipe).unwrap();
+    }
+
+    fn ended(mut self) -> bool {
+        self.takeover.wait().unwrap().success()
+    }
+}
+
+fn run(program: &str, arguments: &[&Path]) {
+    assert!(Command::new(program).args(arguments).status().unwrap().success(), "{program}");
+}
+
+fn is_gone(pid: Pid) -> bool {
+    // Of a process that was not waited for, no descriptor is left.
+    !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists()
+}
+
+/// The process of this state directory that was started with `flag`.
+fn process(node: &Node, flag: &str) -> Pid {
+    let root = node.lazuli.root();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let is_it = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        line.contains(root.to_str().unwrap()) && line.split('\0').any(|word| word == flag)
+    };
+    Pid::from_raw(pids.find(is_it).unwrap_or_else(|| panic!("nobody runs with {flag}"))).unwrap()
+}
+
+#[test]
+fn a_takeover_survives_the_old_keepers_death() {
+    let Some(node) = mounted("fanotify") else { return };
+    let before = node.pids();
+    let bytes = node.read_while(1 << 20, |node| {
+        let stuck = Stuck::new(node);
+        kill(before[0]);
+        stuck.go_on();
+        assert!(stuck.ended());
+    });
+    assert!(bytes.unwrap() == part(1 << 20));
+    assert!(node.pids().iter().all(|pid| !before.contains(pid)));
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+}
+
+#[test]
+fn the_old_daemon_goes_on_when_its_successor_dies() {
+    let Some(node) = mounted("fanotify") else { return };
+    let before = node.pids();
+    let bytes = node.read_while(1 << 20, |node| {
+        let stuck = Stuck::new(node);
+        kill(process(node, "--succeed"));
+        stuck.go_on();
+        assert!(!stuck.ended());
+    });
+    assert!(bytes.unwrap() == part(1 << 20));
+    assert_eq!(node.pids()[0], before[0]);
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+}
+
+#[test]
+fn a_stop_in_the_middle_of_a_takeover_stops_both() {
+    let Some(node) = mounted("fanotify") else { return };
+    let before = node.pids();
+    let bytes = node.read_while(1 << 20, |node| {
+        let stuck = Stuck::new(node);
+        kill_process(before[0], Signal::TERM).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        stuck.go_on();
+        stuck.ended();
+    });
+    // The reader had its file open: it may be served to the end, or get an error.
+    assert!(bytes.is_ok_and(|bytes| bytes == part(1 << 20)) || !node.mountpoint.join("a").exists());
+    until("nothing is mounted", || !node.mountpoint.join("a").exists());
+    until("nothing runs", || node.lazuli.output(["status"]).status.code() == Some(1));
+    assert!(is_gone(before[0]));
+}
+
+#[test]
+fn a_mount_that_is_covered_is_served() {
+    let Some(node) = mounted("fanotify") else { return };
+    let file = node.file();
+    let [_, worker] = node.pids();
+    let tmpfs = ["-t", "tmpfs", "tmpfs"].map(Path::new);
+    run("mount", &[&tmpfs[..], &[node.mountpoint.as_path()]].concat());
+    kill(worker);
+    until("another worker", || node.pids()[1] != worker);
+    let mut bytes = vec![0; 1 << 20];
+    file.read_exact_at(&mut bytes, 3 << 20).unwrap();
+    run("umount", &[&node.mountpoint]);
+    assert!(bytes == part(3 << 20));
+    drop(file);
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    run("umount", &[&node.mountpoint]);
+}
+
+#[test]
+fn what_is_mounted_inside_is_not_taken_for_the_image() {
+    let Some(node) = mounted("fanotify") else { return };
+    let inside = node.mountpoint.join("a");
+    let other = node.lazuli.path("config.toml");
+    run("mount", &[Path::new("--bind"), &other, &inside]);
+    kill_both(node.pids());
+    let status = node.lazuli.mount_status(&node.mountpoint);
+    run("umount", &[&inside]);
+    assert_eq!(status["stale_pages"], 0, "{status:#}");
+    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
 }
 
 /// The service manager's side: takes what the daemon puts into its store.

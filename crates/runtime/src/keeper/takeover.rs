@@ -108,11 +108,14 @@ impl Keeper {
         let failed =
             |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
         let root = root.canonicalize().map_err(|error| failed(root, error))?;
-        let old = dial(&root)?;
+        // Whether there is anything to take over. The old keeper hangs up on who says nothing, and the check may take
+        // longer than that.
+        drop(dial(&root)?);
         let check = programs(Role::Check).status().map_err(|error| failed(&root, error))?;
         if !check.success() {
             return Err(TakeoverError::Check(check));
         }
+        let old = dial(&root)?;
         let descriptors = take_over(&old)?;
         // This process and its workers write where the old ones did.
         if let Some(log) = descriptors.get(LOG) {

@@ -15,6 +15,7 @@
 //! its mount, see [`Backing::is_alive`], and the [`Session`] every watch.
 
 pub mod abi;
+mod desk;
 mod journal;
 mod session;
 

@@ -39,10 +39,7 @@ use lazuli_sys::{
     fanotify::{Group, Response},
     limit::{DESCRIPTORS, raise_descriptors},
 };
-use rustix::{
-    event::{EventfdFlags, eventfd},
-    io::Errno,
-};
+use rustix::event::{EventfdFlags, eventfd};
 use tokio::{
     runtime::Handle,
     task::{AbortHandle, JoinSet},
@@ -50,6 +47,7 @@ use tokio::{
 
 use super::{
     abi::{self, Event},
+    desk::{Desk, GroupOf, JournalOf, Pending, file_id},
     journal::{FileId, Journal, Unanswered},
 };
 use crate::{
@@ -112,16 +110,6 @@ pub struct Session {
     /// Whether readers are answered.
     listening: AtomicBool,
     _held: [Held; 2],
-}
-
-/// Where answers are given.
-struct Desk {
-    group: Group,
-    journal: Journal,
-    /// Events that were read and not answered.
-    pending: AtomicU32,
-    /// Most of them at a time.
-    limit: u32,
 }
 
 /// What an earlier process of the same keeper left.
@@ -432,24 +420,6 @@ impl Drop for Session {
     }
 }
 
-/// The desk's group, as a descriptor.
-struct GroupOf(Arc<Desk>);
-
-impl AsFd for GroupOf {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.group.as_fd()
-    }
-}
-
-/// The desk's journal, as a descriptor.
-struct JournalOf(Arc<Desk>);
-
-impl AsFd for JournalOf {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.journal.as_fd()
-    }
-}
-
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("watched", &self.lock().len()).finish_non_exhaustive()
@@ -485,11 +455,6 @@ fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
     }
 }
 
-fn file_id(file: impl AsFd) -> io::Result<FileId> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok((stat.st_dev, stat.st_ino))
-}
-
 /// The keeper's name of a marked file.
 fn name(id: FileId) -> String {
     format!("{BLOB}{}-{}", id.0, id.1)
@@ -498,56 +463,6 @@ fn name(id: FileId) -> String {
 fn pause(error: &io::Error) {
     tracing::error!(%error, "cannot read pre-content events");
     thread::sleep(BREATH);
-}
-
-/// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a panic included,
-/// lets a reader hang or see a hole.
-#[must_use]
-struct Pending {
-    number: RawFd,
-    /// Has the number, if this process can.
-    file: Option<OwnedFd>,
-    desk: Arc<Desk>,
-    answered: bool,
-}
-
-impl Pending {
-    fn new(desk: &Arc<Desk>, number: RawFd, file: Option<OwnedFd>) -> Self {
-        desk.pending.fetch_add(1, Ordering::Relaxed);
-        Pending { number, file, desk: desk.clone(), answered: false }
-    }
-
-    fn file_id(&self) -> io::Result<FileId> {
-        self.file.as_ref().map_or_else(|| Err(Errno::BADF.into()), file_id)
-    }
-
-    fn allow(mut self) {
-        self.answer(Response::Allow);
-    }
-
-    fn deny(self) {
-        drop(self);
-    }
-
-    fn answer(&mut self, response: Response) {
-        self.answered = true;
-        match self.desk.group.respond(self.number, response) {
-            Ok(()) => {}
-            // The reader was killed meanwhile.
-            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
-            Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
-        }
-        self.desk.journal.strike(self.number);
-        self.desk.pending.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.answer(Response::Deny);
-        }
-    }
 }
 
 /// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any more, and

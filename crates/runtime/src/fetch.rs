@@ -107,18 +107,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
     // Chunks that somebody waits for go first and each on its own; what came along is done in batches.
     let (wanted, extra): (Vec<_>, Vec<_>) = leases.into_iter().partition(Lease::is_wanted);
     let mut jobs: Vec<Vec<Lease>> = wanted.into_iter().map(|lease| vec![lease]).collect();
-    let mut size = JOB;
-    for lease in extra {
-        let chunk = u64::from(blob.chunk(lease.chunk()).decoded_size);
-        match jobs.last_mut() {
-            Some(job) if size + chunk <= JOB => job.push(lease),
-            _ => {
-                size = 0;
-                jobs.push(vec![lease]);
-            }
-        }
-        size += chunk;
-    }
+    jobs.extend(batches(&blob, extra));
     let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
     let wrong: Vec<_> = join_all(jobs).await.into_iter().flatten().collect();
     if wrong.is_empty() {
@@ -130,6 +119,24 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
     drop(answer);
     join_all(wrong.into_iter().map(|(lease, error)| repair(&blob, lease, error, &liar, deadline)))
         .await;
+}
+
+/// Cuts work on chunks into jobs for one worker each.
+pub(crate) fn batches(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+    let mut jobs: Vec<Vec<Lease>> = Vec::new();
+    let mut size = JOB;
+    for lease in leases {
+        let chunk = u64::from(blob.chunk(lease.chunk()).decoded_size);
+        match jobs.last_mut() {
+            Some(job) if size + chunk <= JOB => job.push(lease),
+            _ => {
+                size = 0;
+                jobs.push(vec![lease]);
+            }
+        }
+        size += chunk;
+    }
+    jobs
 }
 
 /// Decodes, checks and writes some chunks of an answer that begins at `start`. Returns those that are wrong.

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "what was skipped, and what a failed test's daemon logged")]
 
 mod bad_input;
+mod budget;
 mod convert;
 mod daemon;
 mod faults;

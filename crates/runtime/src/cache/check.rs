@@ -29,20 +29,7 @@ const ATTEMPTS: usize = 3;
 impl CachedBlob {
     /// Checks suspect chunks that somebody waits for.
     pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
-        let mut jobs: Vec<Vec<Lease>> = Vec::new();
-        let mut size = JOB;
-        for lease in leases {
-            let chunk = u64::from(self.chunk(lease.chunk()).decoded_size);
-            match jobs.last_mut() {
-                Some(job) if size + chunk <= JOB => job.push(lease),
-                _ => {
-                    size = 0;
-                    jobs.push(vec![lease]);
-                }
-            }
-            size += chunk;
-        }
-        for job in jobs {
+        for job in fetch::batches(self, leases) {
             self.workers.runtime().spawn(check_job(self.clone(), job, false));
         }
     }

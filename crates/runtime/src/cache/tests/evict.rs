@@ -159,3 +159,19 @@ fn the_next_process_knows_what_was_given_up() {
         });
     }
 }
+
+#[tokio::test]
+async fn a_blob_that_was_watched_for_nothing_is_complete_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 4]);
+    let cache = Cache::open(dir.path(), limited(1 << 20, Duration::from_secs(3600))).unwrap();
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    blob.ensure(sample.all()).await.unwrap();
+    blob.completed().await;
+    blob.stand_guard(true).unwrap();
+    assert!(!blob.is_complete());
+    blob.flush().unwrap();
+    assert!(!blob.is_complete(), "as long as chunks of it may go");
+    cache.enforce().unwrap();
+    tokio::time::timeout(Duration::from_secs(60), blob.completed()).await.unwrap();
+}

@@ -32,6 +32,9 @@ const FIELDS: usize = 4;
 /// in use.
 const HIGHEST: usize = 0;
 
+/// Where the highest limit of descriptors is of all processes that wrote here.
+const LIMIT: usize = 1;
+
 /// Device and inode: which file an event is about.
 pub(super) type FileId = (u64, u64);
 
@@ -53,7 +56,14 @@ pub struct Unanswered {
 impl Journal {
     /// An empty one.
     pub fn create() -> io::Result<Self> {
-        Shared::create("lazuli-journal", DESCRIPTORS as usize * FIELDS).map(Journal)
+        let journal = Journal(Shared::create("lazuli-journal", DESCRIPTORS as usize * FIELDS)?);
+        journal.0[LIMIT].store(lazuli_sys::limit::raise_descriptors()?.into(), Ordering::Release);
+        Ok(journal)
+    }
+
+    /// No event has this number or a higher one.
+    pub(super) fn limit(&self) -> RawFd {
+        self.0[LIMIT].load(Ordering::Acquire).min(DESCRIPTORS.into()) as RawFd
     }
 
     /// The journal of a process that is gone, and what it left. To be called before this process opens
@@ -62,6 +72,7 @@ impl Journal {
     pub fn open(file: OwnedFd, most: usize) -> io::Result<(Self, Vec<Unanswered>)> {
         let limit = RawFd::try_from(lazuli_sys::limit::raise_descriptors()?).unwrap_or(RawFd::MAX);
         let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
+        journal.0[LIMIT].fetch_max(limit.unsigned_abs().into(), Ordering::AcqRel);
         let highest = journal.0[HIGHEST].load(Ordering::Acquire).min(DESCRIPTORS.into());
         let noted: Vec<_> =
             (1..=highest as RawFd).filter(|n| journal.noted(*n).is_some()).collect();

@@ -22,7 +22,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
@@ -37,7 +37,7 @@ use std::{
 use lazuli_image::Decoded;
 use lazuli_sys::{
     fanotify::{Group, Response},
-    limit::{DESCRIPTORS, raise_descriptors},
+    limit::raise_descriptors,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::{
@@ -162,7 +162,7 @@ impl Session {
         let session = Self::new(link, group.into(), journal)?;
         let known: Vec<_> = unanswered.iter().map(|event| event.number).collect();
         // Also numbers that this process cannot have: the one before may have had a higher limit.
-        let unknown = (0..DESCRIPTORS as RawFd)
+        let unknown = (0..session.desk.journal.limit())
             .filter(|number| known.binary_search(number).is_err())
             .filter(|number| session.desk.group.respond(*number, Response::Deny).is_ok())
             .count();

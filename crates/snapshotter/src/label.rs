@@ -1,0 +1,92 @@
+//! What containerd says about a layer in the labels of a Prepare.
+
+use std::collections::BTreeMap;
+
+use crate::{Image, SnapshotError};
+
+/// Labels of a snapshot.
+pub(crate) type Labels = BTreeMap<String, String>;
+
+/// The name under which containerd will look for the unpacked layer: its chain id.
+pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
+
+const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
+const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
+
+/// Annotations of layers of lazy images, which containerd passes on.
+const DATA: &str = "containerd.io/snapshot/nydus-blob";
+const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
+
+/// What has to be done for a layer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Layer {
+    /// containerd unpacks it, or this is not about a layer at all.
+    Ordinary,
+    /// Data of a lazy image: nothing, it arrives as it is read.
+    Data {
+        /// See [`TARGET`].
+        target: String,
+    },
+    /// The bootstrap of a lazy image: the image is to be mounted.
+    Bootstrap {
+        /// See [`TARGET`].
+        target: String,
+        /// The image.
+        image: Image,
+    },
+}
+
+impl Layer {
+    /// Reads the labels of a Prepare.
+    ///
+    /// # Errors
+    /// A bootstrap whose image is not named: its data could not be found.
+    pub(crate) fn of(labels: &Labels) -> Result<Self, SnapshotError> {
+        let Some(target) = labels.get(TARGET).cloned() else { return Ok(Layer::Ordinary) };
+        let has = |label| labels.get(label).is_some_and(|value| value == "true");
+        if has(DATA) {
+            return Ok(Layer::Data { target });
+        }
+        if !has(BOOTSTRAP) {
+            return Ok(Layer::Ordinary);
+        }
+        let Some(reference) = labels.get(IMAGE).cloned() else {
+            return Err(SnapshotError::Invalid(format!(
+                "layer {target} is the bootstrap of a lazy image, and there is no label {IMAGE} that names the image: \
+                 is containerd configured to pass snapshot annotations on?"
+            )));
+        };
+        let manifest_digest = labels.get(MANIFEST).cloned();
+        Ok(Layer::Bootstrap { target, image: Image { reference, manifest_digest } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_told_by_their_labels() {
+        let labels = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Labels>()
+        };
+        let target = || "sha256:1".to_owned();
+        let image = Image { reference: "r/a:1".to_owned(), manifest_digest: Some("d".to_owned()) };
+        for (pairs, expected) in [
+            (&[][..], Layer::Ordinary),
+            (&[(TARGET, "sha256:1"), (IMAGE, "r/a:1")], Layer::Ordinary),
+            // A container's snapshot may inherit labels; without a target it is no layer.
+            (&[(DATA, "true")], Layer::Ordinary),
+            (&[(TARGET, "sha256:1"), (DATA, "false")], Layer::Ordinary),
+            (&[(TARGET, "sha256:1"), (DATA, "true")], Layer::Data { target: target() }),
+            (
+                &[(TARGET, "sha256:1"), (BOOTSTRAP, "true"), (IMAGE, "r/a:1"), (MANIFEST, "d")],
+                Layer::Bootstrap { target: target(), image },
+            ),
+        ] {
+            assert_eq!(Layer::of(&labels(pairs)).unwrap(), expected, "{pairs:?}");
+        }
+        let error = Layer::of(&labels(&[(TARGET, "sha256:1"), (BOOTSTRAP, "true")])).unwrap_err();
+        assert!(error.to_string().contains("cri.image-ref"), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! How containerd asks: its snapshot service on a Unix socket.
+//!
+//! Ordinary images are kept exactly as containerd's own overlayfs snapshotter keeps them. A lazy image is one mount: its
+//! data layers are said to be here without having been fetched, its bootstrap layer is where the image is mounted, and
+//! containers get an overlay on top of that.
+//!
+//! ```text
+//! ROOT/snapshots/
+//!   metadata.redb   names, parents, labels
+//!   <number>/fs     a layer's files, a container's writes, or where an image is mounted
+//!   <number>/work   for overlayfs
+//!   trash/          what is being deleted
+//! ```
+//!
+//! Who mounts images is a matter of the [`Images`] that this crate is given.
+#![forbid(unsafe_code)]
+
+mod directories;
+mod error;
+mod filter;
+mod label;
+mod local;
+mod mounts;
+mod service;
+mod snapshotter;
+mod store;
+
+use std::{error::Error, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+
+pub use error::SnapshotError;
+
+/// containerd's protocol.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+pub mod api {
+    /// `containerd.types`
+    pub mod types {
+        tonic::include_proto!("containerd.types");
+    }
+    /// `containerd.services.snapshots.v1`
+    pub mod services {
+        /// `containerd.services.snapshots`
+        pub mod snapshots {
+            /// `containerd.services.snapshots.v1`
+            pub mod v1 {
+                tonic::include_proto!("containerd.services.snapshots.v1");
+            }
+        }
+    }
+    pub use services::snapshots::v1 as snapshots;
+}
+
+/// A lazy image, as containerd names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Registry, repository and tag or digest: what the user asked for.
+    pub reference: String,
+    /// Digest of the manifest that this meant when it was pulled.
+    pub manifest_digest: Option<String>,
+}
+
+/// Whoever can mount lazy images.
+#[async_trait]
+pub trait Images: Send + Sync {
+    /// Finds out whether the image and all of its data can be reached. An error says what cannot, and why.
+    async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Mounts the image at the directory `at`, unless it is mounted there.
+    async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.
+    async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// What containerd asks, answered for one state directory.
+#[derive(Debug)]
+pub struct Server(service::Service);
+
+impl Server {
+    /// Opens or creates the snapshots in `root`. What an earlier process left half done is cleaned up.
+    pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
+        let snapshotter = snapshotter::Snapshotter::open(&root.join("snapshots"), images).await?;
+        Ok(Server(service::Service::new(snapshotter)))
+    }
+
+    /// Serves connections until `end`; requests under way are finished then.
+    pub async fn serve(
+        self,
+        listener: UnixListener,
+        end: impl Future<Output = ()>,
+    ) -> Result<(), SnapshotError> {
+        let service = api::snapshots::snapshots_server::SnapshotsServer::new(self.0);
+        let server = tonic::transport::Server::builder().add_service(service);
+        let incoming = UnixListenerStream::new(listener);
+        server.serve_with_incoming_shutdown(incoming, end).await.map_err(SnapshotError::Server)
+    }
+}

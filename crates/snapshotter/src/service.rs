@@ -1,0 +1,172 @@
+//! containerd's requests, in its words.
+
+use std::pin::Pin;
+
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    SnapshotError,
+    api::snapshots::{
+        CleanupRequest, CommitSnapshotRequest, Info, Kind as ApiKind, ListSnapshotsRequest,
+        ListSnapshotsResponse, MountsRequest, MountsResponse, PrepareSnapshotRequest,
+        PrepareSnapshotResponse, RemoveSnapshotRequest, StatSnapshotRequest, StatSnapshotResponse,
+        UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest, UsageResponse,
+        ViewSnapshotRequest, ViewSnapshotResponse, snapshots_server::Snapshots,
+    },
+    snapshotter::{Snapshotter, Wanted},
+    store::{Kind, Snapshot},
+};
+
+/// Snapshots in one message of a list; far from the 4 MiB that a client takes.
+const PAGE: usize = 100;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service(Snapshotter);
+
+impl Service {
+    pub(crate) fn new(snapshotter: Snapshotter) -> Self {
+        Service(snapshotter)
+    }
+
+    /// Carries a request out in a task of its own: a client that goes away must not leave it half done.
+    async fn run<T, F>(&self, work: impl FnOnce(Snapshotter) -> F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, SnapshotError>> + Send + 'static,
+    {
+        let result = tokio::spawn(work(self.0.clone())).await;
+        let result = result.unwrap_or(Err(SnapshotError::Panicked));
+        result.map_err(|error| {
+            match &error {
+                SnapshotError::AlreadyExists(_) | SnapshotError::NotFound(_) => {
+                    tracing::debug!(%error, "containerd is told");
+                }
+                _ => tracing::warn!(%error, "containerd is told"),
+            }
+            error.into()
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Snapshots for Service {
+    async fn prepare(
+        &self,
+        request: Request<PrepareSnapshotRequest>,
+    ) -> Result<Response<PrepareSnapshotResponse>, Status> {
+        let PrepareSnapshotRequest { key, parent, labels, .. } = request.into_inner();
+        let wanted = Wanted { key, parent: named(parent), labels: labels.into_iter().collect() };
+        let mounts = self.run(|s| async move { s.prepare(wanted).await }).await?;
+        Ok(Response::new(PrepareSnapshotResponse { mounts }))
+    }
+
+    async fn view(
+        &self,
+        request: Request<ViewSnapshotRequest>,
+    ) -> Result<Response<ViewSnapshotResponse>, Status> {
+        let ViewSnapshotRequest { key, parent, labels, .. } = request.into_inner();
+        let wanted = Wanted { key, parent: named(parent), labels: labels.into_iter().collect() };
+        let mounts = self.run(|s| async move { s.view(wanted).await }).await?;
+        Ok(Response::new(ViewSnapshotResponse { mounts }))
+    }
+
+    async fn mounts(
+        &self,
+        request: Request<MountsRequest>,
+    ) -> Result<Response<MountsResponse>, Status> {
+        let key = request.into_inner().key;
+        let mounts = self.run(|s| async move { s.mounts(key).await }).await?;
+        Ok(Response::new(MountsResponse { mounts }))
+    }
+
+    async fn commit(
+        &self,
+        request: Request<CommitSnapshotRequest>,
+    ) -> Result<Response<()>, Status> {
+        let CommitSnapshotRequest { name, key, labels, .. } = request.into_inner();
+        let labels = labels.into_iter().collect();
+        self.run(|s| async move { s.commit(key, name, labels).await }).await.map(Response::new)
+    }
+
+    async fn remove(
+        &self,
+        request: Request<RemoveSnapshotRequest>,
+    ) -> Result<Response<()>, Status> {
+        let key = request.into_inner().key;
+        self.run(|s| async move { s.remove(key).await }).await.map(Response::new)
+    }
+
+    async fn stat(
+        &self,
+        request: Request<StatSnapshotRequest>,
+    ) -> Result<Response<StatSnapshotResponse>, Status> {
+        let key = request.into_inner().key;
+        let snapshot = self.run(|s| async move { s.stat(key).await }).await?;
+        Ok(Response::new(StatSnapshotResponse { info: Some(info(snapshot)) }))
+    }
+
+    async fn update(
+        &self,
+        request: Request<UpdateSnapshotRequest>,
+    ) -> Result<Response<UpdateSnapshotResponse>, Status> {
+        let UpdateSnapshotRequest { info: wanted, update_mask, .. } = request.into_inner();
+        let Some(wanted) = wanted else { return Err(Status::invalid_argument("no info")) };
+        let fields = update_mask.unwrap_or_default().paths;
+        let labels = wanted.labels.into_iter().collect();
+        let updated = self.run(|s| async move { s.update(wanted.name, labels, fields).await });
+        Ok(Response::new(UpdateSnapshotResponse { info: Some(info(updated.await?)) }))
+    }
+
+    type ListStream = Pin<Box<dyn Stream<Item = Result<ListSnapshotsResponse, Status>> + Send>>;
+
+    async fn list(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
+        let filters = request.into_inner().filters;
+        let snapshots = self.run(|s| async move { s.list(&filters).await }).await?;
+        let infos: Vec<_> = snapshots.into_iter().map(info).collect();
+        let pages: Vec<_> = infos
+            .chunks(PAGE)
+            .map(|page| Ok(ListSnapshotsResponse { info: page.to_vec() }))
+            .collect();
+        Ok(Response::new(Box::pin(tokio_stream::iter(pages))))
+    }
+
+    async fn usage(
+        &self,
+        request: Request<UsageRequest>,
+    ) -> Result<Response<UsageResponse>, Status> {
+        let key = request.into_inner().key;
+        let usage = self.run(|s| async move { s.usage(key).await }).await?;
+        let [size, inodes] = [usage.size, usage.inodes].map(u64::cast_signed);
+        Ok(Response::new(UsageResponse { size, inodes }))
+    }
+
+    async fn cleanup(&self, _: Request<CleanupRequest>) -> Result<Response<()>, Status> {
+        self.run(|s| async move { s.clean_up().await }).await.map(Response::new)
+    }
+}
+
+/// Protocol buffers have no way to leave a string out.
+fn named(parent: String) -> Option<String> {
+    Some(parent).filter(|parent| !parent.is_empty())
+}
+
+fn info(snapshot: Snapshot) -> Info {
+    let kind = match snapshot.kind {
+        Kind::View => ApiKind::View,
+        Kind::Active => ApiKind::Active,
+        Kind::Committed => ApiKind::Committed,
+    };
+    Info {
+        name: snapshot.name,
+        parent: snapshot.parent.unwrap_or_default(),
+        kind: kind.into(),
+        created_at: Some(snapshot.created.into()),
+        updated_at: Some(snapshot.updated.into()),
+        labels: snapshot.labels.into_iter().collect(),
+    }
+}

@@ -1,0 +1,248 @@
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use async_trait::async_trait;
+
+use super::*;
+use crate::label::TARGET;
+
+/// Images of which those can be mounted whose name does not say otherwise.
+#[derive(Debug, Default)]
+struct FakeImages(Mutex<BTreeMap<PathBuf, Image>>);
+
+impl FakeImages {
+    fn mounted(&self) -> Vec<PathBuf> {
+        self.0.lock().unwrap().keys().cloned().collect()
+    }
+}
+
+#[async_trait]
+impl Images for FakeImages {
+    async fn check(&self, image: &Image) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+        if image.reference.contains("unreachable") { Err("no route to it".into()) } else { Ok(()) }
+    }
+
+    async fn mount(
+        &self,
+        image: &Image,
+        at: &Path,
+    ) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+        if image.reference.contains("damaged") {
+            return Err("its bootstrap is damaged".into());
+        }
+        assert!(at.is_dir(), "{}", at.display());
+        self.0.lock().unwrap().insert(at.to_owned(), image.clone());
+        Ok(())
+    }
+
+    async fn unmount(&self, at: &Path) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.lock().unwrap().remove(at);
+        Ok(())
+    }
+}
+
+struct Rig {
+    directory: tempfile::TempDir,
+    images: Arc<FakeImages>,
+    snapshotter: Snapshotter,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let images = Arc::new(FakeImages::default());
+        let snapshotter = Snapshotter::open(directory.path(), images.clone()).await.unwrap();
+        Rig { directory, images, snapshotter }
+    }
+
+    /// Another process opens what this one has left.
+    async fn reopened(self) -> Self {
+        let Rig { directory, images, snapshotter } = self;
+        let mut local = snapshotter.local;
+        // The trash may be being emptied.
+        while let Err(shared) = Arc::try_unwrap(local) {
+            local = shared;
+            tokio::task::yield_now().await;
+        }
+        let snapshotter = Snapshotter::open(directory.path(), images.clone()).await.unwrap();
+        Rig { directory, images, snapshotter }
+    }
+
+    /// Numbers of the directories that are there.
+    fn numbers(&self) -> Vec<u64> {
+        let entries = fs::read_dir(self.directory.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut numbers: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The options of a snapshot's mount, with the directory taken out.
+    async fn mount(&self, key: &str) -> String {
+        let [mount] = &self.snapshotter.mounts(key.to_owned()).await.unwrap()[..] else { panic!() };
+        let options: Vec<_> =
+            mount.options.iter().filter(|o| *o != "index=off").map(String::as_str).collect();
+        let text = format!("{} {} {}", mount.r#type, mount.source, options.join(","));
+        text.replace(self.directory.path().to_str().unwrap(), "R")
+    }
+
+    /// One layer of a lazy image.
+    async fn layer(&self, key: &str, parent: &str, labels: &[(&str, &str)]) -> SnapshotError {
+        let wanted = wanted(key, parent, labels);
+        self.snapshotter.prepare(wanted).await.unwrap_err()
+    }
+
+    async fn lazy(&self, reference: &str) -> SnapshotError {
+        let data = [(TARGET, "sha256:data"), ("containerd.io/snapshot/nydus-blob", "true")];
+        let error = self.layer("ns/1/extract sha256:data", "", &data).await;
+        assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+        let bootstrap = [
+            (TARGET, "sha256:boot"),
+            ("containerd.io/snapshot/nydus-bootstrap", "true"),
+            ("containerd.io/snapshot/cri.image-ref", reference),
+        ];
+        self.layer("ns/2/extract sha256:boot", "sha256:data", &bootstrap).await
+    }
+}
+
+fn wanted(key: &str, parent: &str, labels: &[(&str, &str)]) -> Wanted {
+    Wanted {
+        key: key.to_owned(),
+        parent: Some(parent.to_owned()).filter(|parent| !parent.is_empty()),
+        labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+    }
+}
+
+async fn layers(rig: &Rig, names: &[&str]) {
+    let mut parent = "";
+    for name in names {
+        rig.snapshotter.prepare(wanted("key", parent, &[])).await.unwrap();
+        rig.snapshotter.commit("key".into(), (*name).into(), Labels::new()).await.unwrap();
+        parent = name;
+    }
+}
+
+#[tokio::test]
+async fn ordinary_layers_are_mounted_as_overlayfs_does() {
+    let rig = Rig::new().await;
+    layers(&rig, &["one", "two"]).await;
+    for (kind, parent, expected) in [
+        (Kind::Active, "", "bind R/3/fs rw,rbind"),
+        (Kind::View, "", "bind R/4/fs ro,rbind"),
+        (Kind::View, "one", "bind R/1/fs ro,rbind"),
+        (Kind::Active, "one", "overlay overlay workdir=R/6/work,upperdir=R/6/fs,lowerdir=R/1/fs"),
+        (Kind::View, "two", "overlay overlay lowerdir=R/2/fs:R/1/fs"),
+        (
+            Kind::Active,
+            "two",
+            "overlay overlay workdir=R/8/work,upperdir=R/8/fs,lowerdir=R/2/fs:R/1/fs",
+        ),
+    ] {
+        let key = format!("{kind:?} {parent}");
+        rig.snapshotter.create(wanted(&key, parent, &[]), kind).await.unwrap();
+        assert_eq!(rig.mount(&key).await, expected, "{key}");
+    }
+    let error = rig.snapshotter.mounts("one".to_owned()).await.unwrap_err();
+    assert_eq!(error.to_string(), "snapshot one is not active");
+    assert!(rig.images.mounted().is_empty());
+}
+
+#[tokio::test]
+async fn a_lazy_image_is_one_mount_below_its_containers() {
+    let rig = Rig::new().await;
+    let error = rig.lazy("r/app:lazy").await;
+    assert_eq!(error.to_string(), "snapshot sha256:boot already exists");
+    assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    // containerd looks for it so.
+    let filters = ["labels.\"containerd.io/snapshot.ref\"==\"sha256:boot\",parent==sha256:data"];
+    let found = rig.snapshotter.list(&filters.map(str::to_owned)).await.unwrap();
+    assert_eq!(found[0].name, "sha256:boot");
+    // Another name space pulls it, too.
+    assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
+    assert_eq!(rig.numbers(), [1, 2]);
+    rig.snapshotter.prepare(wanted("c", "sha256:boot", &[])).await.unwrap();
+    let container = "overlay overlay workdir=R/3/work,upperdir=R/3/fs,lowerdir=R/2/fs";
+    assert_eq!(rig.mount("c").await, container);
+    // What is committed on top is a layer like others.
+    rig.snapshotter.commit("c".into(), "derived".into(), Labels::new()).await.unwrap();
+    rig.snapshotter.view(wanted("v", "derived", &[])).await.unwrap();
+    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
+    rig.snapshotter.view(wanted("w", "sha256:boot", &[])).await.unwrap();
+    assert_eq!(rig.mount("w").await, "bind R/2/fs ro,rbind");
+    // The machine was started again.
+    rig.images.0.lock().unwrap().clear();
+    let rig = rig.reopened().await;
+    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
+    assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    for key in ["v", "w", "derived", "sha256:boot", "sha256:data"] {
+        rig.snapshotter.remove(key.to_owned()).await.unwrap();
+    }
+    assert!(rig.images.mounted().is_empty());
+    assert!(rig.numbers().is_empty());
+}
+
+#[tokio::test]
+async fn an_image_that_cannot_be_used_says_why_and_leaves_nothing() {
+    for (reference, why) in
+        [("r/unreachable:1", "no route to it"), ("r/damaged:1", "its bootstrap is damaged")]
+    {
+        let rig = Rig::new().await;
+        let error = rig.lazy(reference).await;
+        assert_eq!(error.to_string(), format!("image {reference} cannot be used: {why}"));
+        assert_eq!(rig.numbers(), [1], "the data layer alone");
+        assert_eq!(rig.snapshotter.list(&[]).await.unwrap().len(), 1);
+        assert!(rig.images.mounted().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn what_a_crash_leaves_is_cleaned_up() {
+    let rig = Rig::new().await;
+    layers(&rig, &["one"]).await;
+    rig.snapshotter.prepare(wanted("gone", "one", &[])).await.unwrap();
+    let path = rig.directory.path().to_owned();
+    // Between the end of a removal and that of its files; a directory whose record was never written.
+    rig.snapshotter.local.store.remove("gone").unwrap();
+    fs::create_dir_all(path.join("7/fs")).unwrap();
+    rig.images
+        .0
+        .lock()
+        .unwrap()
+        .insert(path.join("7/fs"), Image { reference: "r/a:1".to_owned(), manifest_digest: None });
+    let rig = rig.reopened().await;
+    assert_eq!(rig.numbers(), [1]);
+    assert!(rig.images.mounted().is_empty());
+    // The number of a record that was never written is given again, over what is there.
+    fs::create_dir_all(path.join("3/fs/old")).unwrap();
+    rig.snapshotter.prepare(wanted("new", "one", &[])).await.unwrap();
+    assert_eq!(rig.numbers(), [1, 3]);
+    assert!(!path.join("3/fs/old").exists());
+    rig.snapshotter.clean_up().await.unwrap();
+    assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn removal_takes_the_same_time_however_much_is_there() {
+    let rig = Rig::new().await;
+    rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();
+    let path = rig.directory.path();
+    for number in 0..1000 {
+        fs::write(path.join("1/fs").join(number.to_string()), "x").unwrap();
+    }
+    let usage = rig.snapshotter.usage("k".to_owned()).await.unwrap();
+    assert_eq!(usage.inodes, 1001);
+    assert!(usage.size >= 1000 * 512, "{usage:?}");
+    // While somebody else empties the trash, which takes as long as it takes.
+    let emptying = rig.snapshotter.local.directories.hold_emptying();
+    rig.snapshotter.remove("k".to_owned()).await.unwrap();
+    assert!(rig.numbers().is_empty());
+    assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 1);
+    drop(emptying);
+    rig.snapshotter.clean_up().await.unwrap();
+    assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 0);
+}

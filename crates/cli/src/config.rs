@@ -29,6 +29,36 @@ pub(crate) struct Config {
     pub(crate) cache: Cache,
     /// Where else the images of registries are.
     pub(crate) registry: Vec<Registry>,
+    /// Whether containerd is served.
+    pub(crate) snapshotter: Option<Snapshotter>,
+}
+
+/// The `[snapshotter]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Snapshotter {
+    /// The Unix socket that containerd connects to.
+    pub(crate) address: PathBuf,
+}
+
+impl Default for Snapshotter {
+    fn default() -> Self {
+        Snapshotter { address: "/run/lazuli/snapshotter.sock".into() }
+    }
+}
+
+impl Snapshotter {
+    fn check(&self) -> Result<()> {
+        let path = self.address.display();
+        if !self.address.is_absolute() {
+            bail!("snapshotter.address is {path}, expected an absolute path");
+        }
+        // What fits into `sun_path`, with its end.
+        if self.address.as_os_str().len() > 107 {
+            bail!("snapshotter.address is {path}, expected at most 107 bytes");
+        }
+        Ok(())
+    }
 }
 
 /// The `[fetch]` table.
@@ -84,6 +114,10 @@ impl Config {
                     .and_then(|config| config.fetch.check().map(|()| config))
                     .and_then(|config| config.cache.check().map(|()| config))
                     .and_then(|config| config.mirrors().map(|_| config))
+                    .and_then(|config| {
+                        config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
+                        Ok(config)
+                    })
                     .with_context(|| format!("{} is not valid", file.display()))
             }
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
@@ -136,6 +170,18 @@ mod tests {
         assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
         let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
         assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
+    }
+
+    #[test]
+    fn the_table_turns_the_snapshotter_on() {
+        assert!(toml::from_str::<Config>("").unwrap().snapshotter.is_none());
+        let config: Config = toml::from_str("[snapshotter]\n").unwrap();
+        let address = config.snapshotter.unwrap().address;
+        assert_eq!(address, Path::new("/run/lazuli/snapshotter.sock"));
+        for address in ["relative.sock".to_owned(), format!("/{}", "x".repeat(107))] {
+            let error = Snapshotter { address: address.into() }.check().unwrap_err();
+            assert!(error.to_string().contains("snapshotter.address"), "{error}");
+        }
     }
 
     #[test]

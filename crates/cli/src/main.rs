@@ -6,6 +6,7 @@
 mod commands;
 mod config;
 mod container;
+mod containerd;
 mod daemon;
 mod exit;
 mod lazy;

@@ -20,7 +20,7 @@ pub enum SnapshotError {
     #[error("parent {0} is not a committed snapshot")]
     ParentNotCommitted(String),
     /// Others are based on it.
-    #[error("snapshot {0} has children")]
+    #[error("cannot remove snapshot {0}: it has children")]
     HasChildren(String),
     /// Only labels can be changed.
     #[error("{field} of snapshot {name} cannot be changed")]

@@ -2,6 +2,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     process::{ExitCode, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,7 @@ use lazuli_runtime::{
     keeper::{Keeper, Programs, Role},
 };
 
-use crate::{Session, daemon as processes, exit};
+use crate::{Session, containerd, daemon as processes, exit};
 
 /// Run the node's daemon in the foreground
 ///
@@ -101,6 +102,9 @@ fn take_over(session: &Session) -> Result<()> {
     Ok(())
 }
 
+/// How long connections of containerd may take to end when another worker takes over.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// The worker's life.
 fn work(session: &Session) -> Result<ExitCode> {
     // Before anything else is opened.
@@ -111,11 +115,18 @@ fn work(session: &Session) -> Result<ExitCode> {
         deadline: session.config.fetch.deadline(),
         max_bytes: session.config.cache.max_bytes,
         registry: Options { mirrors: session.config.mirrors()?, ..Options::default() },
+        snapshots: session.config.snapshotter.as_ref().map(|table| table.address.clone()),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
-        let worker = Worker::open(&session.root, &settings, link, given).await?;
-        worker.serve().await.context("the worker ended")
+        let mut worker = Worker::open(&session.root, &settings, link, given).await?;
+        let service = containerd::serve(&session.root, &mut worker);
+        let ended = worker.serve().await.context("the worker ended")?;
+        if let (Ended::Left, Some(service)) = (ended, service) {
+            // Answers that are being written.
+            let _ = tokio::time::timeout(LAST_WORDS, service).await;
+        }
+        anyhow::Ok(ended)
     });
     // Not a destructor may run unless nothing is left to serve: each would take something away from the next worker.
     match ended {

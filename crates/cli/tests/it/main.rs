@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod budget;
+mod containerd;
 mod convert;
 mod daemon;
 mod faults;

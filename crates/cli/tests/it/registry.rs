@@ -64,6 +64,13 @@ impl Registry {
     pub(crate) fn image(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
     }
+
+    /// Loses a blob, in all repositories.
+    pub(crate) fn remove_blob(&self, digest: &str) {
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        let blobs = self.storage.path().join("data/docker/registry/v2/blobs/sha256");
+        std::fs::remove_dir_all(blobs.join(&hex[..2]).join(hex)).unwrap();
+    }
 }
 
 impl Drop for Registry {

@@ -25,6 +25,14 @@ pub enum DaemonError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// Data of the image is missing.
+    #[error("{image}: blob {blob} is not there")]
+    NoBlob {
+        /// The image.
+        image: String,
+        /// The blob.
+        blob: Digest,
+    },
     /// The mount point is taken.
     #[error("{mountpoint} already has a mount; `lazuli umount` it first")]
     Taken {
@@ -120,7 +128,7 @@ impl DaemonError {
     }
 
     /// The message with its causes.
-    pub(super) fn for_people(&self) -> String {
+    pub fn for_people(&self) -> String {
         let mut message = self.to_string();
         let mut error: &dyn std::error::Error = self;
         while let Some(source) = error.source() {

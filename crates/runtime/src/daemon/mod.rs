@@ -9,6 +9,7 @@
 //!   images/       see [`crate::image`]
 //!   mounts/       what is mounted where
 //!   filesystems/  EROFS file systems that live, mounted or not
+//!   snapshots/    what the snapshot service keeps, if containerd is served
 //! ```
 
 mod adopt;
@@ -18,6 +19,7 @@ mod error;
 mod filesystems;
 mod gap;
 mod holders;
+mod images;
 mod node;
 mod record;
 mod scrub;
@@ -25,7 +27,13 @@ mod served;
 mod server;
 mod socket;
 
-use std::{io, os::fd::OwnedFd, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     net::UnixListener,
@@ -39,6 +47,7 @@ pub use api::{
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
+pub use images::Images;
 use node::Node;
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 
@@ -62,10 +71,15 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
+    /// Where containerd's requests arrive, if they do: the path of a Unix socket.
+    pub snapshots: Option<PathBuf>,
 }
 
 /// The keeper's name for the control socket.
 const CONTROL: &str = "control";
+
+/// The keeper's name for the socket of the snapshot service.
+const SNAPSHOTS: &str = "snapshots";
 
 /// How long requests of clients may take that are under way when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);
@@ -78,6 +92,7 @@ type Left = (Journal, Vec<Unanswered>);
 pub struct Worker {
     node: Arc<Node>,
     listener: UnixListener,
+    snapshots: Option<UnixListener>,
     link: Arc<Link>,
     orders: UnboundedReceiver<Order>,
 }
@@ -133,6 +148,7 @@ impl Worker {
             node.start_fanotify();
         }
         let control = descriptors.remove(CONTROL);
+        let snapshots = descriptors.remove(SNAPSHOTS);
         let node = Arc::new(node);
         // Marks, connections and mounts go when `stop` takes them away, and never because something went out of
         // scope: not when a part of this fails, and not in a panic.
@@ -142,9 +158,20 @@ impl Worker {
         node.cache.start_evicting();
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;
+        let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);
         link.serving();
         tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "serving");
-        Ok(Worker { node, listener, link, orders })
+        Ok(Worker { node, listener, snapshots, link, orders })
+    }
+
+    /// What this worker serves, for other parts of its process.
+    pub fn images(&self) -> Images {
+        Images(self.node.clone())
+    }
+
+    /// Where containerd's requests arrive, once; see [`Settings::snapshots`].
+    pub fn snapshots(&mut self) -> Option<UnixListener> {
+        self.snapshots.take()
     }
 
     /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop --force` does:
@@ -152,7 +179,7 @@ impl Worker {
     pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
-        let Worker { node, listener, link, mut orders } = self;
+        let Worker { node, listener, link, mut orders, snapshots: _ } = self;
         let mut server = tokio::spawn(server::serve(node.clone(), listener, stop));
         let why = tokio::select! {
             result = &mut server => {
@@ -182,9 +209,39 @@ fn listen(root: &Path, control: Option<OwnedFd>, link: &Arc<Link>) -> io::Result
         Some(control) => control.into(),
         None => socket::listen(root)?,
     };
+    hold_open(CONTROL, listener, link)
+}
+
+/// The socket of the snapshot service, if there is to be one. Without it readers are served all the same.
+fn listen_for_containerd(
+    address: Option<&Path>,
+    given: Option<OwnedFd>,
+    link: &Arc<Link>,
+) -> Option<UnixListener> {
+    let Some(address) = address else {
+        if given.is_some() {
+            link.release(SNAPSHOTS);
+        }
+        return None;
+    };
+    let given = given.map(Into::into).filter(|given| socket::is_at(given, address));
+    let listening = given
+        .map_or_else(|| socket::listen_at(address), Ok)
+        .and_then(|listener| hold_open(SNAPSHOTS, listener, link));
+    let failed = |error: &io::Error| {
+        tracing::error!(address = %address.display(), %error, "containerd is not served");
+    };
+    listening.inspect_err(failed).ok()
+}
+
+/// Keeps a socket for good: clients wait there also while no worker lives.
+fn hold_open(
+    name: &str,
+    listener: std::os::unix::net::UnixListener,
+    link: &Arc<Link>,
+) -> io::Result<UnixListener> {
     listener.set_nonblocking(true)?;
-    // For good: clients wait there also while no worker lives.
-    std::mem::forget(link.hold(CONTROL.to_owned(), Arc::new(listener.try_clone()?)));
+    std::mem::forget(link.hold(name.to_owned(), Arc::new(listener.try_clone()?)));
     UnixListener::from_std(listener)
 }
 

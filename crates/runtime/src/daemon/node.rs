@@ -54,6 +54,8 @@ pub(super) struct Node {
     /// Which start of the kernel this is.
     pub(super) boot: String,
     stopping: watch::Sender<bool>,
+    /// Whether another worker is about to take over.
+    pub(super) leaving: watch::Sender<bool>,
     /// Read while a request is carried out.
     pub(super) working: Arc<RwLock<()>>,
     started: Instant,
@@ -130,6 +132,7 @@ impl Node {
             filesystems,
             boot,
             stopping: watch::Sender::new(false),
+            leaving: watch::Sender::new(false),
             working: Arc::default(),
             started: Instant::now(),
         })
@@ -234,7 +237,7 @@ impl Node {
     }
 
     /// How the registry of an image is reached.
-    fn options(&self, request: &MountRequest) -> Options {
+    pub(super) fn options(&self, request: &MountRequest) -> Options {
         Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 
@@ -310,7 +313,19 @@ impl Node {
         status
     }
 
-    pub(super) async fn umount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
+    /// Whether this daemon has a mount at a place.
+    pub(super) async fn serves_at(&self, mountpoint: &Path) -> bool {
+        let mut mounts = self.mounts.lock().await;
+        self.prune(&mut mounts);
+        matches!(mounts.get(mountpoint), Some(Slot::Mounted(_)))
+    }
+
+    /// Takes a mount away; with `also_busy` from under its users, who are served until they are done.
+    pub(super) async fn umount(
+        &self,
+        mountpoint: &Path,
+        also_busy: bool,
+    ) -> Result<(), DaemonError> {
         let mount = {
             let mut mounts = self.mounts.lock().await;
             self.prune(&mut mounts);
@@ -324,7 +339,7 @@ impl Node {
                 }
             }
         };
-        if let Err(error) = self.unmount(&mount, mountpoint).await {
+        if let Err(error) = self.unmount(&mount, mountpoint, also_busy).await {
             let mut mounts = self.mounts.lock().await;
             mounts.insert(mountpoint.to_owned(), Slot::Mounted(mount));
             return Err(error);
@@ -336,20 +351,27 @@ impl Node {
         Ok(())
     }
 
-    async fn unmount(&self, mount: &Mount, mountpoint: &Path) -> Result<(), DaemonError> {
+    async fn unmount(
+        &self,
+        mount: &Mount,
+        mountpoint: &Path,
+        also_busy: bool,
+    ) -> Result<(), DaemonError> {
         let io = |source| DaemonError::Io { path: mountpoint.to_owned(), source };
         let mounts = mountinfo::list().map_err(io)?;
         if seen_at(&mounts, mountpoint).is_none_or(|seen| seen.id != mount.id) {
             return Err(DaemonError::Covered { mountpoint: mountpoint.to_owned() });
         }
-        mount.attachment.unmount(mountpoint).await.map_err(|source| {
-            if source.kind() == io::ErrorKind::ResourceBusy {
-                let holders = holders::of(mountpoint);
-                DaemonError::Busy { mountpoint: mountpoint.to_owned(), holders }
-            } else {
-                io(source)
+        match mount.attachment.unmount(mountpoint).await {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && also_busy => {
+                mount.attachment.detach(mountpoint).await.map_err(io)
             }
-        })
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                let holders = holders::of(mountpoint);
+                Err(DaemonError::Busy { mountpoint: mountpoint.to_owned(), holders })
+            }
+            other => other.map_err(io),
+        }
     }
 
     /// What is mounted where.
@@ -402,6 +424,7 @@ impl Node {
 
     /// Lets requests under way get done, for a while; later ones are answered with [`super::Response::Again`] for ever.
     pub(super) async fn quiesce(&self, patience: Duration) {
+        self.leaving.send_replace(true);
         match tokio::time::timeout(patience, self.working.clone().write_owned()).await {
             Ok(guard) => std::mem::forget(guard),
             Err(_) => tracing::warn!("leaving in the middle of a request"),

@@ -101,7 +101,7 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
         let result = match request {
             Request::Ping => Ok(Response::Done),
             Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
-            Request::Umount { mountpoint } => node.umount(&mountpoint).await.map(done),
+            Request::Umount { mountpoint } => node.umount(&mountpoint, false).await.map(done),
             Request::Status => node.status().await.map(Response::Status),
             Request::ScrubPlan => node.scrub_plan().await.map(Response::ScrubPlan),
             Request::Scrub { image, position, from } => {

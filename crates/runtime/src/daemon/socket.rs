@@ -1,15 +1,15 @@
-//! The control socket's address.
+//! The daemon's sockets. The control socket's address:
 //!
 //! `sun_path` holds 108 bytes and a root directory may be deeper than that, so both ends reach the
 //! socket through the directory's descriptor in `/proc`.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, DirBuilder, File, Permissions},
     io,
     os::{
         fd::AsRawFd,
         unix::{
-            fs::PermissionsExt,
+            fs::{DirBuilderExt, PermissionsExt},
             net::{UnixListener, UnixStream},
         },
     },
@@ -35,6 +35,32 @@ pub(super) fn listen(root: &Path) -> io::Result<UnixListener> {
     // Who can talk to the daemon can mount: its owner and nobody else.
     fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Binds a socket at a path outside of the state directory.
+///
+/// # Errors
+/// Also if somebody listens there, who may be the daemon of another state directory.
+pub(super) fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
+    }
+    if let Some(parent) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Whether clients that connect to `path` meet this listener.
+pub(super) fn is_at(listener: &UnixListener, path: &Path) -> bool {
+    let address = listener.local_addr();
+    address.is_ok_and(|address| address.as_pathname() == Some(path)) && path.exists()
 }
 
 fn address(directory: &File) -> PathBuf {

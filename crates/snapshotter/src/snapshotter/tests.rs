@@ -227,6 +227,7 @@ async fn what_a_crash_leaves_is_cleaned_up() {
 }
 
 #[tokio::test]
+#[expect(clippy::await_holding_lock, reason = "who deletes holds it for as long as that takes")]
 async fn removal_takes_the_same_time_however_much_is_there() {
     let rig = Rig::new().await;
     rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();

@@ -1,0 +1,92 @@
+//! What the snapshot service needs of the node: images that the worker mounts.
+
+use std::{error::Error, path::Path, sync::Arc};
+
+use async_trait::async_trait;
+use lazuli_runtime::daemon::{DaemonError, DriverChoice, Images, MountRequest, Worker};
+use lazuli_snapshotter::{self as snapshotter, Image, Server};
+use tokio::task::JoinHandle;
+
+/// Serves containerd, if the configuration says so. The task ends when another worker takes over. Readers of images are
+/// served also when this fails.
+pub(crate) fn serve(root: &Path, worker: &mut Worker) -> Option<JoinHandle<()>> {
+    let listener = worker.snapshots()?;
+    let (root, images) = (root.to_owned(), worker.images());
+    Some(tokio::spawn(async move {
+        let leaving = images.clone();
+        let served = match Server::open(&root, Arc::new(Mounted(images))).await {
+            Ok(server) => {
+                tracing::info!("serving containerd");
+                server.serve(listener, leaving.leaving()).await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = served {
+            tracing::error!(%error, "containerd is not served");
+        }
+    }))
+}
+
+struct Mounted(Images);
+
+type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+
+fn outcome(result: Result<(), DaemonError>) -> Outcome {
+    result.map_err(|error| error.for_people().into())
+}
+
+#[async_trait]
+impl snapshotter::Images for Mounted {
+    async fn check(&self, image: &Image) -> Outcome {
+        outcome(self.0.check(&request(image, Path::new("/"))).await)
+    }
+
+    async fn mount(&self, image: &Image, at: &Path) -> Outcome {
+        outcome(self.0.mount(request(image, at)).await)
+    }
+
+    async fn unmount(&self, at: &Path) -> Outcome {
+        outcome(self.0.unmount(at).await)
+    }
+}
+
+fn request(image: &Image, at: &Path) -> MountRequest {
+    MountRequest {
+        image: pinned(image),
+        mountpoint: at.to_owned(),
+        driver: DriverChoice::Auto,
+        platform: None,
+        plain_http: false,
+    }
+}
+
+/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now.
+fn pinned(image: &Image) -> String {
+    let Image { reference, manifest_digest } = image;
+    match manifest_digest {
+        // A digest in the reference may be that of an index.
+        Some(digest) => {
+            let name = reference.split_once('@').map_or(&**reference, |(name, _)| name);
+            format!("{name}@{digest}")
+        }
+        None => reference.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_pinned() {
+        for (reference, digest, expected) in [
+            ("r.example/a:1", Some("sha256:2"), "r.example/a:1@sha256:2"),
+            ("r.example/a@sha256:1", Some("sha256:2"), "r.example/a@sha256:2"),
+            ("r.example/a:1", None, "r.example/a:1"),
+        ] {
+            let manifest_digest = digest.map(str::to_owned);
+            let image = Image { reference: reference.to_owned(), manifest_digest };
+            assert_eq!(pinned(&image), expected);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Mounting images for other parts of the worker than the control socket.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use lazuli_registry::ImageName;
+
+use super::{DaemonError, api::MountRequest, node::Node};
+
+/// How long to wait for somebody else's work on a mount point before looking again.
+const OTHERS: Duration = Duration::from_millis(10);
+
+/// Questions to a registry at the same time.
+const PARALLEL: usize = 8;
+
+/// The images of the worker in this process.
+#[derive(Clone, Debug)]
+pub struct Images(pub(super) Arc<Node>);
+
+impl Images {
+    /// Finds out whether the image is lazy and all of its data can be reached.
+    pub async fn check(&self, request: &MountRequest) -> Result<(), DaemonError> {
+        let name: ImageName = request.image.parse()?;
+        let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        let manifest = repository.manifest(None).await?.parsed;
+        let bootstrap = manifest.bootstrap().map(|layer| layer.digest);
+        let data = manifest.layers.iter().map(|layer| layer.digest);
+        let data: Vec<_> = data.filter(|layer| Some(*layer) != bootstrap).collect();
+        stream::iter(data)
+            .map(|blob| {
+                let repository = repository.clone();
+                async move {
+                    if repository.has_blob(&blob).await? {
+                        return Ok(());
+                    }
+                    Err(DaemonError::NoBlob { image: repository.describe(), blob })
+                }
+            })
+            .buffer_unordered(PARALLEL)
+            .try_collect()
+            .await
+    }
+
+    /// Mounts an image, unless its mount point has a mount of this daemon.
+    pub async fn mount(&self, request: MountRequest) -> Result<(), DaemonError> {
+        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+            return Err(DaemonError::Stopping);
+        };
+        while !self.0.serves_at(&request.mountpoint).await {
+            match self.0.mount(request.clone(), std::future::pending()).await {
+                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
+                other => return other.map(drop),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a mount away, if there is one; also one that is in use, whose users are served until they are done.
+    pub async fn unmount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
+        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+            return Err(DaemonError::Stopping);
+        };
+        loop {
+            match self.0.umount(mountpoint, true).await {
+                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
+                Err(DaemonError::NotMounted { .. }) => return Ok(()),
+                other => return other,
+            }
+        }
+    }
+
+    /// Returns when another worker is about to take over, and nothing new should be begun.
+    pub async fn leaving(&self) {
+        let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving).await;
+    }
+}

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The kernel lets readers through to the holes when nobody listens. So a [`Watch`] has to outlive every use of
-//! its mount, see [`Backing::is_alive`], and the [`Session`] every watch.
+//! its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the [`Session`] every watch.
 
 pub mod abi;
 mod desk;

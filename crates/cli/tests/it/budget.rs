@@ -49,13 +49,7 @@ fn blobs_that_are_not_mounted_go_and_those_that_are_stay() {
     // With both mounted there is too much, and nothing of it may go for a minute, in this worker or in the next.
     lazuli.ok(["mount", first, first_at]);
     assert!(is_right(first_at, 1));
-    let worker = || lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
-    let before = worker();
-    let pid = rustix::process::Pid::from_raw(i32::try_from(before).unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    while worker() == before {
-        thread::sleep(Duration::from_millis(10));
-    }
+    lazuli.kill(lazuli.worker());
     for _ in 0..600 {
         if cache()["over_budget"] == true {
             break;

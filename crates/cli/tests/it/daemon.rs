@@ -101,10 +101,7 @@ fn the_cache_is_found_again_after_a_restart() {
 #[test]
 fn mounts_of_a_killed_daemon_are_served_again() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
-    let pid = lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    // Any verb that needs the daemon starts it, and it finds its mounts.
+    lazuli.kill(lazuli.worker());
     let other = lazuli.directory("other");
     lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);
     assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 2);
@@ -198,11 +195,11 @@ fn what_others_mount_on_top_is_left_alone() {
 #[test]
 fn a_record_of_a_mount_that_is_gone_touches_nothing() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
-    let pid = lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let worker = lazuli.worker();
     run("umount", &[mountpoint.as_ref()]);
     mount_theirs(&mountpoint);
+    // Nobody has told this worker; the next one finds the record.
+    lazuli.kill(worker);
     let other = lazuli.directory("other");
     lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);
     assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 1);

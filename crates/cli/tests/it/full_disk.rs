@@ -1,6 +1,6 @@
 //! A state directory on a disk that is full: nothing is lost, and all goes on when there is room.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{fs, path::PathBuf};
 
 use lazuli_testkit::{
     ext4::{self, Ext4},
@@ -43,13 +43,7 @@ fn a_worker_that_starts_on_a_full_disk_serves_what_was_mounted() {
         lazuli.ok(["mount", "--driver", driver, "oci:lazy:image", at]);
         assert!(is_right(&mountpoint, 1, "a"));
         let filler = disk.fill(0).unwrap();
-        let worker = || lazuli.status()["daemon"]["worker_pid"].as_u64().unwrap();
-        let before = worker();
-        let pid = rustix::process::Pid::from_raw(i32::try_from(before).unwrap()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        while worker() == before {
-            thread::sleep(Duration::from_millis(10));
-        }
+        lazuli.kill(lazuli.worker());
         assert!(is_right(&mountpoint, 1, "a"));
         if driver == "fanotify" {
             let error = fs::read(mountpoint.join("b")).unwrap_err();

@@ -6,6 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -92,6 +93,20 @@ impl Lazuli {
         let mounts = status["mounts"].as_array().unwrap();
         let own = mounts.iter().find(|mount| mount["mountpoint"] == mountpoint.to_str().unwrap());
         own.unwrap_or_else(|| panic!("{} is not in {status:#}", mountpoint.display())).clone()
+    }
+
+    /// The process that serves readers.
+    pub(crate) fn worker(&self) -> Pid {
+        let pid = self.status()["daemon"]["worker_pid"].as_i64().unwrap();
+        Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+    }
+
+    /// Kills the worker, and waits for the one that the keeper starts in its place.
+    pub(crate) fn kill(&self, worker: Pid) {
+        kill_process(worker, Signal::KILL).unwrap();
+        while self.worker() == worker {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 
     /// What the daemon logged.

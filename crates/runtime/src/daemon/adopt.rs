@@ -77,7 +77,7 @@ impl Node {
             }
         }
         for (name, _) in given.remove_all(FUSE) {
-            self.link.release(&format!("{FUSE}{name}"));
+            self.link.release(&name);
         }
         Ok(adoption)
     }

@@ -70,7 +70,7 @@ pub(super) fn close(
             return Ok(0);
         }
         calm += 1;
-        if seen(&doubtful) > 0 {
+        if seen(&doubtful)? > 0 {
             calm = 0;
             tracing::warn!(files = doubtful.len(), "programs have pages mapped, reclaiming all");
             if let Err(error) = pages::reclaim_all() {
@@ -79,7 +79,7 @@ pub(super) fn close(
         }
         thread::sleep(PAUSE);
     }
-    let left = seen(&doubtful);
+    let left = seen(&doubtful)?;
     tracing::error!(at = %at.display(), left, "programs may still see zeros in pages that they have mapped");
     Ok(left)
 }
@@ -88,8 +88,8 @@ pub(super) fn close(
 type Doubtful = (PathBuf, Vec<Range<u64>>);
 
 /// Pages of them that somebody can see.
-fn seen(doubtful: &[Doubtful]) -> u64 {
-    doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible).unwrap_or(0)).sum()
+fn seen(doubtful: &[Doubtful]) -> io::Result<u64> {
+    doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible)).sum()
 }
 
 /// The bytes of a file that no chunk in the cache has.

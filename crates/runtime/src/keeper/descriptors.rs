@@ -26,13 +26,12 @@ impl Descriptors {
         Some(self.0.remove(at).1)
     }
 
-    /// Takes every descriptor out whose name begins with `prefix`, with the rest of its name.
+    /// Takes every descriptor out whose name begins with `prefix`.
     pub fn remove_all(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
         let all = std::mem::take(&mut self.0);
         let (found, rest) = all.into_iter().partition(|(name, _)| name.starts_with(prefix));
         self.0 = rest;
-        let found: Vec<(String, OwnedFd)> = found;
-        found.into_iter().map(|(name, fd)| (name[prefix.len()..].to_owned(), fd)).collect()
+        found
     }
 
     /// The descriptor of this name.

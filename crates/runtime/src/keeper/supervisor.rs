@@ -431,7 +431,7 @@ impl Keeper {
             }
             Ok(None) => self.worker_ended(),
             Err(error) => {
-                // A descriptor that could not be taken over: go on without it, as if both died.
+                // Most likely a descriptor for which there was no number. Whoever sent it lives, and has it.
                 tracing::error!(%error, "cannot understand the worker");
                 None
             }

@@ -16,6 +16,7 @@ pub mod oci;
 pub mod offset;
 pub mod path;
 pub mod rafs;
+pub mod trace;
 pub mod tree;
 
 pub use chunk::{Blob, BlobIndex, Chunk, ChunkRef};
@@ -24,4 +25,5 @@ pub use digest::{Algorithm, Digest};
 pub use error::FormatError;
 pub use offset::{BLOCK_SIZE, Decoded, Stored};
 pub use path::Name;
+pub use trace::Trace;
 pub use tree::{Inode, InodeId, Kind, Metadata, Mtime, Tree};

@@ -1,0 +1,346 @@
+//! What starts of an image read: chunks, in the order in which they were touched.
+//!
+//! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and ignores what the image does
+//! not have. As bytes (integers are LEB128, at most 32 bits):
+//!
+//! ```text
+//! "lazuli trace 1\n"
+//! starts                             recorded starts, 1 to 16
+//! blobs                              number of blobs, then 32 bytes of SHA-256 for each
+//! runs, to the end:
+//!   blob                             position in the list above
+//!   first chunk                      number, less the one after the blob's last run; zigzag
+//!   chunks - 1                       consecutive numbers
+//!   milliseconds                     since the run before, from the first touch on
+//!   starts                           in which it was touched
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{Algorithm, Digest, FormatError};
+
+const MAGIC: &[u8] = b"lazuli trace 1\n";
+
+/// Most bytes of an encoded trace: 64 KiB as base64, which fits into an annotation of a manifest several times over.
+/// Starts of real images need 0.2 to 4 KiB.
+pub const MAX_BYTES: usize = 48 << 10;
+
+/// Most chunks of a trace. At 1 MiB each that is 64 GiB.
+pub const MAX_TOUCHES: usize = 1 << 16;
+
+/// Most blobs of an image, as the format counts them.
+const MAX_BLOBS: u32 = 255;
+
+/// Chunk numbers have 24 bits.
+const MAX_NUMBER: u32 = (1 << 24) - 1;
+
+/// Starts after which older ones begin to count less.
+const MAX_STARTS: u32 = 16;
+
+/// A chunk is hot when at least one of so many starts touched it.
+const HOT: u32 = 4;
+
+/// One chunk that was touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// Position in [`Trace::blobs`].
+    pub blob: u8,
+    /// [`Chunk::number`](crate::Chunk::number).
+    pub number: u32,
+    /// Milliseconds from the first touch of the start to this one.
+    pub at: u32,
+    /// Recorded starts in which it was touched, at least 1.
+    pub starts: u32,
+}
+
+/// What starts of one image touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    starts: u32,
+    blobs: Vec<Digest>,
+    touches: Vec<Touch>,
+}
+
+impl Trace {
+    /// A trace of one start from the chunks that it touched, in order: positions in `blobs`, chunk numbers, and
+    /// milliseconds. What is beyond [`MAX_TOUCHES`] is left out.
+    pub fn of_start(blobs: Vec<Digest>, touched: impl IntoIterator<Item = (u8, u32, u32)>) -> Self {
+        let touch = |(blob, number, at)| Touch { blob, number, at, starts: 1 };
+        let touches = touched.into_iter().take(MAX_TOUCHES).map(touch).collect();
+        Trace { starts: 1, blobs, touches }
+    }
+
+    /// Starts that were recorded.
+    pub fn starts(&self) -> u32 {
+        self.starts
+    }
+
+    /// The blobs that [`Touch::blob`] speaks of.
+    pub fn blobs(&self) -> &[Digest] {
+        &self.blobs
+    }
+
+    /// All chunks that were touched, the first one first.
+    pub fn touches(&self) -> &[Touch] {
+        &self.touches
+    }
+
+    /// The chunks that the next start will most likely touch: those of at least a quarter of the starts, in order.
+    pub fn hot(&self) -> impl Iterator<Item = (Digest, u32)> {
+        let hot = self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts);
+        hot.map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
+    }
+
+    /// Adds a later start. It says nothing about blobs that are not `seen`: the kernel did not ask about them.
+    pub fn merge(&mut self, later: &Trace, seen: impl Fn(&Digest) -> bool) {
+        type Times = (u32, u32);
+        let mut all: HashMap<(Digest, u32), Times> = HashMap::new();
+        for touch in &self.touches {
+            let blob = self.blobs[usize::from(touch.blob)];
+            let unseen = if seen(&blob) { 0 } else { later.starts };
+            all.insert((blob, touch.number), (touch.at, touch.starts + unseen));
+        }
+        for touch in &later.touches {
+            let blob = later.blobs[usize::from(touch.blob)];
+            let (at, starts) = all.entry((blob, touch.number)).or_insert((touch.at, 0));
+            *at = touch.at.min(*at);
+            *starts += touch.starts;
+        }
+        self.starts += later.starts;
+        while self.starts > MAX_STARTS {
+            self.starts /= 2;
+            all.retain(|_, (_, starts)| {
+                *starts /= 2;
+                *starts > 0
+            });
+        }
+        for blob in &later.blobs {
+            if !self.blobs.contains(blob) && self.blobs.len() < MAX_BLOBS as usize {
+                self.blobs.push(*blob);
+            }
+        }
+        let blobs = self.blobs.iter().zip(0..);
+        let positions: BTreeMap<_, u8> = blobs.map(|(blob, at)| (*blob, at)).collect();
+        let touch = |((blob, number), (at, starts)): ((Digest, u32), Times)| {
+            let blob = *positions.get(&blob)?;
+            Some(Touch { blob, number, at, starts: starts.min(self.starts) })
+        };
+        self.touches = all.into_iter().filter_map(touch).collect();
+        self.touches.sort_by_key(|touch| (touch.at, touch.blob, touch.number));
+        self.touches.truncate(MAX_TOUCHES);
+    }
+
+    /// The trace as bytes, at most [`MAX_BYTES`]: what was touched last is left out if need be.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        write(&mut bytes, self.starts);
+        write(&mut bytes, self.blobs.len() as u32);
+        self.blobs.iter().for_each(|blob| bytes.extend_from_slice(&blob.hash));
+        let mut next = vec![0_u32; self.blobs.len()];
+        let mut now = 0;
+        for run in self.touches.chunk_by(continues) {
+            let (first, blob) = (run[0], usize::from(run[0].blob));
+            let before = bytes.len();
+            write(&mut bytes, first.blob.into());
+            write(&mut bytes, zigzag(first.number.cast_signed() - next[blob].cast_signed()));
+            write(&mut bytes, run.len() as u32 - 1);
+            write(&mut bytes, first.at.saturating_sub(now));
+            write(&mut bytes, first.starts);
+            if bytes.len() > MAX_BYTES {
+                bytes.truncate(before);
+                break;
+            }
+            next[blob] = first.number + run.len() as u32;
+            now = first.at;
+        }
+        bytes
+    }
+
+    /// Reads what [`Trace::encode`] wrote.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut reader = Reader { all: bytes, rest: bytes };
+        if bytes.len() > MAX_BYTES {
+            let problem = format!("{} bytes, at most {MAX_BYTES} are allowed", bytes.len());
+            return Err(reader.error(problem));
+        }
+        if reader.take(MAGIC.len())? != MAGIC {
+            return Err(FormatError::new("trace", 0, "does not begin with `lazuli trace 1`"));
+        }
+        let starts = reader.number(1, MAX_STARTS, "starts")?;
+        let blobs = reader.number(0, MAX_BLOBS, "blobs")?;
+        let mut trace = Trace { starts, blobs: Vec::new(), touches: Vec::new() };
+        for _ in 0..blobs {
+            let hash = reader.take(32)?.try_into().map_err(|_| reader.error("no digest"))?;
+            trace.blobs.push(Digest { algorithm: Algorithm::Sha256, hash });
+        }
+        let mut next = vec![0_u32; trace.blobs.len()];
+        let mut now = 0_u32;
+        while !reader.rest.is_empty() {
+            let blob = reader.number(0, blobs.saturating_sub(1), "blob of a run")? as u8;
+            if blobs == 0 {
+                return Err(reader.error("a run without a blob"));
+            }
+            let next = &mut next[usize::from(blob)];
+            let step = unzigzag(reader.number(0, u32::MAX, "first chunk of a run")?);
+            let first = next.checked_add_signed(step).filter(|first| *first <= MAX_NUMBER);
+            let first = first.ok_or_else(|| reader.error("the first chunk of a run"))?;
+            let more = reader.number(0, MAX_NUMBER - first, "chunks of a run")?;
+            let wait = reader.number(0, u32::MAX, "milliseconds of a run")?;
+            now = now.checked_add(wait).ok_or_else(|| reader.error("milliseconds of a run"))?;
+            let starts = reader.number(1, starts, "starts of a run")?;
+            if trace.touches.len() + more as usize >= MAX_TOUCHES {
+                return Err(reader.error(format!("more than {MAX_TOUCHES} chunks")));
+            }
+            let touch = |number| Touch { blob, number, at: now, starts };
+            trace.touches.extend((first..=first + more).map(touch));
+            *next = first + more + 1;
+        }
+        Ok(trace)
+    }
+}
+
+/// Whether `b` goes into the same run as `a`.
+fn continues(a: &Touch, b: &Touch) -> bool {
+    Touch { number: a.number + 1, ..*a } == *b
+}
+
+fn zigzag(number: i32) -> u32 {
+    ((number << 1) ^ (number >> 31)).cast_unsigned()
+}
+
+fn unzigzag(number: u32) -> i32 {
+    (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
+}
+
+fn write(bytes: &mut Vec<u8>, mut number: u32) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+struct Reader<'a> {
+    all: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn error(&self, problem: impl Into<String>) -> FormatError {
+        FormatError::new("trace", (self.all.len() - self.rest.len()) as u64, problem)
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], FormatError> {
+        let split = self.rest.split_at_checked(count);
+        let (taken, rest) = split.ok_or_else(|| self.error("ends too early"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, least: u32, most: u32, what: &str) -> Result<u32, FormatError> {
+        let mut number = 0_u64;
+        for shift in [0, 7, 14, 21, 28] {
+            let byte = self.take(1)?[0];
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                let fits = u32::try_from(number).ok().filter(|n| (least..=most).contains(n));
+                let problem = || format!("{what}: {number}, expected {least} to {most}");
+                return fits.ok_or_else(|| self.error(problem()));
+            }
+        }
+        Err(self.error(format!("{what}: more than 32 bits")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn blob(number: u8) -> Digest {
+        Digest::sha256([number; 32])
+    }
+
+    fn start(touched: &[(u8, u32, u32)]) -> Trace {
+        Trace::of_start(vec![blob(0), blob(1)], touched.iter().copied())
+    }
+
+    #[test]
+    fn is_a_few_bytes_per_run() {
+        let trace = start(&[(0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 12), (0, 3, 300)]);
+        let bytes = trace.encode();
+        assert_eq!(bytes.len(), MAGIC.len() + 2 + 64 + 5 + 5 + 6);
+        assert_eq!(Trace::decode(&bytes).unwrap(), trace);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let good = start(&[(0, 5, 0), (1, 70, 9)]).encode();
+        let at = |offset: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[offset] = byte;
+            bytes
+        };
+        let first = MAGIC.len();
+        for (bytes, expected) in [
+            (at(0, b'L'), "does not begin"),
+            (at(first, 17), "starts: 17, expected 1 to 16"),
+            (at(first + 1, 3), "ends too early"),
+            (at(first + 66, 2), "blob of a run: 2, expected 0 to 1"),
+            (at(first + 67, 1), "the first chunk of a run"),
+            (at(first + 70, 2), "starts of a run: 2, expected 1 to 1"),
+            (good[..good.len() - 1].to_vec(), "ends too early"),
+            (vec![0; MAX_BYTES + 1], "at most"),
+            ([&good[..], &[0, 0x80, 0x80, 0x80, 0x80, 0x80]].concat(), "more than 32 bits"),
+            ([&good[..], &[0, 0, 0xff, 0xff, 0xff, 7, 0, 1]].concat(), "chunks of a run"),
+            ([&good[..], &[0, 0, 0xff, 0xff, 0x7f, 0, 1]].concat(), "more than 65536 chunks"),
+        ] {
+            let error = Trace::decode(&bytes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn what_most_starts_do_without_is_not_hot() {
+        let mut trace = start(&[(0, 1, 0), (0, 2, 5), (1, 9, 6)]);
+        for _ in 0..3 {
+            trace.merge(&start(&[(0, 1, 1), (0, 3, 2)]), |_| true);
+        }
+        let hot = |trace: &Trace| trace.hot().collect::<Vec<_>>();
+        assert_eq!(hot(&trace), [(blob(0), 1), (blob(0), 3), (blob(0), 2), (blob(1), 9)]);
+        // Nobody could see blob 1 this time.
+        trace.merge(&start(&[(0, 1, 0)]), |seen| *seen == blob(0));
+        assert_eq!(hot(&trace), [(blob(0), 1), (blob(0), 3), (blob(1), 9)]);
+        for _ in 0..100 {
+            trace.merge(&start(&[(0, 7, 0)]), |_| true);
+        }
+        assert!(trace.starts() <= MAX_STARTS);
+        assert_eq!(trace.touches().len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn survives_a_round_trip(
+            mut touched in prop::collection::vec((0_u8..2, 0..=MAX_NUMBER, any::<u32>()), 0..200),
+        ) {
+            touched.sort_by_key(|touch| touch.2);
+            let trace = start(&touched);
+            prop_assert_eq!(Trace::decode(&trace.encode()).unwrap(), trace);
+        }
+
+        #[test]
+        fn is_never_too_long(step in 1_u32..4, count in 1_usize..80_000) {
+            let touched = (0..count as u32).map(|n| (0, n * step % (MAX_NUMBER + 1), n));
+            let trace = Trace::of_start(vec![blob(0)], touched);
+            let read = Trace::decode(&trace.encode()).unwrap();
+            prop_assert_eq!(read.touches(), &trace.touches()[..read.touches().len()]);
+            prop_assert!(read.touches().len() >= 5000.min(count));
+        }
+
+        #[test]
+        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Trace::decode(&[MAGIC, &bytes].concat());
+        }
+    }
+}

@@ -103,6 +103,7 @@ pub(crate) struct Client {
     mirrors: Option<String>,
     base: Url,
     health: Arc<Health>,
+    endpoints: Endpoints,
     timeouts: Timeouts,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
@@ -150,6 +151,7 @@ impl Client {
         Ok(Client {
             place,
             health: options.endpoints.at(&base.origin().ascii_serialization()),
+            endpoints: options.endpoints.clone(),
             reference,
             mirrors,
             base,
@@ -165,10 +167,34 @@ impl Client {
         let joined = self.base.join(path);
         let mut url = joined
             .map_err(|error| RegistryError::malformed(&self.place, path, error.to_string()))?;
+        self.name_registry(&mut url);
+        Ok(url)
+    }
+
+    /// The URL of a further page that an answer links to; `None` if it is on another server.
+    pub(crate) fn page(&self, response: &Response, link: &str) -> Option<Url> {
+        let mut url = response.url().join(link).ok().filter(|url| self.is_registry(url))?;
+        if !url.query_pairs().any(|(key, _)| key == "ns") {
+            self.name_registry(&mut url);
+        }
+        Some(url)
+    }
+
+    /// Tells a mirror which registry is meant.
+    fn name_registry(&self, url: &mut Url) {
         if let Some(registry) = &self.mirrors {
             url.query_pairs_mut().append_pair("ns", registry);
         }
-        Ok(url)
+    }
+
+    /// Whether the server may have a referrers API.
+    pub(crate) fn may_list_referrers(&self) -> bool {
+        self.endpoints.may_list_referrers(&self.base.origin().ascii_serialization())
+    }
+
+    /// Notes whether the server has a referrers API.
+    pub(crate) fn lists_referrers(&self, has: bool) {
+        self.endpoints.lists_referrers(&self.base.origin().ascii_serialization(), has);
     }
 
     /// How the server has done so far.

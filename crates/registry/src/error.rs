@@ -150,6 +150,14 @@ pub enum RegistryError {
         /// The tags that exist.
         tags: Vec<String>,
     },
+    /// Only registries have a place for it.
+    #[error("{place} is a directory: a {object} can only be pushed to a registry")]
+    NotInLayouts {
+        /// The layout.
+        place: String,
+        /// What was to be pushed.
+        object: String,
+    },
     /// Neither the mirrors nor the registry itself delivered.
     #[error("{}", list_failures(failures))]
     Everywhere {

@@ -13,9 +13,11 @@
 //! lock file, which stays there, because a removed one could be locked twice. A push that is given up takes
 //! its blobs back.
 
+mod referrers;
 mod unnamed;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{self, Read as _, Write as _},
     ops::Range,
@@ -445,6 +447,28 @@ impl Repository for Layout {
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
         let (layout, media_type) = (self.clone(), media_type.to_owned());
         blocking(move || layout.put_manifest(&raw, &media_type)).await
+    }
+
+    async fn referrers(
+        &self,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let (layout, subject) = (self.clone(), *subject);
+        let artifact_type = artifact_type.to_owned();
+        blocking(move || layout.find_referrers(&subject, &artifact_type)).await
+    }
+
+    /// Refused: tools that open a directory without naming an image want it to hold one entry.
+    async fn push_referrer(
+        &self,
+        subject: &Descriptor,
+        _artifact_type: &str,
+        _annotations: &BTreeMap<String, String>,
+        _replaces: Option<&Digest>,
+    ) -> Result<Digest, RegistryError> {
+        let object = format!("referrer of {}", subject.digest);
+        Err(RegistryError::NotInLayouts { place: self.place(), object })
     }
 
     fn describe(&self) -> String {

@@ -16,7 +16,7 @@
 //! read may take is known to whoever asks, see [`RegistryError::is_transient`].
 #![forbid(unsafe_code)]
 
-use std::{fmt::Debug, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, fmt::Debug, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -37,6 +37,7 @@ pub mod name;
 mod pull;
 mod push;
 mod range;
+mod referrers;
 pub mod remote;
 mod token;
 
@@ -93,6 +94,30 @@ pub trait Repository: Send + Sync + Debug {
 
     /// Makes the repository's tag name this manifest. Its blobs have to be there.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
+
+    /// The manifests of `artifact_type` whose subject is the manifest `subject`, as the OCI distribution specification 1.1
+    /// lists referrers, with their annotations; none is an empty list. One request, two to a registry without the
+    /// referrers API that was not asked within the last hour: it has the list under the tag `sha256-HEX`.
+    ///
+    /// Whoever may push to the repository can write anything into that list. It is bounded by [`manifest::DOCUMENT_LIMIT`]
+    /// bytes of JSON; what no manifest can be is left out.
+    async fn referrers(
+        &self,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError>;
+
+    /// Pushes a manifest without content that refers to `subject` and carries `annotations`, and takes the one that it
+    /// `replaces` away where the registry allows that. Everything is in the annotations, because the list of referrers repeats them.
+    ///
+    /// In a registry without the referrers API the list is a tag: read, changed and pushed. What others have in it stays.
+    async fn push_referrer(
+        &self,
+        subject: &Descriptor,
+        artifact_type: &str,
+        annotations: &BTreeMap<String, String>,
+        replaces: Option<&Digest>,
+    ) -> Result<Digest, RegistryError>;
 
     /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration.
     async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {

@@ -34,6 +34,14 @@ pub struct Manifest {
     pub parsed: oci::Manifest,
 }
 
+impl Manifest {
+    /// What other documents say about it: the subject of a referrer.
+    pub fn descriptor(&self) -> Descriptor {
+        let size = self.raw.len() as u64;
+        Descriptor::plain(&self.media_type, self.digest, size)
+    }
+}
+
 /// Either kind of answer to the request for a manifest.
 #[derive(Debug)]
 pub(crate) enum Parsed {

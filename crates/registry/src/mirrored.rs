@@ -1,6 +1,13 @@
 //! A registry and its mirrors as one repository.
 
-use std::{collections::VecDeque, fmt, future::Future, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    future::Future,
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -150,6 +157,40 @@ impl Repository for Mirrored {
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
         self.origin.push_manifest(raw, media_type).await
+    }
+
+    /// A mirror that knows of none has the last word only if nobody else answers: many never copy referrers.
+    async fn referrers(
+        &self,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let found = self.first(|place| async move {
+            let found = place.referrers(subject, artifact_type).await?;
+            if found.is_empty() {
+                let (place, object) = (place.describe(), format!("referrer of {subject}"));
+                return Err(RegistryError::Missing { place, object });
+            }
+            Ok(found)
+        });
+        match found.await {
+            Err(RegistryError::Everywhere { failures })
+                if failures.iter().any(|f| matches!(f, RegistryError::Missing { .. })) =>
+            {
+                Ok(Vec::new())
+            }
+            answer => answer,
+        }
+    }
+
+    async fn push_referrer(
+        &self,
+        subject: &Descriptor,
+        artifact_type: &str,
+        annotations: &BTreeMap<String, String>,
+        replaces: Option<&Digest>,
+    ) -> Result<Digest, RegistryError> {
+        self.origin.push_referrer(subject, artifact_type, annotations, replaces).await
     }
 
     fn describe(&self) -> String {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use lazuli_image::{Digest, oci::Platform};
 use reqwest::{
-    Method, StatusCode,
+    Method, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue},
 };
 use std::io;
@@ -53,16 +53,19 @@ async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryE
     if response.status() != StatusCode::OK {
         return Err(client.refuse(response, &object).await);
     }
-    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    // Parameters such as a charset do not change what it is.
-    let content_type =
-        content_type.and_then(|value| Some(value.split(';').next()?.trim().to_owned()));
+    let content_type = content_type(&response);
     let raw: Bytes = read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?;
     let expected = match selector {
         Selector::Digest(digest) => Some(digest),
         Selector::Tag(_) => None,
     };
     manifest::parse(&client.place, raw, content_type.as_deref(), expected)
+}
+
+/// The Content-Type. Parameters such as a charset do not change what it is.
+pub(crate) fn content_type(response: &Response) -> Option<String> {
+    let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next()?.trim().to_owned())
 }
 
 /// Whether the repository holds `digest`.

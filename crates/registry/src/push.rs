@@ -286,6 +286,16 @@ pub(crate) async fn manifest(
     raw: Bytes,
     media_type: &str,
 ) -> Result<Digest, RegistryError> {
+    put(client, selector, raw, media_type).await.map(|(digest, _)| digest)
+}
+
+/// Puts a manifest under `selector`; also the headers of the answer.
+pub(crate) async fn put(
+    client: &Client,
+    selector: &Selector,
+    raw: Bytes,
+    media_type: &str,
+) -> Result<(Digest, HeaderMap), RegistryError> {
     let object = format!("manifest {selector}");
     let digest = Algorithm::Sha256.digest(&raw);
     if let Selector::Digest(expected) = selector
@@ -315,5 +325,5 @@ pub(crate) async fn manifest(
         let place = client.place.clone();
         return Err(RegistryError::WrongDigest { place, object, expected: digest, got });
     }
-    Ok(digest)
+    Ok((digest, response.headers().clone()))
 }

@@ -1,10 +1,13 @@
 //! A repository in a registry.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Digest, Stored, oci::Platform};
+use lazuli_image::{
+    Digest, Stored,
+    oci::{Descriptor, Platform},
+};
 
 use crate::{
     Repository,
@@ -17,6 +20,7 @@ use crate::{
     name::Reference,
     pull, push,
     range::{self, Locations},
+    referrers::{self, Referrer},
 };
 
 /// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
@@ -93,6 +97,25 @@ impl Repository for Registry {
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
         push::manifest(&self.client, &self.reference.selector(), raw, media_type).await
+    }
+
+    async fn referrers(
+        &self,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        referrers::list(&self.client, subject, artifact_type).await
+    }
+
+    async fn push_referrer(
+        &self,
+        subject: &Descriptor,
+        artifact_type: &str,
+        annotations: &BTreeMap<String, String>,
+        replaces: Option<&Digest>,
+    ) -> Result<Digest, RegistryError> {
+        let referrer = Referrer::new(subject, artifact_type, annotations);
+        referrers::push(&self.client, &referrer, replaces).await
     }
 
     fn describe(&self) -> String {

@@ -34,6 +34,8 @@ pub mod media_type {
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
     /// A data blob.
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
+    /// What has no content of its own: two bytes, `{}`.
+    pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
     /// Docker's image manifest.
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     /// Docker's index.
@@ -110,6 +112,11 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// Type, digest and size in bytes, and nothing else.
+    pub fn plain(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self::new(media_type, digest, size, &[])
+    }
+
     fn new(media_type: &str, digest: Digest, size: u64, annotations: &[(&str, &str)]) -> Self {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         Descriptor {
@@ -230,7 +237,7 @@ impl LazyImage {
         let manifest = Manifest {
             schema_version: 2,
             media_type: Some(media_type::MANIFEST.to_owned()),
-            config: Descriptor::new(media_type::CONFIG, config_digest, config.len() as u64, &[]),
+            config: Descriptor::plain(media_type::CONFIG, config_digest, config.len() as u64),
             layers,
             annotations,
         };

@@ -1,0 +1,105 @@
+//! What a container reads when it starts, guessed from its image alone.
+//!
+//! The config names the program. The program names its dynamic linker and its libraries, or its interpreter; libraries name
+//! libraries. What else is read follows from names: of locales in the environment, of the files next to an interpreter.
+//!
+//! ```text
+//! config ─▶ command ─▶ paths ─▶ file ─┬─ ELF ─▶ linker ─▶ libraries ─▶ …
+//!                                     ├─ #! and shell scripts ─▶ programs ─▶ …
+//!                                     └─ habits ─▶ files
+//! ```
+//!
+//! Nothing of the image is believed: a wrong guess costs bytes, and how many it may cost is bounded.
+
+mod command;
+mod elf;
+mod habits;
+mod linker;
+mod paths;
+mod state;
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use lazuli_image::{erofs::Nid, rafs::Bootstrap};
+use serde_json::Value;
+
+use self::{
+    elf::{Obstacle, Parts},
+    paths::Found,
+    state::{Guess, Seen, Visit},
+};
+
+/// Bytes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The file.
+    pub(crate) file: Nid,
+    /// Which of its bytes; at least one, and none after its end.
+    pub(crate) range: Range<u64>,
+}
+
+/// Where the guess gets the bytes of files from.
+#[async_trait]
+pub(crate) trait Content: Send + Sync {
+    /// The bytes of `piece`, at most 128 KiB; `None` when they cannot be had. Waits until they are here.
+    async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
+}
+
+/// Files that are looked into at the same time.
+const LOOKING: usize = 64;
+
+/// Reads for which one file is looked into: headers and dynamic section, with names in several places.
+const READS: usize = 16;
+
+/// Guesses what the image reads when it starts, and hands it to `wanted` in the order in which it should be
+/// fetched, as soon as it is known: several times, and no byte twice. Ends when nothing more follows from what is known.
+///
+/// `config` is the image's configuration. `content` is asked for a few blocks of each program and library.
+pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
+    config: &Value,
+    bootstrap: &Bootstrap<B>,
+    content: &dyn Content,
+    mut wanted: impl FnMut(Vec<Piece>) + Send,
+) {
+    let mut guess = Guess::new(config, bootstrap);
+    let configuration = guess.configuration();
+    wanted(guess.take_wanted());
+    for text in join_all(configuration.iter().map(|piece| content.read(piece))).await {
+        guess.linker.configure(&text.unwrap_or_default());
+    }
+    let mut looking = FuturesUnordered::new();
+    loop {
+        let room = LOOKING - looking.len();
+        let ready = guess.unseen.len().min(room);
+        looking.extend(guess.unseen.drain(..ready).map(|visit| look(content, visit)));
+        let Some((visit, seen)) = looking.next().await else { break };
+        guess.follow(&visit, seen);
+        let pieces = guess.take_wanted();
+        if !pieces.is_empty() {
+            wanted(pieces);
+        }
+    }
+    wanted(guess.into_doubtful());
+}
+
+async fn look(content: &dyn Content, visit: Visit) -> (Visit, Seen) {
+    let Found { nid, size, .. } = visit.file;
+    let mut parts = Parts::new(size);
+    for _ in 0..READS {
+        match parts.elf() {
+            Ok(elf) => return (visit, Seen::Elf(elf)),
+            Err(Obstacle::Unsound) => break,
+            Err(Obstacle::Missing(range)) => {
+                let piece = Piece { file: nid, range };
+                let Some(bytes) = content.read(&piece).await else { break };
+                if piece.range.start == 0 && !bytes.starts_with(elf::MAGIC) {
+                    return (visit, Seen::Text(bytes));
+                }
+                parts.add(piece.range.start, bytes);
+            }
+        }
+    }
+    (visit, Seen::Nothing)
+}

@@ -1,0 +1,190 @@
+//! Names in an image, followed as the kernel follows them in a container.
+
+use std::collections::VecDeque;
+
+use lazuli_image::{
+    erofs::{FileType, InodeView, Nid},
+    rafs::Bootstrap,
+};
+
+/// Symbolic links in one path: what Linux follows.
+const LINKS: usize = 40;
+
+/// Names in one path, before and after links.
+const NAMES: usize = 1024;
+
+/// Files that one pattern stands for.
+const MATCHES: usize = 256;
+
+/// Names that are looked up or listed for one image: about a tenth of a second. Real ones need hundreds.
+const STEPS: u32 = 200_000;
+
+/// The names of an image.
+#[derive(Debug)]
+pub(super) struct Paths<'a, B> {
+    bootstrap: &'a Bootstrap<B>,
+    /// What is left of [`STEPS`].
+    steps: u32,
+}
+
+/// A regular file, and where it really is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its inode.
+    pub(super) nid: Nid,
+    /// Its size in bytes.
+    pub(super) size: u64,
+    /// Whether anybody may execute it.
+    pub(super) is_executable: bool,
+    /// Its absolute path, without links.
+    pub(super) path: Vec<u8>,
+}
+
+impl Found {
+    /// Its last name.
+    pub(super) fn name(&self) -> &[u8] {
+        self.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+    }
+
+    /// The path of its directory.
+    pub(super) fn directory(&self) -> &[u8] {
+        let end = self.path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+        &self.path[..end.max(1)]
+    }
+}
+
+impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
+    pub(super) fn new(bootstrap: &'a Bootstrap<B>) -> Self {
+        Paths { bootstrap, steps: STEPS }
+    }
+
+    /// The regular file that `path` leads to from the directory `base`. What is damaged is not there.
+    pub(super) fn file(&mut self, base: &[u8], path: &[u8]) -> Option<Found> {
+        let (path, inode) = self.follow(base, path)?;
+        let is_executable = inode.permissions & 0o111 != 0;
+        let found = Found { nid: inode.nid, size: inode.size, is_executable, path };
+        (inode.file_type == FileType::Regular).then_some(found)
+    }
+
+    /// The regular files whose absolute paths match `pattern`, in the order of their names. `*` stands for
+    /// any part of a name.
+    pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {
+        let mut paths = vec![Vec::new()];
+        for part in pattern.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+            let mut longer = Vec::new();
+            for path in paths {
+                let names = match part.contains(&b'*') {
+                    true => self.list(&path, part),
+                    false => vec![part],
+                };
+                longer.extend(names.iter().map(|name| [path.as_slice(), name].join(&b'/')));
+            }
+            longer.truncate(MATCHES);
+            paths = longer;
+        }
+        paths.iter().filter_map(|path| self.file(b"/", path)).collect()
+    }
+
+    /// The names in the directory `path` that match `pattern`.
+    fn list(&mut self, path: &[u8], pattern: &[u8]) -> Vec<&'a [u8]> {
+        let Some((_, inode)) = self.follow(b"/", path) else { return Vec::new() };
+        let entries = self.bootstrap.read_dir(inode.nid, 0).into_iter().flatten().flatten();
+        let steps = &mut self.steps;
+        entries
+            .take_while(|_| {
+                *steps = steps.saturating_sub(1);
+                *steps > 0
+            })
+            .filter(|entry| !entry.is_dot() && matches(pattern, entry.name))
+            .map(|entry| entry.name)
+            .collect()
+    }
+
+    /// Where `path` leads to from the directory `base`, and the path without links.
+    fn follow(&mut self, base: &[u8], path: &[u8]) -> Option<(Vec<u8>, InodeView)> {
+        let mut ahead = VecDeque::new();
+        prepend(&mut ahead, path);
+        if !path.starts_with(b"/") {
+            prepend(&mut ahead, base);
+        }
+        let root = self.bootstrap.root();
+        // From the root down, without the root.
+        let mut trail: Vec<(Vec<u8>, Nid)> = Vec::new();
+        let mut links = LINKS;
+        while let Some(name) = ahead.pop_front() {
+            self.steps = self.steps.checked_sub(1)?;
+            if ahead.len() + trail.len() > NAMES {
+                return None;
+            }
+            match name.as_slice() {
+                b"." => continue,
+                b".." => {
+                    trail.pop();
+                    continue;
+                }
+                _ => {}
+            }
+            let above = trail.last().map_or(root, |(_, nid)| *nid);
+            let nid = self.bootstrap.lookup(above, &name).ok()??;
+            if self.bootstrap.inode(nid).ok()?.file_type != FileType::Symlink {
+                trail.push((name, nid));
+                continue;
+            }
+            links = links.checked_sub(1)?;
+            let target = self.bootstrap.read_link(nid).ok()?;
+            if target.starts_with(b"/") {
+                trail.clear();
+            }
+            prepend(&mut ahead, target);
+        }
+        let nid = trail.last().map_or(root, |(_, nid)| *nid);
+        let path = trail.iter().flat_map(|(name, _)| [b"/", name.as_slice()].concat()).collect();
+        Some((path, self.bootstrap.inode(nid).ok()?))
+    }
+}
+
+/// Puts the names in `path` before those that are there.
+fn prepend(ahead: &mut VecDeque<Vec<u8>>, path: &[u8]) {
+    for name in path.split(|byte| *byte == b'/').rev().filter(|name| !name.is_empty()) {
+        ahead.push_front(name.to_vec());
+    }
+}
+
+/// Whether `name` is what `pattern` stands for.
+pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let mut parts = pattern.split(|byte| *byte == b'*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts.filter(|part| !part.is_empty()) {
+        let Some(at) = rest.windows(part.len()).position(|window| window == part) else {
+            return false;
+        };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_parts_of_names() {
+        for (pattern, name, expected) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("*", "", true),
+            ("*.conf", "a.conf", true),
+            ("*.conf", ".conf", true),
+            ("*.conf", "a.conf~", false),
+            ("site.*.pyc", "site.cpython-311.pyc", true),
+            ("site.*.pyc", "site.pyc", false),
+            ("a*a", "a", false),
+            ("*b*b*", "abcb", true),
+            ("*b*b*", "abc", false),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
+        }
+    }
+}

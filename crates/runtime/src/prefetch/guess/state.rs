@@ -1,0 +1,272 @@
+//! What is known of a start so far, and what follows from it.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    mem,
+};
+
+use lazuli_image::{erofs::Nid, rafs::Bootstrap};
+use serde_json::Value;
+
+use super::{
+    Piece,
+    command::{self, Process},
+    elf::Elf,
+    habits::{self, habits},
+    linker::{Asker, CONFIGURATION, Linker},
+    paths::{Found, Paths},
+};
+
+/// Files that are guessed for one image.
+const FILES: usize = 1024;
+
+/// Bytes that are guessed for one image.
+const BYTES: u64 = 256 << 20;
+
+/// Up to this size all of a file is read: the kernel reads 1 MiB around each page that is touched, and no library of less
+/// than 10 MiB was seen of which not everything was read.
+const WHOLE: u64 = 16 << 20;
+
+/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB a half to three quarters were
+/// read, here and there, and what is missing costs a round trip each.
+const BIG: u64 = 64 << 20;
+
+/// How much of a bigger file is read whose inside is unknown.
+const HEAD: u64 = 1 << 20;
+
+/// Bytes of a file with directories for the dynamic linker.
+const CONFIGURATION_BYTES: u64 = 4096;
+
+/// A file to look into.
+#[derive(Debug)]
+pub(super) struct Visit {
+    pub(super) file: Found,
+    role: Role,
+}
+
+/// As what a file is read.
+#[derive(Clone, Debug)]
+enum Role {
+    /// The kernel runs it, with these words, its own name first.
+    Program(Vec<Vec<u8>>),
+    /// A shell reads it, with these words after it.
+    Script(Vec<Vec<u8>>),
+    /// A dynamic linker maps it.
+    Library(Asker),
+}
+
+/// What is in a file.
+#[derive(Debug)]
+pub(super) enum Seen {
+    /// A program or library.
+    Elf(Elf),
+    /// Its beginning. It is not ELF.
+    Text(Vec<u8>),
+    /// It could not be read, or not be understood.
+    Nothing,
+}
+
+/// A guess under way.
+#[derive(Debug)]
+pub(super) struct Guess<'a, B> {
+    paths: Paths<'a, B>,
+    process: Process,
+    pub(super) linker: Linker,
+    known: HashSet<Nid>,
+    /// What is left of [`BYTES`].
+    budget: u64,
+    /// What is known to be wanted and was not taken yet.
+    wanted: Vec<Piece>,
+    /// What may be wanted.
+    doubtful: Vec<Piece>,
+    /// To be looked into.
+    pub(super) unseen: VecDeque<Visit>,
+}
+
+impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
+    /// Starts with what follows from `config` and from names alone.
+    pub(super) fn new(config: &Value, bootstrap: &'a Bootstrap<B>) -> Self {
+        let process = Process::of(config);
+        let library_path = process.variable("LD_LIBRARY_PATH").unwrap_or_default();
+        let mut guess = Guess {
+            paths: Paths::new(bootstrap),
+            linker: Linker::new(library_path.to_vec()),
+            process,
+            known: HashSet::new(),
+            budget: BYTES,
+            wanted: Vec::new(),
+            doubtful: Vec::new(),
+            unseen: VecDeque::new(),
+        };
+        guess.run(&guess.process.arguments.clone());
+        for path in habits::EVERYBODY {
+            let found = guess.paths.file(b"/", path.as_bytes());
+            found.iter().for_each(|file| guess.want(file));
+        }
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| guess.process.variable(name));
+        let locale = locale.into_iter().flatten().find(|locale| !locale.is_empty());
+        for patterns in locale.map(habits::locale).unwrap_or_default() {
+            guess.first_of(&patterns).iter().for_each(|file| guess.want(file));
+        }
+        guess
+    }
+
+    /// What was not taken yet.
+    pub(super) fn take_wanted(&mut self) -> Vec<Piece> {
+        mem::take(&mut self.wanted)
+    }
+
+    /// What is left, when nothing more follows.
+    pub(super) fn into_doubtful(mut self) -> Vec<Piece> {
+        for piece in mem::take(&mut self.doubtful) {
+            self.want_piece(piece);
+        }
+        self.wanted
+    }
+
+    /// The files with which [`Guess::linker`] has to be configured before anything is followed.
+    pub(super) fn configuration(&mut self) -> Vec<Piece> {
+        let found =
+            CONFIGURATION.iter().flat_map(|pattern| self.paths.matching(pattern.as_bytes()));
+        let found = found.filter(|file| (1..=CONFIGURATION_BYTES).contains(&file.size));
+        found.map(|file| Piece { file: file.nid, range: 0..file.size }).collect()
+    }
+
+    /// Adds what follows from what is in a file.
+    pub(super) fn follow(&mut self, visit: &Visit, seen: Seen) {
+        match (seen, &visit.role) {
+            (Seen::Elf(elf), role) => {
+                let asker = if let Role::Library(asker) = role { asker } else { &Asker::default() };
+                self.follow_elf(&visit.file, &elf, asker);
+            }
+            (Seen::Text(text), Role::Program(words)) => {
+                let Some(interpreter) = command::shebang(&text) else { return };
+                let is_shell = interpreter.iter().any(|word| command::is_shell(word));
+                self.run(&interpreter);
+                if is_shell {
+                    self.follow_script(&text, words.get(1..).unwrap_or_default());
+                }
+            }
+            (Seen::Text(text), Role::Script(words)) => self.follow_script(&text, words),
+            (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
+        }
+    }
+
+    fn follow_elf(&mut self, file: &Found, elf: &Elf, asker: &Asker) {
+        if file.size > WHOLE {
+            self.want_parts(file, elf);
+        }
+        let asker = self.linker.asker(&mut self.paths, file, elf, asker);
+        if let Some(interpreter) = &elf.interpreter
+            && let Some(found) = self.paths.file(b"/", interpreter)
+        {
+            self.visit(found, Role::Library(asker.clone()));
+        }
+        for library in self.linker.libraries(&mut self.paths, file, elf, &asker) {
+            self.visit(library, Role::Library(asker.clone()));
+        }
+    }
+
+    fn follow_script(&mut self, text: &[u8], words: &[Vec<u8>]) {
+        for command in command::commands(text) {
+            self.run(&command);
+        }
+        // Most of these scripts end by running what they were given.
+        self.run(words);
+    }
+
+    /// Adds what a command reads.
+    fn run(&mut self, words: &[Vec<u8>]) {
+        let Some((name, rest)) = words.split_first() else { return };
+        let Some(file) = self.program(name) else { return };
+        self.visit(file, Role::Program(words.to_vec()));
+        if command::is_wrapper(name)
+            && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
+        {
+            return self.run(&rest[at..]);
+        }
+        let is_shell = command::is_shell(name);
+        if is_shell && let Some(at) = rest.iter().position(|word| word == b"-c") {
+            return self.follow_script(rest.get(at + 1).map_or(b"", Vec::as_slice), &[]);
+        }
+        for (at, word) in rest.iter().enumerate() {
+            let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
+            let Some(file) = self.paths.file(&self.process.directory, value) else { continue };
+            if is_shell {
+                return self.visit(file, Role::Script(rest[at + 1..].to_vec()));
+            }
+            self.want(&file);
+        }
+    }
+
+    /// The program that `name` means.
+    fn program(&mut self, name: &[u8]) -> Option<Found> {
+        if name.contains(&b'/') {
+            let found = self.paths.file(&self.process.directory, name);
+            return found.filter(|file| file.is_executable);
+        }
+        let places = self.process.search_path();
+        places
+            .iter()
+            .find_map(|place| self.paths.file(place, name).filter(|file| file.is_executable))
+    }
+
+    /// Adds a program or library, and what is known to go with it.
+    fn visit(&mut self, file: Found, role: Role) {
+        if self.known.contains(&file.nid) {
+            return;
+        }
+        self.want(&file);
+        let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };
+        for patterns in habits(&file) {
+            for found in self.first_of(&patterns) {
+                match found.is_executable || found.name().ends_with(b".so") {
+                    true => self.visit(found, Role::Library(asker.clone())),
+                    false => self.want(&found),
+                }
+            }
+        }
+        self.unseen.push_back(Visit { file, role });
+    }
+
+    /// What the first pattern stands for that stands for anything.
+    fn first_of(&mut self, patterns: &[Vec<u8>]) -> Vec<Found> {
+        let found = patterns.iter().map(|pattern| self.paths.matching(pattern));
+        found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// Adds a file, or its beginning if it is big.
+    fn want(&mut self, file: &Found) {
+        if self.known.len() < FILES && self.known.insert(file.nid) {
+            let len = if file.size > WHOLE { HEAD } else { file.size };
+            self.want_piece(Piece { file: file.nid, range: 0..len });
+        }
+    }
+
+    /// Adds what there is in a big file behind its head: first what is run or written to, and in the end tables and constants.
+    fn want_parts(&mut self, file: &Found, elf: &Elf) {
+        let mut between = Vec::new();
+        let mut from = HEAD;
+        for part in &elf.code_and_data {
+            let (start, end) = (part.start.clamp(from, file.size), part.end.min(file.size));
+            if start < end {
+                between.push(from..start);
+                self.want_piece(Piece { file: file.nid, range: start..end });
+                from = end;
+            }
+        }
+        between.push(from..file.size);
+        if file.size <= BIG {
+            let pieces = between.into_iter().map(|range| Piece { file: file.nid, range });
+            self.doubtful.extend(pieces);
+        }
+    }
+
+    fn want_piece(&mut self, piece: Piece) {
+        let len = piece.range.end.saturating_sub(piece.range.start);
+        if len > 0 && len <= self.budget {
+            self.budget -= len;
+            self.wanted.push(piece);
+        }
+    }
+}

@@ -9,6 +9,8 @@
 mod index;
 mod push;
 
+use std::collections::HashSet;
+
 use lazuli_image::{
     Digest,
     oci::{Descriptor, media_type},
@@ -64,23 +66,32 @@ async fn listed(
     let scope = client.scope("pull");
     let mut url = client.url(&format!("referrers/{subject}"))?;
     url.query_pairs_mut().append_pair("artifactType", artifact_type);
-    let (mut asked, mut found, mut left) = (Vec::new(), Vec::<Descriptor>::new(), DOCUMENT_LIMIT);
+    let (mut asked, mut left) = (Vec::new(), DOCUMENT_LIMIT);
+    let (mut found, mut known) = (Vec::new(), HashSet::new());
     loop {
         let call = get(url.clone(), &scope, &object);
+        let answer = client.follow(call).await.map(|(response, _)| response);
+        let page = match answer {
+            Ok(response) if asked.is_empty() && denies(&response) => {
+                note_denial(client, response).await;
+                return Ok(None);
+            }
+            Ok(response) => page(client, response, &object, left).await,
+            Err(error) => Err(error),
+        };
         asked.push(url);
-        let page = match page(client, call, left).await {
-            Ok(Some(page)) => page,
-            Ok(None) if asked.len() == 1 => return Ok(None),
-            Err(error) if asked.len() == 1 || found.is_empty() => return Err(error),
+        let page = match page {
+            Ok(page) => page,
             // What was found so far is as good as it was.
-            _ => break,
+            Err(error) if !found.is_empty() => {
+                tracing::debug!(%error, "the rest of a list is left out");
+                break;
+            }
+            Err(error) => return Err(error),
         };
         // The registry may know no filters, and pages may repeat each other.
-        for entry in page.index.of_type(artifact_type) {
-            if found.iter().all(|known| known.digest != entry.digest) {
-                found.push(entry);
-            }
-        }
+        let entries = page.index.of_type(artifact_type).into_iter();
+        found.extend(entries.filter(|entry| known.insert(entry.digest)));
         left = left.saturating_sub(page.size);
         match page.next {
             Some(next) if asked.len() < PAGE_LIMIT && !asked.contains(&next) => url = next,
@@ -98,22 +109,14 @@ struct Page {
     next: Option<Url>,
 }
 
-/// Fetches a page of at most `limit` bytes; `None`: the server has no referrers API.
-async fn page(client: &Client, call: Call<'_>, limit: u64) -> Result<Option<Page>, RegistryError> {
-    let object = call.object;
-    let (response, _) = client.follow(call).await?;
-    let status = response.status();
-    // The specification has 404 for this. Others answer that such paths, or methods there, are none of theirs, or show a
-    // page for humans.
-    let denied = matches!(status.as_u16(), 400 | 404 | 405 | 501);
-    if denied || status == StatusCode::OK && !is_index(&response) {
-        let unknown_name = denied && detail(response).await.starts_with("NAME_UNKNOWN");
-        if !unknown_name {
-            client.lists_referrers(false);
-        }
-        return Ok(None);
-    }
-    if status != StatusCode::OK {
+/// Reads a page of at most `limit` bytes.
+async fn page(
+    client: &Client,
+    response: Response,
+    object: &str,
+    limit: u64,
+) -> Result<Page, RegistryError> {
+    if response.status() != StatusCode::OK {
         return Err(client.refuse(response, object).await);
     }
     let links = response.headers().get_all(LINK).iter().filter_map(|value| value.to_str().ok());
@@ -121,7 +124,24 @@ async fn page(client: &Client, call: Call<'_>, limit: u64) -> Result<Option<Page
     let raw = read_bounded(response, limit, &client.place, object).await?;
     let index = Index::parse(&raw)
         .map_err(|problem| RegistryError::malformed(&client.place, object, problem))?;
-    Ok(Some(Page { index, size: raw.len() as u64, next }))
+    Ok(Page { index, size: raw.len() as u64, next })
+}
+
+/// Whether the answer means that there is no referrers API. The specification has 404 for this. Others answer that such paths,
+/// or methods there, are none of theirs, or show a page for humans.
+fn denies(response: &Response) -> bool {
+    let status = response.status();
+    matches!(status.as_u16(), 400 | 404 | 405 | 501)
+        || status == StatusCode::OK && !is_index(response)
+}
+
+/// Remembers that there is no referrers API, unless the answer is about something else.
+async fn note_denial(client: &Client, response: Response) {
+    let unknown_name =
+        response.status() != StatusCode::OK && detail(response).await.starts_with("NAME_UNKNOWN");
+    if !unknown_name {
+        client.lists_referrers(false);
+    }
 }
 
 /// The list that clients keep under a tag; `None` if there is none.

@@ -16,6 +16,7 @@
 mod api;
 mod fault;
 mod http;
+mod referrers;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -100,6 +101,7 @@ struct State {
     /// Tokens that are good, with their scopes.
     tokens: HashMap<String, Vec<String>>,
     redirect: bool,
+    referrers: referrers::Behaviour,
     /// Signatures of storage URLs that are good.
     signatures: HashSet<u64>,
     faults: Vec<fault::Armed>,
@@ -149,7 +151,7 @@ impl Shared {
 }
 
 impl FakeRegistry {
-    /// Starts an empty registry on free ports, without login, redirects or faults.
+    /// Starts an empty registry on free ports, with referrers, without login, redirects or faults.
     pub fn start() -> io::Result<Self> {
         let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
         let shared = Arc::new(Shared {
@@ -223,6 +225,21 @@ impl FakeRegistry {
     /// Answers reads of blobs with a redirect to the storage port.
     pub fn redirect_blobs(&self) {
         self.shared.lock().redirect = true;
+    }
+
+    /// Is a registry from before OCI distribution 1.1 from now on, that lists no referrers.
+    pub fn without_referrers(&self) {
+        self.shared.lock().referrers.absent = true;
+    }
+
+    /// Answers with so many referrers at a time.
+    pub fn page_referrers(&self, entries: usize) {
+        self.shared.lock().referrers.page = entries;
+    }
+
+    /// Lists referrers of all types, whichever was asked for.
+    pub fn ignore_artifact_type(&self) {
+        self.shared.lock().referrers.unfiltered = true;
     }
 
     /// Makes all storage URLs that were given out bad.

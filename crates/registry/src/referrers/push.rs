@@ -1,6 +1,6 @@
 //! "Pushing Manifests with Subject".
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use lazuli_image::{
@@ -27,8 +27,9 @@ const EMPTY: &[u8] = b"{}";
 /// How often a list is changed again because somebody else pushed an older one over it.
 const RACE_LIMIT: u32 = 4;
 
-/// Longest wait before that: the time between reading and pushing a list, over a slow link.
-const RACE_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
+/// About how long after a push the list is looked at again, varied by half: whoever had read it before has pushed it by then,
+/// also over a slow link.
+const RACE_PAUSE: Duration = Duration::from_millis(400);
 
 /// A manifest without content that refers to another.
 #[derive(Debug, Serialize)]
@@ -122,7 +123,7 @@ async fn list(
         }
         let raw = bounded(client, &object, index.to_json())?;
         push::put(client, &Selector::Tag(tag.clone()), raw.into(), media_type::INDEX).await?;
-        tokio::time::sleep(vary(RACE_PAUSE / 2)).await;
+        tokio::time::sleep(vary(RACE_PAUSE)).await;
     }
     let index = tagged(client, subject, &scope).await?;
     if index.is_some_and(|index| index.lists(&entry.digest)) {

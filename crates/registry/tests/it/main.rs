@@ -7,4 +7,5 @@ mod login;
 mod mirrors;
 mod names;
 mod real;
+mod referrers;
 mod support;

@@ -9,11 +9,11 @@ use std::{
 };
 
 use lazuli_image::oci::media_type;
-use lazuli_registry::{DockerArchive, ImageName, open};
+use lazuli_registry::{DockerArchive, ImageName, RegistryError, open};
 use lazuli_testkit::oci::{Compression, Image, Layer};
 use tokio::io::AsyncReadExt as _;
 
-use crate::{conformance, support::options};
+use crate::{conformance, referrers, support::options};
 
 /// Whether a program is installed; says so if not.
 fn have(program: &str) -> bool {
@@ -101,6 +101,29 @@ async fn docker_registry_keeps_the_contract() {
     let server = Server::start();
     let name = |tag: &str| format!("{}/some/app:{tag}", server.host).parse::<ImageName>().unwrap();
     conformance::check(|tag| open(&name(tag), &options()).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn docker_registry_keeps_referrers_under_a_tag() {
+    if !have("docker-registry") {
+        return;
+    }
+    let server = Server::start();
+    let name = format!("{}/some/app:1", server.host).parse::<ImageName>().unwrap();
+    let repository = open(&name, &options()).unwrap();
+    referrers::check(&*repository).await;
+    let subject = repository.manifest(None).await.unwrap().descriptor();
+    let list = format!("{}/some/app:{}", server.host, subject.digest.to_string().replace(':', "-"));
+    let listed = || open(&list.parse().unwrap(), &options()).unwrap();
+    // The tag is a list of artifacts, which name no platform.
+    assert!(matches!(listed().manifest(None).await, Err(RegistryError::NoPlatform { .. })));
+    let found = repository.referrers(&subject.digest, referrers::TYPE).await.unwrap();
+    let note = referrers::note("new");
+    let (old, kind) = (&found[0].digest, referrers::TYPE);
+    let new = repository.push_referrer(&subject, kind, &note, Some(old)).await.unwrap();
+    let after = repository.referrers(&subject.digest, kind).await.unwrap();
+    let digests: Vec<_> = after.iter().map(|entry| entry.digest).collect();
+    assert_eq!(digests, [found[1].digest, new]);
 }
 
 /// Copies an image from one place to another with this crate.

@@ -14,6 +14,7 @@ use super::{
     Logged, Login, Shared, State, StoredManifest, fault,
     fault::Fault,
     http::{self, Body, Request, Response},
+    referrers,
 };
 
 /// Serves one connection until either side closes it.
@@ -67,6 +68,7 @@ fn exchange(
     }
     let mut response = match &fault {
         Some(Fault::Status(status)) => Response::error(*status, "FAULT"),
+        Some(Fault::Coded(status, code)) => Response::error(*status, code),
         Some(Fault::Busy(status, seconds)) => {
             Response::error(*status, "TOOMANYREQUESTS").with("retry-after", seconds)
         }
@@ -90,6 +92,10 @@ fn exchange(
         Some(Fault::WrongBytes) => {
             response.body =
                 response.body.bytes().iter().map(|byte| !byte).collect::<Vec<_>>().into();
+        }
+        Some(Fault::Header(name, value)) => {
+            response.headers.retain(|(known, _)| known != name);
+            response.headers.push((*name, value.clone()));
         }
         Some(Fault::Instead(body)) if response.status < 300 => {
             response.body = body.clone().into();
@@ -227,12 +233,17 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
         return Response::error(404, "NOT_FOUND");
     };
     let split = |kind: &str| path.split_once(kind).map(|(a, b)| (a.to_owned(), b.to_owned()));
-    let found = ["/blobs/uploads/", "/blobs/", "/manifests/"]
+    let found = ["/blobs/uploads/", "/blobs/", "/manifests/", "/referrers/"]
         .into_iter()
         .find_map(|k| Some((k, split(k)?)));
     let repository = found.as_ref().map_or("", |(_, (repository, _))| repository.as_str());
     let writes = matches!(found, Some(("/blobs/uploads/", _))) || request.method == "PUT";
-    let mut wanted = vec![(repository.to_owned(), if writes { "push" } else { "pull" })];
+    let action = match request.method.as_str() {
+        "DELETE" if !writes => "delete",
+        _ if writes => "push",
+        _ => "pull",
+    };
+    let mut wanted = vec![(repository.to_owned(), action)];
     wanted.extend(request.query("from").into_iter().map(|from| (from, "pull")));
     if !wanted.iter().all(|(repository, action)| state.allows(request, repository, action)) {
         let scheme = match &state.login {
@@ -254,6 +265,9 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
                 return Response::new(307).with("location", url);
             }
             blob(&mut state, request, &repository, &digest)
+        }
+        Some(("/referrers/", (repository, subject))) => {
+            referrers::list(&state, request, &repository, &subject)
         }
         Some((_, (repository, name))) => manifest(&mut state, request, &repository, &name, body),
         None => Response::new(200),
@@ -366,6 +380,9 @@ fn manifest(
     name: &str,
     body: Vec<u8>,
 ) -> Response {
+    if request.method == "DELETE" {
+        return referrers::delete(state, repository, name);
+    }
     if request.method != "PUT" {
         let head_only = request.method == "HEAD";
         let response = match state.manifests.get(&(repository.to_owned(), name.to_owned())) {
@@ -390,6 +407,10 @@ fn manifest(
             return Response::error(400, "MANIFEST_BLOB_UNKNOWN");
         }
     }
+    if let Some(problem) = referrers::problem(state, repository, name, &json) {
+        return state.violation(request, problem);
+    }
+    let subject = referrers::subject(state, &json);
     let digest = Algorithm::Sha256.digest(&body);
     let content = Arc::new(body);
     for name in [name.to_owned(), digest.to_string()] {
@@ -398,7 +419,11 @@ fn manifest(
             StoredManifest { media_type: media_type.clone(), content: content.clone() },
         );
     }
-    Response::new(201)
+    let response = Response::new(201)
         .with("location", format!("/v2/{repository}/manifests/{digest}"))
-        .with("docker-content-digest", digest)
+        .with("docker-content-digest", digest);
+    match subject {
+        Some(subject) => response.with("oci-subject", subject),
+        None => response,
+    }
 }

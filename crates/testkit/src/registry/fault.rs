@@ -7,6 +7,8 @@ use std::time::Duration;
 pub enum Fault {
     /// Another status, without doing anything.
     Status(u16),
+    /// An error with another code, without doing anything.
+    Coded(u16, &'static str),
     /// This status, and the seconds of Retry-After.
     Busy(u16, u64),
     /// The connection is reset after this many bytes of the body: the request's if it has one (they are
@@ -22,6 +24,8 @@ pub enum Fault {
     WrongBytes,
     /// Another body under the right head.
     Instead(Vec<u8>),
+    /// The right answer, but for this header; its name is in lower case.
+    Header(&'static str, String),
     /// The right answer, with this pause before each byte of its body.
     Drip(Duration),
     /// Everything is done, but the connection is closed instead of an answer.

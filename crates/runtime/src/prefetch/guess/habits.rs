@@ -112,7 +112,9 @@ pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let language = parts.next().unwrap_or_default();
     let charset = parts.next().unwrap_or_default().to_ascii_lowercase();
     let charset: Vec<u8> = charset.into_iter().filter(u8::is_ascii_alphanumeric).collect();
-    if matches!(language, b"C" | b"POSIX") && charset.is_empty() || language.contains(&b'*') {
+    if matches!(language, b"C" | b"POSIX") && charset.is_empty()
+        || name.iter().any(|byte| b"*/".contains(byte))
+    {
         return Vec::new();
     }
     let directory = [b"/usr/lib/locale/", language, b".", &charset].concat();

@@ -17,6 +17,8 @@ mod habits;
 mod linker;
 mod paths;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 

@@ -1,0 +1,330 @@
+//! Guesses over forged trees.
+
+mod corpus;
+mod forge;
+
+use async_trait::async_trait;
+use proptest::prelude::*;
+use serde_json::json;
+
+use self::forge::{Forged, Image, program, shared};
+use super::{
+    Content, Piece,
+    elf::{Obstacle, Parts},
+    guess,
+    paths::Paths,
+};
+
+/// The usual tree of a program with libraries; what a test needs besides is added to it.
+fn usual() -> Image {
+    Image::default()
+        .link("/bin", "usr/bin")
+        .link("/lib", "usr/lib")
+        .link("/lib64", "/usr/lib64")
+        .link("/usr/lib64/ld-linux-x86-64.so.2", "../lib/x86_64-linux-gnu/ld-linux-x86-64.so.2")
+        .file("/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", &shared(&[]))
+        .file("/usr/lib/x86_64-linux-gnu/libc.so.6", &shared(&["ld-linux-x86-64.so.2"]))
+}
+
+const LINKER: &str = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+const LIBC: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+
+#[test]
+fn a_program_brings_its_libraries() {
+    let image = usual()
+        .program("/usr/bin/tool-2", &program(&["liba.so.1", "libmissing.so", "libc.so.6"]))
+        .link("/usr/local/bin/tool", "../../bin/tool-2")
+        .link("/usr/lib/liba.so.1", "liba.so.1.2")
+        .file("/usr/lib/liba.so.1.2", &shared(&["libb.so"]))
+        .file("/usr/lib/x86_64-linux-gnu/libb.so", &shared(&["libc.so.6", "liba.so.1"]))
+        .file("/usr/lib/libb.so", b"found later")
+        .file("/etc/passwd", b"root:x:0:0")
+        .file("/etc/ld.so.cache", b"cache")
+        .file("/usr/lib/libother.so", &shared(&[]));
+    let guessed = image.guessed(&json!({ "config": { "Cmd": ["tool", "--flag"] } }));
+    let libb = "/usr/lib/x86_64-linux-gnu/libb.so";
+    let expected = [
+        "/usr/bin/tool-2",
+        "/etc/passwd",
+        LINKER,
+        "/etc/ld.so.cache",
+        "/usr/lib/liba.so.1.2",
+        LIBC,
+        libb,
+    ];
+    assert_eq!(guessed, expected);
+}
+
+#[test]
+fn libraries_are_looked_for_as_the_linker_does() {
+    let needs = |needed: &'static [&'static str], rpath: &'static str, runpath: &'static str| {
+        Forged { needed, rpath, runpath, ..Forged::default() }.bytes()
+    };
+    let config = |libraries: &str| {
+        json!({ "config": {
+            "Entrypoint": ["/opt/app/bin/app"], "Env": [format!("LD_LIBRARY_PATH={libraries}")],
+        }})
+    };
+    let image = |app: &[u8], below: &[u8]| {
+        usual()
+            .program("/opt/app/bin/app", app)
+            .file("/opt/app/lib/liba.so", below)
+            .file("/opt/app/lib/libb.so", b"1")
+            .file("/opt/other/libb.so", b"2")
+            .file("/usr/lib/libb.so", b"3")
+            .file("/etc/ld.so.conf.d/app.conf", b"# more\n/opt/conf:/opt/configured\n")
+            .file("/opt/configured/libb.so", b"4")
+    };
+    let own = "$ORIGIN/../lib";
+    for (rpath, runpath, environment, below, expected) in [
+        // An RPATH holds for the libraries of libraries, a RUNPATH does not.
+        (own, "", "", "", "/opt/app/lib/libb.so"),
+        ("", "${ORIGIN}/../lib", "", "", "/opt/configured/libb.so"),
+        ("", own, "", "$ORIGIN", "/opt/app/lib/libb.so"),
+        ("/nothing:/opt/app/lib", "", "/opt/other", "", "/opt/app/lib/libb.so"),
+        // With a RUNPATH the environment goes first, and an RPATH does not count.
+        ("", own, "relative:/opt/other", "$ORIGIN", "/opt/other/libb.so"),
+        ("/opt/other", own, "", "", "/opt/configured/libb.so"),
+    ] {
+        let image = image(
+            &Forged { needed: &["liba.so"], rpath, runpath, ..Forged::default() }.bytes(),
+            &Forged { needed: &["libb.so"], runpath: below, ..Forged::default() }.bytes(),
+        );
+        let guessed = image.guessed(&config(environment));
+        assert_eq!(guessed[1..], ["/opt/app/lib/liba.so", expected], "{rpath} {runpath}");
+    }
+    // A path is not looked for, and musl has the names of its directories elsewhere.
+    let image = usual()
+        .program("/opt/app/bin/app", &needs(&["/opt/liba.so", "libb.so"], "", ""))
+        .file("/opt/liba.so", b"")
+        .file("/etc/ld-musl-x86_64.path", b"/lib:/musl\n")
+        .file("/musl/libb.so", b"5");
+    assert_eq!(image.guessed(&config(""))[1..], ["/musl/libb.so"], "an empty file has no bytes");
+}
+
+#[test]
+fn scripts_bring_interpreters_and_what_they_run() {
+    let script =
+        b"#!/bin/sh -e\n[ \"$1\" ] || exit 1\nif setup --all; then\n  exec server \"$@\"\nfi\n";
+    let image = usual()
+        .program("/usr/bin/sh", &program(&["libc.so.6"]))
+        .program("/usr/bin/setup", b"#!/usr/bin/env python3\nimport os\n")
+        .program("/usr/bin/env", &program(&[]))
+        .program("/usr/bin/python3", &program(&[]))
+        .file("/usr/lib/python3/encodings/__pycache__/__init__.cpython-311.pyc", b"compiled")
+        .file("/usr/lib/python3/encodings/__init__.py", b"source")
+        .file("/usr/lib/python3/encodings/aliases.py", b"only source")
+        .program("/usr/bin/server", &program(&[]))
+        .program("/usr/bin/worker", &program(&[]))
+        .program("/usr/bin/unused", &program(&[]))
+        .program("/entrypoint.sh", script)
+        .file("/srv/worker.conf", b"text");
+    let config = json!({ "config": {
+        "Entrypoint": ["./entrypoint.sh"],
+        "Cmd": ["worker", "--config=worker.conf"],
+        "WorkingDir": "/srv/..",
+    }});
+    let expected = [
+        "/entrypoint.sh",
+        "/usr/bin/sh",
+        "/usr/bin/setup",
+        "/usr/bin/server",
+        "/usr/bin/worker",
+        LINKER,
+        LIBC,
+        "/usr/bin/env",
+        "/usr/bin/python3",
+        "/usr/lib/python3/encodings/__pycache__/__init__.cpython-311.pyc",
+        "/usr/lib/python3/encodings/aliases.py",
+    ];
+    assert_eq!(sorted(image.guessed(&config)), sorted(expected.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn shells_and_wrappers_bring_what_they_run() {
+    let image = usual()
+        .program("/usr/bin/sh", b"\x7fELF, but damaged")
+        .program("/usr/bin/tini", b"#!")
+        .program("/usr/bin/a", b"a")
+        .program("/usr/bin/b", b"b")
+        .file("/run.sh", b"a; FOO=1 b")
+        .file("/data", b"data");
+    for (command, expected) in [
+        (json!(["sh", "-c", "cd / && a | b"]), &["/usr/bin/sh", "/usr/bin/a", "/usr/bin/b"][..]),
+        (json!(["tini", "-g", "--", "a", "/data"]), &["/usr/bin/tini", "/usr/bin/a", "/data"]),
+        (json!(["/bin/sh", "/run.sh"]), &["/usr/bin/sh", "/run.sh", "/usr/bin/a", "/usr/bin/b"]),
+        (json!(["a", "b", "data"]), &["/usr/bin/a", "/data"]),
+        (json!(["missing"]), &[]),
+        (json!(["/usr"]), &[]),
+        (json!(["/data"]), &[]),
+        (json!([]), &[]),
+        (json!("sh"), &[]),
+        (json!([7, null]), &[]),
+    ] {
+        let config = json!({ "config": { "Cmd": command } });
+        assert_eq!(image.guessed(&config), expected, "{config}");
+    }
+    assert!(image.guessed(&json!(null)).is_empty());
+}
+
+#[test]
+fn the_environment_names_a_locale() {
+    let image = usual()
+        .program("/usr/bin/a", b"a")
+        .file("/usr/lib/locale/C.utf8/LC_CTYPE", b"1")
+        .file("/usr/lib/locale/C.utf8/LC_MESSAGES/SYS_LC_MESSAGES", b"2")
+        .file("/usr/lib/locale/locale-archive", b"3");
+    let directory = "/usr/lib/locale/C.utf8";
+    let both =
+        [format!("{directory}/LC_CTYPE"), format!("{directory}/LC_MESSAGES/SYS_LC_MESSAGES")];
+    for (locale, expected) in [
+        ("LANG=C.UTF-8", &both[..]),
+        ("LANG=en_US.UTF-8", &["/usr/lib/locale/locale-archive".to_owned()]),
+        ("LC_ALL=C", &[]),
+        ("LANG=", &[]),
+        ("LANG=*.*", &[]),
+        ("LANG=../../../../usr/bin/a.", &[]),
+    ] {
+        let config = json!({ "config": { "Cmd": ["a"], "Env": [locale] } });
+        let guessed = image.guessed(&config);
+        assert_eq!(guessed[1..], *expected, "{locale}");
+    }
+}
+
+#[test]
+fn constants_of_big_libraries_come_last() {
+    const MIB: u64 = 1 << 20;
+    let mut big = Forged { code: Some(4 * MIB..6 * MIB), ..Forged::default() }.bytes();
+    big.resize(18 << 20, 0);
+    let image = usual()
+        .program("/usr/bin/a", &program(&["libbig.so", "libsmall.so"]))
+        .file("/usr/lib/libbig.so", &big)
+        .file("/usr/lib/libsmall.so", &shared(&[]));
+    let pieces = image.pieces(&json!({ "config": { "Cmd": ["a"] } }));
+    let of_big = pieces.iter().filter(|(path, _)| path == "/usr/lib/libbig.so");
+    let of_big: Vec<_> = of_big.map(|(_, range)| (range.start / MIB, range.end / MIB)).collect();
+    assert_eq!(of_big, [(0, 1), (4, 6), (1, 4), (6, 18)]);
+    let last = pieces[pieces.len() - 2..].iter().map(|(path, _)| path.as_str());
+    assert_eq!(last.collect::<Vec<_>>(), ["/usr/lib/libbig.so"; 2]);
+}
+
+#[test]
+fn what_cannot_be_read_ends_only_its_own_branch() {
+    struct Nothing;
+    #[async_trait]
+    impl Content for Nothing {
+        async fn read(&self, _: &Piece) -> Option<Vec<u8>> {
+            None
+        }
+    }
+    let image = usual().program("/usr/bin/a", &program(&["libc.so.6"])).file("/etc/group", b"x");
+    let packed = image.pack();
+    let mut count = 0;
+    let config = json!({ "config": { "Cmd": ["a"] } });
+    let task = guess(&config, &packed.bootstrap, &Nothing, |pieces| count += pieces.len());
+    fn spawned<T: Send>(task: T) -> T {
+        task
+    }
+    forge::block_on(spawned(task));
+    assert_eq!(count, 2);
+}
+
+#[test]
+fn links_lead_where_the_kernel_goes_and_no_further() {
+    let mut image = Image::default()
+        .file("/a/b/file", b"x")
+        .link("/up", "a/b/../../a/./b//file")
+        .link("/out", "../../../a/b/file")
+        .link("/a/absolute", "/a/b")
+        .link("/loop", "loop")
+        .link("/ping", "/pong")
+        .link("/pong", "/ping")
+        .link("/dangling", "nowhere")
+        .link("/through", "a/b/file/more")
+        .link("/0", "/a/b/file");
+    for number in 0..41 {
+        image = image.link(&format!("/{}", number + 1), &format!("/{number}"));
+    }
+    let packed = image.pack();
+    let mut paths = Paths::new(&packed.bootstrap);
+    for (path, expected) in [
+        ("/a/b/file", true),
+        ("a/b/file", true),
+        ("/up", true),
+        ("/out", true),
+        ("/a/absolute/file", true),
+        ("/../..//a/b/file", true),
+        ("/loop", false),
+        ("/ping", false),
+        ("/dangling", false),
+        ("/through", false),
+        ("/a", false),
+        ("/", false),
+        ("", false),
+        ("/39", true),
+        ("/40", false),
+    ] {
+        let found = paths.file(b"/", path.as_bytes());
+        assert_eq!(found.is_some(), expected, "{path}");
+        if let Some(found) = found {
+            assert_eq!((&*found.path, found.directory()), (&b"/a/b/file"[..], &b"/a/b"[..]));
+        }
+    }
+    assert_eq!(paths.matching(b"/*/*/f*e").len(), 2);
+    assert!(paths.file(b"/", "/a/..".repeat(2000).as_bytes()).is_none());
+    // Whoever asks too much gets no more answers.
+    for _ in 0..100_000 {
+        paths.file(b"/", b"/up");
+    }
+    assert!(paths.file(b"/", b"/a/b/file").is_none() && paths.matching(b"/*").is_empty());
+}
+
+fn sorted(mut paths: Vec<String>) -> Vec<String> {
+    paths.sort();
+    paths
+}
+
+/// Reads a file in parts, as the guess does.
+fn read(file: &[u8]) -> Option<super::elf::Elf> {
+    let mut parts = Parts::new(file.len() as u64);
+    for _ in 0..1000 {
+        match parts.elf() {
+            Ok(elf) => return Some(elf),
+            Err(Obstacle::Unsound) => return None,
+            Err(Obstacle::Missing(range)) => {
+                assert!(range.end - range.start <= 128 << 10, "{range:?}");
+                let bytes = file[range.start as usize..range.end as usize].to_vec();
+                parts.add(range.start, bytes);
+            }
+        }
+    }
+    panic!("the same bytes are missing again and again");
+}
+
+#[test]
+fn elf_files_that_end_early_are_refused() {
+    let file = program(&["libc.so.6", "libm.so.6"]);
+    assert_eq!(read(&file).unwrap().needed, ["libc.so.6", "libm.so.6"].map(Vec::from));
+    for len in 0..file.len() {
+        let elf = read(&file[..len]);
+        assert!(elf.is_none_or(|elf| elf.needed.len() <= 2), "{len}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_break_anything(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        text in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut file = program(&["libc.so.6"]);
+        for (at, byte) in changes {
+            let at = at.index(file.len());
+            file[at] = byte;
+        }
+        let _ = read(&file);
+        let commands = super::command::commands(&text);
+        prop_assert!(commands.iter().all(|words| !words.is_empty()));
+        let _ = super::command::shebang(&[b"#!", text.as_slice()].concat());
+    }
+}

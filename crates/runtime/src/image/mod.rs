@@ -218,31 +218,16 @@ async fn fill(
     let image = repository.describe();
     let layer = manifest.parsed.bootstrap();
     let layer = layer.ok_or_else(|| ImageError::NotLazy { image: image.clone() })?;
-    write(directory, MANIFEST, &manifest.raw)?;
-    let config = registry::config(&**repository, manifest).await?;
-    write(directory, CONFIG, &config)?;
-    fetched.bytes += config.len() as u64 + layer.size;
-    fetched.requests += 2;
     let path = directory.join(BOOTSTRAP);
-    let mut unpacked = fetch_bootstrap(&**repository, layer, &path).await;
-    let places = repository.clone().places();
-    // A mirror that broke off or had other bytes may not be the only place.
-    for place in places.iter().filter(|_| places.len() > 1) {
-        let Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) = &unpacked else {
-            break;
-        };
-        tracing::warn!(%error, place = place.describe(), "fetching the bootstrap from another place");
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(ImageError::Io { path, source: error });
-            }
-            _ => {}
-        }
-        fetched.bytes += layer.size;
-        fetched.requests += 1;
-        unpacked = fetch_bootstrap(&**place, layer, &path).await;
-    }
-    unpacked?;
+    // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
+    // the bootstrap is written to it by a thread that nobody can stop.
+    let config = registry::config(&**repository, manifest);
+    let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
+    let (config, bootstrap) = (config?, bootstrap?);
+    write(directory, MANIFEST, &manifest.raw)?;
+    write(directory, CONFIG, &config)?;
+    fetched.bytes += config.len() as u64 + bootstrap.bytes;
+    fetched.requests += 1 + bootstrap.requests;
     let io = |source| ImageError::Io { path: path.clone(), source };
     let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
     let digest = Algorithm::Blake3.digest(map.as_ref());
@@ -252,6 +237,34 @@ async fn fill(
     let checked = Bootstrap::open(map).and_then(|bootstrap| rafs::check(&bootstrap));
     checked.map_err(|source| ImageError::Format { image, source })?;
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
+}
+
+/// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
+async fn find_bootstrap(
+    repository: &Arc<dyn Repository>,
+    layer: &Descriptor,
+    path: &Path,
+) -> Result<Fetched, ImageError> {
+    let mut fetched = Fetched { bytes: layer.size, requests: 1 };
+    let mut unpacked = fetch_bootstrap(&**repository, layer, path).await;
+    let places = repository.clone().places();
+    // A mirror that broke off or had other bytes may not be the only place.
+    for place in places.iter().filter(|_| places.len() > 1) {
+        let Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) = &unpacked else {
+            break;
+        };
+        tracing::warn!(%error, place = place.describe(), "fetching the bootstrap from another place");
+        match fs::remove_file(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(ImageError::Io { path: path.to_owned(), source });
+            }
+            _ => {}
+        }
+        fetched.bytes += layer.size;
+        fetched.requests += 1;
+        unpacked = fetch_bootstrap(&**place, layer, path).await;
+    }
+    unpacked.map(|()| fetched)
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`.

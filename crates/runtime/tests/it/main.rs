@@ -2,4 +2,5 @@
 
 mod disk;
 mod fanotify;
+mod pull;
 mod sample;

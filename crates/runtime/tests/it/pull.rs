@@ -1,0 +1,95 @@
+//! Images on their way from a registry to the node.
+
+use std::{collections::BTreeMap, io::Write as _, sync::Arc, time::Duration};
+
+use flate2::{Compression, write::GzEncoder};
+use lazuli_image::{
+    Algorithm, Digest,
+    oci::{BlobLayer, ImageConfig, LazyImage, media_type},
+};
+use lazuli_registry::{ImageName, Options, RegistryError, Repository};
+use lazuli_runtime::image::{ImageError, StoredImage};
+use lazuli_testkit::registry::{FakeRegistry, Fault};
+
+use crate::sample::Sample;
+
+/// A lazy image in a registry, and its parts.
+struct Pushed {
+    registry: FakeRegistry,
+    config: Digest,
+    bootstrap: Digest,
+    digest: Digest,
+}
+
+impl Pushed {
+    fn new() -> Self {
+        let sample = Sample::new(vec![("file".to_owned(), 0, b"content".to_vec())]);
+        let registry = FakeRegistry::start().unwrap();
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(sample.bootstrap.len() as u64);
+        tar.append_data(&mut header, "image/image.boot", &sample.bootstrap[..]).unwrap();
+        let tar = tar.into_inner().unwrap();
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&tar).unwrap();
+        let gzip = gzip.finish().unwrap();
+        let put = |content: &[u8]| {
+            let digest = registry.put_blob("app", content);
+            BlobLayer { digest, size: content.len() as u64 }
+        };
+        let blobs: Vec<BlobLayer> = sample.stored.iter().map(|blob| put(blob)).collect();
+        let source = ImageConfig::parse(br#"{"os":"linux","architecture":"amd64"}"#).unwrap();
+        let diff_id = Algorithm::Sha256.digest(&tar);
+        let bootstrap = put(&gzip);
+        let image = LazyImage::new(&source, &blobs, bootstrap, diff_id, BTreeMap::new()).unwrap();
+        put(&image.config);
+        let digest = registry.put_manifest("app", "1", media_type::MANIFEST, &image.manifest);
+        Pushed { registry, config: image.config_digest, bootstrap: bootstrap.digest, digest }
+    }
+
+    fn open(&self) -> Arc<dyn Repository> {
+        let name: ImageName = format!("{}/app:1", self.registry.host()).parse().unwrap();
+        let options = Options { credential_files: Vec::new(), ..Options::default() };
+        lazuli_registry::open(&name, &options).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn config_and_bootstrap_are_fetched_at_the_same_time() {
+    let pushed = Pushed::new();
+    let directory = tempfile::tempdir().unwrap();
+    // Nothing is answered before both had time to arrive.
+    pushed.registry.fault("GET", "/blobs/", 2, Fault::Latency(Duration::from_millis(500)));
+    let repository = pushed.open();
+    let (image, fetched) = StoredImage::pull(&repository, None, directory.path()).await.unwrap();
+    assert_eq!(image.manifest_digest, pushed.digest);
+    assert_eq!(fetched.requests, 3);
+    let stats = pushed.registry.stats();
+    assert_eq!((stats.requests, stats.max_concurrency, stats.bytes), (3, 2, fetched.bytes));
+
+    // A second time only the name is looked up.
+    let (_, fetched) = StoredImage::pull(&repository, None, directory.path()).await.unwrap();
+    assert_eq!((fetched.requests, pushed.registry.stats().requests), (1, 4));
+    assert_eq!(pushed.registry.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_part_that_cannot_be_had_is_named_and_nothing_stays() {
+    let pushed = Pushed::new();
+    for blob in [pushed.config, pushed.bootstrap] {
+        let directory = tempfile::tempdir().unwrap();
+        pushed.registry.fault("GET", &blob.to_string(), 1, Fault::Status(404));
+        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        let ImageError::Registry(missing @ RegistryError::Missing { .. }) = &error else {
+            panic!("{error}");
+        };
+        assert!(missing.to_string().contains(&blob.to_string()), "{error}");
+        pushed.registry.fault("GET", &blob.to_string(), 1, Fault::WrongBytes);
+        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        assert!(error.to_string().contains("corrupt"), "{error}");
+        StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap();
+        let names = std::fs::read_dir(directory.path()).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [&*pushed.digest.hex()]);
+    }
+}

@@ -1,6 +1,7 @@
-//! Odd trees, tree comparison, a faulty registry and private daemons for tests. Never shipped.
+//! Odd trees, tree comparison, a faulty registry, private daemons and a client of containerd for tests. Never shipped.
 
 pub mod content;
+pub mod cri;
 pub mod ext4;
 pub mod kernel;
 pub mod listing;
@@ -8,6 +9,7 @@ pub mod mutation;
 pub mod oci;
 pub mod odd;
 pub mod packed;
+pub mod pause;
 pub mod powercut;
 pub mod reading;
 pub mod registry;

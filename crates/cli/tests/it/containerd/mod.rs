@@ -1,16 +1,25 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod leaks;
+mod programs;
 mod rig;
+mod soak;
 
 use std::{fs, path::Path};
 
+use programs::{Containerd, on_both};
 use rig::{Rig, assert_same};
-use rustix::process::{Pid, Signal, kill_process};
 
-/// Ordinary images, pulled and run by `ctr` as with overlayfs.
-#[test]
-fn ordinary_images_are_what_overlayfs_makes_of_them() {
-    let Some(rig) = Rig::new("debian-slim") else { return };
+on_both!(
+    ordinary_images_are_what_overlayfs_makes_of_them,
+    lazy_images_arrive_as_they_are_read,
+    lazy_images_show_the_same_tree,
+    an_image_without_its_data_is_refused,
+);
+
+/// Ordinary images, pulled and run as with overlayfs.
+fn ordinary_images_are_what_overlayfs_makes_of_them(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let image = rig.push_ordinary();
     let [overlayfs, lazuli] = ["overlayfs", "lazuli"].map(|snapshotter| {
         rig.ctr(&["image", "pull", "--plain-http", "--snapshotter", snapshotter, &image]);
@@ -19,29 +28,37 @@ fn ordinary_images_are_what_overlayfs_makes_of_them() {
     assert!(lazuli.len() > 1000, "{}", lazuli.len());
     assert_same(&overlayfs, &lazuli);
     let script = "rm /etc/passwd && mv /etc /moved && echo new > /etc && cat /moved/hostname /etc";
+    let name = rig.own("c");
     let outputs = ["overlayfs", "lazuli"].map(|snapshotter| {
-        let run = ["run", "--rm", "--snapshotter", snapshotter, &image, "c", "sh", "-c", script];
-        rig.try_ctr(&run).1
+        let run = ["run", "--rm", "--snapshotter", snapshotter, &image, &name, "sh", "-c", script];
+        rig.try_ctr(&run)
     });
-    assert!(outputs[1].ends_with("new\n"), "{outputs:?}");
+    assert!(outputs[1].1.ends_with("new\n"), "{outputs:?}");
     assert_eq!(outputs[0], outputs[1]);
-    rig.ctr(&["image", "rm", "--sync", &image]);
+    rig.remove_images(&[&image]);
     rig.nothing_left();
 }
 
 /// A lazy image: pulled without its data, run, its server killed under it, removed.
-#[test]
-fn lazy_images_arrive_as_they_are_read() {
-    let Some(rig) = Rig::new("debian-slim") else { return };
+fn lazy_images_arrive_as_they_are_read(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let image = rig.push_lazy();
-    let chain = rig.pull_lazily(&image).unwrap();
+    let chain = match containerd {
+        // Its `ctr` passes nothing on.
+        Containerd::Debian => rig.pull(&image).unwrap(),
+        Containerd::Current => {
+            rig.ctr(&["image", "pull", "--plain-http", "--snapshotter", "lazuli", &image]);
+            rig.chain_id(&image)
+        }
+    };
     let [mounted] = &rig.mounts()[..] else { panic!("{:#?}", rig.mounts()) };
     assert!(mounted["image"].as_str().unwrap().starts_with(&image), "{mounted:#}");
 
-    rig.ctr(&["run", "-d", "--snapshotter", "lazuli", &image, "c1", "sleep", "1000"]);
+    let [first, second] = ["c1", "c2"].map(|name| rig.own(name));
+    rig.ctr(&["run", "-d", "--snapshotter", "lazuli", &image, &first, "sleep", "1000"]);
     let exec = |arguments: &[&str]| {
         let id = format!("e{}", next_number());
-        rig.ctr(&[&["task", "exec", "--exec-id", &id, "c1"], arguments].concat())
+        rig.ctr(&[&["task", "exec", "--exec-id", &id, &first], arguments].concat())
     };
     assert_eq!(exec(&["head", "-c", "4", "/usr/bin/perl"]), "\u{7f}ELF");
     let [mounted] = &rig.mounts()[..] else { panic!() };
@@ -50,9 +67,7 @@ fn lazy_images_arrive_as_they_are_read() {
     assert!(fetched * 4 < total, "{fetched} of {total} bytes fetched");
 
     // The server dies under the container; what was never read arrives from the next one.
-    let worker = rig.lazuli.status()["daemon"]["worker_pid"].as_i64().unwrap();
-    let worker = Pid::from_raw(i32::try_from(worker).unwrap()).unwrap();
-    kill_process(worker, Signal::KILL).unwrap();
+    rig.kill_worker();
     exec(&[
         "sh",
         "-c",
@@ -60,46 +75,45 @@ fn lazy_images_arrive_as_they_are_read() {
     ]);
     exec(&["sh", "-c", "echo written > /root/new && mv /usr/share/doc /root/doc"]);
     assert_eq!(exec(&["cat", "/root/new"]), "written\n");
-    assert_ne!(rig.lazuli.status()["daemon"]["worker_pid"], worker.as_raw_nonzero().get());
 
     // A second container of the image shares everything; a takeover goes unnoticed.
     rig.lazuli.ok(["daemon", "--takeover"]);
     let run =
-        ["run", "--rm", "--snapshotter", "lazuli", &image, "c2", "cat", "/etc/debian_version"];
+        ["run", "--rm", "--snapshotter", "lazuli", &image, &second, "cat", "/etc/debian_version"];
     assert!(!rig.ctr(&run).is_empty());
     assert_eq!(rig.mounts().len(), 1);
 
-    rig.ctr(&["task", "kill", "--signal", "KILL", "c1"]);
-    rig.settled(&["task", "rm", "c1"]);
-    rig.ctr(&["container", "rm", "c1"]);
+    rig.end(&first);
     assert!(rig.ctr(&["snapshot", "--snapshotter", "lazuli", "ls"]).contains(&chain));
-    rig.ctr(&["image", "rm", "--sync", &image]);
+    rig.remove_images(&[&image]);
     rig.nothing_left();
 }
 
 /// The same tree as the image that it was made of has with overlayfs.
-#[test]
-fn lazy_images_show_the_same_tree() {
-    let Some(rig) = Rig::new("busybox") else { return };
+fn lazy_images_show_the_same_tree(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let (ordinary, lazy) = (rig.push_ordinary(), rig.push_lazy());
     rig.ctr(&["image", "pull", "--plain-http", "--snapshotter", "overlayfs", &ordinary]);
     let theirs = rig.tree("overlayfs", &rig.chain_id(&ordinary));
-    let ours = rig.tree("lazuli", &rig.pull_lazily(&lazy).unwrap());
+    let ours = rig.tree("lazuli", &rig.pull(&lazy).unwrap());
     assert_same(&theirs, &ours);
-    rig.ctr(&["image", "rm", "--sync", &lazy, &ordinary]);
+    rig.remove_images(&[&lazy, &ordinary]);
     rig.nothing_left();
 }
 
 /// Data that is not where it should be is noticed while the image is pulled, and not by the container.
-#[test]
-fn an_image_without_its_data_is_refused() {
-    let Some(mut rig) = Rig::new("busybox") else { return };
+fn an_image_without_its_data_is_refused(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let image = rig.push_lazy();
-    let blob = rig.lose_data(&image);
-    let error = rig.pull_lazily(&image).unwrap_err();
-    assert!(error.contains(&image) && error.contains(&blob), "{error}");
+    rig.ctr(&["content", "fetch", "--plain-http", "--metadata-only", &image]);
+    let manifest = rig.content(&rig.manifest_digest(&image));
+    let blob = manifest["layers"][0]["digest"].as_str().unwrap();
+    rig.lose_blob(blob);
+    let error = rig.pull(&image).unwrap_err().to_string();
+    assert!(error.contains(&image) && error.contains(blob), "{error}");
     assert!(rig.mounts().is_empty());
-    rig.ctr(&["image", "rm", "--sync", &image]);
+    rig.remove_images(&[&image]);
+    rig.nothing_left();
 }
 
 /// A number that was not given before.

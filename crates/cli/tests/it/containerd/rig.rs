@@ -1,113 +1,134 @@
 //! A private containerd with a private Lazuli and a private registry.
 
 use std::{
-    collections::HashMap,
     fs::{self, File},
-    os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use lazuli_image::Algorithm;
-use lazuli_snapshotter::api::snapshots::{
-    PrepareSnapshotRequest, StatSnapshotRequest, snapshots_client::SnapshotsClient,
-};
 use lazuli_testkit::{
+    cri::{Client, CriError},
     kernel::{Feature, require},
     listing::{self, Listing},
+    pause,
 };
 use rustix::{
     mount::{UnmountFlags, unmount},
     process::{Pid, Signal, kill_process},
 };
 use serde_json::Value;
-use tonic::{Code, Request, transport::Endpoint};
 
-use super::names;
+use super::{
+    leaks::{self, Held},
+    next_number,
+    programs::{Containerd, PAUSE},
+};
 use crate::{
     lazuli::{Lazuli, corpus},
     registry::Registry,
+    reliability::processes::{self, Pids, pids},
 };
 
 /// How long things may take that take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The name of every pull's lease.
-const LEASE: &str = "pull";
+/// The name space of Kubernetes' containers, which `ctr` can be told to use as well. Names of containers of all machines'
+/// containerds meet there, in directories of shims and of runc: see [`Rig::own`].
+const SPACE: &str = "k8s.io";
 
 pub(super) struct Rig {
     pub(super) lazuli: Lazuli,
+    pub(super) cri: Client,
+    pub(super) containerd: Containerd,
     registry: Registry,
     layout: PathBuf,
-    /// containerd's name space: shims and runc have directories by it that are the machine's.
-    space: String,
+    number: usize,
+    processes: Mutex<Processes>,
+    /// What was held before there was any image.
+    idle: Held,
+}
+
+struct Processes {
     containerd: Child,
+    /// The keeper that was started first, or by [`Rig::start_daemon`].
     daemon: Child,
 }
 
 impl Rig {
     /// Starts everything, for tests with one image of the corpus.
-    pub(super) fn new(image: &str) -> Option<Self> {
-        let programs = ["containerd", "ctr", "runc", "docker-registry", "skopeo"];
+    pub(super) fn new(containerd: Containerd, image: &str) -> Option<Self> {
+        let programs = ["runc", "docker-registry", "skopeo"];
         let needed = [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked];
         let needed = needed.into_iter().chain(programs.map(Feature::Program));
-        if !needed.into_iter().all(require) {
+        if !needed.into_iter().all(require) || !containerd.is_here() {
             return None;
         }
         let layout = corpus(image)?;
         let lazuli = Lazuli::new();
+        let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
-        fs::write(
-            lazuli.path("config.toml"),
-            format!("[snapshotter]\naddress = {snapshotter:?}\n"),
-        )
-        .unwrap();
-        let log = File::create(lazuli.directory("root").join("daemon.log")).unwrap();
-        let daemon = lazuli.command(["daemon"]).stderr(log).spawn().unwrap();
-        let [root, state, socket, ttrpc] =
-            ["containerd", "state", "c.sock", "t.sock"].map(|name| lazuli.path(name));
-        let config = format!(
-            "version = 2\nroot = {root:?}\nstate = {state:?}\n\
-             disabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.internal.v1.opt\"]\n\
-             [grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {ttrpc:?}\n\
-             [proxy_plugins.lazuli]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n"
-        );
-        fs::write(lazuli.path("containerd.toml"), config).unwrap();
-        let log = File::create(lazuli.path("containerd.log")).unwrap();
-        let containerd = Command::new("containerd")
-            .arg("--config")
-            .arg(lazuli.path("containerd.toml"))
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let number = std::process::id();
-        let space = format!("lazuli-{number}-{}", super::next_number());
+        let config = format!("[snapshotter]\naddress = {snapshotter:?}\n");
+        fs::write(lazuli.path("config.toml"), config).unwrap();
+        fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
+        let archive = lazuli.path("pause.tar");
+        fs::write(&archive, pause::archive(PAUSE).unwrap()).unwrap();
+        lazuli.directory("root");
+        let daemon = spawn_daemon(&lazuli);
+        wait("the snapshot service", || snapshotter.exists());
+        let child = spawn_containerd(containerd, &lazuli);
+        let cri = connect(&lazuli);
+        let processes = Mutex::new(Processes { containerd: child, daemon });
         let registry = Registry::start();
-        let rig = Rig { lazuli, registry, layout, space, containerd, daemon };
-        for socket in [snapshotter, socket] {
-            wait(&format!("{}", socket.display()), || UnixStream::connect(&socket).is_ok());
-        }
+        let (number, idle) = (next_number(), Held::default());
+        let mut rig = Rig { lazuli, cri, containerd, registry, layout, number, processes, idle };
+        rig.ctr(&["image", "import", "--snapshotter", "lazuli", archive.to_str().unwrap()]);
+        wait("the image of sandboxes", || rig.cri.images().is_ok_and(|images| images.len() == 1));
+        rig.idle = leaks::held(&rig);
         Some(rig)
+    }
+
+    fn processes(&self) -> MutexGuard<'_, Processes> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name for a container that no other test's has.
+    pub(super) fn own(&self, name: &str) -> String {
+        format!("{name}-{}-{}", std::process::id(), self.number)
     }
 
     /// `ctr`, and whether it succeeded, with both of its outputs.
     pub(super) fn try_ctr(&self, arguments: &[&str]) -> (bool, String) {
-        let mut command = Command::new("ctr");
+        let (success, output) = self.ctr_output(arguments);
+        (success, String::from_utf8_lossy(&output).into_owned())
+    }
+
+    fn ctr_output(&self, arguments: &[&str]) -> (bool, Vec<u8>) {
+        let mut command = self.containerd.command("ctr");
         command.arg("--address").arg(self.lazuli.path("c.sock"));
-        let output = command.args(["-n", &self.space]).args(arguments).output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+        let output = command.args(["-n", SPACE]).args(arguments).output().unwrap();
+        let success = output.status.success();
+        // What it prints beside the answer is about its deprecations.
+        let text = if success { output.stdout } else { [output.stdout, output.stderr].concat() };
+        (success, text)
     }
 
     /// Output of `ctr`, which must succeed.
     #[track_caller]
     pub(super) fn ctr(&self, arguments: &[&str]) -> String {
-        let (success, output) = self.try_ctr(arguments);
+        String::from_utf8_lossy(&self.ctr_bytes(arguments)).into_owned()
+    }
+
+    /// Output of `ctr`, which must succeed and may print anything.
+    #[track_caller]
+    pub(super) fn ctr_bytes(&self, arguments: &[&str]) -> Vec<u8> {
+        let (success, output) = self.ctr_output(arguments);
         let log = || fs::read_to_string(self.lazuli.path("containerd.log")).unwrap_or_default();
-        assert!(success, "{arguments:?}: {output}\n{}\n{}", self.lazuli.log(), log());
+        let text = || String::from_utf8_lossy(&output).into_owned();
+        assert!(success, "{arguments:?}: {}\n{}\n{}", text(), self.lazuli.log(), log());
         output
     }
 
@@ -118,10 +139,20 @@ impl Rig {
 
     /// The image in the registry, as it is.
     pub(super) fn push_ordinary(&self) -> String {
-        let image = self.registry.image("app:ordinary");
+        self.copy(&self.layout, "app:ordinary")
+    }
+
+    /// The image in the registry, converted.
+    pub(super) fn push_lazy(&self) -> String {
+        self.convert(&self.layout, "app:lazy")
+    }
+
+    /// Puts an image into the registry.
+    pub(super) fn copy(&self, layout: &Path, name: &str) -> String {
+        let image = self.registry.image(name);
         let copied = Command::new("skopeo")
             .args(["copy", "--quiet", "--dest-tls-verify=false"])
-            .arg(format!("oci:{}", self.layout.display()))
+            .arg(format!("oci:{}", layout.display()))
             .arg(format!("docker://{image}"))
             .output()
             .unwrap();
@@ -129,125 +160,69 @@ impl Rig {
         image
     }
 
-    /// The image in the registry, converted.
-    pub(super) fn push_lazy(&self) -> String {
-        let image = self.registry.image("app:lazy");
-        self.lazuli.ok(["convert", &format!("oci:{}", self.layout.display()), &image]);
+    /// Converts an image, into the registry.
+    pub(super) fn convert(&self, layout: &Path, name: &str) -> String {
+        let image = self.registry.image(name);
+        self.lazuli.ok(["convert", &format!("oci:{}", layout.display()), &image]);
         image
     }
 
-    /// Takes a data blob of an image out of the registry, and says which.
-    pub(super) fn lose_data(&mut self, image: &str) -> String {
-        let (manifest, _) = self.metadata(image);
-        let blob = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
-        self.registry.remove_blob(&blob);
-        blob
+    /// Takes a blob out of the registry.
+    pub(super) fn lose_blob(&self, blob: &str) {
+        self.registry.remove_blob(blob);
     }
 
-    /// Pulls as a client does that passes snapshot annotations on, such as the CRI service: asks for the snapshot of each
-    /// layer, with its labels, and fetches the layer only if there is no such snapshot yet. Debian's `ctr` asks without
-    /// labels. The result is the chain id of the image, or what containerd says against a layer.
-    pub(super) fn pull_lazily(&self, image: &str) -> Result<String, String> {
-        // Until the image refers to its snapshots, nothing else keeps the garbage collector from them.
-        self.ctr(&["leases", "create", "--id", LEASE]);
-        let pulled = self.pull_leased(image);
-        self.ctr(&["leases", "rm", "--sync", LEASE]);
-        pulled
+    /// Pulls an image as Kubernetes does, for Lazuli. The result is the name of the snapshot with all of its layers.
+    pub(super) fn pull(&self, image: &str) -> Result<String, CriError> {
+        self.cri.pull(image, None)?;
+        Ok(self.chain_id(image))
     }
 
-    fn pull_leased(&self, image: &str) -> Result<String, String> {
-        let (manifest, config) = self.metadata(image);
-        let layers = manifest["layers"].as_array().unwrap();
-        let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let socket = format!("unix://{}", self.lazuli.path("c.sock").display());
-        let digest = self.manifest_digest(image);
-        let chain = runtime.block_on(async {
-            let channel = Endpoint::from_shared(socket).unwrap().connect().await.unwrap();
-            let mut client = SnapshotsClient::new(channel);
-            let mut parent = String::new();
-            for (layer, diff_id) in layers.iter().zip(diff_ids) {
-                let diff_id = diff_id.as_str().unwrap();
-                let chain = chain(&parent, diff_id);
-                let mut labels: HashMap<String, String> =
-                    serde_json::from_value(layer["annotations"].clone()).unwrap();
-                for (label, value) in [
-                    ("containerd.io/snapshot.ref", &*chain),
-                    ("containerd.io/snapshot/cri.image-ref", image),
-                    ("containerd.io/snapshot/cri.manifest-digest", &*digest),
-                    ("containerd.io/snapshot/cri.layer-digest", layer["digest"].as_str().unwrap()),
-                ] {
-                    labels.insert(label.to_owned(), value.to_owned());
-                }
-                let prepare = PrepareSnapshotRequest {
-                    snapshotter: "lazuli".to_owned(),
-                    key: format!("extract-{} {chain}", super::next_number()),
-                    parent,
-                    labels,
-                };
-                let refused = client.prepare(self.in_space(prepare)).await.unwrap_err();
-                if refused.code() != Code::AlreadyExists {
-                    return Err(refused.message().to_owned());
-                }
-                let stat =
-                    StatSnapshotRequest { snapshotter: "lazuli".to_owned(), key: chain.clone() };
-                client.stat(self.in_space(stat)).await.unwrap();
-                parent = chain;
-            }
-            Ok(parent)
-        })?;
-        // What an unpacking client notes, so that the snapshots live as long as the image.
-        let note = format!("containerd.io/gc.ref.snapshot.lazuli={chain}");
-        self.ctr(&["content", "label", manifest["config"]["digest"].as_str().unwrap(), &note]);
-        Ok(chain)
-    }
-
-    /// The name of the snapshot that has all layers of an image.
+    /// The name of the snapshot that has all layers of an image that was pulled.
     pub(super) fn chain_id(&self, image: &str) -> String {
-        let (_, config) = self.metadata(image);
+        let manifest = self.content(&self.manifest_digest(image));
+        let config = self.content(manifest["config"]["digest"].as_str().unwrap());
         let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap().iter();
         diff_ids.fold(String::new(), |parent, diff_id| chain(&parent, diff_id.as_str().unwrap()))
     }
 
-    /// What is seen of a snapshot. (`ctr image mount` of 1.6 does not heed its `--snapshotter`.)
+    /// A JSON document that containerd has.
+    pub(super) fn content(&self, digest: &str) -> Value {
+        serde_json::from_str(&self.ctr(&["content", "get", digest])).unwrap()
+    }
+
+    /// What an image's name means to containerd.
+    pub(super) fn manifest_digest(&self, image: &str) -> String {
+        let list = self.ctr(&["image", "ls"]);
+        let line = list.lines().find(|line| line.split(' ').next() == Some(image));
+        line.unwrap_or_else(|| panic!("{list}")).split_whitespace().nth(2).unwrap().to_owned()
+    }
+
+    /// What is seen of a committed snapshot. (`ctr image mount` of 1.6 does not heed its `--snapshotter`.)
     pub(super) fn tree(&self, snapshotter: &str, chain_id: &str) -> Listing {
+        // Not a view, which the garbage collector takes at any time.
+        self.ctr(&["snapshot", "--snapshotter", snapshotter, "prepare", "tree", chain_id]);
+        let listing = self.active_tree(snapshotter, "tree");
+        self.ctr(&["snapshot", "--snapshotter", snapshotter, "rm", "tree"]);
+        listing
+    }
+
+    /// What is seen of a snapshot that nobody has mounted.
+    pub(super) fn active_tree(&self, snapshotter: &str, key: &str) -> Listing {
         let target = self.lazuli.directory(snapshotter);
         let path = target.to_str().unwrap();
-        let snapshot = |arguments: &[&str]| {
-            self.ctr(&[&["snapshot", "--snapshotter", snapshotter], arguments].concat())
-        };
-        // Not a view, which the garbage collector takes at any time.
-        snapshot(&["prepare", "tree", chain_id]);
-        let mount = snapshot(&["mounts", path, "tree"]);
+        let mount = self.ctr(&["snapshot", "--snapshotter", snapshotter, "mounts", path, key]);
         assert!(Command::new("sh").args(["-c", &mount]).status().unwrap().success(), "{mount}");
         let listing = listing::list(&target);
         unmount(&target, UnmountFlags::empty()).unwrap();
-        snapshot(&["rm", "tree"]);
         listing.unwrap()
     }
 
-    fn in_space<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        request.metadata_mut().insert("containerd-namespace", self.space.parse().unwrap());
-        request.metadata_mut().insert("containerd-lease", LEASE.parse().unwrap());
-        request
-    }
-
-    /// Manifest and config of an image, fetched into containerd.
-    fn metadata(&self, image: &str) -> (Value, Value) {
-        self.ctr(&["content", "fetch", "--plain-http", "--metadata-only", image]);
-        let get = |digest: &str| -> Value {
-            serde_json::from_str(&self.ctr(&["content", "get", digest])).unwrap()
-        };
-        let manifest = get(&self.manifest_digest(image));
-        let config = get(manifest["config"]["digest"].as_str().unwrap());
-        (manifest, config)
-    }
-
-    fn manifest_digest(&self, image: &str) -> String {
-        let list = self.ctr(&["image", "ls"]);
-        let line = list.lines().find(|line| line.starts_with(image)).unwrap();
-        line.split_whitespace().nth(2).unwrap().to_owned()
+    /// Ends a container that `ctr` has started, and forgets it.
+    pub(super) fn end(&self, container: &str) {
+        self.ctr(&["task", "kill", "--signal", "KILL", container]);
+        self.settled(&["task", "rm", container]);
+        self.ctr(&["container", "rm", container]);
     }
 
     /// What Lazuli has mounted.
@@ -255,39 +230,116 @@ impl Rig {
         self.lazuli.status()["mounts"].as_array().unwrap().clone()
     }
 
-    /// After everything was removed: no snapshot, no directory, no mount.
-    pub(super) fn nothing_left(&self) {
-        let snapshots = self.lazuli.root().join("snapshots");
-        wait("the end of all snapshots", || {
-            let list = self.ctr(&["snapshot", "--snapshotter", "lazuli", "ls"]);
-            list.lines().count() == 1 && self.mounts().is_empty()
+    /// The processes of Lazuli, as soon as there are such that `wanted` likes.
+    pub(super) fn wait_for(&self, wanted: impl Fn(Pids) -> bool) -> Pids {
+        let mut found = None;
+        wait("Lazuli", || {
+            let output = self.lazuli.output(["status", "--json"]);
+            let status = serde_json::from_slice::<Value>(&output.stdout);
+            found = status.ok().map(|status| pids(&status)).filter(|pids| wanted(*pids));
+            found.is_some()
         });
-        wait("an empty disk", || {
-            let mut left = names(&snapshots);
-            left.sort();
-            left == ["metadata.redb", "trash"] && names(&snapshots.join("trash")).is_empty()
-        });
+        found.unwrap()
     }
+
+    /// `kill -9` of the worker; the keeper starts another one.
+    pub(super) fn kill_worker(&self) {
+        let before = self.wait_for(|pids| pids.worker != 0);
+        processes::kill(before.worker);
+        self.wait_for(|pids| pids.worker != 0 && pids.worker != before.worker);
+    }
+
+    /// `kill -9` of the keeper; the worker starts another one.
+    pub(super) fn kill_keeper(&self) {
+        let before = self.wait_for(|pids| pids.keeper != 0);
+        processes::kill(before.keeper);
+        self.reap();
+        self.wait_for(|pids| pids.keeper != 0 && pids.keeper != before.keeper);
+    }
+
+    /// `kill -9` of keeper and worker. Nobody starts others.
+    pub(super) fn kill_lazuli(&self) {
+        let before = self.wait_for(|pids| pids.worker != 0 && pids.keeper != 0);
+        processes::kill(before.keeper);
+        processes::kill(before.worker);
+        self.reap();
+        let gone = |pid: u32| !PathBuf::from(format!("/proc/{pid}/fd/0")).exists();
+        wait("the end of Lazuli", || gone(before.keeper) && gone(before.worker));
+    }
+
+    /// Lets go of the process that was started as the daemon, if it has ended.
+    fn reap(&self) {
+        let _ = self.processes().daemon.try_wait();
+    }
+
+    /// `lazuli daemon`, after both were killed.
+    pub(super) fn start_daemon(&self) {
+        self.processes().daemon = spawn_daemon(&self.lazuli);
+        self.wait_for(|pids| pids.worker != 0 && pids.keeper != 0);
+    }
+
+    /// Waits until containerd, which was refused while Lazuli was dead, tries again.
+    pub(super) fn reconnect(&self) {
+        self.settled(&["snapshot", "--snapshotter", "lazuli", "ls"]);
+    }
+
+    /// Ends containerd; containers go on.
+    pub(super) fn end_containerd(&self, signal: Signal) {
+        let mut processes = self.processes();
+        let pid = Pid::from_child(&processes.containerd);
+        kill_process(pid, signal).unwrap();
+        processes.containerd.wait().unwrap();
+    }
+
+    /// Starts it again.
+    pub(super) fn start_containerd(&self) {
+        self.processes().containerd = spawn_containerd(self.containerd, &self.lazuli);
+        wait("containerd", || self.cri.list().is_ok());
+    }
+
+    /// Removes images, in the way of Kubernetes.
+    pub(super) fn remove_images(&self, images: &[&str]) {
+        for image in images {
+            self.cri.remove_image(image).unwrap();
+        }
+    }
+
+    /// After everything was removed: no snapshot, no directory, no mount, and nothing that was not held at the begin.
+    pub(super) fn nothing_left(&self) {
+        leaks::assert_none(self, &self.idle);
+    }
+}
+
+fn spawn_daemon(lazuli: &Lazuli) -> Child {
+    let log = File::options().create(true).append(true).open(lazuli.root().join("daemon.log"));
+    lazuli.command(["daemon"]).stderr(log.unwrap()).spawn().unwrap()
+}
+
+fn spawn_containerd(containerd: Containerd, lazuli: &Lazuli) -> Child {
+    let log = File::options().create(true).append(true).open(lazuli.path("containerd.log"));
+    let mut command = containerd.command("containerd");
+    command.arg("--config").arg(lazuli.path("containerd.toml"));
+    command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap()
+}
+
+/// A client, as soon as the service answers.
+fn connect(lazuli: &Lazuli) -> Client {
+    let mut client = None;
+    wait("containerd", || {
+        client = Client::connect(&lazuli.path("c.sock")).ok();
+        client.as_ref().is_some_and(|client| client.list().is_ok())
+    });
+    client.unwrap()
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        for id in ["c", "c1", "c2"] {
-            let _ = self.try_ctr(&["task", "rm", "--force", id]);
-            let _ = self.try_ctr(&["container", "rm", id]);
-        }
-        let _ = self
-            .containerd
-            .id()
-            .try_into()
-            .map(|pid| Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM)));
-        let _ = self.containerd.wait();
+        leaks::end_containers(self);
+        let mut processes = self.processes();
+        let _ = kill_process(Pid::from_child(&processes.containerd), Signal::TERM);
+        let _ = processes.containerd.wait();
         let _ = self.lazuli.output(["stop", "--force"]);
-        let _ = self.daemon.wait();
-        for directory in ["runc", "fifo"] {
-            let _ =
-                fs::remove_dir(PathBuf::from("/run/containerd").join(directory).join(&self.space));
-        }
+        let _ = processes.daemon.wait();
     }
 }
 
@@ -310,8 +362,9 @@ fn chain(parent: &str, diff_id: &str) -> String {
     Algorithm::Sha256.digest(format!("{parent} {diff_id}").as_bytes()).to_string()
 }
 
+/// Asks again and again until it is done.
 #[track_caller]
-fn wait(what: &str, mut done: impl FnMut() -> bool) {
+pub(super) fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < PATIENCE, "waited for {what}");

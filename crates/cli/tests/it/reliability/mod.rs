@@ -8,7 +8,7 @@ mod forge;
 mod image;
 mod kill;
 mod mutation;
-mod processes;
+pub(crate) mod processes;
 mod readers;
 mod round;
 mod scale;

@@ -8,7 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_registry::Mirrors;
+use lazuli_registry::{ImageName, Mirrors};
+use lazuli_runtime::prefetch;
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -29,6 +30,8 @@ pub(crate) struct Config {
     pub(crate) cache: Cache,
     /// Where else the images of registries are.
     pub(crate) registry: Vec<Registry>,
+    /// What is fetched before anybody asks.
+    pub(crate) prefetch: Prefetch,
     /// Whether containerd is served.
     pub(crate) snapshotter: Option<Snapshotter>,
 }
@@ -79,6 +82,51 @@ pub(crate) struct Cache {
     pub(crate) max_bytes: Option<u64>,
 }
 
+/// The `[prefetch]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Prefetch {
+    /// What is fetched for a start.
+    ahead: prefetch::Ahead,
+    /// Whether traces are put beside their images.
+    publish: bool,
+    /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
+    rest_bytes_per_second: Option<u64>,
+    /// Images that are fetched whole when the daemon starts.
+    pub(crate) images: Vec<String>,
+}
+
+impl Prefetch {
+    fn check(&self) -> Result<()> {
+        for (number, image) in self.images.iter().enumerate() {
+            image
+                .parse::<ImageName>()
+                .map_err(anyhow::Error::from)
+                .with_context(|| format!("prefetch.images[{number}]"))?;
+        }
+        // A chunk has up to 16 MiB: with less it could take hours.
+        let least = 64 << 10;
+        match self.rest_bytes_per_second {
+            Some(rate @ 1..) if rate < least => {
+                bail!("prefetch.rest_bytes_per_second is {rate}, expected 0 or at least {least}")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the runtime is told.
+    pub(crate) fn settings(&self) -> prefetch::Settings {
+        let defaults = prefetch::Settings::default();
+        prefetch::Settings {
+            ahead: self.ahead,
+            publish: self.publish,
+            rest_bytes_per_second: self
+                .rest_bytes_per_second
+                .unwrap_or(defaults.rest_bytes_per_second),
+        }
+    }
+}
+
 /// One `[[registry]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -113,6 +161,7 @@ impl Config {
                 config
                     .and_then(|config| config.fetch.check().map(|()| config))
                     .and_then(|config| config.cache.check().map(|()| config))
+                    .and_then(|config| config.prefetch.check().map(|()| config))
                     .and_then(|config| config.mirrors().map(|_| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
@@ -168,6 +217,16 @@ mod tests {
         assert!(error.to_string().contains("deadline_seconds"), "{error}");
         let config: Config = toml::from_str("[fetch]\ndeadline_seconds = 0\n").unwrap();
         assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
+        let config: Config = toml::from_str("[prefetch]\nahead = 'guess'\n").unwrap();
+        assert_eq!(config.prefetch.settings().ahead, prefetch::Ahead::Guess);
+        for (text, expected) in [
+            ("images = ['a.example/b:1', 'A/B/']", "images[1]"),
+            ("rest_bytes_per_second = 1000", "at least 65536"),
+        ] {
+            let config: Config = toml::from_str(&format!("[prefetch]\n{text}\n")).unwrap();
+            let error = format!("{:#}", config.prefetch.check().unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
         let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
         assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
     }

@@ -43,6 +43,9 @@ pub(crate) struct Request {
     pub(crate) stored: Range<Stored>,
     /// Chunks to keep, in ascending order.
     pub(crate) leases: Vec<Lease>,
+    /// Whether nobody has asked for any of them yet. A reader who joins in has a deadline of his own, so when the request fails
+    /// he begins another one.
+    pub(crate) is_ahead: bool,
 }
 
 /// Widens `wanted`, a range of chunks, by missing ones on both sides, until the missing chunks have `amplify`
@@ -89,9 +92,9 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
     requests
 }
 
-/// Brings the chunks of one request into the cache and finishes their leases, whatever happens.
-pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
-    let Request { stored, leases } = request;
+/// Brings the chunks of one request into the cache and finishes their leases, whatever happens. Fails when nobody delivers.
+pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), ReadError> {
+    let Request { stored, leases, is_ahead } = request;
     let deadline = Instant::now() + blob.deadline();
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
@@ -99,8 +102,10 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
         Ok(answer) => Arc::new(answer),
         Err(error) => {
             tracing::warn!(%error, cause = error.source().map(|e| e.to_string()), "nobody delivers");
-            leases.into_iter().for_each(|lease| finish(lease, Err(error.clone()), deadline));
-            return;
+            if !is_ahead {
+                leases.into_iter().for_each(|lease| finish(lease, Err(error.clone()), deadline));
+            }
+            return Err(error);
         }
     };
     drop(wanted);
@@ -111,7 +116,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
     let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
     let wrong: Vec<_> = join_all(jobs).await.into_iter().flatten().collect();
     if wrong.is_empty() {
-        return;
+        return Ok(());
     }
     let liar = answer.place.clone();
     liar.was_wrong(answer.started);
@@ -119,6 +124,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) {
     drop(answer);
     join_all(wrong.into_iter().map(|(lease, error)| repair(&blob, lease, error, &liar, deadline)))
         .await;
+    Ok(())
 }
 
 /// Cuts work on chunks into jobs for one worker each.

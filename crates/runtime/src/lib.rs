@@ -8,7 +8,7 @@ mod fetch;
 pub mod image;
 pub mod keeper;
 pub mod kernel;
-mod prefetch;
+pub mod prefetch;
 pub mod source;
 
 pub use cache::{BlobStats, Cache, CachedBlob, Settings};

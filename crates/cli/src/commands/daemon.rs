@@ -115,6 +115,8 @@ fn work(session: &Session) -> Result<ExitCode> {
         deadline: session.config.fetch.deadline(),
         max_bytes: session.config.cache.max_bytes,
         registry: Options { mirrors: session.config.mirrors()?, ..Options::default() },
+        prefetch: session.config.prefetch.settings(),
+        images: session.config.prefetch.images.clone(),
         snapshots: session.config.snapshotter.as_ref().map(|table| table.address.clone()),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

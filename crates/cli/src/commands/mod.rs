@@ -5,10 +5,12 @@ mod convert;
 mod daemon;
 mod inspect;
 mod mount;
+mod prefetch;
 mod run;
 mod scrub;
 mod status;
 mod stop;
+mod trace;
 mod umount;
 
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ pub(crate) enum Verb {
     #[command(visible_alias = "unmount")]
     Umount(umount::Arguments),
     Run(run::Arguments),
+    Prefetch(prefetch::Arguments),
+    Trace(trace::Arguments),
     Check(check::Arguments),
     Inspect(inspect::Arguments),
     Scrub(scrub::Arguments),
@@ -41,6 +45,8 @@ impl Verb {
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),
+            Verb::Prefetch(arguments) => prefetch::run(session, &arguments).map(done),
+            Verb::Trace(arguments) => trace::run(session, &arguments).map(done),
             Verb::Check(arguments) => check::run(session, &arguments).map(done),
             Verb::Inspect(arguments) => inspect::run(session, &arguments).map(done),
             Verb::Scrub(arguments) => scrub::run(session, &arguments),

@@ -50,6 +50,8 @@ pub mod annotation {
     pub const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
     /// On the bootstrap layer: `6`.
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
+    /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in decimal.
+    pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
 }
@@ -133,6 +135,11 @@ impl Descriptor {
     pub fn is_bootstrap(&self) -> bool {
         let version = self.annotations.get(annotation::FS_VERSION);
         self.has(annotation::BOOTSTRAP) && version.is_none_or(|version| version == "6")
+    }
+
+    /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its maker knew.
+    pub fn hot_bytes(&self) -> Option<u64> {
+        self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
 
     fn has(&self, annotation: &str) -> bool {

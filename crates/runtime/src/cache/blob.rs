@@ -17,7 +17,10 @@ use std::{
 };
 
 use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 
 use super::{
     Cache, CacheError, Settings,
@@ -91,7 +94,17 @@ pub struct CachedBlob {
     /// Chunks that were found wrong and not reported yet.
     pub(super) wrong: Mutex<BTreeSet<usize>>,
     pub(super) cache: Weak<Cache>,
+    /// Who is told what drivers ask about.
+    ears: RwLock<Vec<Weak<Ear>>>,
+    /// Whether there may be any.
+    heard: AtomicBool,
 }
+
+/// Is told of the chunks that a driver asks about.
+pub(crate) type Ear = dyn Fn(Range<usize>) + Send + Sync;
+
+/// How a request ended that was sent for readers to come.
+pub(crate) type Fetched = Result<(), ReadError>;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -147,6 +160,8 @@ impl CachedBlob {
             guarded: Guarded::new(ready.is_full()),
             wrong: Mutex::default(),
             cache: cache.own.clone(),
+            ears: RwLock::default(),
+            heard: AtomicBool::new(false),
             ready,
             suspect,
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
@@ -188,12 +203,13 @@ impl CachedBlob {
             return Err(ReadError::NoChunk { blob: self.id(), range });
         }
         let wanted = self.layout.chunks_in(&range);
-        self.asked.note(wanted.clone());
+        self.note(wanted.clone());
         if self.ready.all_ready(wanted.clone()) {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let _reader = self.workers.reader();
         let mut patience = Patience::new(self.settings.deadline);
         for _ in 0..TAKEOVERS {
             while let Err(error) = self.fly(wanted.clone()).await {
@@ -223,7 +239,7 @@ impl CachedBlob {
     /// [`Settings::grace`] at least.
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
         let chunks = self.layout.chunks_in(range);
-        self.asked.note(chunks.clone());
+        self.note(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(chunks)
     }
 
@@ -261,7 +277,8 @@ impl CachedBlob {
                 let run = &missing[request];
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
                 let start = |at: &usize| tower.start(*at, wanted.contains(at));
-                requests.push(Request { stored, leases: run.iter().map(start).collect() });
+                let leases = run.iter().map(start).collect();
+                requests.push(Request { stored, leases, is_ahead: false });
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }
@@ -270,6 +287,90 @@ impl CachedBlob {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
         seats
+    }
+
+    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
+    /// who wait already go first. Returns the requests, whose bytes are counted as stored.
+    pub(crate) fn bring(self: &Arc<Self>, chunks: &[usize]) -> Vec<(u64, JoinHandle<Fetched>)> {
+        let all = self.layout.chunks();
+        let mut requests = Vec::new();
+        {
+            let mut tower = self.flights.lock();
+            let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
+            let missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
+            for request in fetch::plan(all, &missing) {
+                let run = &missing[request];
+                let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
+                let leases = run.iter().map(|at| tower.start(*at, false)).collect();
+                requests.push(Request { stored, leases, is_ahead: true });
+            }
+        }
+        let spawn = |request: Request| {
+            let bytes = request.stored.end.0 - request.stored.start.0;
+            (bytes, self.workers.runtime().spawn(fetch::run(self.clone(), request)))
+        };
+        requests.into_iter().map(spawn).collect()
+    }
+
+    /// Whether a chunk is in the file, as far as anybody knows.
+    pub(crate) fn has(&self, chunk: usize) -> bool {
+        self.ready.is_ready(chunk) || self.suspect.is_ready(chunk)
+    }
+
+    /// Positions of the chunks that are not in the file, as far as anybody knows.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        (0..self.layout.chunks().len()).filter(|at| !self.has(*at)).collect()
+    }
+
+    /// Stored bytes of the chunks that are in the file, and of all chunks.
+    pub(crate) fn filled(&self) -> (u64, u64) {
+        let sizes = self.layout.chunks().iter().map(|chunk| u64::from(chunk.stored_size));
+        sizes.enumerate().fold((0, 0), |(here, all), (at, size)| {
+            (here + if self.has(at) { size } else { 0 }, all + size)
+        })
+    }
+
+    /// The position of the chunk with a number.
+    pub(crate) fn position(&self, number: u32) -> Option<usize> {
+        self.layout.chunks().binary_search_by_key(&number, |chunk| chunk.number).ok()
+    }
+
+    /// Positions of the chunks that lie in the first `bytes` stored bytes.
+    pub(crate) fn stored_within(&self, bytes: u64) -> Range<usize> {
+        0..self.layout.chunks().partition_point(|chunk| chunk.stored_end().0 <= bytes)
+    }
+
+    /// Waits until what is here is on the disk, if the disk takes it.
+    pub(crate) async fn settled(self: &Arc<Self>) {
+        let blob = self.clone();
+        let flushed = tokio::task::spawn_blocking(move || blob.flush()).await;
+        if let Ok(Err(error)) = flushed {
+            tracing::warn!(blob = ?self, %error, "cannot flush the cache");
+        }
+    }
+
+    /// Tells `ear` which chunks drivers ask about, as long as it lives.
+    pub(crate) fn tell(&self, ear: &Arc<Ear>) {
+        self.ears.write().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(ear));
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a driver asks. To be called before it looks what is ready, see [`Asked::note`].
+    fn note(&self, chunks: Range<usize>) {
+        self.asked.note(chunks.clone());
+        if self.heard.load(Ordering::Relaxed) {
+            let ears = self.ears.read().unwrap_or_else(PoisonError::into_inner);
+            let live: Vec<_> = ears.iter().filter_map(Weak::upgrade).collect();
+            if live.len() < ears.len() {
+                drop(ears);
+                let mut all = self.ears.write().unwrap_or_else(PoisonError::into_inner);
+                all.retain(|ear| ear.strong_count() > 0);
+                self.heard.store(!all.is_empty(), Ordering::Relaxed);
+            } else {
+                drop(ears);
+            }
+            live.iter().for_each(|ear| ear(chunks.clone()));
+        }
     }
 
     /// Decodes `stored`, checks it, writes it and marks it ready. Blocks.

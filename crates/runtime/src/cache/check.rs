@@ -141,7 +141,11 @@ async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) 
     let wrong = blob.workers.run(background, check_all).await;
     for lease in wrong {
         let chunk = blob.chunk(lease.chunk());
-        let request = Request { stored: chunk.stored..chunk.stored_end(), leases: vec![lease] };
+        let request = Request {
+            stored: chunk.stored..chunk.stored_end(),
+            leases: vec![lease],
+            is_ahead: false,
+        };
         blob.workers.runtime().spawn(fetch::run(blob.clone(), request));
     }
 }

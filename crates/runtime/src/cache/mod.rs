@@ -40,7 +40,7 @@ use std::{
 
 use lazuli_image::{Blob, Digest};
 
-pub(crate) use self::flight::Lease;
+pub(crate) use self::{blob::Ear, flight::Lease, ready::ReadyMap};
 pub use self::{
     blob::{BlobStats, CachedBlob},
     budget::EvictionStats,
@@ -185,6 +185,26 @@ impl Cache {
     pub fn take_back(&self) -> Vec<File> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.drain().map(|(_, file)| file).collect()
+    }
+
+    /// Whether any reader waits for data.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.workers.is_awaited()
+    }
+
+    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free. Blocks, briefly.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        /// A disk that is fuller slows others down, and eviction would undo what background work does.
+        const FREE: u64 = 10;
+        let disk = rustix::fs::statvfs(&self.dir).is_ok_and(|disk| {
+            let (all, free) = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize);
+            free.saturating_sub(bytes) >= all / FREE
+        });
+        let max = self.settings.max_bytes;
+        let budget = max.is_none_or(|max| {
+            self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / FREE)
+        });
+        disk && budget
     }
 
     /// The blobs that somebody uses.

@@ -35,12 +35,14 @@ impl ReadyMap {
         self.is_full() || range.all(|chunk| self.is_ready(chunk))
     }
 
-    /// Sets the bit of a chunk.
-    pub(crate) fn set(&self, chunk: usize) {
+    /// Sets the bit of a chunk, and returns whether it was not set before.
+    pub(crate) fn set(&self, chunk: usize) -> bool {
         let before = self.words[chunk / 64].fetch_or(bit(chunk), Ordering::Release);
-        if before & bit(chunk) == 0 {
+        let is_new = before & bit(chunk) == 0;
+        if is_new {
             self.ready.fetch_add(1, Ordering::Release);
         }
+        is_new
     }
 
     /// Clears the bit of a chunk.

@@ -1,6 +1,13 @@
 //! What all fetches of a node share: threads that decode, check and write chunks, and room for answers.
 
-use std::{panic, sync::Arc, thread};
+use std::{
+    panic,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use tokio::{
     runtime::Handle,
@@ -19,12 +26,24 @@ const ROOM: u64 = 64 << 20;
 pub(crate) struct Workers {
     runtime: Handle,
     all: Semaphore,
-    /// Half of `all`, taken in addition by work that nobody waits for, so that such work never
-    /// stands between a reader and its chunk on every thread.
+    /// Half of `all`, taken in addition by work that nobody waits for while any reader waits, so that such work does not
+    /// stand between a reader and its chunk on every thread.
     background: Semaphore,
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
     room: Arc<Budget>,
+    /// Readers who wait for data.
+    readers: AtomicUsize,
+}
+
+/// A reader who waits, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Reader<'a>(&'a Workers);
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.0.readers.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Workers {
@@ -38,7 +57,19 @@ impl Workers {
             background: Semaphore::new((processors / 2).max(1)),
             turn: Semaphore::new(1),
             room: Budget::new(ROOM),
+            readers: AtomicUsize::new(0),
         }
+    }
+
+    /// Counts a reader who waits.
+    pub(crate) fn reader(&self) -> Reader<'_> {
+        self.readers.fetch_add(1, Ordering::Relaxed);
+        Reader(self)
+    }
+
+    /// Whether any reader waits for data.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.readers.load(Ordering::Relaxed) > 0
     }
 
     /// Bytes of memory for what sources deliver.
@@ -63,7 +94,8 @@ impl Workers {
         job: impl FnOnce() -> R + Send + 'static,
     ) -> R {
         // Neither semaphore is ever closed, so the permits are always granted.
-        let _background = if background { self.background.acquire().await.ok() } else { None };
+        let yields = background && self.is_awaited();
+        let _background = if yields { self.background.acquire().await.ok() } else { None };
         let _permit = self.all.acquire().await;
         match task::spawn_blocking(job).await {
             Ok(result) => result,

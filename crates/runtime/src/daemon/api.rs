@@ -9,7 +9,10 @@ use std::path::PathBuf;
 use lazuli_image::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::scrub::{ScrubPlan, ScrubStep};
+use super::{
+    prefetch::{PrefetchRequest, PrefetchStatus},
+    scrub::{ScrubPlan, ScrubStep},
+};
 
 /// Which kernel interface serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,8 @@ pub enum Request {
     },
     /// Report what is served.
     Status,
+    /// Fetch everything that an image has, and report how far that is. The same request again reports again.
+    Prefetch(PrefetchRequest),
     /// Report what is in the cache, for [`Request::Scrub`].
     ScrubPlan,
     /// Read some chunks of a blob back and check them.
@@ -86,6 +91,8 @@ pub enum Response {
     Done,
     /// What is served.
     Status(Status),
+    /// How far a prefetch is.
+    Prefetch(PrefetchStatus),
     /// What is in the cache.
     ScrubPlan(ScrubPlan),
     /// What was checked.

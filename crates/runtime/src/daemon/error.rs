@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 use lazuli_image::Digest;
 use rustix::io::Errno;
 
-use crate::{cache::CacheError, image::ImageError};
+use crate::{cache::CacheError, error::ReadError, image::ImageError};
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +95,14 @@ pub enum DaemonError {
         mountpoint: PathBuf,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// A part of an image cannot be fetched.
+    #[error("cannot fetch all of {image}")]
+    Prefetch {
+        /// The image.
+        image: String,
+        /// Which part, and why.
+        source: ReadError,
     },
     /// The state directory.
     #[error("{path}: {source}")]

@@ -9,6 +9,7 @@
 //!   images/       see [`crate::image`]
 //!   mounts/       what is mounted where
 //!   filesystems/  EROFS file systems that live, mounted or not
+//!   traces/       what starts of images read
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //! ```
 
@@ -21,6 +22,7 @@ mod gap;
 mod holders;
 mod images;
 mod node;
+mod prefetch;
 mod record;
 mod scrub;
 mod served;
@@ -45,6 +47,7 @@ pub use api::{
     CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Request, Response,
     Status,
 };
+pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
 pub use images::Images;
@@ -73,6 +76,10 @@ pub struct Settings {
     pub registry: lazuli_registry::Options,
     /// Where containerd's requests arrive, if they do: the path of a Unix socket.
     pub snapshots: Option<PathBuf>,
+    /// What is fetched before anybody asks.
+    pub prefetch: crate::prefetch::Settings,
+    /// Images that are fetched whole when the daemon starts.
+    pub images: Vec<String>,
 }
 
 /// The keeper's name for the control socket.
@@ -156,6 +163,12 @@ impl Worker {
         let adoption = node.adopt(descriptors, gap).await?;
         node.answer(adoption, left).await?;
         node.cache.start_evicting();
+        for image in node.served_images().await {
+            if image.is_first_start() {
+                node.prefetcher.resume(image.prefetched());
+            }
+        }
+        settings.images.iter().for_each(|image| node.preload(image.clone()));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);

@@ -19,6 +19,7 @@ use super::{
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
     filesystems::Filesystems,
     holders,
+    prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
     served::{Attachment, Counters, ServedImage},
 };
@@ -30,6 +31,7 @@ use crate::{
         Probe, fanotify, fuse,
         mountinfo::{self, Mounted as KernelMount},
     },
+    prefetch::{Known, Prefetcher, Traces},
 };
 
 /// How the keeper's names of FUSE connections begin.
@@ -51,6 +53,8 @@ pub(super) struct Node {
     images: Mutex<HashMap<Digest, Weak<ServedImage>>>,
     mounts: Mutex<BTreeMap<PathBuf, Slot>>,
     pub(super) filesystems: Arc<Filesystems>,
+    pub(super) prefetcher: Arc<Prefetcher>,
+    pub(super) prefetches: Prefetches,
     /// Which start of the kernel this is.
     pub(super) boot: String,
     stopping: watch::Sender<bool>,
@@ -117,6 +121,8 @@ impl Node {
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
+        let prefetcher =
+            Prefetcher::new(settings.prefetch.clone(), Traces::of(root), cache.clone());
         let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
         tokio::spawn(sweep(Arc::downgrade(&filesystems)));
         Ok(Node {
@@ -130,6 +136,8 @@ impl Node {
             images: Mutex::default(),
             mounts: Mutex::default(),
             filesystems,
+            prefetcher,
+            prefetches: Prefetches::default(),
             boot,
             stopping: watch::Sender::new(false),
             leaving: watch::Sender::new(false),
@@ -194,14 +202,26 @@ impl Node {
         let repository = lazuli_registry::open(&name, &self.options(&request))?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
-        let (stored, metadata) = tokio::select! {
-            pulled = StoredImage::pull(&repository, platform.as_ref(), &images) => pulled?,
+        let pull = async {
+            let manifest = repository.manifest(platform.as_ref()).await?;
+            let known = match self.is_served(&manifest.digest).await {
+                true => Known::Nothing,
+                false => self.prefetcher.look_up(&repository, manifest.digest),
+            };
+            let (stored, fetched) = StoredImage::fetch(&repository, &manifest, &images).await?;
+            Ok::<_, DaemonError>((stored, fetched, known))
+        };
+        let (stored, metadata, known) = tokio::select! {
+            pulled = pull => pulled?,
             _ = stopping.wait_for(|stopping| *stopping) => return Err(DaemonError::Stopping),
             () = cancelled => return Err(DaemonError::Stopping),
         };
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let image = self.serve(stored, &name, &request).await?;
+        if image.is_first_start() {
+            self.prefetcher.start(image.prefetched(), known);
+        }
         let mut record =
             MountRecord { request, manifest_digest, driver, driver_reason, backing: None };
         let attached = self.attach(&image, &mut record).await;
@@ -239,6 +259,17 @@ impl Node {
     /// How the registry of an image is reached.
     pub(super) fn options(&self, request: &MountRequest) -> Options {
         Options { plain_http: request.plain_http, ..self.registry.clone() }
+    }
+
+    /// Whether an image is served at this moment.
+    async fn is_served(&self, manifest: &Digest) -> bool {
+        let images = self.images.lock().await;
+        images.get(manifest).is_some_and(|image| image.strong_count() > 0)
+    }
+
+    /// All images that are served at this moment.
+    pub(super) async fn served_images(&self) -> Vec<Arc<ServedImage>> {
+        self.images.lock().await.values().filter_map(Weak::upgrade).collect()
     }
 
     /// The served form of an image: the same for all of its mounts.

@@ -6,7 +6,10 @@ use std::{
     ops::Range,
     os::fd::OwnedFd,
     path::Path,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -30,6 +33,7 @@ use crate::{
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
         mount::{self, Erofs},
     },
+    prefetch,
     source::RepositorySource,
 };
 
@@ -45,6 +49,9 @@ pub(super) struct ServedImage {
     /// Names under which its blobs can be fetched.
     names: Mutex<HashSet<String>>,
     erofs: Mutex<Weak<ErofsMount>>,
+    repository: Arc<dyn Repository>,
+    /// Whether it has been started, see [`crate::prefetch`].
+    is_started: AtomicBool,
 }
 
 /// What one mount point holds on to.
@@ -78,7 +85,31 @@ impl ServedImage {
     ) -> Result<Self, CacheError> {
         let blobs = cached(&stored, cache, repository)?.into();
         let names = Mutex::new(HashSet::from([repository.describe()]));
-        Ok(ServedImage { stored, blobs, names, erofs: Mutex::default() })
+        Ok(ServedImage {
+            stored,
+            blobs,
+            names,
+            erofs: Mutex::default(),
+            repository: repository.clone(),
+            is_started: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether this is the first of its mounts.
+    pub(super) fn is_first_start(&self) -> bool {
+        !self.is_started.swap(true, Ordering::Relaxed)
+    }
+
+    /// What has to be known of it to fetch ahead.
+    pub(super) fn prefetched(&self) -> prefetch::Image {
+        prefetch::Image {
+            manifest: self.stored.descriptor.clone(),
+            config: self.stored.config.clone(),
+            bootstrap: self.stored.bootstrap.clone(),
+            hot: self.stored.hot.clone(),
+            blobs: Arc::downgrade(&self.blobs),
+            repository: self.repository.clone(),
+        }
     }
 
     /// Lets the image's blobs be fetched from `repository`, too.
@@ -105,6 +136,11 @@ impl ServedImage {
     /// Drops the pages of chunks that are not here, see [`gap::close`]. Blocks.
     pub(super) fn close_gap(&self, mountpoint: &Path) -> io::Result<()> {
         gap::close(mountpoint, &self.stored.bootstrap, &self.blobs).map(drop)
+    }
+
+    /// Stored bytes of the chunks that are here, and of all chunks.
+    pub(super) fn filled(&self) -> (u64, u64) {
+        self.blobs.iter().map(|blob| blob.filled()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
 
     pub(super) fn bytes_total(&self) -> u64 {

@@ -14,6 +14,7 @@ mod meta;
 mod unpack;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -21,8 +22,8 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, Digest, FormatError,
-    oci::{Descriptor, Manifest, Platform},
+    Algorithm, Blob, Digest, FormatError,
+    oci::{Descriptor, Manifest, Platform, media_type},
     rafs::{self, Bootstrap},
 };
 use lazuli_registry::{self as registry, RegistryError, Repository, into_blocking};
@@ -93,6 +94,10 @@ pub struct StoredImage {
     pub directory: PathBuf,
     /// Digest of its manifest.
     pub manifest_digest: Digest,
+    /// What a document that speaks of the image says about its manifest.
+    pub descriptor: Descriptor,
+    /// Stored bytes at the beginning of each blob of the bootstrap that its maker calls hot.
+    pub hot: Vec<u64>,
     /// Its config, as the registry holds it.
     pub config: serde_json::Value,
     /// Its file tree and chunk tables.
@@ -123,6 +128,15 @@ impl StoredImage {
         images: &Path,
     ) -> Result<(Self, Fetched), ImageError> {
         let manifest = repository.manifest(platform).await?;
+        Self::fetch(repository, &manifest, images).await
+    }
+
+    /// Fetches what is not in `images` yet of the image with this manifest.
+    pub async fn fetch(
+        repository: &Arc<dyn Repository>,
+        manifest: &registry::Manifest,
+        images: &Path,
+    ) -> Result<(Self, Fetched), ImageError> {
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
         if directory.exists() {
@@ -137,7 +151,7 @@ impl StoredImage {
             }
         }
         let partial = Partial::create(images)?;
-        fill(repository, &manifest, &partial.0, &mut fetched).await?;
+        fill(repository, manifest, &partial.0, &mut fetched).await?;
         partial.commit(&directory)?;
         Ok((Self::open(&directory)?, fetched))
     }
@@ -177,9 +191,22 @@ impl StoredImage {
             let image = manifest_digest.to_string();
             return Err(ImageError::UnlistedBlob { image, blob: blob.id });
         }
+        let hot_of = |blob: &Blob| {
+            let layer = manifest.layers.iter().find(|layer| layer.digest == blob.id);
+            layer.and_then(Descriptor::hot_bytes).unwrap_or_default()
+        };
         Ok(StoredImage {
             directory: directory.to_owned(),
             manifest_digest,
+            descriptor: Descriptor {
+                media_type: manifest.media_type.clone().unwrap_or_else(|| media_type::MANIFEST.to_owned()),
+                digest: manifest_digest,
+                size: raw.len() as u64,
+                annotations: BTreeMap::new(),
+                platform: None,
+                artifact_type: None,
+            },
+            hot: bootstrap.blobs().iter().map(hot_of).collect(),
             config,
             bootstrap: Arc::new(bootstrap),
             bytes_total: manifest.layers.iter().map(|layer| layer.size).sum(),

@@ -1,0 +1,151 @@
+//! Fetching chunks in a given order before readers ask for them.
+//!
+//! What is wanted first is asked for first, in windows: chunks of one window that lie near each other share a request, and as many
+//! windows are under way as the link carries. Readers who wait go before all of it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+use crate::{cache::CachedBlob, error::ReadError};
+
+/// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.
+const FIRST: u64 = 256 << 10;
+
+/// Stored bytes of a later window.
+const WINDOW: u64 = 2 << 20;
+
+/// Stored bytes under way at first: 1 Gbit/s at 20 ms, and a little more.
+const LEAST: u64 = 4 << 20;
+
+/// Most stored bytes under way, half of what all answers may take.
+const MOST: u64 = 32 << 20;
+
+/// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
+pub(crate) type Place = (usize, usize);
+
+/// The blobs of an image, as long as it is served.
+pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
+
+/// How many bytes under way fill the link to the registries. More are tried as long as that makes it faster, so that it comes to the
+/// product of bandwidth and delay.
+#[derive(Debug)]
+pub(crate) struct Pace(AtomicU64);
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace(AtomicU64::new(LEAST))
+    }
+}
+
+impl Pace {
+    fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Measures one transfer.
+struct Gauge<'a> {
+    pace: &'a Pace,
+    since: Instant,
+    arrived: u64,
+    /// Bytes per second when the pace was as it is now.
+    rate: f64,
+}
+
+impl Gauge<'_> {
+    /// Bytes arrived while the link was kept busy.
+    fn add(&mut self, bytes: u64) {
+        self.arrived += bytes;
+        let pace = self.pace.bytes();
+        if self.arrived < pace {
+            return;
+        }
+        let rate = self.arrived as f64 / self.since.elapsed().as_secs_f64().max(1e-6);
+        let next = if rate > 1.25 * self.rate {
+            2 * pace
+        } else if rate < 0.5 * self.rate {
+            pace / 2
+        } else {
+            pace
+        };
+        self.pace.0.store(next.clamp(LEAST, MOST), Ordering::Relaxed);
+        *self = Gauge { pace: self.pace, since: Instant::now(), arrived: 0, rate };
+    }
+}
+
+/// Fetches what is missing of `order`; returns when it is here, or the image is not served any more. `pass` is waited for before
+/// each window.
+///
+/// # Errors
+/// Nobody delivers: it ends with the first request that fails.
+pub(crate) async fn fetch(
+    blobs: &Blobs,
+    order: impl IntoIterator<Item = Place>,
+    pace: &Pace,
+    pass: impl AsyncFn(),
+) -> Result<(), ReadError> {
+    let mut order = order.into_iter().peekable();
+    let mut under_way = FuturesUnordered::new();
+    let mut bytes_under_way = 0;
+    let mut gauge = Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 };
+    let mut size = FIRST;
+    loop {
+        pass().await;
+        let Some(blobs) = blobs.upgrade() else { return Ok(()) };
+        let window = window(&mut order, &blobs, size);
+        size = (2 * size).min(WINDOW);
+        for (blob, chunks) in &window {
+            for (bytes, request) in blobs[*blob].bring(chunks) {
+                bytes_under_way += bytes;
+                under_way.push(async move { (bytes, request.await) });
+            }
+        }
+        drop(blobs);
+        let is_last = order.peek().is_none();
+        while bytes_under_way + size > pace.bytes() || is_last {
+            let Some((bytes, fetched)) = under_way.next().await else { break };
+            bytes_under_way -= bytes;
+            gauge.add(bytes);
+            match fetched {
+                Ok(fetched) => fetched?,
+                Err(error) => tracing::error!(%error, "a fetch ended in the middle"),
+            }
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes missing chunks from `order` until they have `size` stored bytes, by blob, in ascending order.
+fn window(
+    order: &mut impl Iterator<Item = Place>,
+    blobs: &[Arc<CachedBlob>],
+    size: u64,
+) -> BTreeMap<usize, Vec<usize>> {
+    let mut window: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut bytes = 0;
+    for (blob, chunk) in order {
+        if blobs[blob].has(chunk) {
+            continue;
+        }
+        window.entry(blob).or_default().push(chunk);
+        bytes += u64::from(blobs[blob].chunk(chunk).stored_size);
+        if bytes >= size {
+            break;
+        }
+    }
+    for chunks in window.values_mut() {
+        chunks.sort_unstable();
+        chunks.dedup();
+    }
+    window
+}

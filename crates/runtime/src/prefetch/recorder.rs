@@ -1,0 +1,137 @@
+//! What readers of an image touch while it starts.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use lazuli_image::{Digest, Trace, trace::MAX_TOUCHES};
+use tokio::{sync::Notify, time::timeout};
+
+use crate::cache::{CachedBlob, Ear, ReadyMap};
+
+/// A container that touched nothing new for so long has started: 5 s is well above the longest pause of one start that
+/// was seen, and well below the life of anything worth tuning for.
+pub(crate) const QUIET: Duration = Duration::from_secs(5);
+
+/// A start is over after this time in any case: what comes later is work.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Records one start, from the first touch on.
+pub(crate) struct Recorder {
+    log: Arc<Log>,
+    /// Kept alive for the blobs, which tell them.
+    _ears: Vec<Arc<Ear>>,
+    blobs: Vec<Digest>,
+    /// Whether the kernel asks about the blob at all: about one that is complete it does not.
+    asked: Vec<bool>,
+}
+
+#[derive(Default)]
+struct Log {
+    touched: Mutex<Touched>,
+    begun: Notify,
+}
+
+#[derive(Default)]
+struct Touched {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    /// Position of the blob, chunk number, milliseconds since the first.
+    chunks: Vec<(u8, u32, u32)>,
+}
+
+impl Recorder {
+    /// Records what drivers ask of these blobs from now on.
+    pub(crate) fn start(blobs: &[Arc<CachedBlob>]) -> Self {
+        let log = Arc::new(Log::default());
+        let ear = |(blob, position): (&Arc<CachedBlob>, u8)| {
+            let (log, numbers) = (log.clone(), Arc::downgrade(blob));
+            let seen = ReadyMap::new(blob.stats().chunks_total as usize, &[]);
+            let ear: Arc<Ear> = Arc::new(move |chunks| {
+                for at in chunks {
+                    if seen.set(at)
+                        && let Some(blob) = numbers.upgrade()
+                    {
+                        log.add(position, blob.chunk(at).number);
+                    }
+                }
+            });
+            blob.tell(&ear);
+            ear
+        };
+        Recorder {
+            _ears: blobs.iter().zip(0..).map(ear).collect(),
+            log,
+            blobs: blobs.iter().map(|blob| blob.id()).collect(),
+            asked: blobs.iter().map(|blob| !blob.is_complete()).collect(),
+        }
+    }
+
+    /// Waits until the start is over, or `gone` says that nobody can touch anything any more.
+    pub(crate) async fn is_over(&self, gone: impl Fn() -> bool) {
+        /// How often it is looked whether the image is gone.
+        const STEP: Duration = Duration::from_millis(200);
+        loop {
+            let (first, last) = {
+                let touched = self.log.lock();
+                (touched.first, touched.last)
+            };
+            let over = match (first, last) {
+                (Some(first), Some(last)) => last.elapsed() > QUIET || first.elapsed() > LONGEST,
+                _ => false,
+            };
+            if over || gone() {
+                return;
+            }
+            if first.is_some() {
+                tokio::time::sleep(STEP).await;
+            } else {
+                // It may be hours until a container is started.
+                let _ = timeout(5 * STEP, self.log.begun.notified()).await;
+            }
+        }
+    }
+
+    /// What was touched, if anybody could see it.
+    pub(crate) fn trace(&self) -> Option<Trace> {
+        let touched = self.log.lock();
+        let any = !touched.chunks.is_empty() && self.asked.contains(&true);
+        any.then(|| Trace::of_start(self.blobs.clone(), touched.chunks.iter().copied()))
+    }
+
+    /// Whether touches of a blob could be seen.
+    pub(crate) fn saw(&self, blob: &Digest) -> bool {
+        let mut rows = self.blobs.iter().zip(&self.asked);
+        rows.any(|(known, asked)| known == blob && *asked)
+    }
+}
+
+impl Log {
+    fn add(&self, blob: u8, number: u32) {
+        let now = Instant::now();
+        let mut touched = self.lock();
+        if touched.chunks.len() >= MAX_TOUCHES {
+            return;
+        }
+        let first = *touched.first.get_or_insert(now);
+        touched.last = Some(now);
+        let at = now.saturating_duration_since(first).as_millis();
+        touched.chunks.push((blob, number, u32::try_from(at).unwrap_or(u32::MAX)));
+        if touched.chunks.len() == 1 {
+            self.begun.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Touched> {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunks = self.log.lock().chunks.len();
+        f.debug_struct("Recorder").field("chunks", &chunks).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! Where traces are kept: on the node, and beside the image in its registry.
+//!
+//! In the registry a trace is an artifact whose subject is the image's manifest (OCI 1.1, *referrers*). It is an annotation of the
+//! artifact's manifest, and nothing else: registries repeat annotations in their lists of referrers, so one request finds it and
+//! brings it.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use lazuli_image::{Digest, Trace, oci::Descriptor};
+use lazuli_registry::{RegistryError, Repository};
+
+/// What an artifact with a trace calls itself.
+pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
+
+/// Its annotation with the trace, in base64.
+pub const ANNOTATION: &str = "vnd.lazuli.trace";
+
+/// Traces that a node keeps; the oldest goes first. They take 4 KiB of the disk each, mostly.
+const KEPT: usize = 4096;
+
+/// Artifacts of one image that are looked at.
+const ARTIFACTS: usize = 16;
+
+/// The traces that this node keeps.
+#[derive(Debug)]
+pub struct Traces(PathBuf);
+
+impl Traces {
+    /// Those in the state directory `root`.
+    pub fn of(root: &Path) -> Self {
+        Traces(root.join("traces"))
+    }
+
+    /// The trace of an image, if there is one that can be read.
+    pub fn get(&self, manifest: &Digest) -> Option<Trace> {
+        let path = self.path(manifest);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot read a trace");
+                return None;
+            }
+        };
+        let trace = Trace::decode(&bytes);
+        trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
+    }
+
+    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen.
+    pub(crate) fn add(
+        &self,
+        manifest: &Digest,
+        start: &Trace,
+        saw: impl Fn(&Digest) -> bool,
+    ) -> io::Result<Trace> {
+        let trace = match self.get(manifest) {
+            Some(mut known) => {
+                known.merge(start, saw);
+                known
+            }
+            None => start.clone(),
+        };
+        self.put(manifest, &trace)?;
+        Ok(trace)
+    }
+
+    /// Keeps a trace in place of what was known of the image.
+    pub(crate) fn put(&self, manifest: &Digest, trace: &Trace) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let path = self.path(manifest);
+        if !path.exists() {
+            self.make_room()?;
+        }
+        // Not synced: what a power cut leaves half written is ignored.
+        let partial = path.with_extension("partial");
+        fs::write(&partial, trace.encode())?;
+        fs::rename(&partial, path)
+    }
+
+    fn make_room(&self) -> io::Result<()> {
+        let entries = fs::read_dir(&self.0)?.collect::<Result<Vec<_>, _>>()?;
+        if entries.len() < KEPT {
+            return Ok(());
+        }
+        let age = |entry: &fs::DirEntry| {
+            entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+        };
+        match entries.iter().min_by_key(|entry| age(entry)) {
+            Some(oldest) => fs::remove_file(oldest.path()),
+            None => Ok(()),
+        }
+    }
+
+    fn path(&self, manifest: &Digest) -> PathBuf {
+        self.0.join(manifest.hex())
+    }
+}
+
+/// The trace of an image in its registry.
+pub async fn find(
+    repository: &dyn Repository,
+    manifest: &Digest,
+) -> Result<Option<Trace>, RegistryError> {
+    let artifacts = repository.referrers(manifest, ARTIFACT_TYPE).await?;
+    let mut found: Option<Trace> = None;
+    for artifact in artifacts.iter().take(ARTIFACTS) {
+        match read(artifact) {
+            Some(Ok(trace)) => match &mut found {
+                Some(found) => found.merge(&trace, |blob| trace.blobs().contains(blob)),
+                None => found = Some(trace),
+            },
+            Some(Err(problem)) => tracing::warn!(artifact = %artifact.digest, problem, "ignored"),
+            None => {}
+        }
+    }
+    Ok(found)
+}
+
+fn read(artifact: &Descriptor) -> Option<Result<Trace, String>> {
+    let text = artifact.annotations.get(ANNOTATION)?;
+    let bytes = STANDARD.decode(text).map_err(|error| format!("annotation {ANNOTATION}: {error}"));
+    Some(bytes.and_then(|bytes| Trace::decode(&bytes).map_err(|error| error.to_string())))
+}
+
+/// Puts a trace beside its image.
+pub async fn publish(
+    repository: &Arc<dyn Repository>,
+    manifest: &Descriptor,
+    trace: &Trace,
+) -> Result<Digest, RegistryError> {
+    let annotation = (ANNOTATION.to_owned(), STANDARD.encode(trace.encode()));
+    repository.push_referrer(manifest, ARTIFACT_TYPE, BTreeMap::from([annotation])).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_what_starts_have_in_common() {
+        let root = tempfile::tempdir().unwrap();
+        let traces = Traces::of(root.path());
+        let (image, blob) = (Digest::sha256([1; 32]), Digest::sha256([2; 32]));
+        assert_eq!(traces.get(&image), None);
+        let start = |chunks: &[u32]| {
+            Trace::of_start(vec![blob], chunks.iter().map(|number| (0, *number, 0)))
+        };
+        traces.add(&image, &start(&[1, 2]), |_| true).unwrap();
+        traces.add(&image, &start(&[2, 3]), |_| true).unwrap();
+        let known = traces.get(&image).unwrap();
+        assert_eq!(known.starts(), 2);
+        assert_eq!(known.touches().iter().map(|t| t.number).collect::<Vec<_>>(), [1, 2, 3]);
+        fs::write(root.path().join("traces").join(image.hex()), b"lazuli trace 2\n").unwrap();
+        assert_eq!(traces.get(&image), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! Fetching everything that an image has: politely when its start is over, or as fast as the link allows.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Prefetcher,
+    ahead::{self, Blobs},
+};
+use crate::{
+    cache::{Cache, CachedBlob},
+    error::ReadError,
+};
+
+/// How long background work waits for readers before each request: a second of demand on the whole node, at most.
+const COURTESY: Duration = Duration::from_secs(1);
+
+/// The same for a prefetch that somebody wants soon.
+const HASTE: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether readers still wait.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Stored bytes of a request in the background: small beside what readers ask for, large beside what a request costs.
+const PIECE: u64 = 1 << 20;
+
+/// Pause after which a full disk, or a registry that does not deliver, is tried again.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Waits while readers wait, but not for longer than `longest`.
+pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
+    let begun = Instant::now();
+    while cache.is_awaited() && begun.elapsed() < longest {
+        sleep(STEP).await;
+    }
+}
+
+/// Fetches everything that is missing, as fast as the link allows. Returns when it is here and on the disk.
+///
+/// # Errors
+/// Nobody delivers some of it.
+pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), ReadError> {
+    let order = match blobs.upgrade() {
+        Some(blobs) => missing(&blobs),
+        None => return Ok(()),
+    };
+    let pass = async || courtesy(&prefetcher.cache, HASTE).await;
+    ahead::fetch(blobs, order, &prefetcher.pace, pass).await?;
+    let blobs = blobs.upgrade();
+    for blob in blobs.iter().flat_map(|blobs| blobs.iter()) {
+        blob.settled().await;
+    }
+    Ok(())
+}
+
+/// Fetches everything that is missing at `rate` stored bytes per second, one image and one request at a time, while no
+/// reader waits and the disk has room.
+pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
+    loop {
+        let Ok(_turn) = prefetcher.turn.acquire().await else { return };
+        let done = try_politely(prefetcher, blobs, rate).await;
+        drop(_turn);
+        match done {
+            Ok(()) => return,
+            Err(Pause) => sleep(RETRY).await,
+        }
+    }
+}
+
+/// It does not go on now.
+struct Pause;
+
+async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
+    let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
+    let mut rest = &all[..];
+    while !rest.is_empty() {
+        courtesy(&prefetcher.cache, COURTESY).await;
+        let Some(alive) = blobs.upgrade() else { return Ok(()) };
+        let (first, _) = rest[0];
+        let mut bytes = 0;
+        let fits = |&&(blob, chunk): &&(usize, usize)| {
+            let before = bytes;
+            bytes += u64::from(alive[blob].chunk(chunk).stored_size);
+            blob == first && (before == 0 || bytes <= PIECE)
+        };
+        let count = rest.iter().take_while(fits).count();
+        let (piece, later) = rest.split_at(count);
+        rest = later;
+        let chunks: Vec<_> = piece.iter().map(|(_, chunk)| *chunk).collect();
+        let decoded = chunks.iter().map(|at| u64::from(alive[first].chunk(*at).decoded_size));
+        if !prefetcher.cache.has_room(decoded.sum()) {
+            tracing::info!("the rest of an image is not fetched: the disk or the cache is nearly full");
+            return Err(Pause);
+        }
+        let begun = Instant::now();
+        let requests = alive[first].bring(&chunks);
+        drop(alive);
+        for (bytes, request) in requests {
+            match request.await {
+                Ok(Ok(())) => {}
+                // Told in the log.
+                Ok(Err(_)) | Err(_) => return Err(Pause),
+            }
+            tokio::time::sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64))
+                .await;
+        }
+    }
+    Ok(())
+}
+
+/// The chunks that are not here.
+fn missing(blobs: &[std::sync::Arc<CachedBlob>]) -> Vec<ahead::Place> {
+    let of_blob = |(position, blob): (usize, &std::sync::Arc<CachedBlob>)| {
+        blob.missing().into_iter().map(move |chunk| (position, chunk))
+    };
+    blobs.iter().enumerate().flat_map(of_blob).collect()
+}

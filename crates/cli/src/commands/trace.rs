@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::BinaryBytes;
 use lazuli_image::{Digest, Kind, Trace, Tree, rafs::Bootstrap};
-use lazuli_registry::Repository;
 use lazuli_runtime::prefetch::{self, Traces};
 use serde::Serialize;
 

@@ -155,7 +155,7 @@ fn wrong_bytes_are_an_error_for_their_reader_only() {
     let mut bytes = std::fs::read(&blob).unwrap();
     bytes[1000] ^= 1;
     std::fs::write(&blob, bytes).unwrap();
-    std::fs::write(lazuli.path("config.toml"), "[fetch]\ndeadline_seconds = 2\n").unwrap();
+    lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
     for driver in ["fanotify", "fuse"] {
         let mountpoint = lazuli.directory("mnt");
         lazuli.ok(["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", driver]);
@@ -237,7 +237,7 @@ fn a_full_cache_is_an_error_until_there_is_room() {
     std::fs::write(source.join("file"), odd::random(1, 12 << 20)).unwrap();
     lazuli.ok(["convert", "dir:source", "oci:lazy:x"]);
     // Readers wait that long for room.
-    std::fs::write(lazuli.path("config.toml"), "[fetch]\ndeadline_seconds = 2\n").unwrap();
+    lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
     let disk = SmallDisk::new(&lazuli, "root", 24, true);
     let ballast = disk.0.join("ballast");
     std::fs::write(&ballast, vec![1; 15 << 20]).unwrap();

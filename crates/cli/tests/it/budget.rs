@@ -28,7 +28,7 @@ fn blobs_that_are_not_mounted_go_and_those_that_are_stay() {
         lazuli.ok(["convert", &source, &image]);
         (image, lazuli.directory(&format!("mnt-{seed}")).to_str().unwrap().to_owned())
     });
-    fs::write(lazuli.path("config.toml"), "[cache]\nmax_bytes = 67108864\n").unwrap();
+    lazuli.configure("[cache]\nmax_bytes = 67108864\n");
     let cache = || lazuli.status()["daemon"]["cache"].clone();
     let [(first, first_at), (second, second_at)] = &mounts;
     lazuli.ok(["mount", first, first_at]);

@@ -120,10 +120,10 @@ fn daemons_of_two_roots_do_not_meet() {
 #[test]
 fn unknown_configuration_keys_are_refused() {
     let lazuli = Lazuli::new();
-    std::fs::write(lazuli.path("config.toml"), "[fetch]\nspeed = 11\n").unwrap();
+    lazuli.configure("[fetch]\nspeed = 11\n");
     let error = lazuli.fails(["status"]);
     assert!(error.contains("speed") && error.contains("config.toml"), "{error}");
-    std::fs::write(lazuli.path("config.toml"), "").unwrap();
+    lazuli.configure("");
 }
 
 /// Runs a program that must succeed.

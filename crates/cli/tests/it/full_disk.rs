@@ -23,8 +23,7 @@ fn on_a_disk() -> Option<(Lazuli, Ext4, PathBuf)> {
         fs::write(source.join(name), odd::random(seed, SIZE)).unwrap();
     }
     lazuli.ok(["convert", "dir:source", "oci:lazy:image"]);
-    fs::write(lazuli.path("config.toml"), "[fetch]\ndeadline_seconds = 2\namplify_bytes = 0\n")
-        .unwrap();
+    lazuli.configure("[fetch]\ndeadline_seconds = 2\namplify_bytes = 0\n");
     let root = lazuli.directory("root");
     let disk = Ext4::create(&lazuli.path("disk"), 32 << 20, &root).unwrap();
     let mountpoint = lazuli.directory("mnt");

@@ -20,8 +20,19 @@ impl Lazuli {
         // Not the default temporary directory: it may be a tmpfs, which has no pre-content events.
         let directory = tempfile::Builder::new().prefix("lazuli-test-").tempdir_in("/var/tmp");
         let lazuli = Lazuli { directory: directory.unwrap(), root: "root" };
-        std::fs::write(lazuli.path("config.toml"), "").unwrap();
+        lazuli.configure("");
         lazuli
+    }
+
+    /// Writes the configuration, without anything that fetches by itself: most tests count what readers cause.
+    pub(crate) fn configure(&self, text: &str) {
+        let quiet = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n";
+        self.configure_all(&format!("{text}\n{quiet}"));
+    }
+
+    /// Writes the whole configuration.
+    pub(crate) fn configure_all(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), text).unwrap();
     }
 
     /// A path in the private directory.

@@ -12,6 +12,7 @@ mod full_disk;
 mod keeper;
 mod lazuli;
 mod mount;
+mod prefetch;
 mod registry;
 mod reliability;
 mod run;

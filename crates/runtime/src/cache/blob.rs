@@ -97,7 +97,7 @@ pub struct CachedBlob {
     /// Who is told what drivers ask about.
     ears: RwLock<Vec<Weak<Ear>>>,
     /// Whether there may be any.
-    heard: AtomicBool,
+    is_heard: AtomicBool,
 }
 
 /// Is told of the chunks that a driver asks about.
@@ -161,7 +161,7 @@ impl CachedBlob {
             wrong: Mutex::default(),
             cache: cache.own.clone(),
             ears: RwLock::default(),
-            heard: AtomicBool::new(false),
+            is_heard: AtomicBool::new(false),
             ready,
             suspect,
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
@@ -203,7 +203,7 @@ impl CachedBlob {
             return Err(ReadError::NoChunk { blob: self.id(), range });
         }
         let wanted = self.layout.chunks_in(&range);
-        self.note(wanted.clone());
+        self.hear(wanted.clone());
         if self.ready.all_ready(wanted.clone()) {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -239,7 +239,7 @@ impl CachedBlob {
     /// [`Settings::grace`] at least.
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
         let chunks = self.layout.chunks_in(range);
-        self.note(chunks.clone());
+        self.hear(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(chunks)
     }
 
@@ -312,6 +312,20 @@ impl CachedBlob {
         requests.into_iter().map(spawn).collect()
     }
 
+    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, and nothing is tried again.
+    pub(crate) async fn bring_range(
+        self: &Arc<Self>,
+        range: &Range<Decoded>,
+    ) -> Result<(), ReadError> {
+        let chunks = self.layout.chunks_in(range);
+        self.fly(chunks.clone()).await?;
+        self.asked.note(chunks.clone());
+        if self.ready.all_ready(chunks) {
+            return Ok(());
+        }
+        Err(ReadError::Interrupted { blob: self.id() })
+    }
+
     /// Whether a chunk is in the file, as far as anybody knows.
     pub(crate) fn has(&self, chunk: usize) -> bool {
         self.ready.is_ready(chunk) || self.suspect.is_ready(chunk)
@@ -352,20 +366,20 @@ impl CachedBlob {
     /// Tells `ear` which chunks drivers ask about, as long as it lives.
     pub(crate) fn tell(&self, ear: &Arc<Ear>) {
         self.ears.write().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(ear));
-        self.heard.store(true, Ordering::Relaxed);
+        self.is_heard.store(true, Ordering::Relaxed);
     }
 
     /// Notes that a driver asks. To be called before it looks what is ready, see [`Asked::note`].
-    fn note(&self, chunks: Range<usize>) {
+    fn hear(&self, chunks: Range<usize>) {
         self.asked.note(chunks.clone());
-        if self.heard.load(Ordering::Relaxed) {
+        if self.is_heard.load(Ordering::Relaxed) {
             let ears = self.ears.read().unwrap_or_else(PoisonError::into_inner);
             let live: Vec<_> = ears.iter().filter_map(Weak::upgrade).collect();
             if live.len() < ears.len() {
                 drop(ears);
                 let mut all = self.ears.write().unwrap_or_else(PoisonError::into_inner);
                 all.retain(|ear| ear.strong_count() > 0);
-                self.heard.store(!all.is_empty(), Ordering::Relaxed);
+                self.is_heard.store(!all.is_empty(), Ordering::Relaxed);
             } else {
                 drop(ears);
             }

@@ -14,7 +14,11 @@ use std::{
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
-use crate::{cache::CachedBlob, error::ReadError};
+use super::whole::{HASTE, courtesy};
+use crate::{
+    cache::{Cache, CachedBlob},
+    error::ReadError,
+};
 
 /// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.
 const FIRST: u64 = 256 << 10;
@@ -81,8 +85,8 @@ impl Gauge<'_> {
     }
 }
 
-/// Fetches what is missing of `order`; returns when it is here, or the image is not served any more. `pass` is waited for before
-/// each window.
+/// Fetches what is missing of `order`; returns when it is here, or the image is not served any more. Before each window it waits
+/// for readers of `courteous`, if it is to be so, but not for long.
 ///
 /// # Errors
 /// Nobody delivers: it ends with the first request that fails.
@@ -90,7 +94,7 @@ pub(crate) async fn fetch(
     blobs: &Blobs,
     order: impl IntoIterator<Item = Place>,
     pace: &Pace,
-    pass: impl AsyncFn(),
+    courteous: Option<&Cache>,
 ) -> Result<(), ReadError> {
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
@@ -98,7 +102,9 @@ pub(crate) async fn fetch(
     let mut gauge = Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 };
     let mut size = FIRST;
     loop {
-        pass().await;
+        if let Some(cache) = courteous {
+            courtesy(cache, HASTE).await;
+        }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
         let window = window(&mut order, &blobs, size);
         size = (2 * size).min(WINDOW);

@@ -11,6 +11,8 @@
 //! wait go first.
 
 mod ahead;
+mod content;
+mod guess;
 mod recorder;
 mod traces;
 mod whole;
@@ -25,10 +27,12 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 
 pub(crate) use self::whole::fast;
 pub use self::{
-    ahead::Blobs,
     traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish},
 };
-use self::{ahead::Pace, recorder::Recorder};
+use self::{
+    ahead::{Blobs, Pace},
+    recorder::Recorder,
+};
 use crate::cache::{Cache, CachedBlob};
 
 /// What is fetched when an image is mounted, before anybody asks.
@@ -164,15 +168,19 @@ impl Prefetcher {
             }
             Known::Nothing => (None, false),
         };
-        let Some(blobs) = image.blobs.upgrade() else { return is_news };
-        let order = match trace {
-            _ if self.settings.ahead == Ahead::Nothing => Vec::new(),
+        if self.settings.ahead == Ahead::Nothing {
+            return false;
+        }
+        let order = image.blobs.upgrade().map(|blobs| match trace {
             Some(trace) => of_trace(&trace, &blobs),
             None => of_maker(&image.hot, &blobs),
-        };
-        drop(blobs);
-        // Readers who need it will be told why.
-        let _ = ahead::fetch(&image.blobs, order, &self.pace, async || ()).await;
+        });
+        match order {
+            Some(order) if order.is_empty() => content::fetch_guessed(image, &self.pace).await,
+            // Readers who need what cannot be had will be told why.
+            Some(order) => drop(ahead::fetch(&image.blobs, order, &self.pace, None).await),
+            None => {}
+        }
         is_news
     }
 

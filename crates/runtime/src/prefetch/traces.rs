@@ -128,7 +128,8 @@ pub async fn find(
 fn read(artifact: &Descriptor) -> Option<Result<Trace, String>> {
     let text = artifact.annotations.get(ANNOTATION)?;
     let bytes = STANDARD.decode(text).map_err(|error| format!("annotation {ANNOTATION}: {error}"));
-    Some(bytes.and_then(|bytes| Trace::decode(&bytes).map_err(|error| error.to_string())))
+    let trace = |bytes: Vec<u8>| Trace::decode(&bytes).map_err(|error| error.to_string());
+    Some(bytes.and_then(trace))
 }
 
 /// Puts a trace beside its image.
@@ -138,7 +139,7 @@ pub async fn publish(
     trace: &Trace,
 ) -> Result<Digest, RegistryError> {
     let annotation = (ANNOTATION.to_owned(), STANDARD.encode(trace.encode()));
-    repository.push_referrer(manifest, ARTIFACT_TYPE, BTreeMap::from([annotation])).await
+    repository.push_referrer(manifest, ARTIFACT_TYPE, &BTreeMap::from([annotation]), None).await
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::{
 const COURTESY: Duration = Duration::from_secs(1);
 
 /// The same for a prefetch that somebody wants soon.
-const HASTE: Duration = Duration::from_millis(100);
+pub(super) const HASTE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether readers still wait.
 const STEP: Duration = Duration::from_millis(10);
@@ -45,8 +45,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
         Some(blobs) => missing(&blobs),
         None => return Ok(()),
     };
-    let pass = async || courtesy(&prefetcher.cache, HASTE).await;
-    ahead::fetch(blobs, order, &prefetcher.pace, pass).await?;
+    ahead::fetch(blobs, order, &prefetcher.pace, Some(&prefetcher.cache)).await?;
     let blobs = blobs.upgrade();
     for blob in blobs.iter().flat_map(|blobs| blobs.iter()) {
         blob.settled().await;

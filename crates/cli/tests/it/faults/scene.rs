@@ -74,7 +74,7 @@ impl Scene {
             registry.host(),
             urls.join(", ")
         );
-        std::fs::write(lazuli.path("config.toml"), config).unwrap();
+        lazuli.configure(&config);
         let mountpoint = lazuli.directory("mnt");
         Scene { lazuli, registry, mirrors, mountpoint }
     }

@@ -51,7 +51,7 @@ fn a_private_authority_is_trusted_when_the_system_does() {
     let url = format!("https://localhost:{}", mirror.port());
     let config = format!("[[registry]]\nhost = \"{host}\"\nmirrors = [\"{url}\"]\n");
     for lazuli in [&lazuli, &stranger] {
-        std::fs::write(lazuli.path("config.toml"), &config).unwrap();
+        lazuli.configure(&config);
         lazuli.directory("mnt");
     }
     drop(registry);

@@ -95,7 +95,7 @@ fn the_daemon_survives_damaged_images() {
     let mut longest = Duration::ZERO;
     let lazuli = Lazuli::new();
     // Bytes that stay wrong are what these readers wait for.
-    fs::write(lazuli.path("config.toml"), "[fetch]\ndeadline_seconds = 2\n").unwrap();
+    lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
     image(&lazuli);
     fs::rename(lazuli.path("lazy"), lazuli.path("sound")).unwrap();
     let mountpoint = lazuli.directory("mnt");

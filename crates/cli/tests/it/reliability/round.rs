@@ -46,7 +46,7 @@ impl Round {
     pub(crate) fn new(driver: &str) -> Self {
         let lazuli = Lazuli::new();
         // Nothing comes along with a miss, so that the image stays cold for longer.
-        std::fs::write(lazuli.path("config.toml"), "[fetch]\namplify_bytes = 0\n").unwrap();
+        lazuli.configure("[fetch]\namplify_bytes = 0\n");
         let mountpoint = lazuli.directory("mnt");
         let image = ColdImage::shared();
         image.registry.reset_stats();

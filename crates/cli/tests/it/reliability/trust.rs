@@ -20,7 +20,7 @@ fn image() -> (Lazuli, Forge) {
     use lazuli_testkit::oci::{Compression, Image, Layer};
     let lazuli = Lazuli::new();
     // Errors are what these tests wait for.
-    fs::write(lazuli.path("config.toml"), "[fetch]\ndeadline_seconds = 2\n").unwrap();
+    lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
     let layers = ["one", "two"].map(|layer| {
         let mut tar = tar::Builder::new(Vec::new());
         for name in ["text", "noise"] {

@@ -1,0 +1,299 @@
+//! What is fetched before anybody asks: by traces, beside the image too, and the rest of an image.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    odd,
+    registry::FakeRegistry,
+};
+use serde_json::Value;
+
+use crate::lazuli::Lazuli;
+
+/// Files of the image; each is one chunk, and they lie one behind the other.
+const FILES: usize = 40;
+
+/// Decoded bytes of a file, which do not compress.
+const SIZE: usize = 200_000;
+
+/// What starts read, in this order: too far from each other to come along by chance.
+const READ: [usize; 5] = [31, 3, 12, 22, 7];
+
+/// Without neighbours, so that what arrives was asked for.
+const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
+                     [prefetch]\nrest_bytes_per_second = 0\n";
+
+/// A registry with an image, as its name.
+fn registry(lazuli: &Lazuli) -> (FakeRegistry, String) {
+    let registry = FakeRegistry::start().unwrap();
+    let source = lazuli.directory("source");
+    for number in 0..FILES {
+        fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
+    }
+    let image = format!("{}/app:1", registry.host());
+    lazuli.ok(["convert", "dir:source", &image]);
+    registry.reset_stats();
+    (registry, image)
+}
+
+fn name(number: usize) -> String {
+    format!("file-{number:02}")
+}
+
+/// A node with this configuration, and a place for mounts.
+fn node(config: &str) -> (Lazuli, PathBuf) {
+    let lazuli = Lazuli::new();
+    lazuli.configure_all(config);
+    let mountpoint = lazuli.directory("mnt");
+    (lazuli, mountpoint)
+}
+
+fn mount(lazuli: &Lazuli, image: &str) {
+    lazuli.ok(["mount", image, lazuli.path("mnt").to_str().unwrap()]);
+}
+
+fn umount(lazuli: &Lazuli) {
+    lazuli.ok(["umount", lazuli.path("mnt").to_str().unwrap()]);
+}
+
+fn read(lazuli: &Lazuli, number: usize) {
+    let content = fs::read(lazuli.path("mnt").join(name(number))).unwrap();
+    assert!(content == odd::random(number as u64, SIZE), "file {number} has wrong bytes");
+}
+
+/// Waits until `condition` holds.
+#[track_caller]
+fn wait(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn chunks_ready(lazuli: &Lazuli) -> u64 {
+    lazuli.mount_status(&lazuli.path("mnt"))["chunks_ready"].as_u64().unwrap()
+}
+
+/// Forgets everything but what was learned.
+fn forget(lazuli: &Lazuli) {
+    lazuli.ok(["stop"]);
+    fs::remove_dir_all(lazuli.root().join("cache")).unwrap();
+    fs::remove_dir_all(lazuli.root().join("images")).unwrap();
+}
+
+/// `trace show --json`.
+fn trace(lazuli: &Lazuli, image: &str) -> Value {
+    serde_json::from_str(&lazuli.ok(["trace", "show", image, "--json"])).unwrap()
+}
+
+fn files(trace: &Value) -> Vec<String> {
+    let touches = trace["touches"].as_array().unwrap();
+    touches.iter().map(|touch| touch["files"][0].as_str().unwrap().to_owned()).collect()
+}
+
+fn needs() -> bool {
+    require(Feature::Root)
+        && require(Feature::Fanotify)
+        && require(Feature::ErofsFileBacked)
+}
+
+/// A first start, whose trace is kept.
+fn teach(lazuli: &Lazuli, image: &str) {
+    mount(lazuli, image);
+    READ.into_iter().for_each(|number| read(lazuli, number));
+    umount(lazuli);
+    let traces = lazuli.root().join("traces");
+    wait("a trace", || fs::read_dir(&traces).is_ok_and(|traces| traces.count() == 1));
+}
+
+#[test]
+fn the_second_start_finds_what_the_first_one_read() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    let shown = trace(&lazuli, &image);
+    let expected: Vec<_> = READ.iter().map(|number| format!("/{}", name(*number))).collect();
+    assert_eq!((files(&shown), &shown["starts"]), (expected, &1.into()));
+    forget(&lazuli);
+    registry.reset_stats();
+    mount(&lazuli, &image);
+    wait("what was learned", || chunks_ready(&lazuli) == READ.len() as u64);
+    let before = registry.stats().requests;
+    READ.into_iter().for_each(|number| read(&lazuli, number));
+    assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
+    // Another start reads something else as well: both are known afterwards.
+    read(&lazuli, 17);
+    umount(&lazuli);
+    wait("both starts", || trace(&lazuli, &image)["starts"] == 2);
+    let both: BTreeSet<_> = files(&trace(&lazuli, &image)).into_iter().collect();
+    assert_eq!(both.len(), READ.len() + 1);
+    assert!(both.contains("/file-17"));
+}
+
+#[test]
+fn the_first_node_teaches_the_second() {
+    if !needs() {
+        return;
+    }
+    for api in [true, false] {
+        let (first, _) = node(&format!("{LEARN}publish = true\n"));
+        let (registry, image) = registry(&first);
+        if !api {
+            registry.without_referrers();
+        }
+        teach(&first, &image);
+        wait("publication", || {
+            let log = registry.log();
+            log.iter().any(|entry| entry.method == "PUT" && entry.target.contains("/manifests/"))
+                && first.log().contains("published its trace")
+        });
+        let (second, _) = node(LEARN);
+        registry.reset_stats();
+        mount(&second, &image);
+        wait("what the other node learned", || chunks_ready(&second) == READ.len() as u64);
+        let log = registry.log();
+        let about = |part: &str| log.iter().filter(|entry| entry.target.contains(part)).count();
+        assert_eq!(about("/referrers/"), 1, "{log:#?}");
+        let blobs: Vec<_> =
+            log.iter().filter(|entry| entry.target.contains("/manifests/")).collect();
+        // The image's own manifest; without the API also the tag that stands for it.
+        assert_eq!(blobs.len(), if api { 1 } else { 2 }, "{log:#?}");
+        let before = registry.stats().requests;
+        READ.into_iter().for_each(|number| read(&second, number));
+        assert_eq!(registry.stats().requests, before);
+        // Has it now, too.
+        assert_eq!(fs::read_dir(second.root().join("traces")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_trace_that_does_not_fit_changes_nothing() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    let kept = fs::read_dir(lazuli.root().join("traces")).unwrap().next().unwrap().unwrap().path();
+    let (manifest, good) = (kept.file_name().unwrap().to_owned(), fs::read(&kept).unwrap());
+    forget(&lazuli);
+    // Of another blob; cut off in the middle of a digest; not a trace at all.
+    let mut other = good.clone();
+    other[20] ^= 1;
+    for bytes in [other, good[..30].to_vec(), b"nonsense".to_vec()] {
+        fs::write(lazuli.root().join("traces").join(&manifest), bytes).unwrap();
+        registry.reset_stats();
+        mount(&lazuli, &image);
+        read(&lazuli, 5);
+        assert_eq!(chunks_ready(&lazuli), 1);
+        umount(&lazuli);
+        forget(&lazuli);
+    }
+}
+
+#[test]
+fn a_node_may_learn_nothing() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node("");
+    lazuli.configure("[fetch]\namplify_bytes = 0\n");
+    let (registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    READ.into_iter().for_each(|number| read(&lazuli, number));
+    umount(&lazuli);
+    assert!(!lazuli.root().join("traces").exists());
+    assert!(!registry.log().iter().any(|entry| entry.target.contains("/referrers/")));
+    let error = lazuli.fails(["trace", "show", &image]);
+    assert!(error.contains("no start of"), "{error}");
+}
+
+#[test]
+fn the_rest_arrives_when_the_start_is_over() {
+    if !needs() {
+        return;
+    }
+    let config = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 1000000\n";
+    let (lazuli, _) = node(config);
+    let (registry, image) = registry(&lazuli);
+    let begun = Instant::now();
+    mount(&lazuli, &image);
+    read(&lazuli, 1);
+    lazuli.kill(lazuli.worker());
+    wait("everything", || chunks_ready(&lazuli) == FILES as u64);
+    // 8 MB, of which a part came with the first read, at 1 MB/s.
+    assert!(begun.elapsed() > Duration::from_secs(5), "{:?} is not polite", begun.elapsed());
+    registry.go_away();
+    (0..FILES).for_each(|number| read(&lazuli, number));
+}
+
+#[test]
+fn a_whole_image_on_request_whatever_dies() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    registry.set_latency(Duration::from_millis(20));
+    let mut wait = lazuli.command(["prefetch", "--wait", &image]).spawn().unwrap();
+    let total = FILES * SIZE;
+    self::wait("a part of it", || registry.stats().bytes > total as u64 / 10);
+    lazuli.kill(lazuli.worker());
+    assert!(wait.wait().unwrap().success());
+    registry.set_latency(Duration::ZERO);
+    mount(&lazuli, &image);
+    registry.go_away();
+    (0..FILES).for_each(|number| read(&lazuli, number));
+    registry.come_back();
+    // What is here costs nothing but the question what the name means.
+    registry.reset_stats();
+    let said = lazuli.ok(["prefetch", "--wait", &image]);
+    assert!(said.contains("is here"), "{said}");
+    assert_eq!(registry.stats().requests, 1);
+}
+
+#[test]
+fn what_cannot_be_fetched_is_named() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node("[fetch]\ndeadline_seconds = 1\n[prefetch]\nrest_bytes_per_second = 0\n");
+    let (registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    registry.fault("GET", "/blobs/", usize::MAX, lazuli_testkit::registry::Fault::Status(503));
+    let error = lazuli.fails(["prefetch", "--wait", &image]);
+    assert!(error.contains("cannot fetch all of") && error.contains("503"), "{error}");
+    let missing = format!("{}/app:2", registry.host());
+    let error = lazuli.fails(["prefetch", "--wait", &missing]);
+    assert!(error.contains("app:2"), "{error}");
+}
+
+#[test]
+fn a_node_is_preloaded_when_it_starts() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node("");
+    let (registry, image) = registry(&lazuli);
+    lazuli.configure_all(&format!("[prefetch]\nimages = [\"{image}\"]\n"));
+    registry.refuse_for(Duration::from_millis(300));
+    // Starts the daemon.
+    let other = lazuli.directory("empty");
+    lazuli.ok(["convert", &format!("dir:{}", other.display()), "oci:empty"]);
+    lazuli.ok(["mount", "oci:empty", lazuli.directory("elsewhere").to_str().unwrap()]);
+    wait("the image", || lazuli.log().contains("preloaded"));
+    mount(&lazuli, &image);
+    registry.go_away();
+    (0..FILES).for_each(|number| read(&lazuli, number));
+}

@@ -312,16 +312,18 @@ impl CachedBlob {
         requests.into_iter().map(spawn).collect()
     }
 
-    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, and nothing is tried again.
+    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, and a full disk is not waited for.
     pub(crate) async fn bring_range(
         self: &Arc<Self>,
         range: &Range<Decoded>,
     ) -> Result<(), ReadError> {
         let chunks = self.layout.chunks_in(range);
-        self.fly(chunks.clone()).await?;
-        self.asked.note(chunks.clone());
-        if self.ready.all_ready(chunks) {
-            return Ok(());
+        for _ in 0..TAKEOVERS {
+            self.fly(chunks.clone()).await?;
+            self.asked.note(chunks.clone());
+            if self.ready.all_ready(chunks.clone()) {
+                return Ok(());
+            }
         }
         Err(ReadError::Interrupted { blob: self.id() })
     }
@@ -347,6 +349,11 @@ impl CachedBlob {
     /// The position of the chunk with a number.
     pub(crate) fn position(&self, number: u32) -> Option<usize> {
         self.layout.chunks().binary_search_by_key(&number, |chunk| chunk.number).ok()
+    }
+
+    /// Positions of the chunks with bytes in `range`, which may end behind the last one.
+    pub(crate) fn positions(&self, range: &Range<Decoded>) -> Range<usize> {
+        self.layout.chunks_in(range)
     }
 
     /// Positions of the chunks that lie in the first `bytes` stored bytes.

@@ -150,7 +150,9 @@ mod tests {
             check(&again, &set);
 
             let other = ReadyMap::new(chunks, &[]);
-            keep.iter().for_each(|chunk| other.set(*chunk));
+            for chunk in &keep {
+                other.set(*chunk);
+            }
             let both = ReadyMap::new(chunks, &map.words());
             both.add(&other.words());
             check(&both, &set.iter().chain(&keep).copied().collect());

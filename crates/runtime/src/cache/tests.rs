@@ -1,5 +1,6 @@
 //! The cache and the fetches below it, against sources in memory that misbehave as told.
 
+mod ahead;
 mod behind;
 mod crash;
 mod evict;

@@ -10,7 +10,7 @@
 //! An order is a hint: every byte is checked as always, what the image does not have is ignored, and readers who
 //! wait go first.
 
-mod ahead;
+pub(crate) mod ahead;
 mod content;
 mod guess;
 mod recorder;

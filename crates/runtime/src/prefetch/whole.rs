@@ -1,8 +1,8 @@
 //! Fetching everything that an image has: politely when its start is over, or as fast as the link allows.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     Prefetcher,
@@ -41,13 +41,14 @@ pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
 /// # Errors
 /// Nobody delivers some of it.
 pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), ReadError> {
-    let order = match blobs.upgrade() {
-        Some(blobs) => missing(&blobs),
-        None => return Ok(()),
-    };
-    ahead::fetch(blobs, order, &prefetcher.pace, Some(&prefetcher.cache)).await?;
-    let blobs = blobs.upgrade();
-    for blob in blobs.iter().flat_map(|blobs| blobs.iter()) {
+    let Some(all) = blobs.upgrade() else { return Ok(()) };
+    ahead::fetch(blobs, missing(&all), &prefetcher.pace, Some(&prefetcher.cache)).await?;
+    // What others were fetching, and what did not arrive, with the reason.
+    for (blob, chunk) in missing(&all) {
+        let chunk = all[blob].chunk(chunk);
+        all[blob].bring_range(&(chunk.decoded..chunk.decoded_end())).await?;
+    }
+    for blob in all.iter() {
         blob.settled().await;
     }
     Ok(())
@@ -93,24 +94,26 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
             return Err(Pause);
         }
         let begun = Instant::now();
-        let requests = alive[first].bring(&chunks);
-        drop(alive);
-        for (bytes, request) in requests {
+        for (bytes, request) in alive[first].bring(&chunks) {
             match request.await {
                 Ok(Ok(())) => {}
                 // Told in the log.
                 Ok(Err(_)) | Err(_) => return Err(Pause),
             }
-            tokio::time::sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64))
+            sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64))
                 .await;
+        }
+        if !chunks.iter().any(|at| alive[first].has(*at)) {
+            // Nothing was kept, for want of space.
+            return Err(Pause);
         }
     }
     Ok(())
 }
 
 /// The chunks that are not here.
-fn missing(blobs: &[std::sync::Arc<CachedBlob>]) -> Vec<ahead::Place> {
-    let of_blob = |(position, blob): (usize, &std::sync::Arc<CachedBlob>)| {
+fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
+    let of_blob = |(position, blob): (usize, &Arc<CachedBlob>)| {
         blob.missing().into_iter().map(move |chunk| (position, chunk))
     };
     blobs.iter().enumerate().flat_map(of_blob).collect()

@@ -1,0 +1,66 @@
+//! What is fetched before anybody asks.
+
+use super::*;
+use crate::prefetch::ahead::{self, Pace};
+
+/// Fetches chunks of the only blob in this order.
+async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
+    let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
+    let order = order.into_iter().map(|chunk| (0, chunk));
+    ahead::fetch(&Arc::downgrade(&blobs), order, &Pace::default(), None).await
+}
+
+#[tokio::test]
+async fn what_is_wanted_first_is_asked_for_first() {
+    let node = Node::new(&[64 << 10; 96], 0);
+    node.ensure(90..91).await.unwrap();
+    // Chunk 90 is here. 80 to 84 have 256 KiB and fill the first window; the second has two runs.
+    let order = [83, 90, 80, 82, 84, 81, 5, 4, 40, 41, 42, 6, 7];
+    fetch(&node, order).await.unwrap();
+    let stored = |range: Range<usize>| {
+        let chunks = &node.sample.blob.chunks[range];
+        chunks[0].stored..chunks[chunks.len() - 1].stored_end()
+    };
+    let expected = [stored(90..91), stored(80..85), stored(4..8), stored(40..43)];
+    let mut asked = node.source.ranges();
+    // Requests of one window are sent at the same time.
+    asked[2..].sort_by_key(|range| range.start);
+    assert_eq!(asked, expected);
+    assert!((80..85).chain(4..8).all(|at| node.blob.has(at)));
+    assert_eq!(node.blob.stats().misses, 1, "nobody else has read anything");
+}
+
+#[tokio::test]
+async fn everything_arrives_in_windows() {
+    let node = Node::new(&[256 << 10; 80], 0);
+    fetch(&node, 0..80).await.unwrap();
+    assert!(node.blob.missing().is_empty());
+    let stats = node.blob.stats();
+    assert_eq!(stats.bytes_fetched, node.sample.blob.stored_size, "nothing comes twice");
+    let (here, all) = node.blob.filled();
+    assert_eq!((here, all), (node.sample.blob.stored_size, node.sample.blob.stored_size));
+}
+
+#[tokio::test]
+async fn a_reader_does_not_fail_with_what_nobody_waited_for() {
+    let node = Node::new(&[64 << 10; 4], 0);
+    node.source.plan([Fault::Final]);
+    let bring = fetch(&node, [2]);
+    let read = async {
+        tokio::task::yield_now().await;
+        node.ensure(2..3).await
+    };
+    let (brought, read) = tokio::join!(bring, read);
+    assert!(brought.is_err());
+    read.unwrap();
+}
+
+#[tokio::test]
+async fn who_is_gone_gets_nothing() {
+    let node = Node::new(&[64 << 10; 4], 0);
+    let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
+    let gone = Arc::downgrade(&blobs);
+    drop(blobs);
+    ahead::fetch(&gone, [(0, 1)], &Pace::default(), None).await.unwrap();
+    assert_eq!(node.source.reads(), 0);
+}

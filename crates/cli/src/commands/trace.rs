@@ -104,8 +104,13 @@ fn save(path: &Path, trace: &Trace) -> Result<()> {
 fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {
     let LazyImage { name, image, .. } = image;
     let files = files(&image.bootstrap)?;
-    let blobs: HashMap<_, _> =
-        image.bootstrap.blobs().iter().enumerate().map(|(at, blob)| (blob.id, (at, blob))).collect();
+    let blobs: HashMap<_, _> = image
+        .bootstrap
+        .blobs()
+        .iter()
+        .enumerate()
+        .map(|(at, blob)| (blob.id, (at, blob)))
+        .collect();
     let line = |touch: &lazuli_image::trace::Touch| {
         let id = trace.blobs()[usize::from(touch.blob)];
         let known = blobs.get(&id).and_then(|(at, blob)| Some((*at, blob.chunk(touch.number)?)));
@@ -130,9 +135,7 @@ fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {
 }
 
 /// The files that have each chunk, by position of the blob and chunk number.
-fn files<B: AsRef<[u8]>>(
-    bootstrap: &Bootstrap<B>,
-) -> Result<BTreeMap<(usize, u32), Vec<String>>> {
+fn files<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<BTreeMap<(usize, u32), Vec<String>>> {
     let tree = bootstrap.tree()?;
     let mut files: BTreeMap<_, Vec<String>> = BTreeMap::new();
     let mut pending = vec![(Tree::ROOT, String::new())];

@@ -100,9 +100,7 @@ fn files(trace: &Value) -> Vec<String> {
 }
 
 fn needs() -> bool {
-    require(Feature::Root)
-        && require(Feature::Fanotify)
-        && require(Feature::ErofsFileBacked)
+    require(Feature::Root) && require(Feature::Fanotify) && require(Feature::ErofsFileBacked)
 }
 
 /// A first start, whose trace is kept.
@@ -268,7 +266,8 @@ fn what_cannot_be_fetched_is_named() {
     if !needs() {
         return;
     }
-    let (lazuli, _) = node("[fetch]\ndeadline_seconds = 1\n[prefetch]\nrest_bytes_per_second = 0\n");
+    let (lazuli, _) =
+        node("[fetch]\ndeadline_seconds = 1\n[prefetch]\nrest_bytes_per_second = 0\n");
     let (registry, image) = registry(&lazuli);
     mount(&lazuli, &image);
     registry.fault("GET", "/blobs/", usize::MAX, lazuli_testkit::registry::Fault::Status(503));

@@ -201,9 +201,8 @@ impl Cache {
             free.saturating_sub(bytes) >= all / FREE
         });
         let max = self.settings.max_bytes;
-        let budget = max.is_none_or(|max| {
-            self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / FREE)
-        });
+        let budget = max
+            .is_none_or(|max| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / FREE));
         disk && budget
     }
 

@@ -47,11 +47,11 @@ pub use api::{
     CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Request, Response,
     Status,
 };
-pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
 pub use images::Images;
 use node::Node;
+pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 
 use crate::{

@@ -199,7 +199,10 @@ impl StoredImage {
             directory: directory.to_owned(),
             manifest_digest,
             descriptor: Descriptor {
-                media_type: manifest.media_type.clone().unwrap_or_else(|| media_type::MANIFEST.to_owned()),
+                media_type: manifest
+                    .media_type
+                    .clone()
+                    .unwrap_or_else(|| media_type::MANIFEST.to_owned()),
                 digest: manifest_digest,
                 size: raw.len() as u64,
                 annotations: BTreeMap::new(),

@@ -25,10 +25,8 @@ use lazuli_sys::mmap::Map;
 use serde::Deserialize;
 use tokio::{sync::Semaphore, task::JoinHandle};
 
+pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
-pub use self::{
-    traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish},
-};
 use self::{
     ahead::{Blobs, Pace},
     recorder::Recorder,

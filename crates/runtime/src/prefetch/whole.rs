@@ -90,7 +90,9 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
         let chunks: Vec<_> = piece.iter().map(|(_, chunk)| *chunk).collect();
         let decoded = chunks.iter().map(|at| u64::from(alive[first].chunk(*at).decoded_size));
         if !prefetcher.cache.has_room(decoded.sum()) {
-            tracing::info!("the rest of an image is not fetched: the disk or the cache is nearly full");
+            tracing::info!(
+                "the rest of an image is not fetched: the disk or the cache is nearly full"
+            );
             return Err(Pause);
         }
         let begun = Instant::now();
@@ -100,8 +102,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
                 // Told in the log.
                 Ok(Err(_)) | Err(_) => return Err(Pause),
             }
-            sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64))
-                .await;
+            sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
         }
         if !chunks.iter().any(|at| alive[first].has(*at)) {
             // Nothing was kept, for want of space.

@@ -104,7 +104,8 @@ impl Client {
     /// Asks and waits for the answer. [`Response::Error`] becomes [`ClientError::Refused`].
     pub fn call(&mut self, request: &Request) -> Result<Response, ClientError> {
         let harmless = matches!(request, Request::Ping | Request::Status);
-        let repeatable = matches!(request, Request::ScrubPlan | Request::Scrub { .. });
+        let repeatable =
+            matches!(request, Request::Prefetch(_) | Request::ScrubPlan | Request::Scrub { .. });
         for _ in 0..REPEATS {
             match self.exchange(request) {
                 Ok(Response::Error { message }) => return Err(ClientError::Refused(message)),

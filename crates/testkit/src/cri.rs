@@ -119,6 +119,8 @@ pub struct Output {
 pub struct Client {
     runtime: Runtime,
     channel: Channel,
+    /// The runtime of pods and of their images; empty for the default one.
+    handler: String,
 }
 
 impl Client {
@@ -133,7 +135,12 @@ impl Client {
         let endpoint =
             Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(refused)?;
         let channel = threads.block_on(endpoint.connect()).map_err(refused)?;
-        Ok(Client { runtime: threads, channel })
+        Ok(Client { runtime: threads, channel, handler: String::new() })
+    }
+
+    /// Pulls and starts for the runtime `handler` of containerd's configuration, as pods with a `RuntimeClass` are.
+    pub fn with_runtime(self, handler: &str) -> Self {
+        Client { handler: handler.to_owned(), ..self }
     }
 
     fn containers(&self) -> RuntimeServiceClient<Channel> {
@@ -142,6 +149,10 @@ impl Client {
 
     fn image_service(&self) -> ImageServiceClient<Channel> {
         ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    fn spec(&self, image: &str) -> ImageSpec {
+        ImageSpec { image: image.to_owned(), runtime_handler: self.handler.clone() }
     }
 
     fn wait<T>(
@@ -157,7 +168,9 @@ impl Client {
     pub fn pull(&self, image: &str, login: Option<&Login>) -> Result<String> {
         let login = login.cloned();
         let auth = login.map(|Login { user, password }| AuthConfig { username: user, password });
-        let request = PullImageRequest { image: Some(spec(image)), auth };
+        // containerd heeds the runtime only if it is told of a pod.
+        let pod = (!self.handler.is_empty()).then(|| sandbox_config("pull", None));
+        let request = PullImageRequest { image: Some(self.spec(image)), auth, sandbox_config: pod };
         let what = || format!("pull {image}");
         Ok(self.wait(what, self.image_service().pull_image(request))?.image_ref)
     }
@@ -170,7 +183,7 @@ impl Client {
 
     /// Removes an image, under all of its names.
     pub fn remove_image(&self, image: &str) -> Result<()> {
-        let request = RemoveImageRequest { image: Some(spec(image)) };
+        let request = RemoveImageRequest { image: Some(self.spec(image)) };
         let what = || format!("remove image {image}");
         self.wait(what, self.image_service().remove_image(request)).map(drop)
     }
@@ -180,7 +193,8 @@ impl Client {
         self.start_logged(name, image, command, None)
     }
 
-    fn start_logged(
+    /// Likewise, with a directory for the log of what is printed, which is `log` there: lines `TIME stdout|stderr F|P TEXT`.
+    pub fn start_logged(
         &self,
         name: &str,
         image: &str,
@@ -188,7 +202,10 @@ impl Client {
         log: Option<&Path>,
     ) -> Result<Pod> {
         let sandbox_config = sandbox_config(name, log);
-        let request = RunPodSandboxRequest { config: Some(sandbox_config.clone()) };
+        let request = RunPodSandboxRequest {
+            config: Some(sandbox_config.clone()),
+            runtime_handler: self.handler.clone(),
+        };
         let what = || format!("start pod {name}");
         let sandbox = self.wait(what, self.containers().run_pod_sandbox(request))?.pod_sandbox_id;
         let started = self.start_in(&sandbox, sandbox_config, image, command);
@@ -212,7 +229,7 @@ impl Client {
         let logged = !sandbox_config.log_directory.is_empty();
         let config = ContainerConfig {
             metadata: Some(ContainerMetadata { name: CONTAINER.to_owned(), attempt: 0 }),
-            image: Some(spec(image)),
+            image: Some(self.spec(image)),
             command: owned(command),
             log_path: if logged { LOG.to_owned() } else { String::new() },
             linux: Some(LinuxContainerConfig {
@@ -312,10 +329,6 @@ const LOG: &str = "log";
 
 fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
-}
-
-fn spec(image: &str) -> ImageSpec {
-    ImageSpec { image: image.to_owned() }
 }
 
 /// The network is the machine's: the others want plugins that set them up.

@@ -4,7 +4,7 @@
 use std::{
     env, fs,
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -17,13 +17,15 @@ const USAGE: &str = "\
 usage: cri SOCKET VERB ...        (SOCKET: containerd's, an absolute path)
     pull IMAGE                    CRI_LOGIN=USER:PASSWORD in the environment is the pull secret
     run NAME IMAGE COMMAND...     in a pod of its own, to its end; the pod is removed
-    start NAME IMAGE COMMAND...   likewise, but it goes on; prints the names of sandbox and container
+    start NAME IMAGE COMMAND...   likewise, but it goes on; prints the names of sandbox and container. CRI_LOGS=DIR
+                                  in the environment: what it prints goes to DIR/log
     exec CONTAINER COMMAND...
     stop SANDBOX
     rm SANDBOX                    stops it first
     ps                            sandbox and container, image, state
     images
     rmi IMAGE
+    CRI_RUNTIME=HANDLER in the environment: pulls and starts for this runtime of containerd's configuration
 usage: cri pause NAME FILE        write a sandbox image, which `ctr image import` then knows as NAME";
 
 type Error = Box<dyn std::error::Error>;
@@ -53,7 +55,11 @@ fn answer(arguments: &[&str]) -> Result<ExitCode, Error> {
             Ok(ExitCode::SUCCESS)
         }
         [socket, verb, rest @ ..] if socket.starts_with('/') => {
-            ask(&Client::connect(Path::new(socket))?, verb, rest)
+            let mut client = Client::connect(Path::new(socket))?;
+            if let Ok(handler) = env::var("CRI_RUNTIME") {
+                client = client.with_runtime(&handler);
+            }
+            ask(&client, verb, rest)
         }
         _ => usage(),
     }
@@ -64,7 +70,8 @@ fn ask(client: &Client, verb: &str, arguments: &[&str]) -> Result<ExitCode, Erro
         ("pull", [image]) => println!("{}", client.pull(image, login()?.as_ref())?),
         ("run", [name, image, command @ ..]) => return show(client.run(name, image, command)?),
         ("start", [name, image, command @ ..]) => {
-            let pod = client.start(name, image, command)?;
+            let logs = env::var_os("CRI_LOGS").map(PathBuf::from);
+            let pod = client.start_logged(name, image, command, logs.as_deref())?;
             println!("{} {}", pod.sandbox, pod.container);
         }
         ("exec", [container, command @ ..]) if !command.is_empty() => {

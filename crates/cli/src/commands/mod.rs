@@ -4,6 +4,7 @@ mod check;
 mod convert;
 mod daemon;
 mod inspect;
+mod manual;
 mod mount;
 mod prefetch;
 mod run;
@@ -35,6 +36,8 @@ pub(crate) enum Verb {
     Status(status::Arguments),
     Daemon(daemon::Arguments),
     Stop(stop::Arguments),
+    #[command(hide = true)]
+    Manual(manual::Arguments),
 }
 
 impl Verb {
@@ -53,6 +56,7 @@ impl Verb {
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
+            Verb::Manual(arguments) => manual::run(&arguments).map(done),
         }
     }
 

@@ -4,15 +4,15 @@
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
-BENCHES := coldstart convert fs
+BENCHES := coldstart containerd convert fs
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary
+.PHONY: help build deb demo demo-containerd test package-test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri
 .SILENT: help
 
 help: ## this list
-	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## the release binary, target/release/lazuli
 	scripts/install-deps build
@@ -23,9 +23,25 @@ demo: ## start a real image before it has arrived, beside pulling it first (abou
 	$(MAKE) --no-print-directory binary
 	$(ROOT) scripts/demo
 
+demo-containerd: ## the same through a containerd of its own, beside overlayfs (about 5 minutes)
+	scripts/install-deps demo-containerd
+	$(MAKE) --no-print-directory binary cri
+	$(ROOT) scripts/demo-containerd
+
 test: ## everything: units, format, kernel, end to end
 	scripts/install-deps test
 	scripts/test
+
+deb: ## the Debian package, in target/deb
+	scripts/install-deps deb
+	DEB_RULES_REQUIRES_ROOT=no debian/rules binary
+	debian/rules clean
+
+package-test: deb ## the package, and the DaemonSet's container, on Debian systems of their own (needs a minute or two each)
+	scripts/install-deps package-test
+	$(MAKE) --no-print-directory binary cri
+	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" target/release/cri "$$(scripts/corpus redis)"
+	$(ROOT) tests/kubernetes/run target/release/lazuli
 
 soak: ## the long forms of the reliability tests, thousands of kills and damaged images (about 30 minutes)
 	scripts/install-deps test
@@ -43,12 +59,12 @@ compat: ## our images in other readers, others' images in ours (needs minutes to
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
 
-bench: ## the benchmarks: cold start, conversion, file system; one alone: bench-convert
+bench: ## the benchmarks: cold start, containerd, conversion, file system; one alone: bench-convert
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench
-	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd)
+	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd,$*),cri)
 	$(ROOT) bench/$* $(if $(filter convert,$*),--nydus $(NYDUS))
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
@@ -59,6 +75,9 @@ clean: ## remove what was built, also the corpus images
 
 binary:
 	cargo build --release --locked -p lazuli
+
+cri:
+	cargo build --release --locked -p lazuli-testkit --bin cri
 
 $(CURDIR)/target/nydus/bin/nydusd:
 	cargo install nydus-rs --version $(NYDUS_VERSION) --locked --root target/nydus

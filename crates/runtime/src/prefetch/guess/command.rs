@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// Words of a command, or commands of a script, that are looked at.
-const WORDS: usize = 256;
+/// Words of a command, commands of a script, and directories for programs that are looked at.
+const WORDS: usize = 64;
 
 /// What Linux and runtimes search when the image does not say.
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -83,6 +83,11 @@ const WRAPPERS: [&str; 13] = [
 /// Whether the program of this name or path is a shell.
 pub(super) fn is_shell(program: &[u8]) -> bool {
     is_one_of(&SHELLS, program)
+}
+
+/// Whether a shell takes the word after this one as its script: `-c`, also together with other options.
+pub(super) fn is_text_option(word: &[u8]) -> bool {
+    word.starts_with(b"-") && !word.starts_with(b"--") && word.ends_with(b"c")
 }
 
 /// Whether the program of this name or path only runs another one.

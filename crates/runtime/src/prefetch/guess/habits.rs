@@ -7,7 +7,8 @@ struct Habit {
     /// The programs and libraries whose habit it is, by their real names, with `*` for any part of a name.
     of: &'static [&'static str],
     /// What they read: patterns of paths (see [`Paths::matching`](super::paths::Paths::matching)) in which `$DIR` is the directory
-    /// of the program or library and `$NAME` its name. Of alternatives with `|` between them the first that is in the image counts.
+    /// of the program or library, `$NAME` its name, `$APP` the directory of the script that it is given and `$WORK` the
+    /// container's. Of alternatives with `|` between them the first that is in the image counts.
     reads: &'static [&'static str],
 }
 
@@ -16,7 +17,7 @@ pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in traces of the images in docs/prefetch.md, unless noted.
-const HABITS: [Habit; 11] = [
+const HABITS: [Habit; 12] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
     Habit {
@@ -45,6 +46,26 @@ const HABITS: [Habit; 11] = [
         reads: &["$DIR/../lib/*/perl-base/strict.pm", "$DIR/../lib/*/perl-base/warnings.pm"],
     },
     Habit {
+        of: &["ruby*"],
+        reads: &[
+            "$DIR/../lib/ruby/vendor_ruby/rubygems.rb|$DIR/../lib/ruby/*/rubygems.rb",
+            "$DIR/../lib/ruby/*/rubygems/*.rb",
+            "$DIR/../lib/ruby/*/rubygems/core_ext/*.rb",
+            "$DIR/../lib/ruby/*/rubygems/defaults/*.rb",
+            "$DIR/../lib/ruby/*/rubygems/util/list.rb",
+            "$DIR/../lib/ruby/gems/*/specifications/default/*.gemspec",
+            "$DIR/../lib/ruby/*/monitor.rb",
+            "$DIR/../lib/ruby/*/error_highlight.rb",
+            "$DIR/../lib/ruby/*/error_highlight/**/*.rb",
+            "$DIR/../lib/ruby/*/did_you_mean.rb",
+            "$DIR/../lib/ruby/*/did_you_mean/**/*.rb",
+            "$DIR/../lib/*/ruby/*/rbconfig.rb|$DIR/../lib/ruby/*/*-linux*/rbconfig.rb",
+            "$DIR/../lib/*/ruby/*/monitor.so|$DIR/../lib/ruby/*/*-linux*/monitor.so",
+            "$DIR/../lib/*/ruby/*/enc/encdb.so|$DIR/../lib/ruby/*/*-linux*/enc/encdb.so",
+            "$DIR/../lib/*/ruby/*/enc/trans/transdb.so|$DIR/../lib/ruby/*/*-linux*/enc/trans/transdb.so",
+        ],
+    },
+    Habit {
         of: &["node"],
         reads: &[
             "/usr/share/nodejs/acorn/dist/acorn.js",
@@ -62,8 +83,14 @@ const HABITS: [Habit; 11] = [
             "$DIR/../lib/server/classes.jsa",
             "$DIR/../lib/libjava.so",
             "$DIR/../lib/libjimage.so",
+            "$DIR/../lib/libjsvml.so",
+            "$DIR/../lib/libnet.so",
+            "$DIR/../lib/libnio.so",
+            "$DIR/../lib/libzip.so",
             "$DIR/../lib/modules",
+            "$DIR/../lib/tzdb.dat",
             "$DIR/../conf/security/java.security",
+            "$DIR/../conf/net.properties",
         ],
     },
     Habit {
@@ -106,6 +133,58 @@ const HABITS: [Habit; 11] = [
     },
 ];
 
+/// The habits of interpreters that are given a script. Which modules it imports is in its text, which is not looked at: what is
+/// installed beside an interpreter is there for the one program of the image.
+const WITH_SCRIPT: [Habit; 2] = [
+    Habit {
+        of: &["python3*", "pypy3*"],
+        reads: &[
+            "$APP/*.py",
+            "$WORK/*.py",
+            "$DIR/../lib/$NAME/__pycache__/*.pyc|$DIR/../lib/$NAME/*.py",
+            "$DIR/../lib/$NAME/asyncio/__pycache__/*.pyc|$DIR/../lib/$NAME/asyncio/*.py",
+            "$DIR/../lib/$NAME/collections/__pycache__/*.pyc|$DIR/../lib/$NAME/collections/*.py",
+            "$DIR/../lib/$NAME/concurrent/**/*.pyc|$DIR/../lib/$NAME/concurrent/**/*.py",
+            "$DIR/../lib/$NAME/email/__pycache__/*.pyc|$DIR/../lib/$NAME/email/*.py",
+            "$DIR/../lib/$NAME/html/__pycache__/*.pyc|$DIR/../lib/$NAME/html/*.py",
+            "$DIR/../lib/$NAME/http/__pycache__/*.pyc|$DIR/../lib/$NAME/http/*.py",
+            "$DIR/../lib/$NAME/importlib/**/*.pyc|$DIR/../lib/$NAME/importlib/**/*.py",
+            "$DIR/../lib/$NAME/json/__pycache__/*.pyc|$DIR/../lib/$NAME/json/*.py",
+            "$DIR/../lib/$NAME/logging/__pycache__/*.pyc|$DIR/../lib/$NAME/logging/*.py",
+            "$DIR/../lib/$NAME/re/__pycache__/*.pyc|$DIR/../lib/$NAME/re/*.py",
+            "$DIR/../lib/$NAME/urllib/__pycache__/*.pyc|$DIR/../lib/$NAME/urllib/*.py",
+            "$DIR/../lib/$NAME/lib-dynload/_ssl.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_hashlib.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_json.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_bz2.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_lzma.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_uuid.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_decimal.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_contextvars.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_asyncio.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_queue.*.so",
+            "$DIR/../lib/$NAME/lib-dynload/_opcode.*.so",
+            "$DIR/../lib/$NAME/site-packages/**/*.pyc",
+            "/usr/local/lib/$NAME/dist-packages/**/*.pyc",
+            "/usr/lib/python3/dist-packages/**/*.pyc",
+        ],
+    },
+    Habit {
+        of: &["node"],
+        reads: &[
+            "$APP/*.js",
+            "$APP/package.json",
+            "$APP/node_modules/*/package.json",
+            "$APP/node_modules/*/*.js",
+            "$APP/node_modules/*/lib/**/*.js",
+        ],
+    },
+];
+
+/// Directories below which `**` does not look: tools for making images, and tests.
+pub(super) const NOT_AT_START: [&[u8]; 6] =
+    [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
+
 /// The patterns of the files of a locale, as the environment names it, each with its alternatives.
 pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let mut parts = name.split(|byte| *byte == b'.');
@@ -125,17 +204,31 @@ pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
 
 /// The patterns of what goes with `file`, each with its alternatives.
 pub(super) fn habits(file: &Found) -> impl Iterator<Item = Vec<Vec<u8>>> {
-    let name = file.name();
-    let known =
-        HABITS.iter().filter(|habit| habit.of.iter().any(|of| matches(of.as_bytes(), name)));
-    known.flat_map(|habit| habit.reads).map(|reads| alternatives(reads, file))
+    known(&HABITS, file).map(|reads| alternatives(reads, file, b"", b""))
 }
 
-fn alternatives(reads: &str, file: &Found) -> Vec<Vec<u8>> {
+/// The patterns of what `interpreter` reads besides when it is given a script that is in the directory `application`.
+pub(super) fn with_script(
+    interpreter: &Found,
+    application: &[u8],
+    directory: &[u8],
+) -> impl Iterator<Item = Vec<Vec<u8>>> {
+    let fill = move |reads| alternatives(reads, interpreter, application, directory);
+    known(&WITH_SCRIPT, interpreter).map(fill)
+}
+
+fn known(habits: &'static [Habit], file: &Found) -> impl Iterator<Item = &'static str> {
+    let is_one_of = |of: &[&str]| of.iter().any(|of| matches(of.as_bytes(), file.name()));
+    habits.iter().filter(move |habit| is_one_of(habit.of)).flat_map(|habit| habit.reads).copied()
+}
+
+fn alternatives(reads: &str, file: &Found, application: &[u8], directory: &[u8]) -> Vec<Vec<u8>> {
     let fill = |pattern: &str| {
         let parts = pattern.split('/').map(|part| match part {
             "$DIR" => file.directory(),
             "$NAME" => file.name(),
+            "$APP" => application,
+            "$WORK" => directory,
             part => part.as_bytes(),
         });
         parts.collect::<Vec<_>>().join(&b'/')

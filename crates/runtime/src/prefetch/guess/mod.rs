@@ -53,7 +53,7 @@ pub(crate) trait Content: Send + Sync {
 const LOOKING: usize = 64;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several places.
-const READS: usize = 16;
+const READS: usize = 12;
 
 /// Guesses what the image reads when it starts, and hands it to `wanted` in the order in which it should be
 /// fetched, as soon as it is known: several times, and no byte twice. Ends when nothing more follows from what is known.

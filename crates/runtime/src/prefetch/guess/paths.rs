@@ -7,6 +7,8 @@ use lazuli_image::{
     rafs::Bootstrap,
 };
 
+use super::habits::NOT_AT_START;
+
 /// Symbolic links in one path: what Linux follows.
 const LINKS: usize = 40;
 
@@ -14,7 +16,10 @@ const LINKS: usize = 40;
 const NAMES: usize = 1024;
 
 /// Files that one pattern stands for.
-const MATCHES: usize = 256;
+const MATCHES: usize = 1024;
+
+/// Directories below each other for which `**` stands.
+const DEPTH: usize = 5;
 
 /// Names that are looked up or listed for one image: about a tenth of a second. Real ones need hundreds.
 const STEPS: u32 = 200_000;
@@ -58,6 +63,11 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         Paths { bootstrap, steps: STEPS }
     }
 
+    /// Whether nothing is found any more, since too much was looked up.
+    pub(super) fn is_spent(&self) -> bool {
+        self.steps == 0
+    }
+
     /// The regular file that `path` leads to from the directory `base`. What is damaged is not there.
     pub(super) fn file(&mut self, base: &[u8], path: &[u8]) -> Option<Found> {
         let (path, inode) = self.follow(base, path)?;
@@ -67,12 +77,16 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     }
 
     /// The regular files whose absolute paths match `pattern`, in the order of their names. `*` stands for
-    /// any part of a name.
+    /// any part of a name, `**` for any number of directories, none included.
     pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {
         let mut paths = vec![Vec::new()];
         for part in pattern.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
             let mut longer = Vec::new();
             for path in paths {
+                if part == b"**" {
+                    self.descend(path, &mut longer);
+                    continue;
+                }
                 let names = match part.contains(&b'*') {
                     true => self.list(&path, part),
                     false => vec![part],
@@ -85,8 +99,32 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         paths.iter().filter_map(|path| self.file(b"/", path)).collect()
     }
 
+    /// Adds the directory `path` and those below it.
+    fn descend(&mut self, path: Vec<u8>, found: &mut Vec<Vec<u8>>) {
+        let mut level = vec![path];
+        for _ in 0..=DEPTH {
+            let mut below = Vec::new();
+            for path in &level {
+                for (name, file_type) in self.entries(path, b"*") {
+                    if file_type == FileType::Directory && !NOT_AT_START.contains(&name) {
+                        below.push([path.as_slice(), name].join(&b'/'));
+                    }
+                }
+            }
+            found.append(&mut level);
+            if found.len() > MATCHES {
+                return;
+            }
+            level = below;
+        }
+    }
+
     /// The names in the directory `path` that match `pattern`.
     fn list(&mut self, path: &[u8], pattern: &[u8]) -> Vec<&'a [u8]> {
+        self.entries(path, pattern).into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn entries(&mut self, path: &[u8], pattern: &[u8]) -> Vec<(&'a [u8], FileType)> {
         let Some((_, inode)) = self.follow(b"/", path) else { return Vec::new() };
         let entries = self.bootstrap.read_dir(inode.nid, 0).into_iter().flatten().flatten();
         let steps = &mut self.steps;
@@ -96,12 +134,15 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
                 *steps > 0
             })
             .filter(|entry| !entry.is_dot() && matches(pattern, entry.name))
-            .map(|entry| entry.name)
+            .map(|entry| (entry.name, entry.file_type))
             .collect()
     }
 
     /// Where `path` leads to from the directory `base`, and the path without links.
     fn follow(&mut self, base: &[u8], path: &[u8]) -> Option<(Vec<u8>, InodeView)> {
+        if self.is_spent() {
+            return None;
+        }
         let mut ahead = VecDeque::new();
         prepend(&mut ahead, path);
         if !path.starts_with(b"/") {

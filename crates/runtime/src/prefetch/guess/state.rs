@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    mem,
+    mem, slice,
 };
 
 use lazuli_image::{erofs::Nid, rafs::Bootstrap};
@@ -12,13 +12,13 @@ use super::{
     Piece,
     command::{self, Process},
     elf::Elf,
-    habits::{self, habits},
+    habits::{self, habits, with_script},
     linker::{Asker, CONFIGURATION, Linker},
     paths::{Found, Paths},
 };
 
 /// Files that are guessed for one image.
-const FILES: usize = 1024;
+const FILES: usize = 4096;
 
 /// Bytes that are guessed for one image.
 const BYTES: u64 = 256 << 20;
@@ -31,8 +31,11 @@ const WHOLE: u64 = 16 << 20;
 /// read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
 
-/// How much of a bigger file is read whose inside is unknown.
+/// How much of the beginning of a bigger file is read, whatever is in it.
 const HEAD: u64 = 1 << 20;
+
+/// How much of the end of a bigger program or library is read: its data are there, and with them the names of its libraries.
+const TAIL: u64 = 2 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -101,12 +104,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         guess.run(&guess.process.arguments.clone());
         for path in habits::EVERYBODY {
             let found = guess.paths.file(b"/", path.as_bytes());
-            found.iter().for_each(|file| guess.want(file));
+            found.iter().for_each(|file| _ = guess.want(file));
         }
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| guess.process.variable(name));
         let locale = locale.into_iter().flatten().find(|locale| !locale.is_empty());
         for patterns in locale.map(habits::locale).unwrap_or_default() {
-            guess.first_of(&patterns).iter().for_each(|file| guess.want(file));
+            guess.first_of(&patterns).iter().for_each(|file| _ = guess.want(file));
         }
         guess
     }
@@ -142,9 +145,13 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             (Seen::Text(text), Role::Program(words)) => {
                 let Some(interpreter) = command::shebang(&text) else { return };
                 let is_shell = interpreter.iter().any(|word| command::is_shell(word));
-                self.run(&interpreter);
+                let rest = words.get(1..).unwrap_or_default();
                 if is_shell {
-                    self.follow_script(&text, words.get(1..).unwrap_or_default());
+                    self.run(&interpreter);
+                    self.follow_script(&text, rest);
+                } else {
+                    let script = slice::from_ref(&visit.file.path);
+                    self.run(&[&interpreter, script, rest].concat());
                 }
             }
             (Seen::Text(text), Role::Script(words)) => self.follow_script(&text, words),
@@ -177,25 +184,40 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds what a command reads.
     fn run(&mut self, words: &[Vec<u8>]) {
+        if self.paths.is_spent() {
+            return;
+        }
         let Some((name, rest)) = words.split_first() else { return };
         let Some(file) = self.program(name) else { return };
-        self.visit(file, Role::Program(words.to_vec()));
+        self.visit(file.clone(), Role::Program(words.to_vec()));
         if command::is_wrapper(name)
             && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
         {
             return self.run(&rest[at..]);
         }
+        let directory = self.process.directory.clone();
         let is_shell = command::is_shell(name);
-        if is_shell && let Some(at) = rest.iter().position(|word| word == b"-c") {
+        if is_shell && let Some(at) = rest.iter().position(|word| command::is_text_option(word)) {
             return self.follow_script(rest.get(at + 1).map_or(b"", Vec::as_slice), &[]);
         }
+        let mut application = rest.iter().any(|word| word == b"-m").then_some(directory.clone());
         for (at, word) in rest.iter().enumerate() {
             let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
-            let Some(file) = self.paths.file(&self.process.directory, value) else { continue };
+            let Some(script) = self.paths.file(&directory, value) else { continue };
             if is_shell {
-                return self.visit(file, Role::Script(rest[at + 1..].to_vec()));
+                return self.visit(script, Role::Script(rest[at + 1..].to_vec()));
             }
-            self.want(&file);
+            self.want(&script);
+            application.get_or_insert_with(|| script.directory().to_vec());
+        }
+        for patterns in application.iter().flat_map(|path| with_script(&file, path, &directory)) {
+            for found in self.first_of(&patterns) {
+                if found.name().ends_with(b".so") {
+                    self.visit(found, Role::Library(Asker::default()));
+                } else {
+                    self.want(&found);
+                }
+            }
         }
     }
 
@@ -213,20 +235,27 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds a program or library, and what is known to go with it.
     fn visit(&mut self, file: Found, role: Role) {
-        if self.known.contains(&file.nid) {
-            return;
-        }
-        self.want(&file);
         let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };
-        for patterns in habits(&file) {
-            for found in self.first_of(&patterns) {
-                match found.is_executable || found.name().ends_with(b".so") {
-                    true => self.visit(found, Role::Library(asker.clone())),
-                    false => self.want(&found),
+        let mut new = VecDeque::from([(file, role)]);
+        while let Some((file, role)) = new.pop_front() {
+            if !self.want(&file) {
+                continue;
+            }
+            if file.size > WHOLE {
+                let range = file.size - TAIL..file.size;
+                self.want_piece(Piece { file: file.nid, range });
+            }
+            for patterns in habits(&file) {
+                for found in self.first_of(&patterns) {
+                    if found.is_executable || found.name().ends_with(b".so") {
+                        new.push_back((found, Role::Library(asker.clone())));
+                    } else {
+                        self.want(&found);
+                    }
                 }
             }
+            self.unseen.push_back(Visit { file, role });
         }
-        self.unseen.push_back(Visit { file, role });
     }
 
     /// What the first pattern stands for that stands for anything.
@@ -235,27 +264,31 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
-    /// Adds a file, or its beginning if it is big.
-    fn want(&mut self, file: &Found) {
-        if self.known.len() < FILES && self.known.insert(file.nid) {
-            let len = if file.size > WHOLE { HEAD } else { file.size };
+    /// Adds a file, or its beginning if it is big. Returns whether it is new.
+    fn want(&mut self, file: &Found) -> bool {
+        let len = if file.size > WHOLE { HEAD } else { file.size };
+        let fits = self.known.len() < FILES && len <= self.budget;
+        let is_new = fits && self.known.insert(file.nid);
+        if is_new {
             self.want_piece(Piece { file: file.nid, range: 0..len });
         }
+        is_new
     }
 
-    /// Adds what there is in a big file behind its head: first what is run or written to, and in the end tables and constants.
+    /// Adds what there is in a big file between head and tail: what is run or written to now, tables and constants in the end.
     fn want_parts(&mut self, file: &Found, elf: &Elf) {
+        let end = file.size - TAIL;
         let mut between = Vec::new();
         let mut from = HEAD;
         for part in &elf.code_and_data {
-            let (start, end) = (part.start.clamp(from, file.size), part.end.min(file.size));
-            if start < end {
-                between.push(from..start);
-                self.want_piece(Piece { file: file.nid, range: start..end });
-                from = end;
+            let part = part.start.clamp(from, end)..part.end.min(end);
+            if !part.is_empty() {
+                between.push(from..part.start);
+                from = part.end;
+                self.want_piece(Piece { file: file.nid, range: part });
             }
         }
-        between.push(from..file.size);
+        between.push(from..end);
         if file.size <= BIG {
             let pieces = between.into_iter().map(|range| Piece { file: file.nid, range });
             self.doubtful.extend(pieces);

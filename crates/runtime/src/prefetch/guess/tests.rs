@@ -151,6 +151,7 @@ fn shells_and_wrappers_bring_what_they_run() {
         .file("/data", b"data");
     for (command, expected) in [
         (json!(["sh", "-c", "cd / && a | b"]), &["/usr/bin/sh", "/usr/bin/a", "/usr/bin/b"][..]),
+        (json!(["sh", "-exc", "b"]), &["/usr/bin/sh", "/usr/bin/b"]),
         (json!(["tini", "-g", "--", "a", "/data"]), &["/usr/bin/tini", "/usr/bin/a", "/data"]),
         (json!(["/bin/sh", "/run.sh"]), &["/usr/bin/sh", "/run.sh", "/usr/bin/a", "/usr/bin/b"]),
         (json!(["a", "b", "data"]), &["/usr/bin/a", "/data"]),
@@ -203,7 +204,7 @@ fn constants_of_big_libraries_come_last() {
     let pieces = image.pieces(&json!({ "config": { "Cmd": ["a"] } }));
     let of_big = pieces.iter().filter(|(path, _)| path == "/usr/lib/libbig.so");
     let of_big: Vec<_> = of_big.map(|(_, range)| (range.start / MIB, range.end / MIB)).collect();
-    assert_eq!(of_big, [(0, 1), (4, 6), (1, 4), (6, 18)]);
+    assert_eq!(of_big, [(0, 1), (16, 18), (4, 6), (1, 4), (6, 16)]);
     let last = pieces[pieces.len() - 2..].iter().map(|(path, _)| path.as_str());
     assert_eq!(last.collect::<Vec<_>>(), ["/usr/lib/libbig.so"; 2]);
 }

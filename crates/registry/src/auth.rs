@@ -12,7 +12,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::{error::RegistryError, name::Reference};
@@ -28,7 +28,7 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
 /// A password or token. Its `Debug` output does not show it, and it has no `Display`.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Secret(pub(crate) String);
 
 impl fmt::Debug for Secret {
@@ -47,6 +47,29 @@ pub(crate) enum Credential {
     },
     /// A refresh token of OAuth2, to be exchanged at the registry's token server.
     Identity(Secret),
+}
+
+/// A user's name and password that came with an image: a pull secret. Its `Debug` output does not show the password.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Login {
+    user: String,
+    secret: Secret,
+}
+
+impl Login {
+    /// Without a user, `secret` is a refresh token of OAuth2, as everywhere in containerd.
+    pub fn new(user: impl Into<String>, secret: impl Into<String>) -> Self {
+        Login { user: user.into(), secret: Secret(secret.into()) }
+    }
+}
+
+impl From<Login> for Credential {
+    fn from(Login { user, secret }: Login) -> Self {
+        if user.is_empty() {
+            return Credential::Identity(secret);
+        }
+        Credential::Password { user, secret }
+    }
 }
 
 /// The files that are consulted by default, most important first: `$REGISTRY_AUTH_FILE` alone if it is

@@ -19,9 +19,12 @@ use crate::{
     auth,
     error::RegistryError,
     health::{Endpoints, Health},
-    mirror::{Mirror, Mirrors},
+    hosts::{Hosts, HostsError},
+    keyring::Keyring,
+    mirror::Mirrors,
     name::Reference,
-    token::Authorizer,
+    server::Server,
+    token::{Authorizer, Tried},
 };
 
 /// How long to wait, for each thing that can hang.
@@ -56,22 +59,38 @@ pub struct Options {
     pub credential_files: Vec<PathBuf>,
     /// How long to wait.
     pub timeouts: Timeouts,
-    /// Servers that are asked before the registry itself.
+    /// Servers that are asked before those of `hosts` and the registry itself.
     pub mirrors: Mirrors,
+    /// What containerd has been told about registries.
+    pub hosts: Hosts,
+    /// Logins that came with images; whoever opens several images shares it.
+    pub keyring: Keyring,
     /// How servers have done so far; whoever opens several images shares it.
     pub endpoints: Endpoints,
 }
 
 impl Default for Options {
-    /// TLS but for loopback registries, and the credentials of this user.
+    /// TLS but for loopback registries, the credentials of this user, and nothing of containerd's.
     fn default() -> Self {
         Options {
             plain_http: false,
             credential_files: auth::default_files(),
             timeouts: Timeouts::default(),
             mirrors: Mirrors::default(),
+            hosts: Hosts::default(),
+            keyring: Keyring::default(),
             endpoints: Endpoints::default(),
         }
+    }
+}
+
+impl Options {
+    /// The servers that have what `reference` names, in the order in which they are to be asked, the registry itself last.
+    pub(crate) fn servers(&self, reference: &Reference) -> Result<Vec<Server>, HostsError> {
+        let mirrors = self.mirrors.of(reference.registry()).iter().map(Server::from);
+        let mut servers: Vec<_> = mirrors.collect();
+        servers.extend(self.hosts.servers(reference, self.plain_http)?);
+        Ok(servers)
     }
 }
 
@@ -98,9 +117,10 @@ pub(crate) struct Client {
     /// What the user calls the image, for messages.
     pub(crate) place: String,
     reference: Reference,
-    /// The registry that this one is a mirror of, in `ns` of each request: proxies for several registries, those that
+    /// The registry that this server is a mirror of, in `ns` of each request: proxies for several registries, those that
     /// containerd knows, go by it.
     mirrors: Option<String>,
+    server: Server,
     base: Url,
     health: Arc<Health>,
     endpoints: Endpoints,
@@ -108,7 +128,7 @@ pub(crate) struct Client {
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
     uploads: OnceLock<reqwest::Client>,
-    authorizer: Authorizer,
+    authorizer: Arc<Authorizer>,
 }
 
 impl fmt::Debug for Client {
@@ -118,48 +138,52 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    pub(crate) fn new(reference: &Reference, options: &Options) -> Result<Self, RegistryError> {
-        let plain = options.plain_http || reference.is_loopback();
-        Self::at(reference.to_string(), reference.clone(), plain, None, options)
-    }
-
-    /// The same image at a mirror. Credentials are those for the mirror's host.
-    pub(crate) fn mirror(
-        reference: &Reference,
-        mirror: &Mirror,
+    /// What `image` names, at one of its servers. Credentials in files are those for that server's host; logins that
+    /// came with images are for the registry itself.
+    pub(crate) fn new(
+        image: &Reference,
+        server: Server,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        let place = format!("{reference} (mirror {mirror})");
-        let registry = reference.registry().to_owned();
-        Self::at(place, reference.on(&mirror.host), mirror.plain, Some(registry), options)
-    }
-
-    fn at(
-        place: String,
-        reference: Reference,
-        plain: bool,
-        mirrors: Option<String>,
-        options: &Options,
-    ) -> Result<Self, RegistryError> {
-        let scheme = if plain { "http" } else { "https" };
-        let text = format!("{scheme}://{}/v2/{}/", reference.api_host(), reference.repository());
+        let is_registry = server.is_registry(image);
+        let (place, reference, mirrors) = if is_registry {
+            (image.to_string(), image.clone(), None)
+        } else {
+            let place = format!("{image} (mirror {server})");
+            (place, image.on(&server.host()), Some(image.registry().to_owned()))
+        };
         let malformed = |problem: String| RegistryError::malformed(&place, "the address", problem);
-        let base = Url::parse(&text).map_err(|error| malformed(error.to_string()))?;
-        let builder = builder(&reference, &options.timeouts).read_timeout(options.timeouts.idle);
-        let http = builder.build().map_err(|error| malformed(error.to_string()))?;
-        let authorizer = Authorizer::new(reference.clone(), options.credential_files.clone());
+        let base = server.root.join(&format!("{}/", image.repository()));
+        let base = base.map_err(|error| malformed(error.to_string()))?;
+        let timeouts = Timeouts {
+            connect: server.connect.unwrap_or(options.timeouts.connect),
+            ..options.timeouts
+        };
+        let builder = builder(&reference, &server, &timeouts).map_err(malformed)?;
+        let http = builder.read_timeout(timeouts.idle).build();
+        let http = http.map_err(|error| malformed(error.to_string()))?;
+        let authorizer = options.keyring.authorizer(&server, &reference, || {
+            let keyring = is_registry.then(|| options.keyring.clone());
+            Authorizer::new(reference.clone(), options.credential_files.clone(), keyring)
+        });
         Ok(Client {
             place,
             health: options.endpoints.at(&base.origin().ascii_serialization()),
             endpoints: options.endpoints.clone(),
             reference,
             mirrors,
+            server,
             base,
-            timeouts: options.timeouts,
+            timeouts,
             http,
             uploads: OnceLock::new(),
             authorizer,
         })
+    }
+
+    /// Where this is.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
     }
 
     /// The URL of `path` in this repository: `manifests/latest`.
@@ -212,7 +236,9 @@ impl Client {
         if let Some(client) = self.uploads.get() {
             return Ok(client);
         }
-        let built = builder(&self.reference, &self.timeouts).timeout(self.timeouts.upload).build();
+        let malformed = |problem| RegistryError::malformed(&self.place, "the address", problem);
+        let builder = builder(&self.reference, &self.server, &self.timeouts).map_err(malformed)?;
+        let built = builder.timeout(self.timeouts.upload).build();
         let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
         Ok(self.uploads.get_or_init(|| client))
     }
@@ -222,19 +248,21 @@ impl Client {
         url.origin() == self.base.origin()
     }
 
-    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered once. A
-    /// call without body must change nothing.
+    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered with everything that is
+    /// known, once. A call without body must change nothing.
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
-        let mut authorization = if ours { self.authorizer.header(call.scope).await } else { None };
-        let (mut renewed, mut resent) = (false, false);
+        let mut tried = if ours { self.authorizer.begin(call.scope).await } else { Tried::default() };
+        let mut resent = false;
         loop {
-            let mut request =
-                http.request(call.method.clone(), call.url.clone()).headers(call.headers.clone());
-            if let Some(value) = &authorization {
-                request = request.header(AUTHORIZATION, value.clone());
+            let mut headers = if ours { self.server.headers.clone() } else { HeaderMap::new() };
+            headers.extend(call.headers.clone());
+            // Instead of one that the operator has set, if the registry refuses that.
+            if let Some(value) = tried.header() {
+                headers.insert(AUTHORIZATION, value.clone());
             }
+            let mut request = http.request(call.method.clone(), call.url.clone()).headers(headers);
             if let Some(body) = &call.body {
                 request = request.body(body.clone());
             }
@@ -246,17 +274,12 @@ impl Client {
                 }
                 Err(error) => return Err(RegistryError::http(&self.place, call.object, error)),
             };
-            if response.status() != StatusCode::UNAUTHORIZED || !ours || renewed {
+            if response.status() != StatusCode::UNAUTHORIZED || !ours {
                 return Ok(response);
             }
-            let offer = self
-                .authorizer
-                .renew(&self.http, call.scope, authorization.as_ref(), &response)
-                .await?;
-            if offer.is_none() {
+            if !self.authorizer.renew(&self.http, call.scope, &mut tried, &response).await? {
                 return Ok(response);
             }
-            (authorization, renewed) = (offer, true);
         }
     }
 
@@ -306,13 +329,22 @@ impl Client {
     }
 }
 
-fn builder(reference: &Reference, timeouts: &Timeouts) -> reqwest::ClientBuilder {
-    let builder = reqwest::Client::builder()
+/// Or what is wrong with the TLS of this machine.
+fn builder(
+    reference: &Reference,
+    server: &Server,
+    timeouts: &Timeouts,
+) -> Result<reqwest::ClientBuilder, String> {
+    let mut builder = reqwest::Client::builder()
         .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(timeouts.connect)
         .redirect(Policy::none());
+    if server.tls.is_set() {
+        let tls = server.tls.config().map_err(|error| error.to_string())?;
+        builder = builder.tls_backend_preconfigured(tls);
+    }
     // A proxy cannot reach this machine's loopback interface.
-    if reference.is_loopback() { builder.no_proxy() } else { builder }
+    Ok(if reference.is_loopback() { builder.no_proxy() } else { builder })
 }
 
 /// Whether a request may have met a connection that the server was just closing. Some close theirs after

@@ -4,7 +4,7 @@ use std::{error::Error as _, io, path::PathBuf, time::Duration};
 
 use lazuli_image::{Digest, oci::Platform};
 
-use crate::name::InvalidName;
+use crate::{hosts::HostsError, name::InvalidName};
 
 /// A failed request to a place where an image lives.
 ///
@@ -15,6 +15,19 @@ pub enum RegistryError {
     /// The name of the image cannot be parsed.
     #[error(transparent)]
     Name(#[from] InvalidName),
+    /// What containerd was told about the registry cannot be used.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+    /// Nobody is trusted with what is to be done.
+    #[error(
+        "{image}: no host may {capability}; one of those in the registry's hosts.toml needs \"{capability}\" in its capabilities"
+    )]
+    NoHost {
+        /// The image.
+        image: String,
+        /// `pull`, `resolve` or `push`.
+        capability: &'static str,
+    },
     /// The place answered that it does not have the object.
     #[error("{place} has no {object}; check the name, and whether it was pushed")]
     Missing {
@@ -65,6 +78,19 @@ pub enum RegistryError {
         /// What was asked for.
         object: String,
         /// The operating system's or TLS library's reason.
+        cause: String,
+    },
+    /// The server is not the one that it should be, as far as can be seen from its certificate; or it does not like ours.
+    #[error(
+        "no TLS with {host} for {object}: {cause}; the authority of a private registry is named by `ca` in its \
+         hosts.toml, or is a .crt file beside it"
+    )]
+    Untrusted {
+        /// Host and port.
+        host: String,
+        /// What was asked for.
+        object: String,
+        /// The TLS library's reason.
         cause: String,
     },
     /// The connection broke, or nothing arrived for the idle time-out, during a transfer.
@@ -190,6 +216,9 @@ impl RegistryError {
     pub fn is_transient(&self) -> bool {
         match self {
             RegistryError::Unreachable { .. }
+            | RegistryError::Untrusted { .. }
+            // The operator may be at it, and files are read again.
+            | RegistryError::Hosts(_)
             | RegistryError::Interrupted { .. }
             | RegistryError::WrongSize { .. } => true,
             // 501 and 505 say that the server will never do it; all other 5xx are passing states.
@@ -232,9 +261,12 @@ impl RegistryError {
             .map(|url| url.authority().rsplit('@').next().unwrap_or_default().to_owned())
             .unwrap_or_else(|| place.to_owned());
         let (connect, timeout) = (error.is_connect(), error.is_timeout());
+        let tls = is_about_tls(&error);
         let cause = cause(&error.without_url());
         let object = object.to_owned();
-        if connect {
+        if tls {
+            RegistryError::Untrusted { host, object, cause }
+        } else if connect {
             RegistryError::Unreachable { host, object, cause }
         } else {
             let cause = if timeout { "nothing arrived in time".to_owned() } else { cause };
@@ -252,6 +284,20 @@ fn cause(error: &reqwest::Error) -> String {
         next = inner.source();
     }
     text
+}
+
+/// Whether certificates are the reason: ours is asked for after the handshake, so that need not be when connecting.
+fn is_about_tls(error: &reqwest::Error) -> bool {
+    let mut next = error.source();
+    while let Some(inner) = next {
+        let io = inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let tls = inner.downcast_ref().or_else(|| io?.downcast_ref());
+        if let Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) = tls {
+            return true;
+        }
+        next = inner.source();
+    }
+    false
 }
 
 /// Recovers the error that a [`BlobReader`](crate::BlobReader) wrapped.

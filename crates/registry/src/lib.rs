@@ -21,7 +21,9 @@ use std::{collections::BTreeMap, fmt::Debug, ops::Range, sync::Arc};
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored, oci::Descriptor};
+use server::{Capabilities, Server};
 use tokio::io::AsyncReadExt as _;
+use unusable::Unusable;
 
 pub mod auth;
 pub mod blob;
@@ -29,6 +31,8 @@ mod client;
 pub mod docker_archive;
 pub mod error;
 pub mod health;
+pub mod hosts;
+pub mod keyring;
 pub mod layout;
 pub mod manifest;
 pub mod mirror;
@@ -39,13 +43,19 @@ mod push;
 mod range;
 mod referrers;
 pub mod remote;
+mod server;
+mod tls;
 mod token;
+mod unusable;
 
+pub use auth::Login;
 pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
 pub use docker_archive::DockerArchive;
 pub use error::RegistryError;
 pub use health::{Endpoints, Health};
+pub use hosts::{Hosts, HostsError};
+pub use keyring::Keyring;
 pub use layout::Layout;
 pub use lazuli_image::oci::Platform;
 pub use manifest::Manifest;
@@ -144,18 +154,49 @@ pub trait Repository: Send + Sync + Debug {
     fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>>;
 }
 
-/// Opens the place that `name` names. Nothing is read yet, and no directory made.
+/// How an image is reached. Equal to another one as long as nothing about that has changed: what containerd was told of
+/// registries may change at any time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route(Result<Vec<Server>, HostsError>);
+
+impl Route {
+    /// The way to the image that `name` names, at this moment.
+    pub fn to(name: &ImageName, options: &Options) -> Self {
+        Route(match name {
+            ImageName::Registry(reference) => options.servers(reference),
+            ImageName::Layout(_) => Ok(Vec::new()),
+        })
+    }
+
+    /// Opens what is there. If the way cannot be used that is said by each request.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made, for example because the system has no TLS roots.
+    pub fn open(
+        self,
+        name: &ImageName,
+        options: &Options,
+    ) -> Result<Arc<dyn Repository>, RegistryError> {
+        let reference = match name {
+            ImageName::Registry(reference) => reference,
+            ImageName::Layout(layout) => return Ok(Arc::new(Layout::open(layout.clone()))),
+        };
+        Ok(match self.0 {
+            Err(error) => Arc::new(Unusable::new(name, error)),
+            Ok(mut servers) if servers.len() == 1 && servers[0].may == Capabilities::ALL => {
+                Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
+            }
+            Ok(servers) => Arc::new(Mirrored::open(reference, servers, options)?),
+        })
+    }
+}
+
+/// Opens the place that `name` names. Nothing is asked yet, and no directory made.
 ///
 /// # Errors
 /// If no HTTP client can be made, for example because the system has no TLS roots.
 pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
-    Ok(match name {
-        ImageName::Registry(reference) => match options.mirrors.of(reference.registry()) {
-            [] => Arc::new(Registry::open(reference.clone(), options)?),
-            mirrors => Arc::new(Mirrored::open(reference, mirrors, options)?),
-        },
-        ImageName::Layout(layout) => Arc::new(Layout::open(layout.clone())),
-    })
+    Route::to(name, options).open(name, options)
 }
 
 /// The image configuration, checked.

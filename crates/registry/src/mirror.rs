@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use crate::name::{InvalidName, host_problem};
+use reqwest::Url;
+
+use crate::{
+    name::{InvalidName, host_problem},
+    server,
+};
 
 /// Mirrors of one registry, at most.
 pub const MIRROR_LIMIT: usize = 8;
@@ -10,38 +15,36 @@ pub const MIRROR_LIMIT: usize = 8;
 /// A server that holds images of a registry under the same repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    pub(crate) host: String,
-    /// Without TLS.
-    pub(crate) plain: bool,
+    /// Of its API, see [`server::Server::root`].
+    pub(crate) root: Url,
+    host: String,
 }
 
 impl FromStr for Mirror {
     type Err = InvalidName;
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
-        let (plain, host) = match text.split_once("://") {
-            Some(("https", host)) => (false, host),
-            Some(("http", host)) => (true, host),
-            _ => {
-                let problem = "a mirror is https://HOST[:PORT] or http://HOST[:PORT]";
-                return Err(InvalidName::new(text, problem));
-            }
+        let wanted = "a mirror is https://HOST[:PORT] or http://HOST[:PORT]";
+        let (scheme, host) = match text.split_once("://") {
+            Some((scheme @ ("https" | "http"), host)) => (scheme, host),
+            _ => return Err(InvalidName::new(text, wanted)),
         };
         let host = host.strip_suffix('/').unwrap_or(host);
         if let Some((_, path)) = host.split_once('/') {
             let problem = format!("a mirror has no path, remove `/{path}`");
             return Err(InvalidName::new(text, problem));
         }
-        match host_problem(host) {
-            Some(problem) => Err(InvalidName::new(text, problem)),
-            None => Ok(Mirror { host: host.to_owned(), plain }),
+        if let Some(problem) = host_problem(host) {
+            return Err(InvalidName::new(text, problem));
         }
+        let root = server::api(scheme, host).map_err(|error| InvalidName::new(text, error))?;
+        Ok(Mirror { root, host: host.to_owned() })
     }
 }
 
 impl fmt::Display for Mirror {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.plain { "http" } else { "https" }, self.host)
+        write!(f, "{}://{}", self.root.scheme(), self.host)
     }
 }
 

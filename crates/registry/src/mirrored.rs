@@ -25,22 +25,23 @@ use crate::{
     error::RegistryError,
     health::Health,
     manifest::Manifest,
-    mirror::Mirror,
-    name::Reference,
+    name::{Reference, Selector},
     remote::Registry,
+    server::{Capabilities, Server},
 };
 
 /// How long one place may be silent before the next is asked as well. A cold proxy needs most of a second for a manifest.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A repository in a registry that has mirrors. Reads ask the mirrors in their order and then the registry, those that did well
-/// lately first, and take the first answer that is one; pushes go to the registry.
+/// A repository of which there are several servers. Reads ask those that may be asked for it in their order, the registry
+/// itself last, but those that did well lately first, and take the first answer that is one; pushes go to the registry itself, or
+/// to the first that may be pushed to when it may not.
 ///
 /// What a tag names is whatever the first of them says; name a digest to depend on nobody.
 pub struct Mirrored {
+    reference: Reference,
     /// The registry itself comes last.
     places: Vec<Arc<Registry>>,
-    origin: Arc<Registry>,
 }
 
 impl fmt::Debug for Mirrored {
@@ -50,37 +51,66 @@ impl fmt::Debug for Mirrored {
 }
 
 impl Mirrored {
-    /// Prepares to talk to the registry of `reference` and to its mirrors.
-    ///
-    /// # Errors
-    /// Those of [`Registry::open`].
-    pub fn open(
+    /// Prepares to talk to all `servers` of what `reference` names.
+    pub(crate) fn open(
         reference: &Reference,
-        mirrors: &[Mirror],
+        servers: Vec<Server>,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        let mirror = |mirror| Registry::open_mirror(reference, mirror, options).map(Arc::new);
-        let mut places = mirrors.iter().map(mirror).collect::<Result<Vec<_>, _>>()?;
-        let origin = Arc::new(Registry::open(reference.clone(), options)?);
-        places.push(origin.clone());
-        Ok(Mirrored { places, origin })
+        let place = |server| Registry::at(reference.clone(), server, options).map(Arc::new);
+        let places = servers.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        Ok(Mirrored { reference: reference.clone(), places })
     }
 
-    /// The first answer that is one.
-    async fn first<'a, T, F>(&'a self, ask: impl Fn(&'a Registry) -> F) -> Result<T, RegistryError>
+    /// Those that may be asked for something.
+    fn trusted(&self, with: impl Fn(Capabilities) -> bool) -> impl Iterator<Item = &Arc<Registry>> {
+        self.places.iter().filter(move |place| with(place.may()))
+    }
+
+    /// Where pushes go.
+    fn target(&self) -> Result<&Arc<Registry>, RegistryError> {
+        let mut all = self.trusted(|may| may.push);
+        let first = all.next();
+        let last = all.last();
+        let is_last = |place: &&Arc<Registry>| self.places.last().is_some_and(|l| Arc::ptr_eq(l, place));
+        last.filter(is_last).or(first).ok_or_else(|| self.nobody("push"))
+    }
+
+    fn nobody(&self, capability: &'static str) -> RegistryError {
+        RegistryError::NoHost { image: self.reference.to_string(), capability }
+    }
+
+    /// The first answer that is one, of those that may `pull`.
+    async fn pulled<'a, T, F>(&'a self, ask: impl Fn(&'a Registry) -> F) -> Result<T, RegistryError>
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        let health = |at: usize| self.places[at].server();
+        self.first("pull", self.trusted(|may| may.pull).collect(), ask).await
+    }
+
+    /// The first answer that is one.
+    async fn first<'a, T, F>(
+        &'a self,
+        capability: &'static str,
+        places: Vec<&'a Arc<Registry>>,
+        ask: impl Fn(&'a Registry) -> F,
+    ) -> Result<T, RegistryError>
+    where
+        F: Future<Output = Result<T, RegistryError>> + 'a,
+    {
+        if places.is_empty() {
+            return Err(self.nobody(capability));
+        }
+        let health = |at: usize| places[at].server();
         let (well, rest): (Vec<_>, Vec<_>) =
-            (0..self.places.len()).partition(|at| health(*at).is_well());
+            (0..places.len()).partition(|at| health(*at).is_well());
         let mut waiting: VecDeque<usize> = well.into_iter().chain(rest).collect();
         let mut failures: Vec<(usize, RegistryError)> = Vec::new();
         let mut silent: Vec<(usize, Instant)> = Vec::new();
         let mut under_way = FuturesUnordered::new();
         loop {
             if let Some(at) = waiting.pop_front() {
-                let (asked, started) = (ask(&self.places[at]), Instant::now());
+                let (asked, started) = (ask(places[at]), Instant::now());
                 silent.push((at, started));
                 under_way.push(async move { (at, started, asked.await) });
             }
@@ -118,19 +148,43 @@ impl Mirrored {
 #[async_trait]
 impl Repository for Mirrored {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
-        self.first(|place| place.manifest(platform)).await
+        match self.reference.selector() {
+            Selector::Digest(_) => self.pulled(|place| place.manifest(platform)).await,
+            Selector::Tag(_) => {
+                let places = self.trusted(|may| may.pull && may.resolve).collect();
+                self.first("resolve", places, |place| place.manifest(platform)).await
+            }
+        }
     }
 
+    /// Whether anybody has it.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
-        self.origin.has_blob(digest).await
+        let asked = self.pulled(|place| async move {
+            match place.has_blob(digest).await? {
+                true => Ok(()),
+                false => {
+                    let (place, object) = (place.describe(), format!("blob {digest}"));
+                    Err(RegistryError::Missing { place, object })
+                }
+            }
+        });
+        match asked.await {
+            Ok(()) => Ok(true),
+            Err(RegistryError::Everywhere { failures })
+                if failures.iter().all(|f| matches!(f, RegistryError::Missing { .. })) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
-        self.first(|place| place.blob(digest, size)).await
+        self.pulled(|place| place.blob(digest, size)).await
     }
 
     async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {
-        self.first(|place| place.small_blob(blob)).await
+        self.pulled(|place| place.small_blob(blob)).await
     }
 
     async fn read(
@@ -139,7 +193,7 @@ impl Repository for Mirrored {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
-        let bytes = self.first(|place| place.read(digest, range.clone(), &|_| {})).await?;
+        let bytes = self.pulled(|place| place.read(digest, range.clone(), &|_| {})).await?;
         arrived(bytes.len() as u64);
         Ok(bytes)
     }
@@ -152,11 +206,11 @@ impl Repository for Mirrored {
         mount_from: Option<&str>,
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError> {
-        self.origin.push_blob(digest, size, content, mount_from, progress).await
+        self.target()?.push_blob(digest, size, content, mount_from, progress).await
     }
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
-        self.origin.push_manifest(raw, media_type).await
+        self.target()?.push_manifest(raw, media_type).await
     }
 
     /// A mirror that knows of none has the last word only if nobody else answers: many never copy referrers.
@@ -194,14 +248,15 @@ impl Repository for Mirrored {
     }
 
     fn describe(&self) -> String {
-        self.origin.describe()
+        self.reference.to_string()
     }
 
     fn health(&self) -> Option<&Arc<Health>> {
-        self.origin.health()
+        self.places.last().map(|place| place.server())
     }
 
+    /// Those that deliver blobs.
     fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        self.places.iter().map(|place| place.clone() as Arc<dyn Repository>).collect()
+        self.trusted(|may| may.pull).map(|place| place.clone() as Arc<dyn Repository>).collect()
     }
 }

@@ -126,11 +126,6 @@ impl Reference {
         Reference { registry: registry.to_owned(), ..self.clone() }
     }
 
-    /// Host and port to connect to; Docker Hub's API is not at the host that names it.
-    pub fn api_host(&self) -> &str {
-        if self.registry == "docker.io" { "registry-1.docker.io" } else { &self.registry }
-    }
-
     /// Whether the registry runs on this machine; docker and skopeo users expect plain HTTP there.
     pub fn is_loopback(&self) -> bool {
         let host = match self.registry.strip_prefix('[') {

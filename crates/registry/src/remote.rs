@@ -15,12 +15,13 @@ use crate::{
     client::{Client, Options},
     error::RegistryError,
     health::Health,
+    hosts::Hosts,
     manifest::Manifest,
-    mirror::Mirror,
     name::Reference,
     pull, push,
     range::{self, Locations},
     referrers::{self, Referrer},
+    server::{Capabilities, Server},
 };
 
 /// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
@@ -33,26 +34,28 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Prepares to talk to the registry of `reference`.
+    /// Prepares to talk to the registry of `reference`, where its name says that it is.
     ///
     /// # Errors
     /// If no HTTP client can be made, for example because the system has no TLS roots.
     pub fn open(reference: Reference, options: &Options) -> Result<Self, RegistryError> {
-        let client = Client::new(&reference, options)?;
+        let server = Hosts::default().servers(&reference, options.plain_http)?.remove(0);
+        Self::at(reference, server, options)
+    }
+
+    /// Prepares to talk to one of the servers that have what `reference` names.
+    pub(crate) fn at(
+        reference: Reference,
+        server: Server,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
+        let client = Client::new(&reference, server, options)?;
         Ok(Registry { reference, client, locations: Locations::default() })
     }
 
-    /// Prepares to talk to a mirror of it.
-    ///
-    /// # Errors
-    /// Those of [`Registry::open`].
-    pub fn open_mirror(
-        reference: &Reference,
-        mirror: &Mirror,
-        options: &Options,
-    ) -> Result<Self, RegistryError> {
-        let client = Client::mirror(reference, mirror, options)?;
-        Ok(Registry { reference: reference.clone(), client, locations: Locations::default() })
+    /// What the server is trusted with.
+    pub(crate) fn may(&self) -> Capabilities {
+        self.client.server().may
     }
 
     /// How the server has done so far.

@@ -2,9 +2,10 @@
 //!
 //! A registry tells what it wants in its first 401: `Basic`, or `Bearer` with the address of a token
 //! server. A token is kept for each scope until the registry refuses it; many requests that are refused
-//! at once cause one renewal.
+//! at once cause one renewal. Then whatever is known at that moment is tried, the newest first: passwords change
+//! while containers run.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{collections::HashMap, path::PathBuf, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http_auth::ChallengeRef;
@@ -13,12 +14,13 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
 };
 use serde::Deserialize;
-use tokio::sync::{Mutex, OnceCell};
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     auth::{self, Credential},
     client::{detail, read_bounded},
     error::RegistryError,
+    keyring::Keyring,
     name::Reference,
 };
 
@@ -28,14 +30,42 @@ const TOKEN_LIMIT: u64 = 1 << 20;
 /// Who we are to token servers, which show it in lists of sessions.
 const CLIENT_ID: &str = "lazuli";
 
-/// Makes and keeps authorizations for one registry.
+/// How long nothing is tried again that was refused, unless there is something new: readers ask again and again, and some
+/// token servers lock accounts.
+const REFUSED: Duration = Duration::from_secs(1);
+
+/// Makes and keeps authorizations for one repository at one server.
 #[derive(Debug)]
 pub(crate) struct Authorizer {
+    /// The image's name, at that server.
     reference: Reference,
     files: Vec<PathBuf>,
-    credential: OnceCell<Credential>,
-    /// By scope. The lock is held during a renewal, so that others wait for its result.
-    grants: Mutex<HashMap<String, HeaderValue>>,
+    /// Has logins for this repository, if they are for this server.
+    keyring: Option<Keyring>,
+    /// Locked during a renewal, so that others wait for its result.
+    state: Mutex<State>,
+}
+
+/// Both by scope.
+#[derive(Debug, Default)]
+struct State {
+    grants: HashMap<String, Grant>,
+    /// When everything was refused, and what there was in the keyring then.
+    refused: HashMap<String, (Instant, u64)>,
+}
+
+/// What is known to work.
+#[derive(Debug)]
+struct Grant {
+    header: HeaderValue,
+    credential: Credential,
+}
+
+/// What one request has tried without success, beginning with what it had from an earlier one.
+#[derive(Debug, Default)]
+pub(crate) struct Tried {
+    header: Option<HeaderValue>,
+    credentials: Vec<Credential>,
 }
 
 #[derive(Deserialize)]
@@ -45,34 +75,92 @@ struct TokenAnswer {
 }
 
 impl Authorizer {
-    pub(crate) fn new(reference: Reference, files: Vec<PathBuf>) -> Self {
-        Authorizer { reference, files, credential: OnceCell::new(), grants: Mutex::default() }
+    pub(crate) fn new(
+        reference: Reference,
+        files: Vec<PathBuf>,
+        keyring: Option<Keyring>,
+    ) -> Self {
+        Authorizer { reference, files, keyring, state: Mutex::default() }
     }
 
-    /// What is known to work for `scope`; `None` before the registry asked for anything.
-    pub(crate) async fn header(&self, scope: &str) -> Option<HeaderValue> {
-        self.grants.lock().await.get(scope).cloned()
+    /// What is known to work for `scope`; nothing before the registry asked for anything.
+    pub(crate) async fn begin(&self, scope: &str) -> Tried {
+        let state = self.state.lock().await;
+        let header = state.grants.get(scope).map(|grant| grant.header.clone());
+        Tried { header, credentials: Vec::new() }
     }
 
-    /// Answers the challenge in `refusal`, a 401 to a request that was sent with `used`. `None`: there
-    /// is nothing (more) to offer.
+    /// Answers the challenge in `refusal`, a 401 to a request that was sent with [`Tried::header`]. Whether there is something
+    /// else to send.
     pub(crate) async fn renew(
         &self,
         http: &reqwest::Client,
         scope: &str,
-        used: Option<&HeaderValue>,
+        tried: &mut Tried,
+        refusal: &Response,
+    ) -> Result<bool, RegistryError> {
+        let mut state = self.state.lock().await;
+        if let Some(grant) = state.grants.get(scope)
+            && Some(&grant.header) != tried.header.as_ref()
+            && !tried.credentials.contains(&grant.credential)
+        {
+            tried.credentials.push(grant.credential.clone());
+            tried.header = Some(grant.header.clone());
+            return Ok(true);
+        }
+        let generation = self.keyring.as_ref().map_or(0, Keyring::generation);
+        if let Some((when, then)) = state.refused.get(scope)
+            && *then == generation
+            && when.elapsed() < REFUSED
+        {
+            return Ok(false);
+        }
+        let logins = self.keyring.iter().flat_map(|keyring| keyring.logins(&self.reference));
+        let mut candidates: Vec<Credential> = logins.map(Credential::from).collect();
+        let (mut at, mut denied, mut has_read_files) = (0, None, false);
+        loop {
+            if at == candidates.len() {
+                if has_read_files {
+                    break;
+                }
+                // Read now, since others may have written to them.
+                candidates.push(auth::find(&self.files, &self.reference).await?);
+                has_read_files = true;
+            }
+            let credential = candidates[at].clone();
+            at += 1;
+            if tried.credentials.contains(&credential) {
+                continue;
+            }
+            tried.credentials.push(credential.clone());
+            match self.exchange(http, scope, &credential, refusal).await {
+                // The same password again would be refused again.
+                Ok(Some(header)) if Some(&header) != tried.header.as_ref() => {
+                    tried.header = Some(header.clone());
+                    state.refused.remove(scope);
+                    state.grants.insert(scope.to_owned(), Grant { header, credential });
+                    return Ok(true);
+                }
+                Ok(_) => {}
+                Err(error @ RegistryError::Denied { .. }) => denied = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        state.grants.remove(scope);
+        state.refused.insert(scope.to_owned(), (Instant::now(), generation));
+        denied.map_or(Ok(false), Err)
+    }
+
+    /// What `credential` gets in answer to the challenges in `refusal`.
+    async fn exchange(
+        &self,
+        http: &reqwest::Client,
+        scope: &str,
+        credential: &Credential,
         refusal: &Response,
     ) -> Result<Option<HeaderValue>, RegistryError> {
-        let mut grants = self.grants.lock().await;
-        if let Some(current) = grants.get(scope)
-            && Some(current) != used
-        {
-            return Ok(Some(current.clone()));
-        }
-        let find = || auth::find(&self.files, &self.reference);
-        let credential = self.credential.get_or_try_init(find).await?;
-        let challenges = refusal.headers().get_all(WWW_AUTHENTICATE);
         let mut granted = None;
+        let challenges = refusal.headers().get_all(WWW_AUTHENTICATE);
         for challenge in challenges.iter().filter_map(|value| value.to_str().ok()) {
             for challenge in http_auth::parse_challenges(challenge).unwrap_or_default() {
                 if challenge.scheme.eq_ignore_ascii_case("bearer") {
@@ -86,13 +174,7 @@ impl Authorizer {
                 }
             }
         }
-        // The same password again would be refused again.
-        let Some(granted) = granted.filter(|granted| Some(granted) != used) else {
-            grants.remove(scope);
-            return Ok(None);
-        };
-        grants.insert(scope.to_owned(), granted.clone());
-        Ok(Some(granted))
+        Ok(granted)
     }
 
     /// Gets a token. `plain`: the registry itself speaks plain HTTP, so its token server may, too.
@@ -171,6 +253,13 @@ impl Authorizer {
         let token = answer.token.or(answer.access_token).ok_or_else(malformed)?;
         tracing::debug!(registry = place, scope, "new access token");
         sensitive(format!("Bearer {token}")).ok_or_else(malformed)
+    }
+}
+
+impl Tried {
+    /// What to send.
+    pub(crate) fn header(&self) -> Option<&HeaderValue> {
+        self.header.as_ref()
     }
 }
 

@@ -1,0 +1,261 @@
+//! Whom a server's certificate has to come from, and what is shown to it.
+
+use std::{fmt, sync::Arc};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+    client::{
+        ResolvesClientCert,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{
+        CertificateDer, PrivateKeyDer, ServerName, UnixTime,
+        pem::{self, PemObject as _},
+    },
+    server::ParsedCertificate,
+    sign::CertifiedKey,
+};
+use rustls_platform_verifier::Verifier;
+
+/// What is not usual about TLS with a server. Nothing by default.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    /// Certificates that are trusted beside the system's: of authorities, or the server's own.
+    pub(crate) authorities: Vec<CertificateDer<'static>>,
+    /// What to show if the server wants to know who asks.
+    pub(crate) identities: Vec<Identity>,
+    /// Whether any certificate will do.
+    pub(crate) skip_verify: bool,
+}
+
+/// A certificate with the key that belongs to it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The certificate itself comes first, then those between it and its authority.
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        Identity { chain: self.chain.clone(), key: self.key.clone_key() }
+    }
+}
+
+/// The certificates in a PEM file.
+///
+/// # Errors
+/// What is wrong, without the file's name.
+pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    match all {
+        Ok(all) if all.is_empty() => Err("expected certificates in PEM, found none".to_owned()),
+        Ok(all) => {
+            // An authority that cannot be read would only be noticed when everything is refused.
+            let mut roots = rustls::RootCertStore::empty();
+            let mut add = |certificate: &CertificateDer<'static>| roots.add(certificate.clone());
+            all.iter().try_for_each(&mut add).map_err(|error| problem(&error))?;
+            Ok(all)
+        }
+        Err(error) => Err(format!("expected certificates in PEM: {error}")),
+    }
+}
+
+impl Identity {
+    /// From the certificate's PEM file and that of its key, which may be the same.
+    ///
+    /// # Errors
+    /// What is wrong, without the files' names.
+    pub(crate) fn new(certificate: &[u8], key: &[u8]) -> Result<Self, String> {
+        let chain = certificates(certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
+            pem::Error::NoItemsFound => "expected a private key in PEM, found none".to_owned(),
+            error => format!("expected a private key in PEM: {error}"),
+        })?;
+        let identity = Identity { chain, key };
+        identity.certified(&provider()).map_err(|error| problem(&error))?;
+        Ok(identity)
+    }
+
+    fn certified(&self, provider: &CryptoProvider) -> Result<CertifiedKey, Error> {
+        CertifiedKey::from_der(self.chain.clone(), self.key.clone_key(), provider)
+    }
+}
+
+fn provider() -> CryptoProvider {
+    aws_lc_rs::default_provider()
+}
+
+/// What people are told of an error.
+fn problem(error: &Error) -> String {
+    match error {
+        Error::InconsistentKeys(_) => "the private key is another certificate's".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+impl Tls {
+    /// Whether there is anything that only makes sense with TLS.
+    pub(crate) fn is_set(&self) -> bool {
+        *self != Tls::default()
+    }
+
+    /// For the HTTP client.
+    ///
+    /// # Errors
+    /// The system has no roots, or the library dislikes a key.
+    pub(crate) fn config(&self) -> Result<ClientConfig, Error> {
+        let provider = Arc::new(provider());
+        let verifier: Arc<dyn ServerCertVerifier> = if self.skip_verify {
+            Arc::new(Anybody(provider.clone()))
+        } else {
+            let roots = self.authorities.clone();
+            let system = Verifier::new_with_extra_roots(roots, provider.clone())?;
+            Arc::new(Named { system, known: self.authorities.clone() })
+        };
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let certified = |identity: &Identity| Ok(Arc::new(identity.certified(&provider)?));
+        let keys = self.identities.iter().map(certified).collect::<Result<Vec<_>, Error>>()?;
+        let mut config = builder.with_client_cert_resolver(Arc::new(Keys(keys)));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (authorities, identities) = (self.authorities.len(), self.identities.len());
+        write!(f, "Tls({authorities} authorities, {identities} identities)")
+    }
+}
+
+/// Trusts the system's authorities and some certificates more, also those that stand for themselves.
+#[derive(Debug)]
+struct Named {
+    system: Verifier,
+    known: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for Named {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let checked = self.system.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        );
+        match checked {
+            // What `openssl req -x509` makes is at once a server's certificate and its own authority, which the
+            // specification does not allow. Such a certificate is known in full; its dates have been looked at before.
+            Err(Error::InvalidCertificate(CertificateError::Other(_)))
+                if self.known.iter().any(|known| known == end_entity) =>
+            {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.system.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.system.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.system.supported_verify_schemes()
+    }
+}
+
+/// Trusts whoever has the key of the certificate that he shows.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The certificates that can be shown.
+#[derive(Debug)]
+struct Keys(Vec<Arc<CertifiedKey>>);
+
+impl ResolvesClientCert for Keys {
+    /// The first one from an authority that the server names, or else the first.
+    fn resolve(
+        &self,
+        root_hint_subjects: &[&[u8]],
+        schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        let fits = |key: &&Arc<CertifiedKey>| key.key.choose_scheme(schemes).is_some();
+        // A certificate holds its issuer's name as the server spells it.
+        let named = |key: &&Arc<CertifiedKey>| {
+            let holds = |der: &[u8], name: &[u8]| {
+                !name.is_empty() && der.windows(name.len()).any(|part| part == name)
+            };
+            root_hint_subjects.iter().any(|name| key.cert.iter().any(|der| holds(der, name)))
+        };
+        let mut usable = self.0.iter().filter(fits);
+        usable.clone().find(named).or_else(|| usable.next()).cloned()
+    }
+
+    fn has_certs(&self) -> bool {
+        !self.0.is_empty()
+    }
+}

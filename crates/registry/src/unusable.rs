@@ -1,0 +1,79 @@
+//! A repository that cannot be reached because of how the machine is set up.
+
+use std::{ops::Range, sync::Arc};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::{Digest, Stored, oci::Platform};
+
+use crate::{
+    ImageName, Repository,
+    blob::{BlobContent, BlobReader, Progress, Pushed},
+    error::RegistryError,
+    hosts::HostsError,
+    manifest::Manifest,
+};
+
+/// Says why to whoever asks. Images that are in use already must not suffer from a file that somebody is just writing.
+#[derive(Debug)]
+pub(crate) struct Unusable {
+    name: String,
+    reason: HostsError,
+}
+
+impl Unusable {
+    pub(crate) fn new(name: &ImageName, reason: HostsError) -> Self {
+        Unusable { name: name.to_string(), reason }
+    }
+
+    fn refuse<T>(&self) -> Result<T, RegistryError> {
+        Err(self.reason.clone().into())
+    }
+}
+
+#[async_trait]
+impl Repository for Unusable {
+    async fn manifest(&self, _: Option<&Platform>) -> Result<Manifest, RegistryError> {
+        self.refuse()
+    }
+
+    async fn has_blob(&self, _: &Digest) -> Result<bool, RegistryError> {
+        self.refuse()
+    }
+
+    async fn blob(&self, _: &Digest, _: u64) -> Result<BlobReader, RegistryError> {
+        self.refuse()
+    }
+
+    async fn read(
+        &self,
+        _: &Digest,
+        _: Range<Stored>,
+        _: Progress<'_>,
+    ) -> Result<Bytes, RegistryError> {
+        self.refuse()
+    }
+
+    async fn push_blob(
+        &self,
+        _: &Digest,
+        _: u64,
+        _: BlobContent,
+        _: Option<&str>,
+        _: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        self.refuse()
+    }
+
+    async fn push_manifest(&self, _: Bytes, _: &str) -> Result<Digest, RegistryError> {
+        self.refuse()
+    }
+
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
+        vec![self]
+    }
+}

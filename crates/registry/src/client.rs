@@ -253,7 +253,8 @@ impl Client {
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
-        let mut tried = if ours { self.authorizer.begin(call.scope).await } else { Tried::default() };
+        let mut tried =
+            if ours { self.authorizer.begin(call.scope).await } else { Tried::default() };
         let mut resent = false;
         loop {
             let mut headers = if ours { self.server.headers.clone() } else { HeaderMap::new() };

@@ -290,12 +290,16 @@ fn cause(error: &reqwest::Error) -> String {
 fn is_about_tls(error: &reqwest::Error) -> bool {
     let mut next = error.source();
     while let Some(inner) = next {
-        let io = inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        let tls = inner.downcast_ref().or_else(|| io?.downcast_ref());
-        if let Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) = tls {
+        if let Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) =
+            inner.downcast_ref()
+        {
             return true;
         }
-        next = inner.source();
+        // An I/O error does not name what it wraps as its source, but the source of that.
+        next = match inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => inner.source(),
+        };
     }
     false
 }

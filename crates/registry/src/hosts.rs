@@ -175,7 +175,8 @@ fn registry(
     let usual_port = matches!(port, None | Some("443"));
     let plain = plain_http || loopback && !usual_port && !settings.tls.is_set();
     let root = server::api(if plain { "http" } else { "https" }, name);
-    let mut server = settings.at(root.map_err(|problem| HostsError::new(Path::new(name), problem))?);
+    let mut server =
+        settings.at(root.map_err(|problem| HostsError::new(Path::new(name), problem))?);
     if loopback && usual_port && !server.tls.is_set() {
         server.tls = Arc::new(Tls { skip_verify: true, ..Tls::default() });
     }

@@ -72,7 +72,8 @@ impl Mirrored {
         let mut all = self.trusted(|may| may.push);
         let first = all.next();
         let last = all.last();
-        let is_last = |place: &&Arc<Registry>| self.places.last().is_some_and(|l| Arc::ptr_eq(l, place));
+        let is_last =
+            |place: &&Arc<Registry>| self.places.last().is_some_and(|l| Arc::ptr_eq(l, place));
         last.filter(is_last).or(first).ok_or_else(|| self.nobody("push"))
     }
 

@@ -75,11 +75,7 @@ struct TokenAnswer {
 }
 
 impl Authorizer {
-    pub(crate) fn new(
-        reference: Reference,
-        files: Vec<PathBuf>,
-        keyring: Option<Keyring>,
-    ) -> Self {
+    pub(crate) fn new(reference: Reference, files: Vec<PathBuf>, keyring: Option<Keyring>) -> Self {
         Authorizer { reference, files, keyring, state: Mutex::default() }
     }
 

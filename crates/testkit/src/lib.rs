@@ -14,3 +14,4 @@ pub mod powercut;
 pub mod reading;
 pub mod registry;
 pub mod tarball;
+pub mod tls;

@@ -100,6 +100,8 @@ struct State {
     login: Login,
     /// Tokens that are good, with their scopes.
     tokens: HashMap<String, Vec<String>>,
+    /// Whether strangers get tokens that are good for nothing.
+    empty_tokens: bool,
     redirect: bool,
     referrers: referrers::Behaviour,
     /// Signatures of storage URLs that are good.
@@ -220,6 +222,11 @@ impl FakeRegistry {
     /// Makes all tokens that were given out bad.
     pub fn expire_tokens(&self) {
         self.shared.lock().tokens.clear();
+    }
+
+    /// Gives tokens that allow nothing to those it does not know, as many token servers do, instead of refusing.
+    pub fn give_empty_tokens(&self) {
+        self.shared.lock().empty_tokens = true;
     }
 
     /// Answers reads of blobs with a redirect to the storage port.

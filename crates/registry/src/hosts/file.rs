@@ -144,13 +144,12 @@ impl<'a> Scope<'a> {
     fn tls(&self) -> Result<Tls> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         let named = |key: &str, error: HostsError| {
-            let problem = format!("{} ({}{key} in {})", error.problem, self.place, self.path.display());
+            let problem =
+                format!("{} ({}{key} in {})", error.problem, self.place, self.path.display());
             HostsError { problem, ..error }
         };
-        let mut tls = Tls {
-            skip_verify: self.boolean("skip_verify")?.unwrap_or_default(),
-            ..Tls::default()
-        };
+        let mut tls =
+            Tls { skip_verify: self.boolean("skip_verify")?.unwrap_or_default(), ..Tls::default() };
         if let Some(value) = self.table.get("ca") {
             for file in self.strings("ca", value)? {
                 let certificates = authorities(&directory.join(file));
@@ -219,7 +218,7 @@ impl<'a> Scope<'a> {
     /// Where the API of the server is that `text`, the value of `key`, names.
     fn root(&self, key: &str, text: &str) -> Result<Url> {
         let address =
-            if text.starts_with("http") { text.to_owned() } else { format!("https://{text}") };
+            if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
         let wrong = |problem: &str| {
             HostsError::new(self.path, format!("{key} is {problem}, expected https://HOST[:PORT]"))
         };

@@ -163,7 +163,11 @@ fn errors_name_the_file_the_key_and_what_is_right() {
         (&long, "10 hosts are too many, expected at most 8"),
     ] {
         // Keys that only matter with a server are read with one.
-        let text = if text.starts_with("override") { format!("server = 'a'\n{text}") } else { text.to_owned() };
+        let text = if text.starts_with("override") {
+            format!("server = 'a'\n{text}")
+        } else {
+            text.to_owned()
+        };
         let rig = toml(&text);
         let error = rig.servers("r.example/a").unwrap_err().to_string();
         assert!(error.contains("r.example/hosts.toml: "), "{text}: {error}");
@@ -193,8 +197,14 @@ fn files_of_certificates_are_named_with_the_key_that_names_them() {
         ("not-one", not_one),
     ]);
     for (image, parts) in [
-        ("a.example/i", &["a.example/absent.crt: there is no such file (ca in ", "a.example/hosts.toml)"][..]),
-        ("b.example/i", &["text: expected certificates in PEM, found none", "host.\"https://x\".ca in "]),
+        (
+            "a.example/i",
+            &["a.example/absent.crt: there is no such file (ca in ", "a.example/hosts.toml)"][..],
+        ),
+        (
+            "b.example/i",
+            &["text: expected certificates in PEM, found none", "host.\"https://x\".ca in "],
+        ),
         ("c.example/i", &["not-one: ", "client in "]),
         ("d.example/i", &["d.example/ca.crt: expected certificates in PEM, found none"]),
         ("e.example/i", &["e.example/client.cert: "]),

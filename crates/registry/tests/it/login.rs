@@ -1,8 +1,10 @@
 //! Who may do what.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
-use lazuli_registry::{Options, Registry, RegistryError, Repository};
+use lazuli_registry::{
+    ImageName, Keyring, Login as Pulled, Options, Registry, RegistryError, Repository,
+};
 use lazuli_testkit::registry::{FakeRegistry, Login};
 
 use crate::support::{noise, options, push, read};
@@ -73,7 +75,7 @@ async fn an_expired_token_is_renewed_once_for_all() {
     server.require(Login::Bearer(String::new(), String::new()));
     let content = noise(1000, 2);
     server.put_blob("app", &content);
-    let registry = std::sync::Arc::new(open_as(&server, "{}").0);
+    let registry = Arc::new(open_as(&server, "{}").0);
     let tasks: Vec<_> = (0..20)
         .map(|_| {
             let (registry, content) = (registry.clone(), content.clone());
@@ -101,4 +103,151 @@ async fn credentials_stay_at_the_registry() {
     assert!(server.log().iter().all(|request| !(request.storage && request.authorized)));
     assert_eq!(server.violations(), Vec::<String>::new());
     assert!(registry.describe().starts_with("127.0.0.1:"));
+}
+
+/// Whose passwords a token server takes, and how many tokens it was asked for since the last time.
+fn tokens(server: &FakeRegistry) -> u64 {
+    let asked = server.stats().by_path.get("/token").copied().unwrap_or(0);
+    server.reset_stats();
+    asked
+}
+
+#[tokio::test]
+async fn a_password_that_changes_is_read_again() {
+    for bearer in [true, false] {
+        let server = FakeRegistry::start().unwrap();
+        let login = |password: &str| match bearer {
+            true => Login::Bearer("joe".into(), password.into()),
+            false => Login::Basic("joe".into(), password.into()),
+        };
+        server.require(login("secret"));
+        let content = noise(1000, 4);
+        server.put_blob("app", &content);
+        let (registry, directory) = open_as(&server, JOE);
+        read(&registry, &content, 0..10).await.unwrap();
+        server.require(login("changed"));
+        server.expire_tokens();
+        let error = read(&registry, &content, 0..10).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Denied { .. }), "{error}");
+        let file = directory.path().join("config.json");
+        let text = fs::read_to_string(&file).unwrap().replace("secret", "changed");
+        fs::write(&file, text).unwrap();
+        // What was just refused is not tried again at once.
+        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        assert!(read(&registry, &content, 0..10).await.unwrap() == content[..10]);
+    }
+}
+
+#[tokio::test]
+async fn a_login_that_came_with_an_image_goes_first_and_the_newest_before_others() {
+    let server = FakeRegistry::start().unwrap();
+    let content = noise(1000, 5);
+    server.put_blob("app", &content);
+    let joes = |password: &str| Login::Bearer("joe".into(), password.into());
+    server.require(joes("from-pod"));
+    let (_, directory) = open_as(&server, JOE);
+    let keyring = Keyring::default();
+    let options = Options {
+        credential_files: vec![directory.path().join("config.json")],
+        keyring: keyring.clone(),
+        ..options()
+    };
+    let name: ImageName = format!("{}/app:1", server.host()).parse().unwrap();
+    let other: ImageName = format!("{}/other:1", server.host()).parse().unwrap();
+    let image = lazuli_registry::open(&name, &options).unwrap();
+    let works = async || read(&*image, &content, 0..10).await.map(|bytes| bytes == content[..10]);
+    assert!(works().await.is_err());
+
+    // Something new is tried at once, and first: one token, for the right one.
+    keyring.set("two", &other, Pulled::new("joe", "of another repository"));
+    keyring.set("one", &name, Pulled::new("joe", "from-pod"));
+    tokens(&server);
+    assert!(works().await.unwrap());
+    assert_eq!(tokens(&server), 1);
+
+    // The password is changed while the image is in use, and a later pull brings the new one.
+    server.require(joes("renewed"));
+    server.expire_tokens();
+    assert!(works().await.is_err());
+    keyring.set("three", &name, Pulled::new("joe", "renewed"));
+    tokens(&server);
+    assert!(works().await.unwrap());
+    assert_eq!(tokens(&server), 1);
+
+    // What is newest may be wrong; then the others are tried, in the end those in files.
+    keyring.set("four", &name, Pulled::new("joe", "wrong"));
+    server.expire_tokens();
+    assert!(works().await.unwrap());
+    assert_eq!(tokens(&server), 2);
+    server.require(joes("secret"));
+    server.expire_tokens();
+    assert!(works().await.unwrap());
+    assert_eq!(tokens(&server), 4, "wrong, renewed, from-pod, secret");
+    ["one", "three", "four"].iter().for_each(|owner| keyring.remove(owner));
+    server.expire_tokens();
+    assert!(works().await.unwrap());
+    assert_eq!(tokens(&server), 1);
+    // A refresh token is one without a user.
+    server.require(Login::Identity("refresh".into()));
+    server.expire_tokens();
+    keyring.set("five", &name, Pulled::new("", "refresh"));
+    assert!(works().await.unwrap());
+    let shown = format!("{keyring:?} {image:?} {options:?} {:?}", Pulled::new("joe", "hush"));
+    assert!(!["hush", "refresh", "renewed"].iter().any(|secret| shown.contains(secret)), "{shown}");
+}
+
+#[tokio::test]
+async fn a_registry_that_knows_a_user_may_still_refuse_him() {
+    // The token server gives a token to everybody; only one of them is of use.
+    let server = FakeRegistry::start().unwrap();
+    let content = noise(1000, 6);
+    server.put_blob("app", &content);
+    server.require(Login::Bearer("joe".into(), "secret".into()));
+    let (_, directory) = open_as(&server, JOE);
+    let name: ImageName = format!("{}/app:1", server.host()).parse().unwrap();
+    let options =
+        Options { credential_files: vec![directory.path().join("config.json")], ..options() };
+    options.keyring.set("one", &name, Pulled::new("jim", "other"));
+    server.give_empty_tokens();
+    let image = lazuli_registry::open(&name, &options).unwrap();
+    assert!(read(&*image, &content, 0..10).await.unwrap() == content[..10]);
+}
+
+/// Everybody at once, over several images of one repository.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_asks_for_one_token() {
+    let server = FakeRegistry::start().unwrap();
+    let content = noise(1000, 7);
+    server.put_blob("app", &content);
+    let (_, directory) = open_as(&server, JOE);
+    let options =
+        Options { credential_files: vec![directory.path().join("config.json")], ..options() };
+    let images: Vec<_> = (0..5)
+        .map(|tag| {
+            let name = format!("{}/app:{tag}", server.host()).parse().unwrap();
+            lazuli_registry::open(&name, &options).unwrap()
+        })
+        .collect();
+    let crowd = async || {
+        let tasks = (0..50).map(|n| {
+            let (image, content) = (images[n % 5].clone(), content.clone());
+            tokio::spawn(async move { read(&*image, &content, 0..1000).await.is_ok() })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let mut successes = 0;
+        for task in tasks {
+            successes += u64::from(task.await.unwrap());
+        }
+        successes
+    };
+    let login = |password: &str| Login::Bearer("joe".into(), password.into());
+    server.require(login("secret"));
+    for _ in 0..3 {
+        server.expire_tokens();
+        assert_eq!((crowd().await, tokens(&server)), (50, 1));
+    }
+    // Also when it is refused.
+    server.require(login("changed"));
+    server.expire_tokens();
+    assert_eq!((crowd().await, tokens(&server)), (0, 1));
 }

@@ -3,6 +3,7 @@
 mod archive;
 mod conformance;
 mod faults;
+mod hosts;
 mod login;
 mod mirrors;
 mod names;

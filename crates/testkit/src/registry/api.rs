@@ -195,9 +195,10 @@ impl State {
             }
             Login::None | Login::Basic(..) => (false, Vec::new()),
         };
-        if !known {
+        if !known && !self.empty_tokens {
             return Response::error(401, "UNAUTHORIZED");
         }
+        let scopes = if known { scopes } else { Vec::new() };
         let token = format!("token-{}", self.next());
         self.tokens.insert(token.clone(), scopes);
         Response::new(200).body(format!(r#"{{"token":"{token}"}}"#).into_bytes())

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_registry::{ImageName, Mirrors};
+use lazuli_registry::{Hosts, ImageName, Mirrors, Options, hosts::DEFAULT_DIRECTORIES};
 use lazuli_runtime::prefetch;
 use serde::Deserialize;
 
@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) registry: Vec<Registry>,
     /// What is fetched before anybody asks.
     pub(crate) prefetch: Prefetch,
+    /// containerd's directories of `hosts.toml` files, separated by colons.
+    pub(crate) hosts_dir: Option<String>,
     /// Whether containerd is served.
     pub(crate) snapshotter: Option<Snapshotter>,
 }
@@ -138,8 +140,14 @@ pub(crate) struct Registry {
 }
 
 impl Config {
+    /// How registries are reached.
+    pub(crate) fn registries(&self) -> Result<Options> {
+        let hosts = Hosts::new(self.hosts_dir.as_deref().unwrap_or(DEFAULT_DIRECTORIES));
+        Ok(Options { mirrors: self.mirrors()?, hosts, ..Options::default() })
+    }
+
     /// The mirrors of all registries.
-    pub(crate) fn mirrors(&self) -> Result<Mirrors> {
+    fn mirrors(&self) -> Result<Mirrors> {
         let mut all = Mirrors::default();
         for (table, registry) in self.registry.iter().enumerate() {
             let key = |key: &str| format!("registry[{table}].{key}");
@@ -150,6 +158,16 @@ impl Config {
             all.set(&registry.host, mirrors).with_context(|| key("host"))?;
         }
         Ok(all)
+    }
+
+    /// Relative ones would mean something else to the daemon.
+    fn check_hosts_dir(&self) -> Result<()> {
+        for directory in self.hosts_dir.iter().flat_map(|all| all.split(':')) {
+            if !directory.is_empty() && !Path::new(directory).is_absolute() {
+                bail!("hosts_dir has {directory}, expected absolute paths, separated by colons");
+            }
+        }
+        Ok(())
     }
 
     /// Reads `path`, or the default path if there is a file.
@@ -163,6 +181,7 @@ impl Config {
                     .and_then(|config| config.cache.check().map(|()| config))
                     .and_then(|config| config.prefetch.check().map(|()| config))
                     .and_then(|config| config.mirrors().map(|_| config))
+                    .and_then(|config| config.check_hosts_dir().map(|()| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
                         Ok(config)
@@ -229,6 +248,14 @@ mod tests {
         }
         let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
         assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
+    }
+
+    #[test]
+    fn directories_of_hosts_are_absolute() {
+        for (text, right) in [("/a", true), ("/a:/b", true), ("", true), ("/a:b", false)] {
+            let config: Config = toml::from_str(&format!("hosts_dir = '{text}'\n")).unwrap();
+            assert_eq!(config.check_hosts_dir().is_ok(), right, "{text}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{error::Error, path::Path, sync::Arc};
 
 use async_trait::async_trait;
+use lazuli_registry::Login;
 use lazuli_runtime::daemon::{DaemonError, DriverChoice, Images, MountRequest, Worker};
 use lazuli_snapshotter::{self as snapshotter, Image, Server};
 use tokio::task::JoinHandle;
@@ -38,11 +39,11 @@ fn outcome(result: Result<(), DaemonError>) -> Outcome {
 #[async_trait]
 impl snapshotter::Images for Mounted {
     async fn check(&self, image: &Image) -> Outcome {
-        outcome(self.0.check(&request(image, Path::new("/"))).await)
+        outcome(self.0.check(&request(image, Path::new("/")), login(image).as_ref()).await)
     }
 
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
-        outcome(self.0.mount(request(image, at)).await)
+        outcome(self.0.mount(request(image, at), login(image).as_ref()).await)
     }
 
     async fn unmount(&self, at: &Path) -> Outcome {
@@ -60,9 +61,13 @@ fn request(image: &Image, at: &Path) -> MountRequest {
     }
 }
 
+fn login(image: &Image) -> Option<Login> {
+    image.login.as_ref().map(|login| Login::new(&*login.user, &*login.secret))
+}
+
 /// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now.
 fn pinned(image: &Image) -> String {
-    let Image { reference, manifest_digest } = image;
+    let Image { reference, manifest_digest, .. } = image;
     match manifest_digest {
         // A digest in the reference may be that of an index.
         Some(digest) => {
@@ -85,7 +90,7 @@ mod tests {
             ("r.example/a:1", None, "r.example/a:1"),
         ] {
             let manifest_digest = digest.map(str::to_owned);
-            let image = Image { reference: reference.to_owned(), manifest_digest };
+            let image = Image { reference: reference.to_owned(), manifest_digest, login: None };
             assert_eq!(pinned(&image), expected);
         }
     }

@@ -25,8 +25,7 @@ impl Access {
 
     /// What the registry crate wants to know.
     pub(crate) fn options(&self, config: &Config) -> Result<Options> {
-        let mirrors = config.mirrors()?;
-        Ok(Options { plain_http: self.plain_http, mirrors, ..Options::default() })
+        Ok(Options { plain_http: self.plain_http, ..config.registries()? })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Image, SnapshotError};
+use crate::{Image, Login, SnapshotError};
 
 /// Labels of a snapshot.
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -12,6 +12,10 @@ pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
+
+/// What the image is pulled with, from clients that pass it on: a user and a password, or a refresh token alone.
+const USER: &str = "containerd.io/snapshot/pullusername";
+const SECRET: &str = "containerd.io/snapshot/pullsecret";
 
 /// Annotations of layers of lazy images, which containerd passes on.
 const DATA: &str = "containerd.io/snapshot/nydus-blob";
@@ -57,8 +61,21 @@ impl Layer {
             )));
         };
         let manifest_digest = labels.get(MANIFEST).cloned();
-        Ok(Layer::Bootstrap { target, image: Image { reference, manifest_digest } })
+        let image = Image { reference, manifest_digest, login: login(labels) };
+        Ok(Layer::Bootstrap { target, image })
     }
+}
+
+fn login(labels: &Labels) -> Option<Login> {
+    let secret = labels.get(SECRET).filter(|secret| !secret.is_empty())?.clone();
+    let user = labels.get(USER).cloned().unwrap_or_default();
+    Some(Login { user, secret })
+}
+
+/// What is kept of labels: containerd takes one away by making it empty, and everybody may see them.
+pub(crate) fn kept(mut labels: Labels) -> Labels {
+    labels.retain(|name, value| !value.is_empty() && !matches!(name.as_str(), USER | SECRET));
+    labels
 }
 
 #[cfg(test)]
@@ -71,7 +88,13 @@ mod tests {
             pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Labels>()
         };
         let target = || "sha256:1".to_owned();
-        let image = Image { reference: "r/a:1".to_owned(), manifest_digest: Some("d".to_owned()) };
+        let image = |login: Option<(&str, &str)>| Image {
+            reference: "r/a:1".to_owned(),
+            manifest_digest: Some("d".to_owned()),
+            login: login.map(|(user, secret)| Login { user: user.into(), secret: secret.into() }),
+        };
+        let bootstrap =
+            [(TARGET, "sha256:1"), (BOOTSTRAP, "true"), (IMAGE, "r/a:1"), (MANIFEST, "d")];
         for (pairs, expected) in [
             (&[][..], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (IMAGE, "r/a:1")], Layer::Ordinary),
@@ -79,13 +102,26 @@ mod tests {
             (&[(DATA, "true")], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (DATA, "false")], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (DATA, "true")], Layer::Data { target: target() }),
+            (&bootstrap, Layer::Bootstrap { target: target(), image: image(None) }),
             (
-                &[(TARGET, "sha256:1"), (BOOTSTRAP, "true"), (IMAGE, "r/a:1"), (MANIFEST, "d")],
-                Layer::Bootstrap { target: target(), image },
+                &[&bootstrap[..], &[(USER, "joe"), (SECRET, "s")]].concat(),
+                Layer::Bootstrap { target: target(), image: image(Some(("joe", "s"))) },
+            ),
+            (
+                &[&bootstrap[..], &[(SECRET, "s")]].concat(),
+                Layer::Bootstrap { target: target(), image: image(Some(("", "s"))) },
+            ),
+            (
+                &[&bootstrap[..], &[(USER, "joe"), (SECRET, "")]].concat(),
+                Layer::Bootstrap { target: target(), image: image(None) },
             ),
         ] {
             assert_eq!(Layer::of(&labels(pairs)).unwrap(), expected, "{pairs:?}");
         }
+        let secrets = labels(&[(USER, "joe"), (SECRET, "s"), ("a", ""), ("b", "c")]);
+        assert_eq!(kept(secrets), labels(&[("b", "c")]));
+        let shown = format!("{:?}", image(Some(("joe", "hush"))));
+        assert!(!shown.contains("joe") && !shown.contains("hush"), "{shown}");
         let error = Layer::of(&labels(&[(TARGET, "sha256:1"), (BOOTSTRAP, "true")])).unwrap_err();
         assert!(error.to_string().contains("cri.image-ref"), "{error}");
     }

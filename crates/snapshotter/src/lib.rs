@@ -25,7 +25,7 @@ mod service;
 mod snapshotter;
 mod store;
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{error::Error, fmt, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,24 @@ pub struct Image {
     pub reference: String,
     /// Digest of the manifest that this meant when it was pulled.
     pub manifest_digest: Option<String>,
+    /// What it was pulled with this time; whoever mounts images remembers it.
+    #[serde(skip)]
+    pub login: Option<Login>,
+}
+
+/// A user of a registry, and a password. Its `Debug` output does not show them.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login {
+    /// Empty: the other is a refresh token.
+    pub user: String,
+    /// The password.
+    pub secret: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<login>")
+    }
 }
 
 /// Whoever can mount lazy images.
@@ -69,7 +87,8 @@ pub trait Images: Send + Sync {
     /// Finds out whether the image and all of its data can be reached. An error says what cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Mounts the image at the directory `at`, unless it is mounted there.
+    /// Mounts the image at the directory `at`, unless it is mounted there. From then on until it is unmounted, the image's
+    /// newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.

@@ -86,11 +86,16 @@ impl Snapshotter {
     /// Mounts a lazy image as the committed snapshot `target`.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
         let name = target.to_owned();
+        let unusable = |source| SnapshotError::Image { reference: image.reference.clone(), source };
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
+            // It may be pulled with a newer login than it has.
+            Ok(there) if image.login.is_some() && there.image.is_some() => {
+                let at = self.local.directories.fs(there.number);
+                return self.images.mount(&image, &at).await.map_err(unusable);
+            }
             other => return other.map(drop),
         }
-        let unusable = |source| SnapshotError::Image { reference: image.reference.clone(), source };
         self.images.check(&image).await.map_err(unusable)?;
         let Wanted { key, parent, labels } = wanted;
         let (name, image_of_it) = (key.clone(), Some(image.clone()));

@@ -1,11 +1,7 @@
 //! What snapshots there are: names, parents, kinds, labels. Every change is on the disk when it is answered, whole or
 //! not at all.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    path::Path,
-    time::SystemTime,
-};
+use std::{collections::HashSet, path::Path, time::SystemTime};
 
 use redb::{
     Database, MultimapTableDefinition, ReadableDatabase, ReadableMultimapTable, ReadableTable,
@@ -13,7 +9,10 @@ use redb::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Image, SnapshotError, label::Labels};
+use crate::{
+    Image, SnapshotError,
+    label::{self, Labels},
+};
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -114,7 +113,7 @@ impl Store {
             name,
             parent,
             kind,
-            labels: without_empty(labels),
+            labels: label::kept(labels),
             created: now,
             updated: now,
             usage: Usage::default(),
@@ -168,7 +167,7 @@ impl Store {
             let now = SystemTime::now();
             name.clone_into(&mut snapshot.name);
             snapshot.kind = Kind::Committed;
-            snapshot.labels = without_empty(labels);
+            snapshot.labels = label::kept(labels);
             (snapshot.created, snapshot.updated) = (now, now);
             snapshot.usage = usage;
             put(&mut snapshots, &snapshot)?;
@@ -220,7 +219,7 @@ impl Store {
                     }
                 }
             }
-            snapshot.labels = without_empty(snapshot.labels);
+            snapshot.labels = label::kept(snapshot.labels);
             snapshot.updated = SystemTime::now();
             put(&mut snapshots, &snapshot)?;
             snapshot
@@ -281,12 +280,6 @@ fn put(snapshots: &mut Table<'_, &str, &[u8]>, snapshot: &Snapshot) -> Result<()
         .map_err(|source| SnapshotError::Record { name: snapshot.name.clone(), source })?;
     snapshots.insert(&*snapshot.name, &*record)?;
     Ok(())
-}
-
-/// containerd takes a label away by making it empty.
-fn without_empty(mut labels: Labels) -> BTreeMap<String, String> {
-    labels.retain(|_, value| !value.is_empty());
-    labels
 }
 
 #[cfg(test)]

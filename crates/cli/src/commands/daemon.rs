@@ -7,7 +7,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_registry::Options;
 use lazuli_runtime::{
     daemon::{self, Ended, Settings, Worker},
     keeper::{Keeper, Programs, Role},
@@ -114,9 +113,9 @@ fn work(session: &Session) -> Result<ExitCode> {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
         max_bytes: session.config.cache.max_bytes,
-        registry: Options { mirrors: session.config.mirrors()?, ..Options::default() },
         prefetch: session.config.prefetch.settings(),
         images: session.config.prefetch.images.clone(),
+        registry: session.config.registries()?,
         snapshots: session.config.snapshotter.as_ref().map(|table| table.address.clone()),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

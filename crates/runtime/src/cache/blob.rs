@@ -455,6 +455,12 @@ impl CachedBlob {
         sources.truncate(SOURCES);
     }
 
+    /// Asks `source` no more.
+    pub(crate) fn detach(&self, source: &Arc<dyn BlobSource>) {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        sources.retain(|known| !known.is(source));
+    }
+
     /// The most preferred first.
     pub(crate) fn sources(&self) -> Vec<Arc<Place>> {
         self.sources.read().unwrap_or_else(PoisonError::into_inner).clone()

@@ -219,9 +219,14 @@ impl Cache {
         blob: &Blob,
         source: Arc<dyn BlobSource>,
     ) -> Result<Arc<CachedBlob>, CacheError> {
-        let cached = self.open_blob(Layout::new(blob)?)?;
+        let cached = self.unsourced(blob)?;
         cached.attach(source);
         Ok(cached)
+    }
+
+    /// The same without a source.
+    pub(crate) fn unsourced(&self, blob: &Blob) -> Result<Arc<CachedBlob>, CacheError> {
+        self.open_blob(Layout::new(blob)?)
     }
 
     /// The same without a source, if the cache has anything of the blob.

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use lazuli_registry::ImageName;
+use lazuli_registry::{ImageName, Login};
 
 use super::{DaemonError, api::MountRequest, node::Node};
 
@@ -18,9 +18,15 @@ const PARALLEL: usize = 8;
 pub struct Images(pub(super) Arc<Node>);
 
 impl Images {
-    /// Finds out whether the image is lazy and all of its data can be reached.
-    pub async fn check(&self, request: &MountRequest) -> Result<(), DaemonError> {
+    /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the image came with, if anything.
+    pub async fn check(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
         let name: ImageName = request.image.parse()?;
+        // Only as long as this takes: it may be wrong.
+        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         let manifest = repository.manifest(None).await?.parsed;
         let bootstrap = manifest.bootstrap().map(|layer| layer.digest);
@@ -41,11 +47,21 @@ impl Images {
             .await
     }
 
-    /// Mounts an image, unless its mount point has a mount of this daemon.
-    pub async fn mount(&self, request: MountRequest) -> Result<(), DaemonError> {
+    /// Mounts an image, unless its mount point has a mount of this daemon. `login` replaces what the mount had before;
+    /// it is kept until [`Images::unmount`], also while nothing is mounted.
+    pub async fn mount(
+        &self,
+        request: MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
         let Ok(_working) = self.0.working.clone().try_read_owned() else {
             return Err(DaemonError::Stopping);
         };
+        if let Some(login) = login {
+            let path = self.0.root.join("logins");
+            let kept = self.0.logins.set(&request, login.clone()).await;
+            kept.map_err(|source| DaemonError::Io { path, source })?;
+        }
         while !self.0.serves_at(&request.mountpoint).await {
             match self.0.mount(request.clone(), std::future::pending()).await {
                 Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
@@ -60,13 +76,17 @@ impl Images {
         let Ok(_working) = self.0.working.clone().try_read_owned() else {
             return Err(DaemonError::Stopping);
         };
-        loop {
+        let unmounted = loop {
             match self.0.umount(mountpoint, true).await {
                 Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
-                Err(DaemonError::NotMounted { .. }) => return Ok(()),
-                other => return other,
+                Err(DaemonError::NotMounted { .. }) => break Ok(()),
+                other => break other,
             }
+        };
+        if unmounted.is_ok() {
+            self.0.logins.remove(mountpoint);
         }
+        unmounted
     }
 
     /// Returns when another worker is about to take over, and nothing new should be begun.

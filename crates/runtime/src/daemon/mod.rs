@@ -10,6 +10,7 @@
 //!   mounts/       what is mounted where
 //!   filesystems/  EROFS file systems that live, mounted or not
 //!   traces/       what starts of images read
+//!   logins/       pull secrets of mounts
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //! ```
 
@@ -21,6 +22,7 @@ mod filesystems;
 mod gap;
 mod holders;
 mod images;
+mod logins;
 mod node;
 mod prefetch;
 mod record;
@@ -28,6 +30,7 @@ mod scrub;
 mod served;
 mod server;
 mod socket;
+mod way;
 
 use std::{
     io,
@@ -169,6 +172,7 @@ impl Worker {
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
+        tokio::spawn(way::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);

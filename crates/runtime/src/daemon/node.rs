@@ -19,9 +19,11 @@ use super::{
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
     filesystems::Filesystems,
     holders,
+    logins::Logins,
     prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
     served::{Attachment, Counters, ServedImage},
+    way::Way,
 };
 use crate::{
     cache::{self, Cache},
@@ -45,6 +47,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub(super) struct Node {
     pub(super) root: PathBuf,
     registry: Options,
+    pub(super) logins: Logins,
     pub(super) cache: Arc<Cache>,
     probe: Probe,
     pub(super) link: Arc<Link>,
@@ -110,6 +113,8 @@ impl Node {
         let records = Records::open(mounts.clone()).map_err(io(&mounts))?;
         let alive = Records::open(filesystems.clone()).map_err(io(&filesystems))?;
         let filesystems = Filesystems::new(alive);
+        let logins = root.join("logins");
+        let logins = Logins::open(&logins, &settings.registry.keyring).map_err(io(&logins))?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(boot).map_err(io(boot))?.trim_end().to_owned();
         let defaults = cache::Settings::default();
@@ -128,6 +133,7 @@ impl Node {
         Ok(Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
+            logins,
             cache,
             probe,
             link,
@@ -279,17 +285,29 @@ impl Node {
         name: &ImageName,
         request: &MountRequest,
     ) -> Result<Arc<ServedImage>, DaemonError> {
-        let repository = lazuli_registry::open(name, &self.options(request))?;
+        let way = Way::to(name, &self.options(request));
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;
         if let Some(image) = images.get(&digest).and_then(Weak::upgrade) {
-            image.add_source(&self.cache, &repository).await?;
+            image.add_way(way)?;
             return Ok(image);
         }
-        let image = Arc::new(ServedImage::new(stored, &self.cache, &repository)?);
+        let image = Arc::new(ServedImage::new(stored, &self.cache, way)?);
         images.insert(digest, Arc::downgrade(&image));
         Ok(image)
+    }
+
+    /// Finds out whether the registries of images in use are reached in another way by now.
+    pub(super) async fn refresh_ways(&self) {
+        let images: Vec<_> = self.images.lock().await.values().filter_map(Weak::upgrade).collect();
+        // Files are read.
+        let refreshed = tokio::task::spawn_blocking(move || {
+            images.iter().for_each(|image| image.refresh());
+        });
+        refreshed
+            .await
+            .unwrap_or_else(|error| tracing::error!(%error, "registries stay as they were"));
     }
 
     /// Mounts, with a record of it on disk before it can be seen.

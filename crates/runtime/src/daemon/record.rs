@@ -5,10 +5,10 @@
 //! from a crash between the two, and harmless.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write as _},
     marker::PhantomData,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -70,6 +70,19 @@ impl<T: Record> Records<T> {
         let partial = path.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(record)?)?;
         fs::rename(&partial, path)
+    }
+
+    /// Writes a record for the owner of the directory alone, and so that it outlasts a power cut.
+    pub(super) fn write_secret(&self, record: &T) -> io::Result<()> {
+        let path = self.path(&record.key());
+        let partial = path.with_extension("partial");
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)?;
+        File::open(&self.directory)?.sync_all()
     }
 
     /// Removes a record.

@@ -1,7 +1,6 @@
 //! An image while it is served: its blobs in the cache and its mounts.
 
 use std::{
-    collections::HashSet,
     fs, io,
     ops::Range,
     os::fd::OwnedFd,
@@ -14,17 +13,18 @@ use std::{
 };
 
 use lazuli_image::{BlobIndex, Decoded, Digest};
-use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
 
 use super::{
+    DaemonError,
     api::MountRequest,
     filesystems::{ErofsMount, FilesystemRecord, Filesystems},
     gap,
+    way::{Way, Ways},
 };
 use crate::{
-    cache::{Cache, CacheError, CachedBlob},
+    cache::{Cache, CachedBlob},
     image::StoredImage,
     keeper::Held,
     kernel::{
@@ -34,7 +34,6 @@ use crate::{
         mount::{self, Erofs},
     },
     prefetch,
-    source::RepositorySource,
 };
 
 /// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
@@ -46,10 +45,9 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
-    /// Names under which its blobs can be fetched.
-    names: Mutex<HashSet<String>>,
+    /// Where its blobs can be fetched.
+    ways: Ways,
     erofs: Mutex<Weak<ErofsMount>>,
-    repository: Arc<dyn Repository>,
     /// Whether it has been started, see [`crate::prefetch`].
     is_started: AtomicBool,
 }
@@ -78,19 +76,13 @@ pub(super) struct Counters {
 }
 
 impl ServedImage {
-    pub(super) fn new(
-        stored: StoredImage,
-        cache: &Cache,
-        repository: &Arc<dyn Repository>,
-    ) -> Result<Self, CacheError> {
-        let blobs = cached(&stored, cache, repository)?.into();
-        let names = Mutex::new(HashSet::from([repository.describe()]));
+    pub(super) fn new(stored: StoredImage, cache: &Cache, way: Way) -> Result<Self, DaemonError> {
+        let (ways, blobs) = Ways::begin(way, stored.bootstrap.blobs(), cache)?;
         Ok(ServedImage {
             stored,
-            blobs,
-            names,
+            blobs: blobs.into(),
+            ways,
             erofs: Mutex::default(),
-            repository: repository.clone(),
             is_started: AtomicBool::new(false),
         })
     }
@@ -108,20 +100,18 @@ impl ServedImage {
             bootstrap: self.stored.bootstrap.clone(),
             hot: self.stored.hot.clone(),
             blobs: Arc::downgrade(&self.blobs),
-            repository: self.repository.clone(),
+            repository: self.ways.newest(),
         }
     }
 
-    /// Lets the image's blobs be fetched from `repository`, too.
-    pub(super) async fn add_source(
-        &self,
-        cache: &Cache,
-        repository: &Arc<dyn Repository>,
-    ) -> Result<(), CacheError> {
-        if self.names.lock().await.insert(repository.describe()) {
-            cached(&self.stored, cache, repository)?;
-        }
-        Ok(())
+    /// Lets the image's blobs be fetched in this way, too.
+    pub(super) fn add_way(&self, way: Way) -> Result<(), DaemonError> {
+        self.ways.add(way, self.stored.bootstrap.blobs(), &self.blobs)
+    }
+
+    /// Finds out whether registries are reached in another way by now.
+    pub(super) fn refresh(&self) {
+        self.ways.refresh(self.stored.bootstrap.blobs(), &self.blobs);
     }
 
     pub(super) fn manifest_digest(&self) -> Digest {
@@ -252,25 +242,6 @@ impl ServedImage {
         let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
         ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)
     }
-}
-
-fn cached(
-    stored: &StoredImage,
-    cache: &Cache,
-    repository: &Arc<dyn Repository>,
-) -> Result<Vec<Arc<CachedBlob>>, CacheError> {
-    let mut mirrors = repository.clone().places();
-    let last = mirrors.pop().unwrap_or_else(|| repository.clone());
-    let blobs = stored.bootstrap.blobs().iter().map(|blob| {
-        let source = |place: &Arc<dyn Repository>| {
-            Arc::new(RepositorySource::new(place.clone(), blob.id, blob.stored_size))
-        };
-        let cached = cache.blob(blob, source(&last))?;
-        // What is attached last is asked first.
-        mirrors.iter().rev().for_each(|mirror| cached.attach(source(mirror)));
-        Ok(cached)
-    });
-    blobs.collect()
 }
 
 impl Attachment {

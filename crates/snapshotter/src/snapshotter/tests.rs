@@ -98,7 +98,13 @@ impl Rig {
     }
 
     async fn lazy(&self, reference: &str) -> SnapshotError {
+        self.lazy_with(reference, &[]).await
+    }
+
+    /// With more labels on each layer.
+    async fn lazy_with(&self, reference: &str, more: &[(&str, &str)]) -> SnapshotError {
         let data = [(TARGET, "sha256:data"), ("containerd.io/snapshot/nydus-blob", "true")];
+        let data = [&data, more].concat();
         let error = self.layer("ns/1/extract sha256:data", "", &data).await;
         assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
         let bootstrap = [
@@ -106,6 +112,7 @@ impl Rig {
             ("containerd.io/snapshot/nydus-bootstrap", "true"),
             ("containerd.io/snapshot/cri.image-ref", reference),
         ];
+        let bootstrap = [&bootstrap, more].concat();
         self.layer("ns/2/extract sha256:boot", "sha256:data", &bootstrap).await
     }
 }
@@ -201,6 +208,45 @@ async fn an_image_that_cannot_be_used_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
+    let rig = Rig::new().await;
+    let user = "containerd.io/snapshot/pullusername";
+    let secret = "containerd.io/snapshot/pullsecret";
+    let login = |rig: &Rig| {
+        let images = rig.images.0.lock().unwrap();
+        images.values().next().unwrap().login.as_ref().map(|login| login.secret.clone())
+    };
+    for newest in ["hush-1", "hush-2"] {
+        let labels = [(user, "joe-the-user"), (secret, newest)];
+        let error = rig.lazy_with("r/app:lazy", &labels).await;
+        assert_eq!(error.to_string(), "snapshot sha256:boot already exists");
+        assert_eq!(login(&rig).as_deref(), Some(newest));
+        rig.snapshotter.prepare(wanted("k", "sha256:boot", &labels)).await.unwrap();
+        let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        rig.snapshotter.commit("k".into(), newest.replace("hush", "c"), labels).await.unwrap();
+    }
+    let labels = Labels::from([(secret.to_owned(), "hush".to_owned())]);
+    let fields = [format!("labels.{secret}")];
+    rig.snapshotter.update("c-1".into(), labels.clone(), fields.into()).await.unwrap();
+    rig.snapshotter.update("c-2".into(), labels, Vec::new()).await.unwrap();
+    let shown = format!("{:?} {:?}", rig.snapshotter.list(&[]).await.unwrap(), rig.snapshotter);
+    let rig = rig.reopened().await;
+    let database = fs::read(rig.directory.path().join("metadata.redb")).unwrap();
+    for text in [shown.as_bytes(), &database] {
+        for hidden in ["hush", "joe-the-user"] {
+            assert!(!text.windows(hidden.len()).any(|part| part == hidden.as_bytes()), "{hidden}");
+        }
+    }
+    // Without one, what is known stays.
+    assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
+    assert_eq!(login(&rig).as_deref(), Some("hush-2"));
+    // The machine was started again: whoever mounts has to remember.
+    rig.images.0.lock().unwrap().clear();
+    rig.snapshotter.prepare(wanted("k", "sha256:boot", &[])).await.unwrap();
+    assert_eq!(login(&rig), None);
+}
+
+#[tokio::test]
 async fn what_a_crash_leaves_is_cleaned_up() {
     let rig = Rig::new().await;
     layers(&rig, &["one"]).await;
@@ -209,11 +255,10 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     // Between the end of a removal and that of its files; a directory whose record was never written.
     rig.snapshotter.local.store.remove("gone").unwrap();
     fs::create_dir_all(path.join("7/fs")).unwrap();
-    rig.images
-        .0
-        .lock()
-        .unwrap()
-        .insert(path.join("7/fs"), Image { reference: "r/a:1".to_owned(), manifest_digest: None });
+    rig.images.0.lock().unwrap().insert(
+        path.join("7/fs"),
+        Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None },
+    );
     let rig = rig.reopened().await;
     assert_eq!(rig.numbers(), [1]);
     assert!(rig.images.mounted().is_empty());

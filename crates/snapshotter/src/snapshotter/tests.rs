@@ -36,7 +36,10 @@ impl Images for FakeImages {
             return Err("its bootstrap is damaged".into());
         }
         assert!(at.is_dir(), "{}", at.display());
-        self.0.lock().unwrap().insert(at.to_owned(), image.clone());
+        let mut mounted = self.0.lock().unwrap();
+        let known = mounted.remove(at).and_then(|known| known.login);
+        let login = image.login.clone().or(known);
+        mounted.insert(at.to_owned(), Image { login, ..image.clone() });
         Ok(())
     }
 

@@ -220,7 +220,9 @@ impl Repository for Mirrored {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        let found = self.first(|place| async move {
+        // Who is trusted with the meaning of a tag is trusted with this, as in containerd.
+        let places = self.trusted(|may| may.referrers || may.resolve).collect();
+        let found = self.first("referrers", places, |place| async move {
             let found = place.referrers(subject, artifact_type).await?;
             if found.is_empty() {
                 let (place, object) = (place.describe(), format!("referrer of {subject}"));
@@ -245,7 +247,7 @@ impl Repository for Mirrored {
         annotations: &BTreeMap<String, String>,
         replaces: Option<&Digest>,
     ) -> Result<Digest, RegistryError> {
-        self.origin.push_referrer(subject, artifact_type, annotations, replaces).await
+        self.target()?.push_referrer(subject, artifact_type, annotations, replaces).await
     }
 
     fn describe(&self) -> String {

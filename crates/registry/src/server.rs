@@ -15,11 +15,15 @@ pub(crate) struct Capabilities {
     pub(crate) resolve: bool,
     /// To be pushed to.
     pub(crate) push: bool,
+    /// To say what refers to an image.
+    pub(crate) referrers: bool,
 }
 
 impl Capabilities {
-    pub(crate) const ALL: Self = Capabilities { pull: true, resolve: true, push: true };
-    pub(crate) const NONE: Self = Capabilities { pull: false, resolve: false, push: false };
+    pub(crate) const ALL: Self =
+        Capabilities { pull: true, resolve: true, push: true, referrers: true };
+    pub(crate) const NONE: Self =
+        Capabilities { pull: false, resolve: false, push: false, referrers: false };
 }
 
 /// Where a server is, and how it is spoken to. Equal ones need no second connection.

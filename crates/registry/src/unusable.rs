@@ -1,10 +1,13 @@
 //! A repository that cannot be reached because of how the machine is set up.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Digest, Stored, oci::Platform};
+use lazuli_image::{
+    Digest, Stored,
+    oci::{Descriptor, Platform},
+};
 
 use crate::{
     ImageName, Repository,
@@ -66,6 +69,20 @@ impl Repository for Unusable {
     }
 
     async fn push_manifest(&self, _: Bytes, _: &str) -> Result<Digest, RegistryError> {
+        self.refuse()
+    }
+
+    async fn referrers(&self, _: &Digest, _: &str) -> Result<Vec<Descriptor>, RegistryError> {
+        self.refuse()
+    }
+
+    async fn push_referrer(
+        &self,
+        _: &Descriptor,
+        _: &str,
+        _: &BTreeMap<String, String>,
+        _: Option<&Digest>,
+    ) -> Result<Digest, RegistryError> {
         self.refuse()
     }
 

@@ -2,6 +2,7 @@
 //! of the corpus.
 #![allow(clippy::print_stderr, reason = "what was skipped, and what a failed test's daemon logged")]
 
+mod access;
 mod bad_input;
 mod budget;
 mod containerd;

@@ -129,8 +129,7 @@ impl<'a> Scope<'a> {
                 "pull" => may.pull = true,
                 "resolve" => may.resolve = true,
                 "push" => may.push = true,
-                // Nothing is asked for here that refers to an image.
-                "referrers" => {}
+                "referrers" => may.referrers = true,
                 _ => {
                     let problem =
                         format!("has `{name}`, expected pull, resolve, push or referrers");

@@ -24,8 +24,8 @@ impl Rig {
     /// Where an image is looked for, with what each server may do.
     fn roots(&self, image: &str) -> Vec<String> {
         let may = |server: &Server| {
-            let Capabilities { pull, resolve, push } = server.may;
-            let letters = [(pull, 'p'), (resolve, 'r'), (push, 'w')];
+            let Capabilities { pull, resolve, push, referrers } = server.may;
+            let letters = [(pull, 'p'), (resolve, 'r'), (push, 'w'), (referrers, 'a')];
             letters.iter().filter(|(may, _)| *may).map(|(_, letter)| letter).collect::<String>()
         };
         let servers = self.servers(image).unwrap();
@@ -50,7 +50,7 @@ fn without_a_file_the_registry_is_where_its_name_says() {
         ("localhost/a", "https://localhost/v2/", true),
         ("127.0.0.1:443/a", "https://127.0.0.1/v2/", true),
     ] {
-        assert_eq!(rig.roots(image), [format!("{root} prw")], "{image}");
+        assert_eq!(rig.roots(image), [format!("{root} prwaa")], "{image}");
         assert_eq!(rig.servers(image).unwrap()[0].tls.skip_verify, skips, "{image}");
     }
     let plain = Hosts::default().servers(&"r.example/a".parse().unwrap(), true).unwrap();
@@ -80,8 +80,8 @@ capabilities = ["pull", "resolve"]
     let expected = [
         "https://z.example/v2/ p",
         "http://a.example:5000/path/v2/ pr",
-        "https://m.example/v2/ prw",
-        "https://b.example/api/registry/ w",
+        "https://m.example/v2/ prwa",
+        "https://b.example/api/registry/ wa",
         "https://real.example/v2/ pr",
     ];
     assert_eq!(rig.roots("r.example/a"), expected);
@@ -95,11 +95,11 @@ capabilities = ["pull", "resolve"]
     let rig = toml("[host.\"https://z.example\"]\n");
     assert_eq!(
         rig.roots("r.example/a"),
-        ["https://z.example/v2/ prw", "https://r.example/v2/ prw"]
+        ["https://z.example/v2/ prwa", "https://r.example/v2/ prwa"]
     );
     assert_eq!(
         toml("server = 'https://docker.io'").roots("r.example/a"),
-        ["https://registry-1.docker.io/v2/ prw"]
+        ["https://registry-1.docker.io/v2/ prwa"]
     );
 }
 

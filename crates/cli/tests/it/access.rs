@@ -1,0 +1,289 @@
+//! Who may fetch an image, and from where: pull secrets of containerd's clients, and its directory of registries.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::{Path, PathBuf},
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_snapshotter::api::snapshots::{
+    PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
+    snapshots_client::SnapshotsClient,
+};
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    odd,
+    registry::{FakeRegistry, Login},
+    tls::{self, Authority},
+};
+use serde_json::Value;
+use tonic::{Code, Status, transport::Endpoint};
+
+use crate::{lazuli::Lazuli, registry::Registry, reliability::able};
+
+/// Each is one chunk, so that reading one is one request.
+const FILES: [&str; 5] = ["one", "two", "three", "four", "five"];
+
+fn content(name: &str) -> Vec<u8> {
+    let seed = FILES.iter().position(|file| *file == name).unwrap();
+    odd::random(seed as u64, 200_000)
+}
+
+/// An image of [`FILES`] in a registry.
+fn convert(lazuli: &Lazuli, image: &str) {
+    let source = lazuli.directory("source");
+    FILES.iter().for_each(|name| fs::write(source.join(name), content(name)).unwrap());
+    lazuli.ok(["convert", "dir:source", image]);
+}
+
+fn read(directory: &Path, name: &str) -> bool {
+    match fs::read(directory.join(name)) {
+        Ok(bytes) => {
+            assert!(bytes == content(name), "{name} has wrong bytes");
+            true
+        }
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(5), "{name}: {error}");
+            false
+        }
+    }
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(30), "waited for {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A daemon that serves containerd, and a registry that wants a login.
+struct Rig {
+    lazuli: Lazuli,
+    registry: FakeRegistry,
+    daemon: Child,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// The labels that a client puts on a snapshot.
+type Labels = HashMap<String, String>;
+
+impl Rig {
+    fn new() -> Self {
+        let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+        convert(&lazuli, &format!("{}/app:1", registry.host()));
+        let config = format!(
+            "[fetch]\namplify_bytes = 0\ndeadline_seconds = 5\n[snapshotter]\naddress = {:?}\n",
+            lazuli.path("s.sock")
+        );
+        fs::write(lazuli.path("config.toml"), config).unwrap();
+        let log = File::create(lazuli.directory("root").join("daemon.log")).unwrap();
+        let mut command = lazuli.command(["--log", "debug", "daemon"]);
+        command.env("REGISTRY_AUTH_FILE", lazuli.path("auth.json"));
+        let daemon = command.stderr(log).spawn().unwrap();
+        wait("the socket", || UnixStream::connect(lazuli.path("s.sock")).is_ok());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Rig { lazuli, registry, daemon, runtime }
+    }
+
+    /// Who may fetch from now on, with this password. What was allowed before is not any more.
+    fn require(&self, password: &str) {
+        self.registry.require(Login::Bearer("joe-the-user".into(), password.into()));
+        self.registry.expire_tokens();
+    }
+
+    fn call<T>(
+        &self,
+        work: impl AsyncFnOnce(SnapshotsClient<tonic::transport::Channel>) -> T,
+    ) -> T {
+        let socket = format!("unix://{}", self.lazuli.path("s.sock").display());
+        self.runtime.block_on(async {
+            let channel = Endpoint::from_shared(socket).unwrap().connect().await.unwrap();
+            work(SnapshotsClient::new(channel)).await
+        })
+    }
+
+    fn prepare(&self, key: &str, parent: &str, labels: Labels) -> Status {
+        let (snapshotter, key, parent) = ("lazuli".into(), key.into(), parent.into());
+        let request = PrepareSnapshotRequest { snapshotter, key, parent, labels };
+        self.call(async |mut client| client.prepare(request).await).unwrap_err()
+    }
+
+    /// Asks for both layers, as a client does that was given a pull secret; the answer to the second.
+    fn pull(&self, password: Option<&str>) -> Status {
+        let labels = |chain: &str, kind: &str| {
+            let mut labels = Labels::from([
+                ("containerd.io/snapshot.ref".into(), chain.into()),
+                (format!("containerd.io/snapshot/{kind}"), "true".into()),
+            ]);
+            let image = format!("{}/app:1", self.registry.host());
+            labels.insert("containerd.io/snapshot/cri.image-ref".into(), image);
+            for (name, value) in
+                [("pullusername", "joe-the-user"), ("pullsecret", password.unwrap_or_default())]
+            {
+                labels.insert(format!("containerd.io/snapshot/{name}"), value.into());
+            }
+            labels
+        };
+        let data = self.prepare("extract-1", "", labels("sha256:data", "nydus-blob"));
+        assert_eq!(data.code(), Code::AlreadyExists, "{data}");
+        self.prepare("extract-2", "sha256:data", labels("sha256:boot", "nydus-bootstrap"))
+    }
+
+    /// Where the image is mounted.
+    fn mounted(&self) -> PathBuf {
+        let status = self.lazuli.status();
+        let [mount] = &status["mounts"].as_array().unwrap()[..] else { panic!("{status:#}") };
+        mount["mountpoint"].as_str().unwrap().into()
+    }
+
+    fn logins(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.lazuli.root().join("logins")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = self.lazuli.output(["stop", "--force"]);
+        let _ = self.daemon.wait();
+    }
+}
+
+#[test]
+fn pull_secrets_are_used_kept_renewed_and_shown_to_nobody() {
+    if !able("fanotify") {
+        return;
+    }
+    let rig = Rig::new();
+    rig.require("hush-1");
+    for password in [None, Some("hush-wrong")] {
+        let refused = rig.pull(password);
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        let text = refused.message();
+        assert!(text.contains("refuses access") || text.contains("access token"), "{text}");
+        assert!(!text.contains("hush"), "{text}");
+    }
+    assert!(rig.logins().is_empty());
+    let here = rig.pull(Some("hush-1"));
+    assert_eq!(here.code(), Code::AlreadyExists, "{here}");
+    let image = rig.mounted();
+    assert!(read(&image, "one"));
+
+    // Another worker has it, too.
+    rig.lazuli.kill(rig.lazuli.worker());
+    rig.registry.expire_tokens();
+    assert!(read(&image, "two"));
+    let mut takeover = rig.lazuli.command(["--log", "debug", "daemon", "--takeover"]);
+    takeover.env("REGISTRY_AUTH_FILE", rig.lazuli.path("auth.json"));
+    assert!(takeover.status().unwrap().success());
+    rig.registry.expire_tokens();
+    assert!(read(&image, "three"));
+
+    // The password is changed while the image is in use. Somebody pulls it with the new one.
+    rig.require("hush-2");
+    assert!(!read(&image, "four"));
+    assert_eq!(rig.pull(Some("hush-2")).code(), Code::AlreadyExists);
+    assert!(read(&image, "four"));
+
+    // It is changed again, and this time the node's own file is.
+    rig.require("hush-3");
+    assert!(!read(&image, "five"));
+    let host = rig.registry.host();
+    let entry =
+        format!(r#"{{"auths":{{"{host}":{{"username":"joe-the-user","password":"hush-3"}}}}}}"#);
+    fs::write(rig.lazuli.path("auth.json"), entry).unwrap();
+    wait("the new password", || read(&image, "five"));
+
+    // Nobody sees any of it.
+    let stat = StatSnapshotRequest { snapshotter: "lazuli".into(), key: "sha256:boot".into() };
+    let stat = rig.call(async |mut client| client.stat(stat).await).unwrap();
+    let status = rig.lazuli.status();
+    let log = rig.lazuli.log();
+    assert!(log.contains("DEBUG lazuli_registry"), "is the log verbose? {log}");
+    for text in [format!("{stat:?}"), format!("{status}"), log] {
+        assert!(!text.contains("hush") && !text.contains("joe-the-user"), "{text}");
+    }
+    let [login] = &rig.logins()[..] else { panic!("{:?}", rig.logins()) };
+    assert_eq!(fs::metadata(login).unwrap().permissions().mode() & 0o777, 0o600);
+    for key in ["sha256:boot", "sha256:data"] {
+        let remove = RemoveSnapshotRequest { snapshotter: "lazuli".into(), key: key.into() };
+        rig.call(async |mut client| client.remove(remove).await).unwrap();
+    }
+    assert!(rig.logins().is_empty());
+    assert_eq!(rig.registry.violations(), Vec::<String>::new());
+}
+
+/// An authority of our own, and files that change while the image is in use.
+#[test]
+fn registries_are_reached_as_containerds_directory_says() {
+    if !able("fanotify") || !require(Feature::Program("docker-registry")) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let config = |directory: &Path| {
+        format!("hosts_dir = {directory:?}\n[fetch]\namplify_bytes = 0\ndeadline_seconds = 30\n")
+    };
+    fs::write(lazuli.path("config.toml"), config(&lazuli.path("certs.d"))).unwrap();
+    let [ours, newer] = ["ours", "newer"].map(Authority::new);
+    let plain = Registry::start();
+    let serve = |authority: &Authority, name: &str| {
+        let tls::Certificate { certificate, key } = authority.server("127.0.0.1");
+        let [shown, secret] = ["pem", "key"].map(|end| lazuli.path(&format!("{name}.{end}")));
+        fs::write(&shown, certificate).unwrap();
+        fs::write(&secret, key).unwrap();
+        plain.with_tls(&shown, &secret)
+    };
+    let registry = serve(&ours, "first");
+    let host = registry.image("").trim_end_matches('/').to_owned();
+    let image = format!("{host}/app:1");
+    let file = |name: &str, text: &str| {
+        let path = lazuli.directory(&format!("certs.d/{host}")).join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let hosts = file("hosts.toml", "ca = 'ca.pem'\n");
+    let error = lazuli.fails(["inspect", &image]);
+    assert!(
+        error.contains("ca.pem: there is no such file") && error.contains("hosts.toml"),
+        "{error}"
+    );
+    file("ca.pem", &newer.certificate());
+    let error = lazuli.fails(["inspect", &image]);
+    assert!(error.contains("UnknownIssuer") && error.contains("`ca` in its hosts.toml"), "{error}");
+    file("ca.pem", &ours.certificate());
+    convert(&lazuli, &image);
+    lazuli.ok(["inspect", &image]);
+    let at = lazuli.directory("mnt");
+    lazuli.ok(["mount", &image, "mnt"]);
+    assert!(read(&at, "one"));
+
+    // The registry moves, behind another authority. Whoever reads waits until somebody has said where.
+    let moved = serve(&newer, "second");
+    drop(registry);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&at, "two"));
+        thread::sleep(Duration::from_secs(1));
+        file("new.pem", &newer.certificate());
+        let port = moved.port();
+        let text = format!("server = 'https://127.0.0.1:{port}'\nca = 'new.pem'\n");
+        fs::write(&hosts, text).unwrap();
+        assert!(reader.join().unwrap());
+    });
+    assert!(read(&at, "three"));
+
+    // Somebody breaks the file. What is in use is served as far as it is here, also by the next worker.
+    fs::write(&hosts, "ca = [").unwrap();
+    lazuli.kill(lazuli.worker());
+    assert!(read(&at, "one") && read(&at, "three"));
+    let other = lazuli.directory("other");
+    let error = lazuli.fails(["mount", &image, other.to_str().unwrap()]);
+    assert!(error.contains("hosts.toml: line 1"), "{error}");
+    let mount: Value = lazuli.mount_status(&at);
+    assert_eq!(mount["image"], image.as_str());
+    lazuli.ok(["umount", "mnt"]);
+}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from lab import CommandFailed, background, run
-from lab.oci import MEDIA
+from lab.oci import MEDIA, Layout
 
 BLOB_MEDIA_TYPE = "application/vnd.oci.image.layer.nydus.blob.v1"
 ANNOTATION = "containerd.io/snapshot/nydus-"
@@ -116,6 +116,19 @@ class Nydus:
         """One image of layers, lowest first."""
         run(self.image, "merge", "--log-level", "warn", "--bootstrap", work / "bootstrap", *bootstraps)
         return Made(work / "bootstrap", work)
+
+    def converted(self, program, source, work, *flags):
+        """The layout that upstream's converter makes of an OCI image: `program` is tests/compat/converter, built."""
+        layout = work / "layout"
+        work.mkdir(parents=True)
+        run(program, "--builder", self.image, *flags, source.directory, layout)
+        return Layout(layout)
+
+    def unwrapped(self, layout):
+        """The image in a layout that a converter has made."""
+        bootstrap = layout.directory / "bootstrap"
+        layout.extract(layout.manifest()["layers"][-1], "image/image.boot", bootstrap)
+        return Made(bootstrap, layout.directory / "blobs/sha256")
 
     @contextlib.contextmanager
     def mounted(self, made, directory, cache):

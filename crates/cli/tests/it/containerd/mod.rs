@@ -1,5 +1,6 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod foreign;
 mod leaks;
 mod programs;
 mod rig;
@@ -7,6 +8,7 @@ mod soak;
 
 use std::{fs, path::Path};
 
+use foreign::{images_of_upstream_are_pulled_and_run, media_types_of_docker_make_no_difference};
 use programs::{Containerd, on_both};
 use rig::{Rig, assert_same};
 
@@ -15,6 +17,8 @@ on_both!(
     lazy_images_arrive_as_they_are_read,
     lazy_images_show_the_same_tree,
     an_image_without_its_data_is_refused,
+    media_types_of_docker_make_no_difference,
+    images_of_upstream_are_pulled_and_run,
 );
 
 /// Ordinary images, pulled and run as with overlayfs.

@@ -18,7 +18,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     auth::{self, Credential},
-    client::{detail, read_bounded},
+    client::{detail, read_bounded, stale},
     error::RegistryError,
     keyring::Keyring,
     name::Reference,
@@ -224,8 +224,12 @@ impl Authorizer {
                 _ => http.get(url),
             }
         };
-        let answer =
-            request.send().await.map_err(|error| RegistryError::http(place, object, error))?;
+        let again = request.try_clone();
+        let answer = match (request.send().await, again) {
+            (Err(error), Some(again)) if stale(&error) => again.send().await,
+            (answer, _) => answer,
+        };
+        let answer = answer.map_err(|error| RegistryError::http(place, object, error))?;
         let status = answer.status();
         if !status.is_success() {
             let detail = detail(answer).await;

@@ -6,7 +6,7 @@
 //!                                                     └─ wrong ─▶ once more, from every place
 //! ```
 
-use std::{error::Error as _, ops::Range, sync::Arc, time::Duration};
+use std::{error::Error as _, ops::Range, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
@@ -98,7 +98,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     let deadline = Instant::now() + blob.deadline();
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
-    let answer = match read(&blob, &blob.sources(), stored.clone(), deadline, &wanted).await {
+    let answer = match read_anywhere(&blob, stored.clone(), deadline, &wanted).await {
         Ok(answer) => Arc::new(answer),
         Err(error) => {
             tracing::warn!(%error, cause = error.source().map(|e| e.to_string()), "nobody delivers");
@@ -228,6 +228,25 @@ async fn fetch_again(
         places.retain(|other| !Arc::ptr_eq(other, &place));
     }
     Err(wrong)
+}
+
+/// Reads `range` from the blob's places, and begins anew when others take theirs.
+async fn read_anywhere(
+    blob: &Arc<CachedBlob>,
+    range: Range<Stored>,
+    deadline: Instant,
+    wanted: &Wanted,
+) -> Result<Answer, ReadError> {
+    loop {
+        let mut replaced = pin!(blob.replaced());
+        // What happens from here on counts, also before it is waited for.
+        replaced.as_mut().enable();
+        let places = blob.sources();
+        tokio::select! {
+            answer = read(blob, &places, range.clone(), deadline, wanted) => return answer,
+            () = replaced => {}
+        }
+    }
 }
 
 /// Reads `range` from some of the blob's places.

@@ -50,7 +50,7 @@ fn without_a_file_the_registry_is_where_its_name_says() {
         ("localhost/a", "https://localhost/v2/", true),
         ("127.0.0.1:443/a", "https://127.0.0.1/v2/", true),
     ] {
-        assert_eq!(rig.roots(image), [format!("{root} prwaa")], "{image}");
+        assert_eq!(rig.roots(image), [format!("{root} prwa")], "{image}");
         assert_eq!(rig.servers(image).unwrap()[0].tls.skip_verify, skips, "{image}");
     }
     let plain = Hosts::default().servers(&"r.example/a".parse().unwrap(), true).unwrap();

@@ -18,7 +18,7 @@ use std::{
 
 use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, futures::Notified, watch},
     task::JoinHandle,
 };
 
@@ -69,6 +69,7 @@ pub struct CachedBlob {
     pub(super) touch: Mutex<Touch>,
     pub(super) flights: Flights,
     sources: RwLock<Vec<Arc<Place>>>,
+    replaced: Notify,
     pub(super) settings: Settings,
     pub(super) workers: Arc<Workers>,
     _lock: Arc<File>,
@@ -167,6 +168,7 @@ impl CachedBlob {
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
             flights: Flights::default(),
             sources: RwLock::default(),
+            replaced: Notify::new(),
             settings: cache.settings.clone(),
             workers: cache.workers.clone(),
             _lock: cache.lock.clone(),
@@ -455,10 +457,17 @@ impl CachedBlob {
         sources.truncate(SOURCES);
     }
 
-    /// Asks `source` no more.
+    /// Asks `source` no more, also for reads that wait.
     pub(crate) fn detach(&self, source: &Arc<dyn BlobSource>) {
         let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
         sources.retain(|known| !known.is(source));
+        drop(sources);
+        self.replaced.notify_waiters();
+    }
+
+    /// Returns when a source is detached.
+    pub(crate) fn replaced(&self) -> Notified<'_> {
+        self.replaced.notified()
     }
 
     /// The most preferred first.

@@ -75,6 +75,8 @@ fn exchange(
         _ if storage => from_storage(&mut shared.lock(), request),
         _ => answer(shared, request, body),
     };
+    // Also a refusal has no body then.
+    response.head_only |= request.method == "HEAD";
     match &fault {
         Some(Fault::LoseAnswer) => return Ok(false),
         Some(Fault::IgnoreRange) if response.status == 206 => {

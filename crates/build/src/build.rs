@@ -20,8 +20,8 @@ use crate::{
     spool::{Scratch, Spool},
 };
 
-/// Most layers of an image: what the format has blobs for.
-const MAX_LAYERS: usize = 254;
+/// Most blobs of an image, and so most layers.
+const MAX_BLOBS: usize = 254;
 
 /// How to make an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub fn build(
     let start = Instant::now();
     options.check()?;
     let count = layers.len();
-    check_layers(count)?;
+    check_blobs("layers", count)?;
     let scratch = Scratch::new(&options.scratch)?;
     let spools: Vec<_> =
         (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
@@ -166,18 +166,19 @@ pub fn merge(
     progress: &dyn Progress,
 ) -> Result<Merged, BuildError> {
     check_chunk_size(chunk_size)?;
-    check_layers(layers.len())?;
+    check_blobs("layers", layers.len())?;
     let plan = Plan { chunk_size, algorithm, threads: threads.max(1), store: None };
     let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
     let (tree, _) = stack(layers)?;
     Ok(Merged { tree, chunks })
 }
 
-fn check_layers(count: usize) -> Result<(), BuildError> {
-    if count <= MAX_LAYERS {
+/// Whether the format has room for `count` blobs; `what` they are for.
+pub(crate) fn check_blobs(what: &'static str, count: usize) -> Result<(), BuildError> {
+    if count <= MAX_BLOBS {
         return Ok(());
     }
-    Err(BuildError::TooMany { what: "layers", count: count as u64, limit: MAX_LAYERS as u64 })
+    Err(BuildError::TooMany { what, count: count as u64, limit: MAX_BLOBS as u64 })
 }
 
 type Entries = Vec<(String, Vec<crate::Entry>)>;

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use lazuli_image::{FormatError, path::InvalidName};
+use lazuli_image::{Digest, FormatError, path::InvalidName};
 
 use crate::entry::EntryPath;
 
@@ -61,6 +61,16 @@ pub enum BuildError {
         /// What the system said.
         #[source]
         problem: io::Error,
+    },
+    /// What was fetched of an image is not what its chunk table says.
+    #[error("chunk {number} of blob {blob}: {problem}")]
+    Content {
+        /// Number of the chunk.
+        number: u32,
+        /// Its blob.
+        blob: Digest,
+        /// What was found and what was expected.
+        problem: String,
     },
     /// The codec cannot be set up.
     #[error("cannot set up the compressor: {0}")]

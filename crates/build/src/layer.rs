@@ -28,12 +28,21 @@ impl BootstrapLayer {
 
 /// Packs the bootstrap of `built`. The same image gives the same bytes.
 pub fn bootstrap_layer(built: &Built) -> BootstrapLayer {
+    let metas = built.blobs.iter().map(|blob| (blob.record.blob.id, &blob.meta_file[..]));
+    pack_bootstrap(&built.bootstrap, metas)
+}
+
+/// Packs `bootstrap` with the `.blob.meta` files of its blobs, in their order.
+pub fn pack_bootstrap<'a>(
+    bootstrap: &[u8],
+    metas: impl IntoIterator<Item = (Digest, &'a [u8])>,
+) -> BootstrapLayer {
     let mut tar = Vec::new();
     member(&mut tar, "image/", tar::EntryType::Directory, 0o755, &[]);
-    member(&mut tar, "image/image.boot", tar::EntryType::Regular, 0o444, &built.bootstrap);
-    for blob in &built.blobs {
-        let name = format!("image/{}.blob.meta", blob.record.blob.id.hex());
-        member(&mut tar, &name, tar::EntryType::Regular, 0o444, &blob.meta_file);
+    member(&mut tar, "image/image.boot", tar::EntryType::Regular, 0o444, bootstrap);
+    for (blob, meta) in metas {
+        let name = format!("image/{}.blob.meta", blob.hex());
+        member(&mut tar, &name, tar::EntryType::Regular, 0o444, meta);
     }
     tar.extend([0; 1024]);
     let diff_id = Algorithm::Sha256.digest(&tar);

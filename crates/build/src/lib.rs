@@ -2,7 +2,7 @@
 //!
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
-//! what it was made from.
+//! what it was made from. [`bake`] moves the chunks of a finished image to where a start finds them soon.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -13,6 +13,7 @@
 //! The same layers and options give the same bytes, on any machine and with any number of threads.
 #![forbid(unsafe_code)]
 
+pub mod bake;
 mod build;
 mod chunk;
 mod dedup;
@@ -29,7 +30,7 @@ mod spool;
 pub use build::{Built, Merged, Options, build, merge};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
 pub use error::{BuildError, OverlayProblem, SourceError};
-pub use layer::{BootstrapLayer, bootstrap_layer};
+pub use layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};
 pub use pack::BuiltBlob;
 pub use report::{Progress, Report};
 pub use source::{Layer, LayerSource};

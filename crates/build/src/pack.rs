@@ -14,7 +14,9 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Decoded, InodeId, Kind, Stored, Tree,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, InodeId, Kind, Stored,
+    Tree,
+    digest::Hasher,
     rafs::{BlobRecord, blob_tail},
 };
 
@@ -37,7 +39,44 @@ pub struct BuiltBlob {
     pub file: PathBuf,
     /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.
     pub meta_file: Vec<u8>,
-    _scratch: Scratch,
+    /// Stored bytes at its beginning that a start reads, if that is known.
+    pub hot_bytes: Option<u64>,
+    pub(crate) scratch: Scratch,
+}
+
+/// A blob without its tail.
+pub(crate) struct Unsealed {
+    /// Open at its end.
+    pub(crate) file: File,
+    /// Name of the file.
+    pub(crate) path: PathBuf,
+    /// SHA-256 of the file.
+    pub(crate) hasher: Hasher,
+    /// What is in the file.
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+impl Unsealed {
+    /// Adds the tail.
+    pub(crate) fn seal(self, codec: Codec, scratch: &Scratch) -> Result<BuiltBlob, BuildError> {
+        let Unsealed { mut file, path, hasher, chunks } = self;
+        let tail = blob_tail(&chunks, hasher, codec)?;
+        file.write_all(&tail.bytes).map_err(|problem| scratch.failed(problem))?;
+        let blob = Blob {
+            id: tail.id,
+            codec,
+            stored_size: tail.stored_size,
+            decoded_size: tail.decoded_size,
+            chunks,
+        };
+        Ok(BuiltBlob {
+            record: BlobRecord { blob, tail: tail.info },
+            file: path,
+            meta_file: tail.meta_file,
+            hot_bytes: None,
+            scratch: scratch.clone(),
+        })
+    }
 }
 
 /// The chunks of every blob.
@@ -130,22 +169,8 @@ impl Packed {
         };
         let Finished { file, path, hasher, chunks } = spool;
         let chunks = layout(&chunks, distinct);
-        let tail = blob_tail(&chunks, hasher, options.codec)?;
-        let mut file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        file.write_all(&tail.bytes).map_err(failed)?;
-        let blob = Blob {
-            id: tail.id,
-            codec: options.codec,
-            stored_size: tail.stored_size,
-            decoded_size: tail.decoded_size,
-            chunks,
-        };
-        Ok(BuiltBlob {
-            record: BlobRecord { blob, tail: tail.info },
-            file: path,
-            meta_file: tail.meta_file,
-            _scratch: scratch.clone(),
-        })
+        let file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        Unsealed { file, path, hasher, chunks }.seal(options.codec, scratch)
     }
 }
 
@@ -211,7 +236,7 @@ const fn round_up(bytes: u64) -> u64 {
 }
 
 /// Visits all references to chunks, those of every file once.
-fn for_each_chunk(tree: &mut Tree, mut visit: impl FnMut(&mut ChunkRef)) {
+pub(crate) fn for_each_chunk(tree: &mut Tree, mut visit: impl FnMut(&mut ChunkRef)) {
     for id in 0..tree.len() as u32 {
         if let Kind::Regular { chunks, .. } = &mut tree[InodeId(id)].kind {
             chunks.iter_mut().for_each(&mut visit);

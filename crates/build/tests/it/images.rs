@@ -27,7 +27,7 @@ use lazuli_testkit::kernel::{Feature, require};
 
 use crate::tarball::{Tar, layer};
 
-const CHUNK_SIZE: u32 = 4096;
+pub(crate) const CHUNK_SIZE: u32 = 4096;
 
 /// Bytes that do not compress and differ by `seed`.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
@@ -52,7 +52,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Three layers with shared and hidden content, stored in three ways.
-fn layers() -> Vec<Layer> {
+pub(crate) fn layers() -> Vec<Layer> {
     let shared = noise(1, 10_000);
     let mut low =
         Tar::default().dir("bin/").file("bin/a", &shared).file("bin/gone", &noise(2, 5000));
@@ -72,14 +72,14 @@ fn layers() -> Vec<Layer> {
     ]
 }
 
-fn options(scratch: &Path, codec: Codec, threads: usize) -> Options {
+pub(crate) fn options(scratch: &Path, codec: Codec, threads: usize) -> Options {
     Options { chunk_size: CHUNK_SIZE, codec, level: 3, scratch: scratch.into(), threads }
 }
 
 /// An image that was built, for comparison.
-struct Image {
-    tree: Tree,
-    blobs: Vec<lazuli_image::Blob>,
+pub(crate) struct Image {
+    pub(crate) tree: Tree,
+    pub(crate) blobs: Vec<lazuli_image::Blob>,
 }
 
 impl Content for Image {
@@ -94,7 +94,7 @@ impl Content for Image {
 }
 
 /// Checks every byte of an image against the tables, and returns it.
-fn open(built: &Built) -> Image {
+pub(crate) fn open(built: &Built) -> Image {
     let bootstrap = Bootstrap::open(&built.bootstrap[..]).unwrap();
     check(&bootstrap).unwrap();
     let blobs = bootstrap.blobs().to_vec();

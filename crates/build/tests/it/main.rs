@@ -1,6 +1,7 @@
 //! Tests of the build crate through its public API.
 
 mod archives;
+mod bake;
 mod directories;
 mod images;
 mod malformed;

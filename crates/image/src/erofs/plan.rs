@@ -22,6 +22,8 @@ pub(crate) type Slot = usize;
 /// The inodes of an image in the order in which they are written; the root is first.
 pub(crate) struct Plan<'a> {
     pub(crate) inodes: Vec<PlannedInode<'a>>,
+    /// Where in `inodes` each inode of the tree is.
+    pub(crate) slots: HashMap<InodeId, Slot>,
     /// Number of names, the root counted as one.
     pub(crate) names: u64,
 }
@@ -117,7 +119,8 @@ pub(crate) fn plan<'a>(
     let inodes = places.iter().zip(&links).enumerate().map(|(slot, (place, &links))| {
         context.inode(slot, place, links).map_err(|problem| error(&places, slot, problem))
     });
-    Ok(Plan { inodes: inodes.collect::<Result<_, _>>()?, names })
+    let inodes = inodes.collect::<Result<_, _>>()?;
+    Ok(Plan { inodes, slots, names })
 }
 
 /// An inode by its first name.

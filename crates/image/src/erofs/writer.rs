@@ -17,6 +17,7 @@ use crate::BLOCK_SIZE;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mark {
     BlobTable,
+    PrefetchTable,
     /// Start of the inode area: nid 0.
     Meta,
     Inode(Slot),
@@ -30,6 +31,7 @@ pub(crate) enum Mark {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     blob_table: u64,
+    prefetch_table: u64,
     meta: u64,
     inodes: Vec<u64>,
     blocks: Vec<u64>,
@@ -83,6 +85,7 @@ impl Output {
         let position = self.position;
         match mark {
             Mark::BlobTable => self.places.blob_table = position,
+            Mark::PrefetchTable => self.places.prefetch_table = position,
             Mark::Meta => self.places.meta = position,
             Mark::Inode(slot) => self.places.inodes[slot] = position,
             Mark::Blocks(slot) => self.places.blocks[slot] = position,
@@ -95,6 +98,7 @@ impl Output {
     pub(crate) fn place(&self, mark: Mark) -> u64 {
         match mark {
             Mark::BlobTable => self.places.blob_table,
+            Mark::PrefetchTable => self.places.prefetch_table,
             Mark::Meta => self.places.meta,
             Mark::Inode(slot) => self.places.inodes[slot],
             Mark::Blocks(slot) => self.places.blocks[slot],

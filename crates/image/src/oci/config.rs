@@ -69,12 +69,14 @@ impl ImageConfig {
     }
 
     /// The configuration of the lazy image made from this one: other layers, and one more step in the
-    /// history.
+    /// history unless that is the last one already.
     pub(super) fn lazy(&self, diff_ids: Vec<Digest>) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
-        let step = json!({ "created_by": "lazuli convert", "comment": "bootstrap layer" });
-        history.push(raw(&step));
+        let step = raw(&json!({ "created_by": "lazuli convert", "comment": "bootstrap layer" }));
+        if history.last().is_none_or(|last| last.get() != step.get()) {
+            history.push(step);
+        }
         config.set("rootfs", json!({ "type": "layers", "diff_ids": diff_ids }));
         config.set("history", history);
         Ok(config)

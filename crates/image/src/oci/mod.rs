@@ -198,6 +198,8 @@ pub struct BlobLayer {
     pub digest: Digest,
     /// Its size in bytes.
     pub size: u64,
+    /// Stored bytes at its beginning that a start reads, if that is known; of a data blob only.
+    pub hot_bytes: Option<u64>,
 }
 
 /// The documents of a lazy image. The same input gives the same bytes.
@@ -230,7 +232,9 @@ impl LazyImage {
         let mut layers: Vec<Descriptor> = blobs
             .iter()
             .map(|blob| {
-                let notes = [(annotation::DATA_BLOB, "true")];
+                let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
+                let mut notes = vec![(annotation::DATA_BLOB, "true")];
+                notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
                 Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
             })
             .collect();

@@ -5,15 +5,16 @@ const SOURCE: &str = r#"{"created":"2024-01-01T00:00:00.10Z","config":{"Env":["A
  "rootfs":{"type":"layers","diff_ids":[]},"history":[{"created_by":"RUN x","q":1.0}]}"#;
 
 fn layer(content: &[u8]) -> BlobLayer {
-    BlobLayer { digest: Algorithm::Sha256.digest(content), size: content.len() as u64 }
+    let size = content.len() as u64;
+    BlobLayer { digest: Algorithm::Sha256.digest(content), size, hot_bytes: None }
 }
 
 #[test]
 fn a_lazy_image_keeps_what_the_source_says() {
     let source = ImageConfig::parse(SOURCE.as_bytes()).unwrap();
     let diff_id = Algorithm::Sha256.digest(b"tar");
-    let image = LazyImage::new(&source, &[layer(b"a")], layer(b"b"), diff_id, BTreeMap::new());
-    let image = image.unwrap();
+    let blob = BlobLayer { hot_bytes: Some(1 << 40), ..layer(b"a") };
+    let image = LazyImage::new(&source, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
     let text = std::str::from_utf8(&image.config).unwrap();
     // Whatever is not ours is there byte for byte, odd numbers and spaces included.
     for kept in [
@@ -31,6 +32,13 @@ fn a_lazy_image_keeps_what_the_source_says() {
     assert_eq!(manifest.config.digest, image.config_digest);
     assert!(!manifest.layers[0].is_bootstrap());
     assert_eq!(manifest.bootstrap().map(|layer| layer.size), Some(1));
+    assert_eq!(
+        manifest.layers.iter().map(Descriptor::hot_bytes).collect::<Vec<_>>(),
+        [Some(1 << 40), None]
+    );
+    // Made from a lazy image, it does not get longer and longer.
+    let again = LazyImage::new(&config, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
+    assert_eq!(again.config, image.config);
 }
 
 #[test]

@@ -148,10 +148,24 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     };
     hash.update(&out.bytes[footer::SIZE as usize..]);
     let stored_size = out.position();
-    let mut meta_file = ci;
-    meta_file.resize(meta_file.len().next_multiple_of(BLOCK_SIZE as usize), 0);
-    meta_file.extend_from_slice(header.as_bytes());
+    let meta_file = join_meta_file(ci, header.as_bytes());
     Ok(Tail { bytes: out.bytes, info, meta_file, id: hash.finish(), stored_size, decoded_size })
+}
+
+fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
+    let mut file = ci;
+    file.resize(file.len().next_multiple_of(BLOCK_SIZE as usize), 0);
+    file.extend_from_slice(header);
+    file
+}
+
+/// [`Tail::meta_file`] of a blob that exists, checked as by [`check_blob`].
+///
+/// `tail` is the blob from [`TailInfo::ci_offset`] on, at least as far as [`TailInfo::meta_end`].
+pub fn meta_file(tail: &[u8], record: &BlobRecord) -> Result<Vec<u8>, FormatError> {
+    let (ci, header) = TailReader { bytes: tail, info: record.tail }.ci()?;
+    check_ci_entries(&record.blob, 0, &ci)?;
+    Ok(join_meta_file(ci, header))
 }
 
 /// Bytes with their place in the blob.

@@ -80,7 +80,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         rows.map(|(blob, tail)| BlobRecord { blob: blob.clone(), tail: *tail }).collect()
     }
 
-    /// Files and directories that the image asks to fetch first; empty in images made here.
+    /// Files and directories that the image asks to fetch first; empty in images whose starts nobody has seen.
     pub fn prefetch(&self) -> &[Nid] {
         &self.tables.prefetch
     }

@@ -14,10 +14,10 @@ mod footer;
 mod tables;
 mod writer;
 
-pub use blob::{Tail, blob_tail, check_blob, check_ci_entries, check_ci_header};
+pub use blob::{Tail, blob_tail, check_blob, check_ci_entries, check_ci_header, meta_file};
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
-pub use writer::{BootstrapOptions, write_bootstrap};
+pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
 use crate::{Blob, Codec, Digest};
 
@@ -49,4 +49,11 @@ pub struct TailInfo {
     pub toc_size: u32,
     /// SHA-256 of the table of contents with its footer, if `toc_size` is not 0.
     pub toc_digest: Option<Digest>,
+}
+
+impl TailInfo {
+    /// One past the last byte of the CI table and its header in the blob.
+    pub const fn meta_end(&self) -> u64 {
+        self.ci_offset + self.ci_stored_size + layout::CI_HEADER_SIZE
+    }
 }

@@ -325,13 +325,19 @@ fn chunks(
     }
     for (index, blob) in blobs.iter_mut().enumerate() {
         blob.chunks.sort_unstable_by_key(|chunk| chunk.number);
-        for pair in blob.chunks.windows(2) {
-            let (a, b) = (&pair[0], &pair[1]);
-            if a.number == b.number || a.stored_end() > b.stored || a.decoded_end() > b.decoded {
-                let problem =
-                    format!("chunks {} and {} of blob {index} overlap", a.number, b.number);
-                return Err(FormatError::new("chunk table", table, problem));
-            }
+        validate_order(&blob.chunks).map_err(|problem| {
+            FormatError::new("chunk table", table, format!("blob {index}: {problem}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether `chunks` ascend in number and in both offsets.
+pub(super) fn validate_order(chunks: &[Chunk]) -> Result<(), String> {
+    for pair in chunks.windows(2) {
+        let (a, b) = (&pair[0], &pair[1]);
+        if a.number >= b.number || a.stored_end() > b.stored || a.decoded_end() > b.decoded {
+            return Err(format!("chunks {} and {} overlap", a.number, b.number));
         }
     }
     Ok(())

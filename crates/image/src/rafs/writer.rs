@@ -4,21 +4,20 @@ use zerocopy::IntoBytes;
 
 use super::{
     BlobRecord,
-    blob::validate_packed,
     layout::{
         BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, chunk_flags,
         features, flags,
     },
-    tables::{digester, validate_chunk},
+    tables::{digester, validate_chunk, validate_order},
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, Tree,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, InodeId, Tree,
     erofs::{
         layout::{
             BLOCK_BITS, COMPAT_RAFS_V6, DEVICE_SLOT, DeviceSlot, INCOMPAT_CHUNKED_FILE,
             INCOMPAT_DEVICE_TABLE, MAX_DEVICES, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, SuperBlock,
         },
-        plan::{Content, Plan, plan},
+        plan::{Content, Plan, Slot, plan},
         writer::{Mark, Output, write_inodes},
     },
 };
@@ -40,18 +39,30 @@ impl Default for BootstrapOptions {
 
 /// The image of `tree`, whose files consist of chunks of `blobs`. Equal input gives equal bytes.
 ///
-/// The chunk table lists every chunk of every blob. Fails when the tree or the blobs do not fit the
-/// format or each other; see `docs/format.md` for the limits.
+/// The chunk table lists every chunk of every blob, as far as its record does. Fails when the tree or the blobs
+/// do not fit the format or each other; see `docs/format.md` for the limits.
 pub fn write_bootstrap(
     tree: &Tree,
     blobs: &[BlobRecord],
     options: &BootstrapOptions,
 ) -> Result<Vec<u8>, FormatError> {
+    write_bootstrap_with_prefetch(tree, blobs, options, &[])
+}
+
+/// The same image with a prefetch table: the files that readers of upstream fetch first. What no name leads to is
+/// left out.
+pub fn write_bootstrap_with_prefetch(
+    tree: &Tree,
+    blobs: &[BlobRecord],
+    options: &BootstrapOptions,
+    prefetch: &[InodeId],
+) -> Result<Vec<u8>, FormatError> {
     let codec = validate(blobs, options)?;
     let plain: Vec<&Blob> = blobs.iter().map(|record| &record.blob).collect();
     let plan = plan(tree, &plain, options.chunk_size)?;
-    let image =
-        Image { chunk_table: chunk_table(blobs, &plan, options), plan, blobs, options, codec };
+    let prefetch = prefetch.iter().filter_map(|file| plan.slots.get(file).copied()).collect();
+    let chunk_table = chunk_table(blobs, &plan, options);
+    let image = Image { plan, blobs, chunk_table, prefetch, options, codec };
 
     let mut measured = Output::measure(image.plan.inodes.len());
     image.write(&mut measured)?;
@@ -64,6 +75,8 @@ struct Image<'a> {
     plan: Plan<'a>,
     blobs: &'a [BlobRecord],
     chunk_table: Vec<ChunkEntry>,
+    /// Files to fetch first.
+    prefetch: Vec<Slot>,
     options: &'a BootstrapOptions,
     codec: Codec,
 }
@@ -80,6 +93,15 @@ impl Image<'_> {
         out.mark(Mark::BlobTable);
         for (index, record) in self.blobs.iter().enumerate() {
             out.write(self.blob_entry(index, record).as_bytes());
+        }
+        out.mark(Mark::PrefetchTable);
+        for file in &self.prefetch {
+            let nid = out.nid(*file);
+            let nid = u32::try_from(nid).map_err(|_| {
+                let problem = format!("inode {nid} is beyond 2^32 - 1");
+                FormatError::new("prefetch table", out.place(Mark::PrefetchTable), problem)
+            })?;
+            out.write(&nid.to_le_bytes());
         }
         out.pad(BLOCK_SIZE);
         out.mark(Mark::Meta);
@@ -124,8 +146,13 @@ impl Image<'_> {
     }
 
     fn extended_superblock(&self, out: &Output) -> ExtendedSuperBlock {
-        let mut bits =
-            flags::EXPLICIT_UID_GID | flags::INLINED_CHUNK_DIGEST | flags::ENCRYPTION_NONE;
+        let mut bits = flags::EXPLICIT_UID_GID | flags::ENCRYPTION_NONE;
+        let has_digests = |BlobRecord { tail, .. }: &BlobRecord| {
+            tail.features & features::INLINED_CHUNK_DIGEST != 0
+        };
+        if self.blobs.iter().all(has_digests) {
+            bits |= flags::INLINED_CHUNK_DIGEST;
+        }
         bits |= match self.codec {
             Codec::None => flags::COMPRESSOR_NONE,
             Codec::Lz4 => flags::COMPRESSOR_LZ4,
@@ -145,8 +172,12 @@ impl Image<'_> {
             chunk_size: self.options.chunk_size.into(),
             chunk_table_offset: out.place(Mark::ChunkTable).into(),
             chunk_table_size: (size_of_val(self.chunk_table.as_slice()) as u64).into(),
-            prefetch_table_offset: 0.into(),
-            prefetch_table_size: 0.into(),
+            prefetch_table_offset: match self.prefetch[..] {
+                [] => 0,
+                _ => out.place(Mark::PrefetchTable),
+            }
+            .into(),
+            prefetch_table_size: ((self.prefetch.len() * 4) as u32).into(),
             reserved: [0; 204],
         }
     }
@@ -219,18 +250,20 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
         if blob.codec != codec {
             return fail(format!("blob {index} is compressed with {}, not {codec}", blob.codec));
         }
-        if tail.features & features::WRITTEN != features::WRITTEN {
-            return fail(format!("blob {index} has no digest array or table of contents"));
+        if tail.features & features::ALIGNED == 0 {
+            return fail(format!("blob {index} has chunks that are not aligned to blocks"));
         }
         if blob.id.algorithm != Algorithm::Sha256
             || blobs[..index].iter().any(|other| other.blob.id == blob.id)
         {
             return fail(format!("blob {index}: {} is not SHA-256, or not the first", blob.id));
         }
-        if blob.chunks.is_empty() || blob.chunks.len() != tail.chunk_count as usize {
-            return fail(format!("blob {index} has {} chunks", blob.chunks.len()));
+        // Of a blob that others made, only the chunks in use may be known.
+        if blob.chunks.is_empty() {
+            return fail(format!("blob {index} has no chunks"));
         }
-        validate_packed(&blob.chunks)?;
+        validate_order(&blob.chunks)
+            .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
         for chunk in &blob.chunks {
             validate_chunk(chunk, blob, tail.chunk_count, chunk_size)
                 .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
@@ -251,17 +284,25 @@ fn chunk_table(
     // Where the first file that uses a chunk has it; 0 for chunks that no file uses any more.
     let mut offsets: Vec<Vec<Option<u64>>> =
         blobs.iter().map(|record| vec![None; record.blob.chunks.len()]).collect();
+    let row = |blob: &Blob, number: u32| {
+        // Mostly no number is missing.
+        let at = number as usize;
+        match blob.chunks.get(at) {
+            Some(chunk) if chunk.number == number => Some(at),
+            _ => blob.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok(),
+        }
+    };
     for inode in &plan.inodes {
         let Content::Chunks(_, indexes) = &inode.content else { continue };
         for (at, index) in indexes.iter().enumerate() {
-            let number = usize::from(index.number_high) << 16 | usize::from(index.number_low.get());
-            let uses = offsets.get_mut(usize::from(index.device - 1));
-            if let Some(first) = uses.and_then(|blob| blob.get_mut(number)) {
-                first.get_or_insert(at as u64 * u64::from(options.chunk_size));
+            let number = u32::from(index.number_high) << 16 | u32::from(index.number_low.get());
+            let blob = usize::from(index.device - 1);
+            if let Some(row) = blobs.get(blob).and_then(|record| row(&record.blob, number)) {
+                offsets[blob][row].get_or_insert(at as u64 * u64::from(options.chunk_size));
             }
         }
     }
-    let entry = |blob: usize, chunk: &Chunk| ChunkEntry {
+    let entry = |blob: usize, row: usize, chunk: &Chunk| ChunkEntry {
         digest: chunk.digest.hash,
         blob: (blob as u32).into(),
         flags: if chunk.is_compressed() { chunk_flags::COMPRESSED } else { 0 }.into(),
@@ -269,15 +310,18 @@ fn chunk_table(
         decoded_size: chunk.decoded_size.into(),
         stored: chunk.stored.0.into(),
         decoded: chunk.decoded.0.into(),
-        file_offset: offsets[blob][chunk.number as usize].unwrap_or(0).into(),
+        file_offset: offsets[blob][row].unwrap_or(0).into(),
         number: chunk.number.into(),
         crc32c: 0.into(),
     };
     let mut table: Vec<ChunkEntry> = blobs
         .iter()
         .enumerate()
-        .flat_map(|(index, record)| record.blob.chunks.iter().map(move |chunk| (index, chunk)))
-        .map(|(index, chunk)| entry(index, chunk))
+        .flat_map(|(index, record)| {
+            let rows = record.blob.chunks.iter().enumerate();
+            rows.map(move |(row, chunk)| (index, row, chunk))
+        })
+        .map(|(index, row, chunk)| entry(index, row, chunk))
         .collect();
     table.sort_by_key(|entry| (entry.digest, entry.blob.get(), entry.number.get()));
     table

@@ -1,0 +1,81 @@
+//! Hot chunks at the beginning of each blob.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+};
+
+use lazuli_image::{
+    BlobIndex, Chunk, ChunkRef,
+    rafs::{Bootstrap, BootstrapOptions},
+};
+
+use super::{Hot, rewrite, writer::BlobWriter};
+use crate::{build::Built, error::BuildError, pack::BuiltBlob};
+
+/// The same image with the hot chunks of each blob at its beginning, in their order; the others follow in the
+/// order that they had. Blobs without hot chunks stay as they are.
+pub fn hot_first(built: Built, hot: &Hot) -> Result<Built, BuildError> {
+    let Built { bootstrap, blobs, mut report } = built;
+    let (tree, options) = {
+        let bootstrap = Bootstrap::open(&bootstrap[..])?;
+        let (chunk_size, digest) = (bootstrap.chunk_size(), bootstrap.digest_algorithm());
+        (bootstrap.tree()?, BootstrapOptions { chunk_size, digest })
+    };
+    let mut places = HashMap::new();
+    let mut reordered = Vec::with_capacity(blobs.len());
+    for (blob, index) in blobs.into_iter().zip((0..).map(BlobIndex)) {
+        let mine = hot.chunks.iter().filter(|chunk| chunk.blob == index);
+        let mine: Vec<u32> = mine.map(|chunk| chunk.number).collect();
+        if mine.is_empty() {
+            reordered.push(blob);
+            continue;
+        }
+        let order = order(&blob, &mine);
+        let moved = order.iter().zip(0..).map(|(chunk, number)| (chunk.number, number));
+        for (old, number) in moved {
+            let old = ChunkRef { blob: index, number: old };
+            places.insert(old, ChunkRef { blob: index, number });
+        }
+        reordered.push(reorder(blob, &order, mine.len(), index)?);
+    }
+    let records: Vec<_> = reordered.iter().map(|blob| blob.record.clone()).collect();
+    let place = |chunk: ChunkRef| places.get(&chunk).copied().unwrap_or(chunk);
+    let first: Vec<_> = hot.chunks.iter().copied().map(place).collect();
+    let bootstrap = rewrite(tree, &records, &options, place, &first)?;
+    report.bootstrap_bytes = bootstrap.len() as u64;
+    report.stored_bytes = records.iter().map(|record| record.blob.stored_size).sum();
+    Ok(Built { bootstrap, blobs: reordered, report })
+}
+
+/// The chunks of a blob: the hot ones in their order, then the others in that of the blob.
+fn order(blob: &BuiltBlob, hot: &[u32]) -> Vec<Chunk> {
+    let blob = &blob.record.blob;
+    let is_hot: HashSet<u32> = hot.iter().copied().collect();
+    let first = hot.iter().filter_map(|number| blob.chunk(*number));
+    let rest = blob.chunks.iter().filter(|chunk| !is_hot.contains(&chunk.number));
+    first.chain(rest).copied().collect()
+}
+
+/// Writes a blob anew with its chunks in this order, of which so many are hot.
+fn reorder(
+    old: BuiltBlob,
+    order: &[Chunk],
+    hot: usize,
+    index: BlobIndex,
+) -> Result<BuiltBlob, BuildError> {
+    let scratch = old.scratch.clone();
+    let failed = |problem| scratch.failed(problem);
+    let file = File::open(&old.file).map_err(failed)?;
+    let mut writer = BlobWriter::create(scratch.clone(), &format!("hot{}", index.0))?;
+    let mut stored = Vec::new();
+    for chunk in order {
+        stored.resize(chunk.stored_size as usize, 0);
+        file.read_exact_at(&mut stored, chunk.stored.0).map_err(failed)?;
+        writer.add(chunk, &stored)?;
+    }
+    fs::remove_file(&old.file).map_err(failed)?;
+    let hot_bytes = writer.chunks()[..hot].last().map_or(0, |last| last.stored_end().0);
+    writer.finish(old.record.blob.codec, hot_bytes)
+}

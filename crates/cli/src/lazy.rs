@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lazuli_registry::{ImageName, Repository};
+use lazuli_registry::{ImageName, Manifest, Repository};
 use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -13,6 +13,7 @@ use crate::{config::Config, names::Access};
 /// An image whose metadata was fetched and checked.
 pub(crate) struct LazyImage {
     pub(crate) name: ImageName,
+    pub(crate) manifest: Manifest,
     pub(crate) image: StoredImage,
     /// Where its blobs are.
     pub(crate) repository: Arc<dyn Repository>,
@@ -30,7 +31,8 @@ pub(crate) fn open(
     let repository = lazuli_registry::open(&name, &access.options(config)?)?;
     let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
     let platform = access.platform()?;
-    let pull = StoredImage::pull(&repository, platform.as_ref(), directory.path());
-    let (image, _) = runtime.block_on(pull)?;
-    Ok(LazyImage { name, image, repository, _directory: directory })
+    let manifest = runtime.block_on(repository.manifest(platform.as_ref()))?;
+    let fetch = StoredImage::fetch(&repository, &manifest, directory.path());
+    let (image, _) = runtime.block_on(fetch)?;
+    Ok(LazyImage { name, manifest, image, repository, _directory: directory })
 }

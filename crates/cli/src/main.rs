@@ -9,10 +9,14 @@ mod container;
 mod containerd;
 mod daemon;
 mod exit;
+mod hot;
 mod lazy;
 mod names;
 mod progress;
+mod rehearse;
 mod source;
+mod store;
+mod trace;
 
 use std::{
     path::{Path, PathBuf},

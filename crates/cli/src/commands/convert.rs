@@ -1,15 +1,20 @@
-use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Instant};
 
 use anyhow::{Result, bail};
-use bytes::Bytes;
 use clap::Args;
-use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::BinaryBytes;
-use lazuli_build::{BootstrapLayer, Built, BuiltBlob, Options, bootstrap_layer};
-use lazuli_image::oci::{BlobLayer, ImageConfig, LazyImage, media_type};
-use lazuli_registry::{BlobContent, ImageName, Pushed, Repository, Source};
+use lazuli_build::{
+    BootstrapLayer, Built, Options,
+    bake::{Hot, hot_first},
+    bootstrap_layer,
+};
+use lazuli_image::{
+    Blob, Trace,
+    oci::{BlobLayer, ImageConfig, LazyImage},
+};
+use lazuli_registry::{ImageName, Source};
 
-use crate::{Session, names, progress, source};
+use crate::{Session, names, progress, rehearse, source, store, trace};
 
 /// Convert an image into a lazy one and store it
 ///
@@ -24,52 +29,84 @@ pub(crate) struct Arguments {
     /// Where the lazy image goes
     #[arg(value_name = "TARGET")]
     target: String,
+    /// Put first in each blob what this trace says that a start reads; it is one of SOURCE, converted without this
+    /// option
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// The same after running the image once to see what a start reads: CMD, or the image's command without one. Ends
+    /// with CMD, or when nothing new was read for 5 s. Must be the last option; needs root and runc
+    #[arg(
+        long,
+        value_name = "CMD",
+        num_args = 0..,
+        allow_hyphen_values = true,
+        conflicts_with = "trace"
+    )]
+    trace_run: Option<Vec<OsString>>,
     #[command(flatten)]
     access: names::Access,
 }
-
-/// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
-const UPLOADS: usize = 4;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
-    let neighbour = neighbour(&source, &name);
+    // Teams keep lazy images beside the images that they come from, so the source's repository may hold the blobs of
+    // shared base layers already.
+    let neighbour = match &source {
+        Source::Image(source) => store::neighbour(source, &name),
+        _ => None,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let known = arguments.trace.as_deref().map(trace::read).transpose()?;
     let source = source::open(&source, &arguments.access, &session.config, &runtime)?;
     let total = source.stored_size();
     let bar = progress::bytes(total, "converting");
-    let built =
-        lazuli_build::build(source.layers, &Options::new(scratch()), &progress::Reading(&bar))?;
+    let options = Options::new(store::scratch());
+    let mut built = lazuli_build::build(source.layers, &options, &progress::Reading(&bar))?;
     bar.finish_and_clear();
+    let trace = match &arguments.trace_run {
+        Some(command) => {
+            let bootstrap = bootstrap_layer(&built);
+            let image = describe(&built, &bootstrap, &source.config, BTreeMap::new())?;
+            let blobs = built.blobs.iter().map(store::built).collect();
+            Some(runtime.block_on(rehearse::run(blobs, bootstrap, image, command))?)
+        }
+        None => known,
+    };
+    let mut hot = None;
+    if let Some(trace) = trace {
+        let found = hot_chunks(&built, &trace, arguments)?;
+        built = hot_first(built, &found)?;
+        hot = Some(found);
+    }
     let bootstrap = bootstrap_layer(&built);
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
     let stored = built.report.stored_bytes + bootstrap.size();
-    let uploaded = runtime.block_on(push(&*target, &built, bootstrap, image, neighbour))?;
-    report(&name, &built, stored, uploaded, total, started);
+    let blobs = built.blobs.iter().map(store::built).collect();
+    let uploaded = runtime.block_on(store::push(&*target, blobs, bootstrap, image, neighbour))?;
+    report(&name, &built, hot.as_ref(), stored, uploaded, total, started);
     Ok(())
 }
 
-/// The source's repository when it is another one of the target's registry. Teams keep lazy images beside the
-/// images that they come from, so it may hold the blobs of shared base layers already.
-fn neighbour<'a>(source: &'a Source, target: &ImageName) -> Option<&'a str> {
-    match (source, target) {
-        (Source::Image(ImageName::Registry(source)), ImageName::Registry(target))
-            if source.registry() == target.registry()
-                && source.repository() != target.repository() =>
-        {
-            Some(source.repository())
-        }
-        _ => None,
+/// What the trace says about the image as it is before anything was moved.
+fn hot_chunks(built: &Built, trace: &Trace, arguments: &Arguments) -> Result<Hot> {
+    let blobs: Vec<Blob> = built.blobs.iter().map(|blob| blob.record.blob.clone()).collect();
+    let hot = Hot::of(trace, &blobs);
+    if hot.chunks.is_empty() {
+        let source = &arguments.source;
+        let from = arguments
+            .trace
+            .as_ref()
+            .map_or("the trace of the run".into(), |path| path.display().to_string());
+        bail!(
+            "{from} says nothing about {source}: it has {} hot chunks, and none of them is in what `lazuli convert` makes of \
+             {source} without a trace; record it with that image, or use `lazuli optimize`",
+            hot.unknown
+        );
     }
-}
-
-/// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may be
-/// memory, and an image is not small.
-fn scratch() -> PathBuf {
-    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+    Ok(hot)
 }
 
 fn describe(
@@ -78,54 +115,15 @@ fn describe(
     config: &ImageConfig,
     origin: BTreeMap<String, String>,
 ) -> Result<LazyImage> {
-    let layer = |blob: &BuiltBlob| {
-        let blob = &blob.record.blob;
-        BlobLayer { digest: blob.id, size: blob.stored_size }
-    };
-    let blobs: Vec<_> = built.blobs.iter().map(layer).collect();
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size() };
+    let blobs: Vec<_> = built.blobs.iter().map(store::layer).collect();
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
     Ok(LazyImage::new(config, &blobs, layer, bootstrap.diff_id, origin)?)
-}
-
-/// Stores blobs before the config before the manifest, so that what the tag names is always whole.
-/// Returns the bytes that the target did not have yet.
-async fn push(
-    target: &dyn Repository,
-    built: &Built,
-    bootstrap: BootstrapLayer,
-    image: LazyImage,
-    neighbour: Option<&str>,
-) -> Result<u64> {
-    let mut blobs = Vec::new();
-    for BuiltBlob { record, file, .. } in &built.blobs {
-        let content = BlobContent::File(file.clone());
-        blobs.push((record.blob.id, record.blob.stored_size, content));
-    }
-    let size = bootstrap.size();
-    blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
-    let size = image.config.len() as u64;
-    blobs.push((image.config_digest, size, BlobContent::Bytes(Bytes::from(image.config))));
-    let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");
-    let count = |bytes| bar.inc(bytes);
-    let pushes = blobs.into_iter().map(|(digest, size, content)| {
-        let count = &count;
-        async move { target.push_blob(&digest, size, content, neighbour, count).await }
-    });
-    let sum = |sum, pushed| async move {
-        Ok(sum + if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 })
-    };
-    let uploaded = stream::iter(pushes).buffer_unordered(UPLOADS).try_fold(0, sum).await?;
-    let digest = target.push_manifest(Bytes::from(image.manifest), media_type::MANIFEST).await?;
-    bar.finish_and_clear();
-    if digest != image.digest {
-        bail!("{} stored {digest} instead of {}", target.describe(), image.digest);
-    }
-    Ok(uploaded)
 }
 
 fn report(
     name: &ImageName,
     built: &Built,
+    hot: Option<&Hot>,
     stored: u64,
     uploaded: u64,
     source: Option<u64>,
@@ -150,6 +148,11 @@ fn report(
         report.distinct_chunks,
         report.chunks
     );
+    if let Some(hot) = hot {
+        let bytes: u64 = built.blobs.iter().filter_map(|blob| blob.hot_bytes).sum();
+        println!("  hot       {} in {} chunks come first", BinaryBytes(bytes), hot.chunks.len());
+        trace::report_unknown(hot, "SOURCE");
+    }
     if report.dropped_xattrs > 0 {
         println!(
             "  dropped   {} extended attributes that Linux has no name space for",

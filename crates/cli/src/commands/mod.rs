@@ -6,6 +6,7 @@ mod daemon;
 mod inspect;
 mod manual;
 mod mount;
+mod optimize;
 mod prefetch;
 mod run;
 mod scrub;
@@ -24,6 +25,7 @@ use crate::Session;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Convert(convert::Arguments),
+    Optimize(optimize::Arguments),
     Mount(mount::Arguments),
     #[command(visible_alias = "unmount")]
     Umount(umount::Arguments),
@@ -45,6 +47,7 @@ impl Verb {
         let done = |()| ExitCode::SUCCESS;
         match self {
             Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
+            Verb::Optimize(arguments) => optimize::run(session, &arguments).map(done),
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),

@@ -8,13 +8,12 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::BinaryBytes;
 use lazuli_image::{Digest, Kind, Trace, Tree, rafs::Bootstrap};
-use lazuli_runtime::prefetch::{self, Traces};
 use serde::Serialize;
 
 use crate::{
     Session,
     lazy::{self, LazyImage},
-    names,
+    names, trace,
 };
 
 /// What starts of an image read
@@ -72,16 +71,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Verb::Show(show) = &arguments.verb;
     let runtime = tokio::runtime::Runtime::new()?;
     let image = lazy::open(&show.image, &show.access, &session.config, &runtime)?;
-    let manifest = image.image.manifest_digest;
-    let trace = match Traces::of(&session.root).get(&manifest) {
-        Some(trace) => trace,
-        None => {
-            let found = runtime.block_on(prefetch::find(&*image.repository, &manifest))?;
-            found.with_context(|| {
-                format!("no start of {} was recorded, here or beside the image", show.image)
-            })?
-        }
-    };
+    let trace = trace::find(session, &image, &runtime)?;
     if let Some(path) = &show.save {
         return save(path, &trace);
     }

@@ -4,6 +4,7 @@
 
 mod access;
 mod bad_input;
+mod bake;
 mod budget;
 mod containerd;
 mod convert;

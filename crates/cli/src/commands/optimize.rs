@@ -1,0 +1,186 @@
+use std::{fs::File, io, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_build::{
+    BootstrapLayer, BuiltBlob,
+    bake::{Hot, Optimized, optimize},
+    pack_bootstrap,
+};
+use lazuli_image::{
+    Stored,
+    oci::{self, BlobLayer, ImageConfig},
+    rafs::{BlobRecord, meta_file},
+};
+use lazuli_registry::{BlobContent, ImageName, Repository, Selector, into_blocking};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::{
+    Session, hot,
+    lazy::{self, LazyImage},
+    names, progress, store, trace,
+};
+
+/// Give a lazy image one more blob with all that its starts read, to be fetched in a few large requests
+///
+/// What starts read is known from a trace: the one that the node has recorded, else the one beside the image, else --trace.
+/// All other blobs are reused. The same image and trace give the same bytes.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// Where the new image goes [default: IMAGE]
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    /// Use this trace of IMAGE, which `lazuli trace show --save` wrote
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let text = arguments.target.as_ref().unwrap_or(&arguments.image);
+    let name: ImageName = text.parse()?;
+    if is_fixed(&name) {
+        bail!("cannot store a new image as {name}, a digest names one image for ever: say TARGET");
+    }
+    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let trace = match &arguments.trace {
+        Some(path) => trace::read(path)?,
+        None => trace::find(session, &image, &runtime)?,
+    };
+    let bootstrap = &*image.image.bootstrap;
+    let chunks = Hot::of(&trace, bootstrap.blobs());
+    if chunks.chunks.is_empty() {
+        let from = &image.name;
+        bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
+    }
+    let repository = &*image.repository;
+    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, store::scratch());
+    let hot_blob = runtime.block_on(fetch)?;
+    let optimized = optimize(bootstrap, &chunks, &hot_blob)?;
+    let layer = pack(repository, &optimized, &hot_blob, &runtime)?;
+    let config = runtime.block_on(lazuli_registry::config(repository, &image.manifest))?;
+    let description = describe(&image, &optimized, &hot_blob, &layer, &config)?;
+
+    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let copies = match same_place(&image.name, &name) {
+        true => None,
+        false => Some(copy(repository, &*target, &optimized.kept, &runtime)?),
+    };
+    let mut blobs = copies.as_ref().map_or_else(Vec::new, |copies| copies.blobs.clone());
+    blobs.push(store::built(&hot_blob));
+    let neighbour = store::neighbour(&image.name, &name);
+    let push = store::push(&*target, blobs, layer, description, neighbour);
+    let uploaded = runtime.block_on(push)?;
+
+    println!("{name}");
+    let bytes = BinaryBytes(hot_blob.hot_bytes.unwrap_or_default());
+    println!("  hot       {bytes} in {} chunks in a blob of their own", chunks.chunks.len());
+    trace::report_unknown(&chunks, &arguments.image);
+    let (kept, all) = (optimized.kept.len(), bootstrap.blobs().len());
+    println!("  reused    {kept} of {all} blobs");
+    println!(
+        "  time      {:.1} s, uploaded {}",
+        started.elapsed().as_secs_f64(),
+        BinaryBytes(uploaded)
+    );
+    Ok(())
+}
+
+fn is_fixed(name: &ImageName) -> bool {
+    match name {
+        ImageName::Registry(reference) => matches!(reference.selector(), Selector::Digest(_)),
+        ImageName::Layout(layout) => matches!(layout.image, Some(Selector::Digest(_))),
+    }
+}
+
+/// Whether what one image has needs no way to the other.
+fn same_place(a: &ImageName, b: &ImageName) -> bool {
+    match (a, b) {
+        (ImageName::Registry(a), ImageName::Registry(b)) => {
+            a.registry() == b.registry() && a.repository() == b.repository()
+        }
+        (ImageName::Layout(a), ImageName::Layout(b)) => {
+            let real = |path: &PathBuf| path.canonicalize().ok();
+            real(&a.directory).is_some_and(|a| real(&b.directory) == Some(a))
+        }
+        _ => false,
+    }
+}
+
+/// The bootstrap with the tables of all blobs: the old ones' are read from their ends.
+fn pack(
+    repository: &dyn Repository,
+    optimized: &Optimized,
+    hot_blob: &BuiltBlob,
+    runtime: &Runtime,
+) -> Result<BootstrapLayer> {
+    let mut metas = Vec::new();
+    for record in &optimized.kept {
+        let id = record.blob.id;
+        let range = Stored(record.tail.ci_offset)..Stored(record.tail.meta_end());
+        let tail = runtime.block_on(repository.read(&id, range, &|_| {}))?;
+        metas.push((id, meta_file(&tail, record).with_context(|| format!("blob {id}"))?));
+    }
+    metas.push((hot_blob.record.blob.id, hot_blob.meta_file.clone()));
+    Ok(pack_bootstrap(&optimized.bootstrap, metas.iter().map(|(id, meta)| (*id, &meta[..]))))
+}
+
+fn describe(
+    image: &LazyImage,
+    optimized: &Optimized,
+    hot_blob: &BuiltBlob,
+    bootstrap: &BootstrapLayer,
+    config: &[u8],
+) -> Result<oci::LazyImage> {
+    let plain = |BlobRecord { blob, .. }: &BlobRecord| BlobLayer {
+        digest: blob.id,
+        size: blob.stored_size,
+        hot_bytes: None,
+    };
+    let mut blobs: Vec<_> = optimized.kept.iter().map(plain).collect();
+    blobs.push(store::layer(hot_blob));
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let notes = image.manifest.parsed.annotations.clone();
+    let config =
+        ImageConfig::parse(config).with_context(|| format!("the config of {}", image.name))?;
+    Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, notes)?)
+}
+
+/// Blobs on their way from one place to another.
+struct Copies {
+    blobs: Vec<store::Blob>,
+    _directory: TempDir,
+}
+
+/// Fetches what the target does not have yet.
+fn copy(
+    from: &dyn Repository,
+    to: &dyn Repository,
+    kept: &[BlobRecord],
+    runtime: &Runtime,
+) -> Result<Copies> {
+    let directory = tempfile::Builder::new().prefix("lazuli-copy-").tempdir_in(store::scratch())?;
+    let mut blobs = Vec::new();
+    let bar = progress::bytes(Some(kept.iter().map(|kept| kept.blob.stored_size).sum()), "copying");
+    for BlobRecord { blob, .. } in kept {
+        if !runtime.block_on(to.has_blob(&blob.id))? {
+            let path = directory.path().join(blob.id.hex());
+            let reader = runtime.block_on(from.blob(&blob.id, blob.stored_size))?;
+            let mut reader = into_blocking(reader, runtime.handle().clone());
+            io::copy(&mut reader, &mut File::create_new(&path)?)
+                .with_context(|| format!("cannot copy blob {}", blob.id))?;
+            blobs.push((blob.id, blob.stored_size, BlobContent::File(path)));
+        }
+        bar.inc(blob.stored_size);
+    }
+    bar.finish_and_clear();
+    Ok(Copies { blobs, _directory: directory })
+}

@@ -1,0 +1,144 @@
+//! Running an image once, on a node of its own that is gone afterwards, to see what a start reads.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use lazuli_build::BootstrapLayer;
+use lazuli_image::{Digest, Trace, oci::LazyImage};
+use lazuli_registry::{ImageName, LayoutName, Options};
+use lazuli_runtime::{daemon::Client, prefetch::Traces};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    process::{Child, Command},
+    signal::unix::{SignalKind, signal},
+    time::{sleep, timeout},
+};
+
+use crate::{container::Bundle, store};
+
+/// How often it is looked whether the start is over.
+const STEP: Duration = Duration::from_millis(200);
+
+/// How long a command may take to end that was asked to. The daemon has as long to write down what it saw.
+const END: Duration = Duration::from_secs(10);
+
+/// Records, keeps what it records, and fetches nothing that nobody asks for.
+const CONFIG: &str = "[prefetch]\nrest_bytes_per_second = 0\n";
+
+/// The trace of one start of `image`, which runs `command`, or its own without one.
+///
+/// # Errors
+/// The command failed before its start was over, or nothing was read; or a signal asks this process to end.
+pub(crate) async fn run(
+    blobs: Vec<store::Blob>,
+    bootstrap: BootstrapLayer,
+    image: LazyImage,
+    command: &[OsString],
+) -> Result<Trace> {
+    let prefix = "lazuli-trace-";
+    let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(store::scratch())?;
+    let layout = LayoutName { directory: directory.path().join("image"), image: None };
+    let layout = ImageName::Layout(layout);
+    let manifest = image.digest;
+    let repository = lazuli_registry::open(&layout, &Options::default())?;
+    store::push(&*repository, blobs, bootstrap, image, None).await?;
+    let config = directory.path().join("config.toml");
+    fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
+    let node = Node { root: directory.path().join("root"), config };
+    let traced = node.run(&layout, &manifest, command).await;
+    // Whatever is left of the container goes before the daemon, and the daemon before the directory.
+    if node.root.exists() {
+        drop(Bundle::create(&node.root)?);
+    }
+    if let Ok(daemon) = Client::connect(&node.root) {
+        daemon.stop(true)?;
+    }
+    traced
+}
+
+/// A state directory and its configuration.
+struct Node {
+    root: std::path::PathBuf,
+    config: std::path::PathBuf,
+}
+
+impl Node {
+    async fn run(
+        &self,
+        image: &ImageName,
+        manifest: &Digest,
+        command: &[OsString],
+    ) -> Result<Trace> {
+        // From here on signals end the container, not this process, which has to clean up after it.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("lazuli")
+            .arg("--root")
+            .arg(&self.root)
+            .arg("--config")
+            .arg(&self.config)
+            .args(["run", &image.to_string(), "--"])
+            .args(command)
+            .spawn()
+            .context("cannot run the image")?;
+        let traces = Traces::of(&self.root);
+        let status = tokio::select! {
+            status = child.wait() => status?,
+            trace = recorded(&traces, manifest) => {
+                end(&mut child, &self.root).await?;
+                return Ok(trace);
+            }
+            _ = interrupt.recv() => return self.interrupted(child).await,
+            _ = terminate.recv() => return self.interrupted(child).await,
+        };
+        if !status.success() {
+            bail!("the image's run failed with {}", describe(status));
+        }
+        let recorded = timeout(END, recorded(&traces, manifest)).await;
+        recorded.ok().context("the image's run read nothing of it")
+    }
+
+    async fn interrupted(&self, mut child: Child) -> Result<Trace> {
+        end(&mut child, &self.root).await?;
+        bail!("interrupted")
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or_default()),
+    }
+}
+
+/// Waits for the trace.
+async fn recorded(traces: &Traces, manifest: &Digest) -> Trace {
+    loop {
+        if let Some(trace) = traces.get(manifest) {
+            return trace;
+        }
+        sleep(STEP).await;
+    }
+}
+
+/// Ends `lazuli run`, if it does not do so by itself.
+async fn end(child: &mut Child, root: &Path) -> Result<()> {
+    let asked = Instant::now();
+    if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    // A first process without a handler does not hear of it.
+    if timeout(END, child.wait()).await.is_err() {
+        tracing::info!(root = %root.display(), after = ?asked.elapsed(), "the command does not end");
+        child.kill().await.context("cannot end the image's run")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Putting a finished image where its name says.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use lazuli_build::{BootstrapLayer, BuiltBlob};
+use lazuli_image::{
+    Digest,
+    oci::{BlobLayer, LazyImage, media_type},
+};
+use lazuli_registry::{BlobContent, ImageName, Pushed, Repository};
+
+use crate::progress;
+
+/// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
+const UPLOADS: usize = 4;
+
+/// A blob to store: its digest, its size in bytes, and where it is.
+pub(crate) type Blob = (Digest, u64, BlobContent);
+
+/// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may be
+/// memory, and an image is not small.
+pub(crate) fn scratch() -> PathBuf {
+    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// `source`'s repository when it is another one of the target's registry, which can then take blobs from there.
+pub(crate) fn neighbour<'a>(source: &'a ImageName, target: &ImageName) -> Option<&'a str> {
+    match (source, target) {
+        (ImageName::Registry(source), ImageName::Registry(target))
+            if source.registry() == target.registry()
+                && source.repository() != target.repository() =>
+        {
+            Some(source.repository())
+        }
+        _ => None,
+    }
+}
+
+/// A blob that was built, as one to store.
+pub(crate) fn built(blob: &BuiltBlob) -> Blob {
+    let record = &blob.record.blob;
+    (record.id, record.stored_size, BlobContent::File(blob.file.clone()))
+}
+
+/// A blob that was built, as a layer.
+pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
+    let record = &blob.record.blob;
+    BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
+}
+
+/// Stores blobs before the config before the manifest, so that what the tag names is always whole.
+/// Returns the bytes that the target did not have yet.
+pub(crate) async fn push(
+    target: &dyn Repository,
+    mut blobs: Vec<Blob>,
+    bootstrap: BootstrapLayer,
+    image: LazyImage,
+    neighbour: Option<&str>,
+) -> Result<u64> {
+    let size = bootstrap.size();
+    blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
+    let size = image.config.len() as u64;
+    blobs.push((image.config_digest, size, BlobContent::Bytes(Bytes::from(image.config))));
+    let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");
+    let count = |bytes| bar.inc(bytes);
+    let pushes = blobs.into_iter().map(|(digest, size, content)| {
+        let count = &count;
+        async move { target.push_blob(&digest, size, content, neighbour, count).await }
+    });
+    let sum = |sum, pushed| async move {
+        Ok(sum + if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 })
+    };
+    let uploaded = stream::iter(pushes).buffer_unordered(UPLOADS).try_fold(0, sum).await?;
+    let digest = target.push_manifest(Bytes::from(image.manifest), media_type::MANIFEST).await?;
+    bar.finish_and_clear();
+    if digest != image.digest {
+        bail!("{} stored {digest} instead of {}", target.describe(), image.digest);
+    }
+    Ok(uploaded)
+}

@@ -26,11 +26,16 @@ use crate::{container::Bundle, store};
 /// How often it is looked whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
 
-/// How long a command may take to end that was asked to. The daemon has as long to write down what it saw.
-const END: Duration = Duration::from_secs(10);
+/// How long a command may take to end that was asked to: what it did was for show only.
+const END: Duration = Duration::from_secs(2);
 
-/// Records, keeps what it records, and fetches nothing that nobody asks for.
-const CONFIG: &str = "[prefetch]\nrest_bytes_per_second = 0\n";
+/// How long the daemon may take to write down what it saw.
+const NOTES: Duration = Duration::from_secs(10);
+
+/// Nothing arrives that nobody asks for: about a blob that is complete the kernel asks no more, so nobody would see what is
+/// read of it.
+const CONFIG: &str =
+    "[fetch]\namplify_bytes = 0\n[prefetch]\nahead = \"record\"\nrest_bytes_per_second = 0\n";
 
 /// The trace of one start of `image`, which runs `command`, or its own without one.
 ///
@@ -102,7 +107,7 @@ impl Node {
         if !status.success() {
             bail!("the image's run failed with {}", describe(status));
         }
-        let recorded = timeout(END, recorded(&traces, manifest)).await;
+        let recorded = timeout(NOTES, recorded(&traces, manifest)).await;
         recorded.ok().context("the image's run read nothing of it")
     }
 

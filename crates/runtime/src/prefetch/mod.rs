@@ -39,6 +39,8 @@ use crate::cache::{Cache, CachedBlob};
 pub enum Ahead {
     /// Nothing, and nothing is recorded.
     Nothing,
+    /// Nothing, but what is touched is recorded: for trials, which are to see all that a start reads.
+    Record,
     /// What a start most likely reads, from the image alone; nothing is recorded.
     Guess,
     /// What earlier starts read; without a trace of one, as [`Ahead::Guess`].
@@ -124,7 +126,8 @@ impl Prefetcher {
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let recorder = image.blobs.upgrade().map(|blobs| Recorder::start(&blobs));
-        let Some(recorder) = recorder.filter(|_| self.settings.ahead == Ahead::Learn) else {
+        let records = matches!(self.settings.ahead, Ahead::Learn | Ahead::Record);
+        let Some(recorder) = recorder.filter(|_| records) else {
             let prefetcher = self.clone();
             tokio::spawn(async move {
                 prefetcher.fetch_ahead(&image, known).await;
@@ -166,7 +169,7 @@ impl Prefetcher {
             }
             Known::Nothing => (None, false),
         };
-        if self.settings.ahead == Ahead::Nothing {
+        if matches!(self.settings.ahead, Ahead::Nothing | Ahead::Record) {
             return false;
         }
         let order = image.blobs.upgrade().map(|blobs| match trace {

@@ -16,8 +16,8 @@ struct Habit {
 pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
-/// Seen in traces of the images in docs/prefetch.md, unless noted.
-const HABITS: [Habit; 12] = [
+/// Seen in starts of the images in docs/prefetch.md.
+const HABITS: [Habit; 14] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
     Habit {
@@ -41,6 +41,7 @@ const HABITS: [Habit; 12] = [
             "/usr/lib/locale/C.utf8/LC_CTYPE",
         ],
     },
+    // What most scripts begin with.
     Habit {
         of: &["perl*"],
         reads: &["$DIR/../lib/*/perl-base/strict.pm", "$DIR/../lib/*/perl-base/warnings.pm"],
@@ -105,6 +106,11 @@ const HABITS: [Habit; 12] = [
             "/var/www/html/index*.html",
         ],
     },
+    Habit {
+        of: &["apache2ctl", "apachectl"],
+        reads: &["$DIR/apache2|$DIR/httpd", "/etc/apache2/envvars"],
+    },
+    Habit { of: &["apache2"], reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*"] },
     Habit {
         of: &["initdb"],
         reads: &[
@@ -174,9 +180,10 @@ const WITH_SCRIPT: [Habit; 2] = [
         reads: &[
             "$APP/*.js",
             "$APP/package.json",
-            "$APP/node_modules/*/package.json",
+            "$APP/node_modules/*/*.json",
             "$APP/node_modules/*/*.js",
             "$APP/node_modules/*/lib/**/*.js",
+            "$APP/node_modules/*/src/**/*.js",
         ],
     },
 ];

@@ -27,7 +27,7 @@ const BYTES: u64 = 256 << 20;
 /// than 10 MiB was seen of which not everything was read.
 const WHOLE: u64 = 16 << 20;
 
-/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB a half to three quarters were
+/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and more 40 % to 78 % were
 /// read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
 

@@ -169,6 +169,34 @@ fn shells_and_wrappers_bring_what_they_run() {
 }
 
 #[test]
+fn interpreters_with_a_script_read_what_is_beside_them() {
+    let image = usual()
+        .program("/usr/bin/python3", b"")
+        .file("/app/main.py", b"import own")
+        .file("/app/own.py", b"import json")
+        .file("/usr/lib/python3/json/__init__.py", b"only source")
+        .file("/usr/lib/python3/__pycache__/os.cpython-311.pyc", b"compiled")
+        .file("/usr/lib/python3/os.py", b"source")
+        .file("/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc", b"x")
+        .file("/usr/lib/python3/site-packages/pip/__pycache__/y.cpython-311.pyc", b"y");
+    let beside = [
+        "/app/own.py",
+        "/usr/lib/python3/__pycache__/os.cpython-311.pyc",
+        "/usr/lib/python3/json/__init__.py",
+        "/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc",
+    ];
+    for (arguments, expected) in [
+        (&["main.py"][..], [&["/app/main.py"][..], &beside].concat()),
+        (&["-m", "main"], [&["/app/main.py"][..], &beside].concat()),
+        (&["-c", "import main"], vec![]),
+    ] {
+        let command = [&["python3"], arguments].concat();
+        let config = json!({ "config": { "Cmd": command, "WorkingDir": "/app" } });
+        assert_eq!(image.guessed(&config), expected, "{config}");
+    }
+}
+
+#[test]
 fn the_environment_names_a_locale() {
     let image = usual()
         .program("/usr/bin/a", b"a")
@@ -242,7 +270,8 @@ fn links_lead_where_the_kernel_goes_and_no_further() {
         .link("/pong", "/ping")
         .link("/dangling", "nowhere")
         .link("/through", "a/b/file/more")
-        .link("/0", "/a/b/file");
+        .link("/0", "/a/b/file")
+        .file("/a/test/file", b"no directory of a start");
     for number in 0..41 {
         image = image.link(&format!("/{}", number + 1), &format!("/{number}"));
     }
@@ -271,7 +300,8 @@ fn links_lead_where_the_kernel_goes_and_no_further() {
             assert_eq!((&*found.path, found.directory()), (&b"/a/b/file"[..], &b"/a/b"[..]));
         }
     }
-    assert_eq!(paths.matching(b"/*/*/f*e").len(), 2);
+    assert_eq!(paths.matching(b"/*/*/f*e").len(), 3);
+    assert_eq!(paths.matching(b"/**/file").len(), 1);
     assert!(paths.file(b"/", "/a/..".repeat(2000).as_bytes()).is_none());
     // Whoever asks too much gets no more answers.
     for _ in 0..100_000 {

@@ -65,6 +65,7 @@ struct Grant {
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     header: Option<HeaderValue>,
+    /// Each as often as it was tried, see [`Tried::is_spent`].
     credentials: Vec<Credential>,
 }
 
@@ -98,7 +99,7 @@ impl Authorizer {
         let mut state = self.state.lock().await;
         if let Some(grant) = state.grants.get(scope)
             && Some(&grant.header) != tried.header.as_ref()
-            && !tried.credentials.contains(&grant.credential)
+            && !tried.is_spent(&grant.credential)
         {
             tried.credentials.push(grant.credential.clone());
             tried.header = Some(grant.header.clone());
@@ -125,7 +126,7 @@ impl Authorizer {
             }
             let credential = candidates[at].clone();
             at += 1;
-            if tried.credentials.contains(&credential) {
+            if tried.is_spent(&credential) {
                 continue;
             }
             tried.credentials.push(credential.clone());
@@ -141,6 +142,8 @@ impl Authorizer {
                 Err(error @ RegistryError::Denied { .. }) => denied = Some(error),
                 Err(error) => return Err(error),
             }
+            // Not even a token: a second time would be no better.
+            tried.credentials.push(credential);
         }
         state.grants.remove(scope);
         state.refused.insert(scope.to_owned(), (Instant::now(), generation));
@@ -257,6 +260,11 @@ impl Authorizer {
 }
 
 impl Tried {
+    /// Whether it is of no use any more. A token that was refused may have ended in this very moment, so two are fetched.
+    fn is_spent(&self, credential: &Credential) -> bool {
+        self.credentials.iter().filter(|tried| *tried == credential).count() >= 2
+    }
+
     /// What to send.
     pub(crate) fn header(&self) -> Option<&HeaderValue> {
         self.header.as_ref()

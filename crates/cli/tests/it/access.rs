@@ -28,6 +28,10 @@ use crate::{lazuli::Lazuli, registry::Registry, reliability::able};
 /// Each is one chunk, so that reading one is one request.
 const FILES: [&str; 5] = ["one", "two", "three", "four", "five"];
 
+/// Nothing but what is read arrives.
+const FETCH: &str =
+    "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n[fetch]\namplify_bytes = 0\n";
+
 fn content(name: &str) -> Vec<u8> {
     let seed = FILES.iter().position(|file| *file == name).unwrap();
     odd::random(seed as u64, 200_000)
@@ -77,7 +81,7 @@ impl Rig {
         let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
         convert(&lazuli, &format!("{}/app:1", registry.host()));
         let config = format!(
-            "[fetch]\namplify_bytes = 0\ndeadline_seconds = 5\n[snapshotter]\naddress = {:?}\n",
+            "{FETCH}deadline_seconds = 5\n[snapshotter]\naddress = {:?}\n",
             lazuli.path("s.sock")
         );
         fs::write(lazuli.path("config.toml"), config).unwrap();
@@ -225,9 +229,8 @@ fn registries_are_reached_as_containerds_directory_says() {
         return;
     }
     let lazuli = Lazuli::new();
-    let config = |directory: &Path| {
-        format!("hosts_dir = {directory:?}\n[fetch]\namplify_bytes = 0\ndeadline_seconds = 30\n")
-    };
+    let config =
+        |directory: &Path| format!("hosts_dir = {directory:?}\n{FETCH}deadline_seconds = 30\n");
     fs::write(lazuli.path("config.toml"), config(&lazuli.path("certs.d"))).unwrap();
     let [ours, newer] = ["ours", "newer"].map(Authority::new);
     let plain = Registry::start();

@@ -134,7 +134,11 @@ impl Ways {
     pub(super) fn refresh(&self, blobs: &[Blob], cached: &[Arc<CachedBlob>]) {
         let now: Vec<_> = {
             let known = self.lock();
-            known.by_name.values().map(|known| Way::to(&known.way.name, &known.way.options)).collect()
+            known
+                .by_name
+                .values()
+                .map(|known| Way::to(&known.way.name, &known.way.options))
+                .collect()
         };
         for way in now {
             if let Err(error) = self.add(way, blobs, cached) {

@@ -3,6 +3,7 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,26 +13,47 @@ import (
 	"time"
 
 	api "github.com/containerd/containerd/api/services/snapshots/v1"
-	"github.com/containerd/containerd/snapshots"
-	"github.com/containerd/containerd/snapshots/proxy"
-	"github.com/containerd/containerd/snapshots/testsuite"
+	snapshots1 "github.com/containerd/containerd/snapshots"
+	proxy1 "github.com/containerd/containerd/snapshots/proxy"
+	testsuite1 "github.com/containerd/containerd/snapshots/testsuite"
+	snapshots2 "github.com/containerd/containerd/v2/core/snapshots"
+	proxy2 "github.com/containerd/containerd/v2/core/snapshots/proxy"
+	testsuite2 "github.com/containerd/containerd/v2/core/snapshots/testsuite"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-func TestSnapshotter(t *testing.T) {
-	lazuli := os.Getenv("LAZULI")
-	if lazuli == "" {
-		t.Fatal("LAZULI does not name the program")
-	}
-	// By this name the suite knows what overlayfs cannot do on any snapshotter: rename a directory of a lower layer.
-	testsuite.SnapshotterSuite(t, "overlayfs", func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
-		return start(lazuli, root)
+// By this name the suites know what overlayfs cannot do on any snapshotter: rename a directory of a lower layer.
+const name = "overlayfs"
+
+// The suite of containerd 1.x, through its client.
+func TestSnapshotter1(t *testing.T) {
+	testsuite1.SnapshotterSuite(t, name, func(ctx context.Context, root string) (snapshots1.Snapshotter, func() error, error) {
+		client, stop, err := start(root)
+		if err != nil {
+			return nil, nil, err
+		}
+		return proxy1.NewSnapshotter(client, "lazuli"), stop, nil
+	})
+}
+
+// The suite of containerd 2.x, through its client.
+func TestSnapshotter2(t *testing.T) {
+	testsuite2.SnapshotterSuite(t, name, func(ctx context.Context, root string) (snapshots2.Snapshotter, func() error, error) {
+		client, stop, err := start(root)
+		if err != nil {
+			return nil, nil, err
+		}
+		return proxy2.NewSnapshotter(client, "lazuli"), stop, nil
 	})
 }
 
 // A daemon of its own for each test, with its state in root.
-func start(lazuli, root string) (snapshots.Snapshotter, func() error, error) {
+func start(root string) (api.SnapshotsClient, func() error, error) {
+	lazuli := os.Getenv("LAZULI")
+	if lazuli == "" {
+		return nil, nil, errors.New("LAZULI does not name the program")
+	}
 	address := filepath.Join(root, "s.sock")
 	config := filepath.Join(root, "config.toml")
 	text := fmt.Sprintf("[snapshotter]\naddress = %q\n", address)
@@ -66,8 +88,7 @@ func start(lazuli, root string) (snapshots.Snapshotter, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	snapshotter := proxy.NewSnapshotter(api.NewSnapshotsClient(connection), "lazuli")
-	return snapshotter, func() error {
+	return api.NewSnapshotsClient(connection), func() error {
 		connection.Close()
 		if err := command("stop", "--force").Run(); err != nil {
 			return err

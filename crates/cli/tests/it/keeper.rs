@@ -15,7 +15,10 @@ use lazuli_testkit::{
     listing, odd,
     registry::FakeRegistry,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    net::{AddressFamily, SocketFlags, SocketType},
+    process::{Pid, Signal, kill_process},
+};
 
 use crate::lazuli::Lazuli;
 
@@ -134,6 +137,31 @@ fn a_worker_whose_keeper_dies_gets_another_one() {
         let path = format!("/proc/{}", pid.as_raw_nonzero());
         until("all processes end", || !Path::new(&path).exists());
     }
+}
+
+/// Keeper and worker die, and the worker has just started another keeper: it must not go on beside the next daemon.
+#[test]
+fn a_keeper_without_the_lock_does_not_go_on() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    lazuli.directory("root");
+    let (worker, keeper) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let mut child = lazuli.command(["daemon", "--keep"]).stdin(keeper).spawn().unwrap();
+    drop(worker);
+    let mut ended = None;
+    until("the keeper's end", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!(!ended.unwrap().success());
 }
 
 #[test]

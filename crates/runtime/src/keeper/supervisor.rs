@@ -102,6 +102,9 @@ pub enum KeeperError {
         /// The root directory.
         root: PathBuf,
     },
+    /// Nothing can be kept for a worker whose keeper died.
+    #[error("the worker died before it handed over what its keeper held")]
+    Abandoned,
     /// The state directory, or a process.
     #[error("{}", path.display())]
     Io {
@@ -189,6 +192,10 @@ impl Keeper {
             Ok((channel, pid, descriptors, whole))
         };
         let (channel, pid, descriptors, whole) = connect().map_err(failed)?;
+        // Both died, then: who has no lock cannot keep another daemon from starting, and would serve beside it.
+        if descriptors.get(LOCK).is_none() {
+            return Err(KeeperError::Abandoned);
+        }
         let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
         keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
         keeper.last_exit = Some("the keeper before this one died".to_owned());

@@ -58,6 +58,7 @@ fn request(image: &Image, at: &Path) -> MountRequest {
         driver: DriverChoice::Auto,
         platform: None,
         plain_http: false,
+        base: true,
     }
 }
 

@@ -80,6 +80,7 @@ pub(crate) fn request(arguments: &ImageArguments, mountpoint: PathBuf) -> Result
         },
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
+        base: false,
     }))
 }
 

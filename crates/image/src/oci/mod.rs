@@ -184,6 +184,13 @@ impl Manifest {
     pub fn bootstrap(&self) -> Option<&Descriptor> {
         self.layers.last().filter(|layer| layer.is_bootstrap())
     }
+
+    /// Data layers and bootstrap of a lazy image that has other layers on top: what a container wrote, or what a builder
+    /// added. Of a lazy image as it was converted, all of its layers.
+    pub fn lazy_base(&self) -> Option<(&[Descriptor], &Descriptor)> {
+        let at = self.layers.iter().position(Descriptor::is_bootstrap)?;
+        Some((&self.layers[..at], &self.layers[at]))
+    }
 }
 
 /// Some writers spell an absent map as `null`.

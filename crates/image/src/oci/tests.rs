@@ -39,6 +39,15 @@ fn a_lazy_image_keeps_what_the_source_says() {
     // Made from a lazy image, it does not get longer and longer.
     let again = LazyImage::new(&config, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
     assert_eq!(again.config, image.config);
+    assert_eq!(manifest.lazy_base(), Some((&manifest.layers[..1], &manifest.layers[1])));
+    let mut committed = manifest.clone();
+    committed
+        .layers
+        .push(Descriptor { annotations: BTreeMap::new(), ..manifest.layers[0].clone() });
+    assert_eq!(committed.bootstrap(), None);
+    assert_eq!(committed.lazy_base(), manifest.lazy_base());
+    committed.layers.remove(1);
+    assert_eq!(committed.lazy_base(), None);
 }
 
 #[test]

@@ -79,6 +79,9 @@ pub struct MountRequest {
     /// Talk HTTP to the registry.
     #[serde(default)]
     pub plain_http: bool,
+    /// Ordinary layers on top of the lazy ones are somebody else's matter.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub base: bool,
 }
 
 /// An answer, one per line.

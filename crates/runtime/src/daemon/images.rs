@@ -29,9 +29,8 @@ impl Images {
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         let manifest = repository.manifest(None).await?.parsed;
-        let bootstrap = manifest.bootstrap().map(|layer| layer.digest);
-        let data = manifest.layers.iter().map(|layer| layer.digest);
-        let data: Vec<_> = data.filter(|layer| Some(*layer) != bootstrap).collect();
+        let data = manifest.lazy_base().map_or(&[][..], |(data, _)| data);
+        let data: Vec<_> = data.iter().map(|layer| layer.digest).collect();
         stream::iter(data)
             .map(|blob| {
                 let repository = repository.clone();

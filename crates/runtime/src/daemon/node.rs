@@ -215,6 +215,7 @@ impl Node {
                 false => self.prefetcher.look_up(&repository, manifest.digest),
             };
             let (stored, fetched) = StoredImage::fetch(&repository, &manifest, &images).await?;
+            stored.must_be_whole_unless(request.base, repository.describe())?;
             Ok::<_, DaemonError>((stored, fetched, known))
         };
         let (stored, metadata, known) = tokio::select! {

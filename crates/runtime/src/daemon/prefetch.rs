@@ -131,6 +131,7 @@ impl Node {
             driver: super::DriverChoice::Auto,
             platform,
             plain_http,
+            base: false,
         };
         let repository = lazuli_registry::open(&name, &self.options(&request))?;
         let images = self.root.join("images");

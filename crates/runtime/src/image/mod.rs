@@ -39,9 +39,18 @@ pub enum ImageError {
     Registry(#[from] RegistryError),
     /// It is an ordinary image.
     #[error(
-        "{image} is not a lazy image: its last layer holds no bootstrap; convert it with `lazuli convert`"
+        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`"
     )]
     NotLazy {
+        /// The image.
+        image: String,
+    },
+    /// It is more than a lazy image.
+    #[error(
+        "{image} has ordinary layers on top of a lazy image: containerd can run it; for `lazuli` itself convert it with \
+         `lazuli convert` from what it was made of"
+    )]
+    LayersOnTop {
         /// The image.
         image: String,
     },
@@ -102,8 +111,10 @@ pub struct StoredImage {
     pub config: serde_json::Value,
     /// Its file tree and chunk tables.
     pub bootstrap: Arc<Bootstrap<Map>>,
-    /// Bytes of all its layers as stored: what a pull fetches.
+    /// Bytes of all its lazy layers as stored: what a pull fetches.
     pub bytes_total: u64,
+    /// Whether that is all of the image. Otherwise ordinary layers are on top of it, which are not ours.
+    pub whole: bool,
 }
 
 /// What was fetched.
@@ -121,17 +132,25 @@ const BOOTSTRAP: &str = "bootstrap";
 const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
 
 impl StoredImage {
-    /// Asks `repository` what its name means now and fetches what is not in `images` yet.
+    /// Asks `repository` what its name means now and fetches what is not in `images` yet. The image must be lazy as a whole.
     pub async fn pull(
         repository: &Arc<dyn Repository>,
         platform: Option<&Platform>,
         images: &Path,
     ) -> Result<(Self, Fetched), ImageError> {
         let manifest = repository.manifest(platform).await?;
-        Self::fetch(repository, &manifest, images).await
+        let (image, fetched) = Self::fetch(repository, &manifest, images).await?;
+        image.must_be_whole_unless(false, repository.describe())?;
+        Ok((image, fetched))
     }
 
-    /// Fetches what is not in `images` yet of the image with this manifest.
+    /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless somebody else sees to
+    /// them.
+    pub fn must_be_whole_unless(&self, base: bool, image: String) -> Result<(), ImageError> {
+        if self.whole || base { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
+    }
+
+    /// Fetches what is not in `images` yet of the image with this manifest, of which some upper layers may be ordinary.
     pub async fn fetch(
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
@@ -191,6 +210,8 @@ impl StoredImage {
             let image = manifest_digest.to_string();
             return Err(ImageError::UnlistedBlob { image, blob: blob.id });
         }
+        let lazy = manifest.lazy_base().map_or(0, |(data, _)| data.len() + 1);
+        let lazy = &manifest.layers[..lazy];
         let hot_of = |blob: &Blob| {
             let layer = manifest.layers.iter().find(|layer| layer.digest == blob.id);
             layer.and_then(Descriptor::hot_bytes).unwrap_or_default()
@@ -212,7 +233,8 @@ impl StoredImage {
             hot: bootstrap.blobs().iter().map(hot_of).collect(),
             config,
             bootstrap: Arc::new(bootstrap),
-            bytes_total: manifest.layers.iter().map(|layer| layer.size).sum(),
+            bytes_total: lazy.iter().map(|layer| layer.size).sum(),
+            whole: lazy.len() == manifest.layers.len(),
         })
     }
 
@@ -246,8 +268,8 @@ async fn fill(
     fetched: &mut Fetched,
 ) -> Result<(), ImageError> {
     let image = repository.describe();
-    let layer = manifest.parsed.bootstrap();
-    let layer = layer.ok_or_else(|| ImageError::NotLazy { image: image.clone() })?;
+    let base = manifest.parsed.lazy_base();
+    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: image.clone() })?;
     let path = directory.join(BOOTSTRAP);
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
     // the bootstrap is written to it by a thread that nobody can stop.

@@ -1,10 +1,14 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod commit;
+mod crowd;
 mod foreign;
 mod leaks;
 mod programs;
+mod restarts;
 mod rig;
 mod soak;
+mod trees;
 
 use std::{fs, path::Path};
 

@@ -58,8 +58,8 @@ impl Containerd {
     /// another one.
     pub(super) fn configuration(self, directory: &Path) -> String {
         let path = |name: &str| directory.join(name);
-        let [root, state, socket, ttrpc, snapshotter] =
-            ["containerd", "state", "c.sock", "t.sock", "s.sock"].map(path);
+        let [root, state, socket, ttrpc, snapshotter, hosts] =
+            ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS].map(path);
         let common = format!(
             "root = {root:?}\nstate = {state:?}\n\
              disabled_plugins = [\"io.containerd.internal.v1.opt\"]\n\
@@ -72,12 +72,14 @@ impl Containerd {
                 "[plugins.\"io.containerd.grpc.v1.cri\"]\n\
                  sandbox_image = \"{PAUSE}\"\nrestrict_oom_score_adj = true\n\
                  [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n\
-                 snapshotter = \"lazuli\"\ndisable_snapshot_annotations = false\n"
+                 snapshotter = \"lazuli\"\ndisable_snapshot_annotations = false\n\
+                 [plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = {hosts:?}\n"
             ),
             Containerd::Current => format!(
                 "[proxy_plugins.lazuli.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
                  [plugins.\"io.containerd.cri.v1.images\"]\n\
                  snapshotter = \"lazuli\"\ndisable_snapshot_annotations = false\n\
+                 [plugins.\"io.containerd.cri.v1.images\".registry]\nconfig_path = {hosts:?}\n\
                  [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n\
                  [plugins.\"io.containerd.cri.v1.runtime\"]\nrestrict_oom_score_adj = true\n\
                  [[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n\
@@ -90,6 +92,9 @@ impl Containerd {
         format!("version = {version}\n{common}{own}")
     }
 }
+
+/// The directory with settings of registries.
+pub(super) const HOSTS: &str = "hosts";
 
 /// The image of sandboxes.
 pub(super) const PAUSE: &str = "pause.example/pause:1";

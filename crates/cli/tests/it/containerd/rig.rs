@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -25,7 +26,7 @@ use serde_json::Value;
 use super::{
     leaks::{self, Held},
     next_number,
-    programs::{Containerd, PAUSE},
+    programs::{Containerd, HOSTS, PAUSE},
 };
 use crate::{
     lazuli::{Lazuli, corpus},
@@ -172,6 +173,12 @@ impl Rig {
         self.registry.remove_blob(blob);
     }
 
+    /// Tells containerd that a registry speaks HTTP. It would try TLS first, which not every registry answers.
+    pub(super) fn plain_http(&self, host: &str) {
+        let directory = self.lazuli.directory(&format!("{HOSTS}/{host}"));
+        fs::write(directory.join("hosts.toml"), format!("server = \"http://{host}\"\n")).unwrap();
+    }
+
     /// Pulls an image as Kubernetes does, for Lazuli. The result is the name of the snapshot with all of its layers.
     pub(super) fn pull(&self, image: &str) -> Result<String, CriError> {
         self.cri.pull(image, None)?;
@@ -275,6 +282,16 @@ impl Rig {
     /// `lazuli daemon`, after both were killed.
     pub(super) fn start_daemon(&self) {
         self.processes().daemon = spawn_daemon(&self.lazuli);
+        let socket = self.lazuli.root().join("daemon.sock");
+        // Who asks for the status before somebody listens starts a daemon as well.
+        wait("the daemon", || {
+            let mut processes = self.processes();
+            // The dead may take a moment to let go of the lock.
+            if processes.daemon.try_wait().unwrap().is_some() {
+                processes.daemon = spawn_daemon(&self.lazuli);
+            }
+            UnixStream::connect(&socket).is_ok()
+        });
         self.wait_for(|pids| pids.worker != 0 && pids.keeper != 0);
     }
 

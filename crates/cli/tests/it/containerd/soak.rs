@@ -33,6 +33,9 @@ const PODS: usize = 12;
 const IMAGES: [(&str, bool); 4] =
     [("debian-slim", true), ("redis", true), ("lua", true), ("debian-slim", false)];
 
+/// How long containerd may go on to refuse starts after something died: it tries to connect again every 3 s at least.
+const RETURN: Duration = Duration::from_secs(15);
+
 /// What a container does all the time.
 const FOREVER: [&str; 2] = ["sleep", "1000000"];
 
@@ -81,6 +84,8 @@ struct Node<'a> {
     /// Names that were given to pods.
     named: u64,
     began: Instant,
+    /// Longest time from a start that failed because something died to the same start that succeeded.
+    longest_return: Duration,
 }
 
 fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
@@ -110,6 +115,7 @@ fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
         counts: BTreeMap::new(),
         named: 0,
         began: Instant::now(),
+        longest_return: Duration::ZERO,
     };
     let duration = Duration::from_secs(if soak() { 30 * 60 } else { 20 });
     let began = node.began;
@@ -117,9 +123,16 @@ fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
         node.step();
     }
     node.end();
-    let counts = node.counts;
     let name = format!("containerd-soak-{containerd:?}").to_lowercase();
-    report(&name, &json!({ "seed": seed, "seconds": began.elapsed().as_secs(), "counts": counts }));
+    report(
+        &name,
+        &json!({
+            "seed": seed,
+            "seconds": began.elapsed().as_secs(),
+            "longest_return_ms": node.longest_return.as_millis() as u64,
+            "counts": node.counts,
+        }),
+    );
 }
 
 /// Regular files that every user may read, with their digests.
@@ -248,13 +261,7 @@ impl Node<'_> {
             let pod = match started {
                 Ok(pod) => pod,
                 Err(error) if meanwhile == Meanwhile::Quiet => panic!("{name}: {error}"),
-                // Like Kubernetes, which tries again.
-                Err(_) => {
-                    self.count("starts that failed meanwhile", 1);
-                    let image = &self.images[image].name;
-                    self.rig.cri.pull(image, None).unwrap();
-                    self.rig.cri.start(&format!("{name}-again"), image, &FOREVER).unwrap()
-                }
+                Err(_) => self.start_again(&name, image),
             };
             self.count("pods started", 1);
             self.pods.push(Running { pod, image, written: false, dead: false });
@@ -271,6 +278,26 @@ impl Node<'_> {
                 }
             }
         }
+    }
+
+    /// Like Kubernetes, which tries again: containerd notices after a while that Lazuli is back.
+    fn start_again(&mut self, name: &str, image: usize) -> Pod {
+        self.count("starts that failed meanwhile", 1);
+        let (began, rig, image) = (Instant::now(), self.rig, &self.images[image].name);
+        for attempt in 0.. {
+            let pulled = rig.cri.pull(image, None);
+            let started =
+                pulled.and_then(|_| rig.cri.start(&format!("{name}-{attempt}"), image, &FOREVER));
+            match started {
+                Ok(pod) => {
+                    self.longest_return = self.longest_return.max(began.elapsed());
+                    return pod;
+                }
+                Err(error) => assert!(began.elapsed() < RETURN, "{name}: {error}"),
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        unreachable!("every attempt ends")
     }
 
     /// A container and some of its files.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use lazuli_image::Blob;
 use lazuli_registry::{ImageName, Manifest, Repository};
 use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
@@ -18,6 +19,15 @@ pub(crate) struct LazyImage {
     /// Where its blobs are.
     pub(crate) repository: Arc<dyn Repository>,
     _directory: TempDir,
+}
+
+impl LazyImage {
+    /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that hold their bootstrap.
+    pub(crate) fn stored_size(&self, blob: &Blob) -> u64 {
+        let layers = &self.manifest.parsed.layers;
+        let layer = layers.iter().find(|layer| layer.digest == blob.id);
+        layer.map_or(blob.stored_size, |layer| layer.size)
+    }
 }
 
 /// Fetches the metadata of the image that `text` names.

@@ -38,15 +38,16 @@ const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let LazyImage { name, image, repository, .. } =
-        &lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let opened = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let LazyImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
     let records = bootstrap.blob_records();
     let total = records.iter().map(|record| record.blob.stored_size).sum();
     let bar = progress::bytes(Some(total), "checking");
     for record in &records {
-        blob(repository, record, &runtime, &|bytes| bar.inc(bytes))
+        let size = opened.stored_size(&record.blob);
+        blob(repository, record, size, &runtime, &|bytes| bar.inc(bytes))
             .with_context(|| format!("blob {} of {name}", record.blob.id))?;
     }
     bar.finish_and_clear();
@@ -65,15 +66,16 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Reads a blob once: its own digest, every chunk of the chunk table, and the tables at its end.
+/// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the tables at its end.
 fn blob(
     repository: &Arc<dyn Repository>,
     record: &BlobRecord,
+    size: u64,
     runtime: &tokio::runtime::Runtime,
     progress: &dyn Fn(u64),
 ) -> Result<()> {
     let BlobRecord { blob, tail } = record;
-    let reader = runtime.block_on(repository.blob(&blob.id, blob.stored_size))?;
+    let reader = runtime.block_on(repository.blob(&blob.id, size))?;
     let mut reader = into_blocking(reader, runtime.handle().clone());
     let mut at = 0;
     let (mut stored, mut decoded) = (Vec::new(), Vec::new());

@@ -72,7 +72,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
     let copies = match same_place(&image.name, &name) {
         true => None,
-        false => Some(copy(repository, &*target, &optimized.kept, &runtime)?),
+        false => Some(copy(&image, &*target, &optimized.kept, &runtime)?),
     };
     let mut blobs = copies.as_ref().map_or_else(Vec::new, |copies| copies.blobs.clone());
     blobs.push(store::built(&hot_blob));
@@ -142,7 +142,7 @@ fn describe(
 ) -> Result<oci::LazyImage> {
     let plain = |BlobRecord { blob, .. }: &BlobRecord| BlobLayer {
         digest: blob.id,
-        size: blob.stored_size,
+        size: image.stored_size(blob),
         hot_bytes: None,
     };
     let mut blobs: Vec<_> = optimized.kept.iter().map(plain).collect();
@@ -162,24 +162,26 @@ struct Copies {
 
 /// Fetches what the target does not have yet.
 fn copy(
-    from: &dyn Repository,
+    image: &LazyImage,
     to: &dyn Repository,
     kept: &[BlobRecord],
     runtime: &Runtime,
 ) -> Result<Copies> {
     let directory = tempfile::Builder::new().prefix("lazuli-copy-").tempdir_in(store::scratch())?;
     let mut blobs = Vec::new();
-    let bar = progress::bytes(Some(kept.iter().map(|kept| kept.blob.stored_size).sum()), "copying");
+    let total = kept.iter().map(|record| image.stored_size(&record.blob)).sum();
+    let bar = progress::bytes(Some(total), "copying");
     for BlobRecord { blob, .. } in kept {
+        let size = image.stored_size(blob);
         if !runtime.block_on(to.has_blob(&blob.id))? {
             let path = directory.path().join(blob.id.hex());
-            let reader = runtime.block_on(from.blob(&blob.id, blob.stored_size))?;
+            let reader = runtime.block_on(image.repository.blob(&blob.id, size))?;
             let mut reader = into_blocking(reader, runtime.handle().clone());
             io::copy(&mut reader, &mut File::create_new(&path)?)
                 .with_context(|| format!("cannot copy blob {}", blob.id))?;
-            blobs.push((blob.id, blob.stored_size, BlobContent::File(path)));
+            blobs.push((blob.id, size, BlobContent::File(path)));
         }
-        bar.inc(blob.stored_size);
+        bar.inc(size);
     }
     bar.finish_and_clear();
     Ok(Copies { blobs, _directory: directory })

@@ -1,11 +1,18 @@
 //! What the snapshot service needs of the node: images that the worker mounts.
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{
+    collections::HashMap,
+    error::Error,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use lazuli_registry::Login;
-use lazuli_runtime::daemon::{DaemonError, DriverChoice, Images, MountRequest, Worker};
-use lazuli_snapshotter::{self as snapshotter, Image, Server};
+use lazuli_runtime::daemon::{
+    DaemonError, DriverChoice, Images, MountRequest, SnapshotStatus, SnapshotsStatus, Worker,
+};
+use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
 use tokio::task::JoinHandle;
 
 /// Serves containerd, if the configuration says so. The task ends when another worker takes over. Readers of images are
@@ -18,6 +25,8 @@ pub(crate) fn serve(root: &Path, worker: &mut Worker) -> Option<JoinHandle<()>> 
         let served = match Server::open(&root, Arc::new(Mounted(images))).await {
             Ok(server) => {
                 tracing::info!("serving containerd");
+                let overview = server.overview();
+                leaving.explained_by(Arc::new(move || explain(&overview)));
                 server.serve(listener, leaving.leaving()).await
             }
             Err(error) => Err(error),
@@ -26,6 +35,23 @@ pub(crate) fn serve(root: &Path, worker: &mut Worker) -> Option<JoinHandle<()>> 
             tracing::error!(%error, "containerd is not served");
         }
     }))
+}
+
+/// What `lazuli status` shows of snapshots.
+fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) {
+    let Contents { committed, active, views, former, removed, images } = match overview.read() {
+        Ok(contents) => contents,
+        Err(error) => {
+            let error = Some(error.to_string());
+            return (SnapshotsStatus { error, ..SnapshotsStatus::default() }, HashMap::new());
+        }
+    };
+    let status = SnapshotsStatus { committed, active, views, former, removed, error: None };
+    let mounts = images.into_iter().map(|image| {
+        let ImageSnapshot { name, mountpoint, containers } = image;
+        (mountpoint, SnapshotStatus { name, containers })
+    });
+    (status, mounts.collect())
 }
 
 struct Mounted(Images);

@@ -1,18 +1,15 @@
 //! The directories of snapshots, and what is left of them.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fs::{self, DirBuilder, Permissions},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{SnapshotError, store::Usage};
+use crate::SnapshotError;
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -22,12 +19,26 @@ pub(crate) struct Directories {
     root: PathBuf,
     /// Makes names in the trash that nobody had before.
     thrown: AtomicU64,
-    /// Held by whoever empties the trash.
-    emptying: Mutex<()>,
 }
 
-fn at<T>(path: &Path, result: io::Result<T>) -> Result<T> {
+/// To whom the root of a new snapshot belongs. A container sees the owner of the uppermost directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The user who runs this.
+    Us,
+    /// To whom the root of the parent belongs, whose number this is.
+    Of(u64),
+    /// This user and this group.
+    Ids(u32, u32),
+}
+
+pub(crate) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T> {
     result.map_err(|source| SnapshotError::Io { path: path.to_owned(), source })
+}
+
+/// Whether what is done with a container's files failed because the container took them away.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 impl Directories {
@@ -35,8 +46,17 @@ impl Directories {
     pub(crate) fn open(root: &Path) -> Result<Self> {
         let trash = root.join("trash");
         at(&trash, DirBuilder::new().recursive(true).mode(0o700).create(&trash))?;
-        let root = root.to_owned();
-        Ok(Directories { root, thrown: AtomicU64::new(0), emptying: Mutex::default() })
+        let root = at(root, root.canonicalize())?;
+        let special = [':', ',', '\\', '"'];
+        if root.to_str().is_none_or(|root| root.contains(special)) {
+            return Err(SnapshotError::Root(root));
+        }
+        Ok(Directories { root, thrown: AtomicU64::new(0) })
+    }
+
+    /// `ROOT/snapshots`
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// The database's file.
@@ -54,9 +74,12 @@ impl Directories {
         self.root.join(number.to_string()).join("work")
     }
 
-    /// Makes the directory of a snapshot. Its root belongs to whom the root of the parent belongs to, since a
-    /// container sees the owner of the uppermost directory.
-    pub(crate) fn make(&self, number: u64, parent: Option<u64>, active: bool) -> Result<()> {
+    fn trash(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
+    /// Makes the directory of a snapshot.
+    pub(crate) fn make(&self, number: u64, owner: Owner, active: bool) -> Result<()> {
         let directory = self.root.join(number.to_string());
         if directory.exists() {
             // Of a transaction that failed, or that a crash cut short.
@@ -67,12 +90,17 @@ impl Directories {
         at(&fs, fs::create_dir(&fs))?;
         // Whatever the umask is.
         at(&fs, fs::set_permissions(&fs, Permissions::from_mode(0o755)))?;
-        if let Some(parent) = parent {
-            let parent = self.fs(parent);
-            let owner = at(&parent, fs::metadata(&parent))?;
-            if (owner.uid(), owner.gid()) != (0, 0) {
-                at(&fs, chown(&fs, Some(owner.uid()), Some(owner.gid())))?;
+        let ids = match owner {
+            Owner::Us => None,
+            Owner::Ids(uid, gid) => Some((uid, gid)),
+            Owner::Of(parent) => {
+                let parent = self.fs(parent);
+                let metadata = at(&parent, fs::metadata(&parent))?;
+                Some((metadata.uid(), metadata.gid())).filter(|ids| *ids != (0, 0))
             }
+        };
+        if let Some((uid, gid)) = ids {
+            at(&fs, chown(&fs, Some(uid), Some(gid)))?;
         }
         if active {
             let work = self.work(number);
@@ -82,20 +110,25 @@ impl Directories {
         Ok(())
     }
 
-    /// Moves the directory of a snapshot away, in the same time however much is in it.
+    /// Moves the directory of a snapshot away, in the same time however much is in it. Whoever has its files mounted
+    /// notices nothing.
     pub(crate) fn throw_away(&self, number: u64) -> Result<()> {
         let path = self.root.join(number.to_string());
+        match fs::rename(&path, self.new_in_trash(number)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => at(&path, result),
+        }
+    }
+
+    /// A name in the trash that nothing has.
+    fn new_in_trash(&self, number: u64) -> PathBuf {
         loop {
             let name = self.thrown.fetch_add(1, Ordering::Relaxed);
-            let trash = self.root.join("trash").join(format!("{number}-{name}"));
+            let path = self.trash().join(format!("{number}-{name}"));
             // An empty directory would be replaced, a full one of an earlier process is an error.
-            if trash.exists() {
-                continue;
+            if fs::symlink_metadata(&path).is_err() {
+                return path;
             }
-            return match fs::rename(&path, trash) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                result => at(&path, result),
-            };
         }
     }
 
@@ -110,51 +143,45 @@ impl Directories {
         Ok(strays)
     }
 
-    /// Deletes what was thrown away; may take long.
-    pub(crate) fn empty_trash(&self) -> Result<()> {
-        let _emptying = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
-        let trash = self.root.join("trash");
+    /// What was thrown away, by the numbers of the snapshots.
+    pub(crate) fn thrown_away(&self) -> Result<BTreeMap<u64, Vec<PathBuf>>> {
+        let trash = self.trash();
+        let mut all = BTreeMap::<u64, Vec<_>>::new();
         for entry in at(&trash, fs::read_dir(&trash))? {
             let path = at(&trash, entry)?.path();
-            at(&path, fs::remove_dir_all(&path))?;
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let number = name.split('-').next().and_then(|number| number.parse().ok());
+            // What somebody else has put there is deleted, too.
+            all.entry(number.unwrap_or(0)).or_default().push(path);
         }
-        Ok(())
+        Ok(all)
     }
 
-    /// What the files of a snapshot take, hard links once.
-    pub(crate) fn usage(&self, number: u64) -> Result<Usage> {
-        let (mut usage, mut seen) = (Usage::default(), HashSet::new());
-        let mut paths = vec![self.fs(number)];
+    /// Deletes what was thrown away of one snapshot; may take long. However deep a container has nested its directories,
+    /// this neither recurses nor uses long paths: what is in a directory is moved up before it is looked at.
+    pub(crate) fn delete(&self, number: u64, thrown: Vec<PathBuf>) -> Result<()> {
+        let mut paths = thrown;
         while let Some(path) = paths.pop() {
-            let metadata = match fs::symlink_metadata(&path) {
-                // A container goes on while it is looked at.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => at(&path, other)?,
+            let entries = match fs::read_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                    at(&path, fs::remove_file(&path))?;
+                    continue;
+                }
+                entries => at(&path, entries)?,
             };
-            if !seen.insert((metadata.dev(), metadata.ino())) {
-                continue;
-            }
-            usage.inodes += 1;
-            // stat(2) counts in units of 512 bytes, whatever the file system's block is.
-            usage.size += metadata.blocks() * 512;
-            if metadata.is_dir() {
-                let entries = match fs::read_dir(&path) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    other => at(&path, other)?,
-                };
-                for entry in entries {
-                    paths.push(at(&path, entry)?.path());
+            for entry in entries {
+                let entry = at(&path, entry)?;
+                let inner = entry.path();
+                if !at(&inner, entry.file_type())?.is_dir() {
+                    at(&inner, fs::remove_file(&inner))?;
+                } else if fs::remove_dir(&inner).is_err() {
+                    let moved = self.new_in_trash(number);
+                    at(&inner, fs::rename(&inner, &moved))?;
+                    paths.push(moved);
                 }
             }
+            at(&path, fs::remove_dir(&path))?;
         }
-        Ok(usage)
-    }
-}
-
-#[cfg(test)]
-impl Directories {
-    /// What somebody holds who empties the trash.
-    pub(crate) fn hold_emptying(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.emptying.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(())
     }
 }

@@ -1,6 +1,10 @@
 //! Why a request was not carried out, and how containerd is told.
 
-use std::{error::Error, io, path::PathBuf};
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
 
 use tonic::{Code, Status};
 
@@ -13,6 +17,12 @@ pub enum SnapshotError {
     /// No such snapshot.
     #[error("snapshot {0} does not exist")]
     NotFound(String),
+    /// containerd knows a snapshot that is not here.
+    #[error(
+        "snapshot {0} is not in Lazuli's state directory any more, though containerd knows it: remove its container and \
+         its image from containerd, and pull the image again"
+    )]
+    Lost(String),
     /// It is committed, or a view, and the request is about active ones.
     #[error("snapshot {0} is not active")]
     NotActive(String),
@@ -41,9 +51,27 @@ pub enum SnapshotError {
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The image is served by FUSE, and a container in a user namespace wants it with other owners.
+    #[error(
+        "image {0} is served by FUSE here, whose files the kernel cannot show to a user namespace as its own: take \
+         `remap-ids` out of the capabilities of the snapshotter in containerd's configuration, so that containerd copies \
+         the image instead"
+    )]
+    NotMappable(String),
     /// The metadata cannot be read or written.
-    #[error("the metadata of snapshots: {0}")]
-    Store(Box<redb::Error>),
+    #[error("the records of snapshots in {path}: {source}{}", advice(.source, .path))]
+    Store {
+        /// The file; empty until it is known.
+        path: PathBuf,
+        /// What happened.
+        source: Box<redb::Error>,
+    },
+    /// The state directory's name cannot be an option of overlayfs.
+    #[error(
+        "{0}: the name of a state directory with snapshots must be UTF-8 without colons, commas, backslashes and quotes, \
+         which mean something in the options of overlayfs"
+    )]
+    Root(PathBuf),
     /// A record in the metadata is damaged.
     #[error("the record of snapshot {name} cannot be read: {source}")]
     Record {
@@ -70,16 +98,38 @@ pub enum SnapshotError {
 
 impl<E: Into<redb::Error>> From<E> for SnapshotError {
     fn from(error: E) -> Self {
-        SnapshotError::Store(Box::new(error.into()))
+        SnapshotError::Store { path: PathBuf::new(), source: Box::new(error.into()) }
     }
+}
+
+/// What can be done about a file that does not hold a database.
+fn advice(error: &redb::Error, path: &Path) -> String {
+    let damaged = match error {
+        redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,
+        redb::Error::Io(error) => matches!(
+            error.kind(),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput
+        ),
+        _ => false,
+    };
+    if !damaged {
+        return String::new();
+    }
+    let directory = path.parent().unwrap_or(path).display();
+    format!(
+        ". Every name of a snapshot was in it: stop containers that use them, delete {directory}, start the daemon again, remove \
+         the images from containerd and pull them again"
+    )
 }
 
 impl From<SnapshotError> for Status {
     fn from(error: SnapshotError) -> Self {
         let code = match &error {
             SnapshotError::AlreadyExists(_) => Code::AlreadyExists,
-            SnapshotError::NotFound(_) => Code::NotFound,
-            SnapshotError::NotActive(_) | SnapshotError::HasChildren(_) => Code::FailedPrecondition,
+            SnapshotError::NotFound(_) | SnapshotError::Lost(_) => Code::NotFound,
+            SnapshotError::NotActive(_)
+            | SnapshotError::HasChildren(_)
+            | SnapshotError::NotMappable(_) => Code::FailedPrecondition,
             SnapshotError::ParentNotCommitted(_)
             | SnapshotError::Immutable { .. }
             | SnapshotError::Invalid(_) => Code::InvalidArgument,

@@ -12,9 +12,9 @@ use crate::{
 /// Nobody writes longer ones by hand; containerd's own are a hundred bytes.
 const LIMIT: usize = 16 << 10;
 
-/// One filter.
+/// One filter, as a client sends it.
 #[derive(Debug)]
-pub(crate) struct Filter(Vec<Condition>);
+pub struct Filter(Vec<Condition>);
 
 #[derive(Debug)]
 struct Condition {
@@ -63,7 +63,10 @@ fn field<'a>(path: &[String], snapshot: &'a Snapshot) -> Option<&'a str> {
 
 impl Filter {
     /// Parses a filter.
-    pub(crate) fn parse(text: &str) -> Result<Self, SnapshotError> {
+    ///
+    /// # Errors
+    /// It cannot be understood, is longer than 16 KiB, or has a pattern that takes too much memory.
+    pub fn parse(text: &str) -> Result<Self, SnapshotError> {
         let invalid =
             |problem: &str| SnapshotError::Invalid(format!("filter `{text:.200}`: {problem}"));
         if text.len() > LIMIT {
@@ -185,6 +188,7 @@ mod tests {
             updated: SystemTime::UNIX_EPOCH,
             usage: Default::default(),
             image: None,
+            key: None,
         };
         for (text, passes) in [
             ("name==default/1/key", true),

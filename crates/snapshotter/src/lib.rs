@@ -15,15 +15,20 @@
 //! Who mounts images is a matter of the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
+mod contents;
 mod directories;
 mod error;
 mod filter;
+mod in_use;
 mod label;
 mod local;
+mod mapping;
 mod mounts;
 mod service;
 mod snapshotter;
 mod store;
+mod turns;
+mod usage;
 
 use std::{error::Error, fmt, path::Path, sync::Arc};
 
@@ -32,7 +37,9 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
+pub use contents::{Contents, ImageSnapshot, Overview};
 pub use error::SnapshotError;
+pub use filter::Filter;
 
 /// containerd's protocol.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
@@ -104,6 +111,11 @@ impl Server {
     pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
         let snapshotter = snapshotter::Snapshotter::open(&root.join("snapshots"), images).await?;
         Ok(Server(service::Service::new(snapshotter)))
+    }
+
+    /// What is kept, also while it is being served.
+    pub fn overview(&self) -> Overview {
+        self.0.overview()
     }
 
     /// Serves connections until `end`; requests under way are finished then.

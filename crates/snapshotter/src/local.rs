@@ -1,22 +1,39 @@
 //! Snapshots on this node's disk: records and directories together. Everything here blocks.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
-    SnapshotError,
+    Image, SnapshotError,
     api::types::Mount,
-    directories::Directories,
+    directories::{Directories, Owner, at},
+    in_use,
     label::Labels,
+    mapping::Mapping,
     mounts,
-    store::{Kind, New, Snapshot, Store, Usage},
+    store::{Kind, New, Snapshot, Store, Usage, lost},
+    usage,
 };
 
 type Result<T> = std::result::Result<T, SnapshotError>;
+
+/// `FUSE_SUPER_MAGIC`, see statfs(2).
+const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
 #[derive(Debug)]
 pub(crate) struct Local {
     pub(crate) store: Store,
     pub(crate) directories: Directories,
+    /// Held by whoever empties the trash.
+    emptying: Mutex<()>,
+    /// Whether somebody waits for that.
+    waiting: AtomicBool,
 }
 
 impl Local {
@@ -24,50 +41,145 @@ impl Local {
     pub(crate) fn open(root: &Path) -> Result<Self> {
         let directories = Directories::open(root)?;
         let store = Store::open(&directories.metadata())?;
-        Ok(Local { store, directories })
+        Ok(Local { store, directories, emptying: Mutex::default(), waiting: AtomicBool::default() })
     }
 
     /// Creates a snapshot with its directory.
     pub(crate) fn create(&self, new: New) -> Result<Snapshot> {
-        let parent = new.parent.as_deref().map(|parent| self.store.get(parent)).transpose()?;
-        let (parent, active) = (parent.map(|parent| parent.number), new.kind == Kind::Active);
-        // What a failure leaves on the disk is thrown away by whoever gets the same number next.
-        self.store.create(new, |number| self.directories.make(number, parent, active))
+        let parent = new.parent.as_deref().map(|parent| self.store.get(parent)).transpose();
+        let parent = parent.map_err(lost)?;
+        let owner = match (Mapping::of(&new.labels)?, &parent) {
+            (Some(mapping), parent) => {
+                if let Some(parent) = parent.as_ref().filter(|parent| !mounts::is_copy(parent)) {
+                    self.refuse_fuse(parent)?;
+                }
+                mapping.owner()
+            }
+            (None, parent) => parent.as_ref().map_or(Owner::Us, |parent| Owner::Of(parent.number)),
+        };
+        let active = new.kind == Kind::Active;
+        // What a failure leaves on the disk is thrown away at the next start or Cleanup.
+        self.store.create(new, |number| self.directories.make(number, owner, active))
     }
 
     /// What has to be mounted to see an active snapshot or a view.
     pub(crate) fn mounts(&self, key: &str) -> Result<Vec<Mount>> {
-        let chain = self.store.chain(key)?;
+        let chain = self.store.chain(key).map_err(lost)?;
         match chain.first() {
             Some(snapshot) if snapshot.kind == Kind::Committed => {
                 Err(SnapshotError::NotActive(key.to_owned()))
             }
-            _ => Ok(mounts::of(&chain, &self.directories)),
+            _ => mounts::of(&chain, &self.directories),
         }
     }
 
     /// Commits an active snapshot as it is now.
-    pub(crate) fn commit(&self, key: &str, name: &str, labels: Labels) -> Result<Snapshot> {
-        let usage = self.usage(key)?;
-        self.store.commit(key, name, labels, usage)
+    pub(crate) fn commit(
+        &self,
+        key: &str,
+        name: &str,
+        parent: Option<String>,
+        labels: Labels,
+    ) -> Result<Snapshot> {
+        let usage = match self.usage(key) {
+            // The store knows whether it has been committed.
+            Err(SnapshotError::NotFound(_)) => Usage::default(),
+            other => other?,
+        };
+        self.store.commit(key, name, parent, labels, usage)
     }
 
     /// What a snapshot takes beyond its parents. An image's data is the cache's.
     pub(crate) fn usage(&self, key: &str) -> Result<Usage> {
         let snapshot = self.store.get(key)?;
         match snapshot.kind {
-            Kind::Active if snapshot.image.is_none() => self.directories.usage(snapshot.number),
+            Kind::Active if snapshot.image.is_none() => {
+                usage::of(&self.directories.fs(snapshot.number))
+            }
             _ => Ok(snapshot.usage),
         }
     }
 
-    /// Where the nearest lazy image below a snapshot, or in it, is mounted.
-    pub(crate) fn image_of(&self, name: &str) -> Result<Option<(crate::Image, PathBuf)>> {
-        let found = self
-            .store
-            .chain(name)?
-            .into_iter()
-            .find_map(|snapshot| Some((snapshot.image?, self.directories.fs(snapshot.number))));
-        Ok(found)
+    /// The nearest lazy image below a snapshot, or in it, and the number of the snapshot in which it is mounted.
+    pub(crate) fn image_of(&self, name: &str) -> Result<Option<(u64, Image)>> {
+        let chain = self.store.chain(name).map_err(lost)?;
+        Ok(chain.into_iter().find_map(|snapshot| Some((snapshot.number, snapshot.image?))))
+    }
+
+    /// # Errors
+    /// An image that is served by FUSE: its files cannot be shown as those of other users.
+    fn refuse_fuse(&self, parent: &Snapshot) -> Result<()> {
+        let Some((number, image)) = self.image_of(&parent.name)? else { return Ok(()) };
+        let fs = self.directories.fs(number);
+        let stat = at(&fs, rustix::fs::statfs(&fs).map_err(std::io::Error::from))?;
+        if stat.f_type == FUSE {
+            return Err(SnapshotError::NotMappable(image.reference));
+        }
+        Ok(())
+    }
+
+    /// Snapshots of images whose mounting a crash cut short: nobody was told of them.
+    pub(crate) fn unfinished(&self) -> Result<Vec<Snapshot>> {
+        let mut all = self.store.all()?;
+        all.retain(|snapshot| snapshot.image.is_some() && snapshot.kind == Kind::Active);
+        Ok(all)
+    }
+
+    /// Directories of no snapshot.
+    pub(crate) fn strays(&self) -> Result<Vec<u64>> {
+        self.store.at_rest(|known| self.directories.strays(known))
+    }
+
+    /// Whether the caller has to empty the trash, now that something was thrown away. Else somebody is about to who sees
+    /// what is in it.
+    pub(crate) fn shall_empty(&self) -> bool {
+        !self.waiting.swap(true, Ordering::SeqCst)
+    }
+
+    /// Deletes what was thrown away, but for what somebody still has mounted; may take long.
+    ///
+    /// # Errors
+    /// Of what cannot be deleted; the rest is deleted all the same.
+    pub(crate) fn empty_trash(&self) -> Result<()> {
+        let _emptying = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.store(false, Ordering::SeqCst);
+        let thrown = self.directories.thrown_away()?;
+        let removed = self.store.removed()?;
+        let held = if thrown.is_empty() { HashSet::new() } else { self.held()? };
+        let (mut failed, mut kept) = (None, HashSet::new());
+        for (number, paths) in thrown {
+            if held.contains(&number) {
+                tracing::info!(number, "a removed snapshot is still mounted somewhere");
+                kept.insert(number);
+            } else if let Err(error) = self.directories.delete(number, paths) {
+                kept.insert(number);
+                failed = failed.or(Some(error));
+            }
+        }
+        let gone: Vec<_> = removed
+            .into_keys()
+            .filter(|number| !kept.contains(number) && !self.directories.fs(*number).exists())
+            .collect();
+        self.store.forget_removed(&gone)?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Snapshots, also removed ones, that somebody has mounted, and those below them.
+    fn held(&self) -> Result<HashSet<u64>> {
+        let mut held = at(Path::new("/proc"), in_use::numbers(self.directories.root()))?;
+        for (number, below) in self.store.removed()? {
+            if held.contains(&number) {
+                held.extend(below);
+            }
+        }
+        Ok(held)
+    }
+}
+
+#[cfg(test)]
+impl Local {
+    /// What somebody holds who empties the trash.
+    pub(crate) fn hold_emptying(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.emptying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

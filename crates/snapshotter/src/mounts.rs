@@ -3,25 +3,41 @@
 use std::path::Path;
 
 use crate::{
+    SnapshotError,
     api::types::Mount,
     directories::Directories,
+    mapping::Mapping,
     store::{Kind, Snapshot},
 };
 
+/// How the key ends of a copy in which containerd has changed the owner of every file, as it does for snapshotters that do
+/// not map ids.
+const COPY: &str = "-remap";
+
 /// The mount of the first of `chain`, on top of the others.
-pub(crate) fn of(chain: &[Snapshot], directories: &Directories) -> Vec<Mount> {
-    let [snapshot, parents @ ..] = chain else { return Vec::new() };
+///
+/// # Errors
+/// The labels of the snapshot map ids in a way that cannot be read.
+pub(crate) fn of(
+    chain: &[Snapshot],
+    directories: &Directories,
+) -> Result<Vec<Mount>, SnapshotError> {
+    let [snapshot, parents @ ..] = chain else { return Ok(Vec::new()) };
     // An image's mount shows all of the layers below it.
     let below = parents.iter().position(|parent| parent.image.is_some());
     let parents = &parents[..below.map_or(parents.len(), |image| image + 1)];
     let fs = |snapshot: &Snapshot| text(&directories.fs(snapshot.number));
     let writable = snapshot.kind == Kind::Active;
+    let mut options: Vec<_> = mapping(snapshot, parents.first())?
+        .map(|mapping| mapping.options())
+        .into_iter()
+        .flatten()
+        .collect();
     let mount = match (writable, parents) {
-        (_, []) => bind(fs(snapshot), writable),
-        (false, [parent]) => bind(fs(parent), false),
+        (_, []) => bind(fs(snapshot), writable, options),
+        (false, [parent]) => bind(fs(parent), false, options),
         _ => {
             // Without `index`, a directory can be an upper one again after a crash that left its work behind.
-            let mut options = Vec::new();
             if Path::new("/sys/module/overlay/parameters/index").exists() {
                 options.push("index=off".to_owned());
             }
@@ -34,12 +50,26 @@ pub(crate) fn of(chain: &[Snapshot], directories: &Directories) -> Vec<Mount> {
             mount("overlay", "overlay".to_owned(), options)
         }
     };
-    vec![mount]
+    Ok(vec![mount])
 }
 
-fn bind(source: String, writable: bool) -> Mount {
+/// How the ids of the layers below a snapshot have to be mapped, if they have to.
+fn mapping(
+    snapshot: &Snapshot,
+    parent: Option<&Snapshot>,
+) -> Result<Option<Mapping>, SnapshotError> {
+    if parent.is_some_and(is_copy) { Ok(None) } else { Mapping::of(&snapshot.labels) }
+}
+
+/// Whether the ids of a snapshot's files have been mapped already.
+pub(crate) fn is_copy(snapshot: &Snapshot) -> bool {
+    snapshot.key.as_ref().is_some_and(|key| key.ends_with(COPY))
+}
+
+fn bind(source: String, writable: bool, mut options: Vec<String>) -> Mount {
     let access = if writable { "rw" } else { "ro" };
-    mount("bind", source, vec![access.to_owned(), "rbind".to_owned()])
+    options.extend([access.to_owned(), "rbind".to_owned()]);
+    mount("bind", source, options)
 }
 
 fn mount(kind: &str, source: String, options: Vec<String>) -> Mount {

@@ -6,7 +6,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    SnapshotError,
+    Overview, SnapshotError,
     api::snapshots::{
         CleanupRequest, CommitSnapshotRequest, Info, Kind as ApiKind, ListSnapshotsRequest,
         ListSnapshotsResponse, MountsRequest, MountsResponse, PrepareSnapshotRequest,
@@ -28,6 +28,10 @@ pub(crate) struct Service(Snapshotter);
 impl Service {
     pub(crate) fn new(snapshotter: Snapshotter) -> Self {
         Service(snapshotter)
+    }
+
+    pub(crate) fn overview(&self) -> Overview {
+        Overview(self.0.local.clone())
     }
 
     /// Carries a request out in a task of its own: a client that goes away must not leave it half done.
@@ -85,9 +89,10 @@ impl Snapshots for Service {
         &self,
         request: Request<CommitSnapshotRequest>,
     ) -> Result<Response<()>, Status> {
-        let CommitSnapshotRequest { name, key, labels, .. } = request.into_inner();
-        let labels = labels.into_iter().collect();
-        self.run(|s| async move { s.commit(key, name, labels).await }).await.map(Response::new)
+        let CommitSnapshotRequest { name, key, labels, parent, .. } = request.into_inner();
+        let (labels, parent) = (labels.into_iter().collect(), named(parent));
+        let done = self.run(|s| async move { s.commit(key, name, parent, labels).await });
+        done.await.map(Response::new)
     }
 
     async fn remove(

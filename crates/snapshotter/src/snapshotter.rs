@@ -9,14 +9,17 @@ use crate::{
     label::{Labels, Layer},
     local::Local,
     store::{Kind, New, Snapshot, Usage},
+    turns::Turns,
 };
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
 #[derive(Clone)]
 pub(crate) struct Snapshotter {
-    local: Arc<Local>,
+    pub(crate) local: Arc<Local>,
     images: Arc<dyn Images>,
+    /// By names of layers to be, and by numbers of snapshots in which images are mounted.
+    turns: Arc<Turns>,
 }
 
 impl fmt::Debug for Snapshotter {
@@ -38,10 +41,12 @@ impl Snapshotter {
         let root = root.to_owned();
         let open = tokio::task::spawn_blocking(move || Local::open(&root));
         let local = Arc::new(open.await.map_err(|_| SnapshotError::Panicked)??);
-        let snapshotter = Snapshotter { local, images };
-        let strays = snapshotter.local(|local| local.directories.strays(&local.store.numbers()?));
-        for number in strays.await? {
-            snapshotter.discard(number).await?;
+        let snapshotter = Snapshotter { local, images, turns: Arc::default() };
+        for snapshot in snapshotter.local(Local::unfinished).await? {
+            snapshotter.remove(snapshot.name).await?;
+        }
+        if let Err(error) = snapshotter.discard_strays().await {
+            tracing::warn!(%error, "what a crash left stays until the next clean-up");
         }
         snapshotter.empty_trash_later();
         Ok(snapshotter)
@@ -83,25 +88,28 @@ impl Snapshotter {
         .await
     }
 
-    /// Mounts a lazy image as the committed snapshot `target`.
+    /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
+        let mut turn = self.turns.take(target).await;
         let name = target.to_owned();
-        let unusable = |source| SnapshotError::Image { reference: image.reference.clone(), source };
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
             // It may be pulled with a newer login than it has.
             Ok(there) if image.login.is_some() && there.image.is_some() => {
                 let at = self.local.directories.fs(there.number);
-                return self.images.mount(&image, &at).await.map_err(unusable);
+                return turn.attempt(&image, self.images.mount(&image, &at)).await;
             }
             other => return other.map(drop),
         }
-        self.images.check(&image).await.map_err(unusable)?;
+        turn.attempt(&image, self.images.check(&image)).await?;
         let Wanted { key, parent, labels } = wanted;
-        let (name, image_of_it) = (key.clone(), Some(image.clone()));
-        let of_it = labels.clone();
-        let kind = Kind::Active;
-        let new = New { name, parent, kind, labels: of_it, image: image_of_it };
+        let new = New {
+            name: key.clone(),
+            parent,
+            kind: Kind::Active,
+            labels: labels.clone(),
+            image: Some(image.clone()),
+        };
         let (snapshot, at) = self
             .local(move |local| {
                 let snapshot = local.create(new)?;
@@ -109,15 +117,17 @@ impl Snapshotter {
                 Ok((snapshot, at))
             })
             .await?;
-        let committed = match self.images.mount(&image, &at).await {
+        let committed = match turn.attempt(&image, self.images.mount(&image, &at)).await {
             Ok(()) => {
                 let target = target.to_owned();
-                self.local(move |local| local.commit(&snapshot.name, &target, labels)).await
+                self.local(move |local| local.commit(&snapshot.name, &target, None, labels)).await
             }
-            Err(source) => Err(unusable(source)),
+            Err(error) => Err(error),
         };
-        if committed.is_err() {
-            self.remove(key).await?;
+        if committed.is_err()
+            && let Err(error) = self.remove(key).await
+        {
+            tracing::warn!(%error, "a snapshot stays until the next start");
         }
         committed.map(drop)
     }
@@ -130,27 +140,40 @@ impl Snapshotter {
 
     /// Makes sure that the image below a snapshot is mounted: the machine may have been started again.
     async fn mount_image_of(&self, name: String) -> Result<()> {
-        let found = self.local(move |local| local.image_of(&name)).await?;
-        let Some((image, at)) = found else { return Ok(()) };
-        let mounted = self.images.mount(&image, &at).await;
-        mounted.map_err(|source| SnapshotError::Image { reference: image.reference, source })
+        let find = |name: String| self.local(move |local| local.image_of(&name));
+        let Some((number, _)) = find(name.clone()).await? else { return Ok(()) };
+        let mut turn = self.turns.take(&number.to_string()).await;
+        // Unless it was removed meanwhile: see `discard`.
+        let Some((_, image)) = find(name).await? else { return Ok(()) };
+        let at = self.local.directories.fs(number);
+        turn.attempt(&image, self.images.mount(&image, &at)).await
     }
 
-    /// Makes an active snapshot a parent for others.
-    pub(crate) async fn commit(&self, key: String, name: String, labels: Labels) -> Result<()> {
-        self.local(move |local| local.commit(&key, &name, labels)).await.map(drop)
+    /// Makes an active snapshot a parent for others, on top of `parent` if it was prepared on top of nothing.
+    pub(crate) async fn commit(
+        &self,
+        key: String,
+        name: String,
+        parent: Option<String>,
+        labels: Labels,
+    ) -> Result<()> {
+        self.local(move |local| local.commit(&key, &name, parent, labels)).await.map(drop)
     }
 
-    /// Forgets a snapshot. Its files are deleted later.
+    /// Forgets a snapshot. Its files are deleted later, when nobody has them mounted any more.
     pub(crate) async fn remove(&self, key: String) -> Result<()> {
         let snapshot = self.local(move |local| local.store.remove(&key)).await?;
-        self.discard(snapshot.number).await?;
+        if let Err(error) = self.discard(snapshot.number).await {
+            // There is no such snapshot any more, and nothing that containerd could do about its directory.
+            tracing::warn!(snapshot = snapshot.name, %error, "stays until the next clean-up");
+        }
         self.empty_trash_later();
         Ok(())
     }
 
-    /// Takes a snapshot's directory away, and the mount in it.
+    /// Takes the directory of a snapshot away that is no more, and the mount in it.
     async fn discard(&self, number: u64) -> Result<()> {
+        let _turn = self.turns.take(&number.to_string()).await;
         let at = self.local.directories.fs(number);
         self.images.unmount(&at).await.map_err(|source| {
             let source = std::io::Error::other(source);
@@ -159,10 +182,24 @@ impl Snapshotter {
         self.local(move |local| local.directories.throw_away(number)).await
     }
 
+    /// # Errors
+    /// The last one; the others are discarded all the same.
+    async fn discard_strays(&self) -> Result<()> {
+        let mut result = Ok(());
+        for number in self.local(Local::strays).await? {
+            result = self.discard(number).await.and(result);
+        }
+        result
+    }
+
+    /// Deletions wait for each other, and nobody else waits for them.
     fn empty_trash_later(&self) {
+        if !self.local.shall_empty() {
+            return;
+        }
         let local = self.local.clone();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = local.directories.empty_trash() {
+            if let Err(error) = local.empty_trash() {
                 tracing::warn!(%error, "removed snapshots stay on the disk until the next clean-up");
             }
         });
@@ -170,7 +207,8 @@ impl Snapshotter {
 
     /// Deletes what removed snapshots left.
     pub(crate) async fn clean_up(&self) -> Result<()> {
-        self.local(|local| local.directories.empty_trash()).await
+        let discarded = self.discard_strays().await;
+        self.local(Local::empty_trash).await.and(discarded)
     }
 
     /// One snapshot.
@@ -192,9 +230,12 @@ impl Snapshotter {
     pub(crate) async fn list(&self, filters: &[String]) -> Result<Vec<Snapshot>> {
         let filters =
             filters.iter().map(|filter| Filter::parse(filter)).collect::<Result<Vec<_>>>()?;
-        let mut all = self.local(|local| local.store.all()).await?;
-        all.retain(|snapshot| filter::any(&filters, snapshot));
-        Ok(all)
+        self.local(move |local| {
+            let mut all = local.store.all()?;
+            all.retain(|snapshot| filter::any(&filters, snapshot));
+            Ok(all)
+        })
+        .await
     }
 
     /// What a snapshot takes beyond its parents.

@@ -1,18 +1,27 @@
 //! What snapshots there are: names, parents, kinds, labels. Every change is on the disk when it is answered, whole or
 //! not at all.
 
-use std::{collections::HashSet, path::Path, time::SystemTime};
+mod database;
+mod record;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
 
 use redb::{
     Database, MultimapTableDefinition, ReadableDatabase, ReadableMultimapTable, ReadableTable,
-    Table, TableDefinition, WriteTransaction,
+    TableDefinition, WriteTransaction,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::{
-    Image, SnapshotError,
+    SnapshotError,
     label::{self, Labels},
 };
+pub(crate) use record::{Kind, New, Snapshot, Usage};
+use record::{get, is_numbered, parse, put};
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -23,74 +32,54 @@ const CHILDREN: MultimapTableDefinition<'_, &str, &str> = MultimapTableDefinitio
 /// The last number given to a directory.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const LAST: &str = "last";
+/// Numbers of removed snapshots whose files are still there, with the numbers of what they were based on.
+const REMOVED: MultimapTableDefinition<'_, u64, u64> = MultimapTableDefinition::new("removed");
 
-/// What can be done with a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// Read.
-    View,
-    /// Read, written and committed.
-    Active,
-    /// Be the parent of others.
-    Committed,
-}
+/// How the names of snapshots begin that were found under a name which containerd gave to another one. No name space of
+/// containerd has a colon in its name.
+pub(crate) const FORMER: &str = "former:";
 
-/// Room that a snapshot takes beyond its parents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Usage {
-    /// Bytes on the disk.
-    pub(crate) size: u64,
-    /// Files, directories and so on.
-    pub(crate) inodes: u64,
-}
-
-/// One snapshot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Snapshot {
-    /// Its directory; never given to another one.
-    pub(crate) number: u64,
-    pub(crate) name: String,
-    pub(crate) parent: Option<String>,
-    pub(crate) kind: Kind,
-    pub(crate) labels: Labels,
-    pub(crate) created: SystemTime,
-    pub(crate) updated: SystemTime,
-    /// Of committed ones.
-    #[serde(default)]
-    pub(crate) usage: Usage,
-    /// The lazy image that is mounted in its directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) image: Option<Image>,
-}
-
-/// A snapshot to be.
-#[derive(Clone, Debug)]
-pub(crate) struct New {
-    pub(crate) name: String,
-    pub(crate) parent: Option<String>,
-    pub(crate) kind: Kind,
-    pub(crate) labels: Labels,
-    pub(crate) image: Option<Image>,
-}
-
-/// The database.
+/// The snapshots.
 #[derive(Debug)]
-pub(crate) struct Store(Database);
+pub(crate) struct Store {
+    file: database::File,
+    /// The last number that was tried in this process: what has failed may have left a directory.
+    last: Mutex<u64>,
+}
 
 impl Store {
     /// Opens or creates the file `path`.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let database = Database::create(path)?;
-        let transaction = database.begin_write()?;
-        transaction.open_table(SNAPSHOTS)?;
-        transaction.open_multimap_table(CHILDREN)?;
-        transaction.open_table(NUMBERS)?;
-        transaction.commit()?;
-        Ok(Store(database))
+        let store = Store { file: database::File::new(path), last: Mutex::default() };
+        store.write(|transaction| {
+            transaction.open_table(SNAPSHOTS)?;
+            transaction.open_multimap_table(CHILDREN)?;
+            transaction.open_table(NUMBERS)?;
+            transaction.open_multimap_table(REMOVED)?;
+            Ok(())
+        })?;
+        Ok(store)
+    }
+
+    /// Changes something, unless `work` fails.
+    fn write<T>(&self, work: impl FnOnce(&WriteTransaction) -> Result<T>) -> Result<T> {
+        self.file.with(|database| {
+            let transaction = database.begin_write()?;
+            let result = work(&transaction)?;
+            transaction.commit()?;
+            Ok(result)
+        })
+    }
+
+    fn read<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        self.file.with(work)
     }
 
     /// Creates a snapshot, whose directory `make` makes.
+    ///
+    /// A name that containerd counts and that is taken is that of a snapshot which this containerd does not know: it was
+    /// made before containerd's state was deleted. That one gets another name and keeps everything else, see
+    /// [`set_aside`].
     pub(crate) fn create(
         &self,
         new: New,
@@ -99,65 +88,94 @@ impl Store {
         if new.name.is_empty() {
             return Err(SnapshotError::Invalid("a snapshot needs a name".to_owned()));
         }
-        let transaction = self.0.begin_write()?;
-        let number = {
-            let mut numbers = transaction.open_table(NUMBERS)?;
-            let last = numbers.get(LAST)?.map_or(0, |last| last.value());
-            numbers.insert(LAST, last + 1)?;
-            last + 1
-        };
-        let New { name, parent, kind, labels, image } = new;
-        let now = SystemTime::now();
-        let snapshot = Snapshot {
-            number,
-            name,
-            parent,
-            kind,
-            labels: label::kept(labels),
-            created: now,
-            updated: now,
-            usage: Usage::default(),
-            image,
-        };
-        {
-            let mut snapshots = transaction.open_table(SNAPSHOTS)?;
-            if snapshots.get(&*snapshot.name)?.is_some() {
-                return Err(SnapshotError::AlreadyExists(snapshot.name));
-            }
+        self.write(|transaction| {
+            let number = self.next_number(transaction)?;
+            let New { name, parent, kind, labels, image } = new;
+            let now = SystemTime::now();
+            let snapshot = Snapshot {
+                number,
+                name,
+                parent,
+                kind,
+                labels: label::kept(labels),
+                created: now,
+                updated: now,
+                usage: Usage::default(),
+                image,
+                key: None,
+            };
             if let Some(parent) = &snapshot.parent {
-                if get(&snapshots, parent)?.kind != Kind::Committed {
+                let snapshots = transaction.open_table(SNAPSHOTS)?;
+                if get(&snapshots, parent).map_err(lost)?.kind != Kind::Committed {
                     return Err(SnapshotError::ParentNotCommitted(parent.clone()));
                 }
+            }
+            make_room(transaction, &snapshot.name)?;
+            if let Some(parent) = &snapshot.parent {
                 transaction.open_multimap_table(CHILDREN)?.insert(&**parent, &*snapshot.name)?;
             }
-            put(&mut snapshots, &snapshot)?;
-        }
-        make(number)?;
-        transaction.commit()?;
-        Ok(snapshot)
+            put(&mut transaction.open_table(SNAPSHOTS)?, &snapshot)?;
+            self.give(transaction, number)?;
+            make(number)?;
+            Ok(snapshot)
+        })
     }
 
-    /// Makes the active snapshot `key` a committed one, under another name and with these labels.
+    fn next_number(&self, transaction: &WriteTransaction) -> Result<u64> {
+        let stored = transaction.open_table(NUMBERS)?.get(LAST)?.map_or(0, |last| last.value());
+        Ok(stored.max(*self.last.lock().unwrap_or_else(PoisonError::into_inner)) + 1)
+    }
+
+    /// From here on the number is given, whatever becomes of the transaction.
+    fn give(&self, transaction: &WriteTransaction, number: u64) -> Result<()> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = number;
+        transaction.open_table(NUMBERS)?.insert(LAST, number)?;
+        Ok(())
+    }
+
+    /// Makes the active snapshot `key` a committed one, under another name and with these labels. One that was prepared
+    /// without a parent can be given one here.
     pub(crate) fn commit(
         &self,
         key: &str,
         name: &str,
+        parent: Option<String>,
         labels: Labels,
         usage: Usage,
     ) -> Result<Snapshot> {
         if name.is_empty() {
             return Err(SnapshotError::Invalid("a snapshot needs a name".to_owned()));
         }
-        let transaction = self.0.begin_write()?;
-        let snapshot = {
-            let mut snapshots = transaction.open_table(SNAPSHOTS)?;
-            if snapshots.get(name)?.is_some() {
-                return Err(SnapshotError::AlreadyExists(name.to_owned()));
-            }
-            let mut snapshot = get(&snapshots, key)?;
+        self.write(|transaction| {
+            let found = get(&transaction.open_table(SNAPSHOTS)?, key);
+            let mut snapshot = match found {
+                Err(SnapshotError::NotFound(key)) => {
+                    return committed_before(transaction, key, name);
+                }
+                other => other?,
+            };
             if snapshot.kind != Kind::Active {
                 return Err(SnapshotError::NotActive(key.to_owned()));
             }
+            match (&snapshot.parent, parent) {
+                (None, Some(parent)) => {
+                    let snapshots = transaction.open_table(SNAPSHOTS)?;
+                    if get(&snapshots, &parent).map_err(lost)?.kind != Kind::Committed {
+                        return Err(SnapshotError::ParentNotCommitted(parent));
+                    }
+                    snapshot.parent = Some(parent);
+                }
+                (Some(old), Some(new)) if *old != new => {
+                    let name = key.to_owned();
+                    return Err(SnapshotError::Immutable { field: "parent".to_owned(), name });
+                }
+                _ => {}
+            }
+            if key == name {
+                return Err(SnapshotError::AlreadyExists(key.to_owned()));
+            }
+            make_room(transaction, name)?;
+            let mut snapshots = transaction.open_table(SNAPSHOTS)?;
             snapshots.remove(key)?;
             if let Some(parent) = &snapshot.parent {
                 let mut children = transaction.open_multimap_table(CHILDREN)?;
@@ -166,23 +184,24 @@ impl Store {
             }
             let now = SystemTime::now();
             name.clone_into(&mut snapshot.name);
+            snapshot.key = Some(key.to_owned());
             snapshot.kind = Kind::Committed;
             snapshot.labels = label::kept(labels);
             (snapshot.created, snapshot.updated) = (now, now);
             snapshot.usage = usage;
             put(&mut snapshots, &snapshot)?;
-            snapshot
-        };
-        transaction.commit()?;
-        Ok(snapshot)
+            Ok(snapshot)
+        })
     }
 
-    /// Forgets a snapshot that has no children.
+    /// Forgets a snapshot that has no children. Of its number and its parents' it is known until
+    /// [`Store::forget_removed`] that they were one snapshot.
     pub(crate) fn remove(&self, name: &str) -> Result<Snapshot> {
-        let transaction: WriteTransaction = self.0.begin_write()?;
-        let snapshot = {
+        self.write(|transaction| {
             let mut snapshots = transaction.open_table(SNAPSHOTS)?;
-            let snapshot = get(&snapshots, name)?;
+            let [snapshot, below @ ..] = &chain(&snapshots, name)?[..] else {
+                return Err(SnapshotError::NotFound(name.to_owned()));
+            };
             let mut children = transaction.open_multimap_table(CHILDREN)?;
             if !children.get(name)?.is_empty() {
                 return Err(SnapshotError::HasChildren(name.to_owned()));
@@ -191,16 +210,46 @@ impl Store {
                 children.remove(&**parent, name)?;
             }
             snapshots.remove(name)?;
-            snapshot
-        };
-        transaction.commit()?;
-        Ok(snapshot)
+            let mut removed = transaction.open_multimap_table(REMOVED)?;
+            for below in below {
+                removed.insert(snapshot.number, below.number)?;
+            }
+            Ok(snapshot.clone())
+        })
+    }
+
+    /// What removed snapshots were based on, by their numbers.
+    pub(crate) fn removed(&self) -> Result<BTreeMap<u64, Vec<u64>>> {
+        self.read(|database| {
+            let removed = database.begin_read()?.open_multimap_table(REMOVED)?;
+            let mut all = BTreeMap::new();
+            for entry in removed.iter()? {
+                let (number, below) = entry?;
+                let below: std::result::Result<Vec<_>, _> =
+                    below.map(|below| below.map(|below| below.value())).collect();
+                all.insert(number.value(), below?);
+            }
+            Ok(all)
+        })
+    }
+
+    /// Forgets that there were snapshots with these numbers, whose files are gone.
+    pub(crate) fn forget_removed(&self, numbers: &[u64]) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        self.write(|transaction| {
+            let mut removed = transaction.open_multimap_table(REMOVED)?;
+            for number in numbers {
+                removed.remove_all(number)?;
+            }
+            Ok(())
+        })
     }
 
     /// Changes labels: those that `fields` names (`labels` or `labels.KEY`), all if it names nothing.
     pub(crate) fn update(&self, name: &str, labels: Labels, fields: &[String]) -> Result<Snapshot> {
-        let transaction = self.0.begin_write()?;
-        let snapshot = {
+        self.write(|transaction| {
             let mut snapshots = transaction.open_table(SNAPSHOTS)?;
             let mut snapshot = get(&snapshots, name)?;
             if fields.is_empty() {
@@ -222,64 +271,111 @@ impl Store {
             snapshot.labels = label::kept(snapshot.labels);
             snapshot.updated = SystemTime::now();
             put(&mut snapshots, &snapshot)?;
-            snapshot
-        };
-        transaction.commit()?;
-        Ok(snapshot)
+            Ok(snapshot)
+        })
     }
 
     /// One snapshot.
     pub(crate) fn get(&self, name: &str) -> Result<Snapshot> {
-        get(&self.0.begin_read()?.open_table(SNAPSHOTS)?, name)
+        self.read(|database| get(&database.begin_read()?.open_table(SNAPSHOTS)?, name))
     }
 
     /// A snapshot, its parent, the parent of that, and so on.
     pub(crate) fn chain(&self, name: &str) -> Result<Vec<Snapshot>> {
-        let snapshots = self.0.begin_read()?.open_table(SNAPSHOTS)?;
-        let mut chain = vec![get(&snapshots, name)?];
-        while let Some(parent) = chain.last().and_then(|child| child.parent.as_ref()) {
-            chain.push(get(&snapshots, parent)?);
-        }
-        Ok(chain)
+        self.read(|database| chain(&database.begin_read()?.open_table(SNAPSHOTS)?, name))
     }
 
     /// All snapshots, ordered by name.
     pub(crate) fn all(&self) -> Result<Vec<Snapshot>> {
-        let snapshots = self.0.begin_read()?.open_table(SNAPSHOTS)?;
-        let mut all = Vec::new();
-        for entry in snapshots.iter()? {
-            let (name, record) = entry?;
-            all.push(parse(name.value(), record.value())?);
-        }
-        Ok(all)
+        self.read(|database| all(&database.begin_read()?.open_table(SNAPSHOTS)?))
     }
 
-    /// Directories that belong to snapshots.
-    pub(crate) fn numbers(&self) -> Result<HashSet<u64>> {
-        Ok(self.all()?.into_iter().map(|snapshot| snapshot.number).collect())
+    /// Looks at the numbers of all snapshots while none is created: what `look` finds on the disk beyond them is nobody's.
+    pub(crate) fn at_rest<T>(&self, look: impl FnOnce(&HashSet<u64>) -> Result<T>) -> Result<T> {
+        self.write(|transaction| {
+            let all = all(&transaction.open_table(SNAPSHOTS)?)?;
+            look(&all.into_iter().map(|snapshot| snapshot.number).collect())
+        })
     }
 }
 
-fn get(
+/// A snapshot, its parent, the parent of that, and so on.
+fn chain(
     snapshots: &impl ReadableTable<&'static str, &'static [u8]>,
     name: &str,
-) -> Result<Snapshot> {
-    match snapshots.get(name)? {
-        Some(record) => parse(name, record.value()),
-        None => Err(SnapshotError::NotFound(name.to_owned())),
+) -> Result<Vec<Snapshot>> {
+    let mut chain = vec![get(snapshots, name)?];
+    while let Some(parent) = chain.last().and_then(|child| child.parent.as_ref()) {
+        chain.push(get(snapshots, parent)?);
+    }
+    Ok(chain)
+}
+
+fn all(snapshots: &impl ReadableTable<&'static str, &'static [u8]>) -> Result<Vec<Snapshot>> {
+    let mut all = Vec::new();
+    for entry in snapshots.iter()? {
+        let (name, record) = entry?;
+        all.push(parse(name.value(), record.value())?);
+    }
+    Ok(all)
+}
+
+/// What it means that a snapshot is missing of which containerd has just said that it exists.
+pub(crate) fn lost(error: SnapshotError) -> SnapshotError {
+    match error {
+        SnapshotError::NotFound(name) if is_numbered(&name) => SnapshotError::Lost(name),
+        other => other,
     }
 }
 
-fn parse(name: &str, record: &[u8]) -> Result<Snapshot> {
-    serde_json::from_slice(record)
-        .map_err(|source| SnapshotError::Record { name: name.to_owned(), source })
+/// The answer to a commit whose key is not there: containerd repeats one whose answer it did not get.
+fn committed_before(transaction: &WriteTransaction, key: String, name: &str) -> Result<Snapshot> {
+    match get(&transaction.open_table(SNAPSHOTS)?, name) {
+        Ok(snapshot) if snapshot.key.as_ref() == Some(&key) => Ok(snapshot),
+        Ok(_) if !is_numbered(name) => Err(SnapshotError::AlreadyExists(name.to_owned())),
+        _ => Err(SnapshotError::NotFound(key)),
+    }
 }
 
-fn put(snapshots: &mut Table<'_, &str, &[u8]>, snapshot: &Snapshot) -> Result<()> {
-    let record = serde_json::to_vec(snapshot)
-        .map_err(|source| SnapshotError::Record { name: snapshot.name.clone(), source })?;
-    snapshots.insert(&*snapshot.name, &*record)?;
-    Ok(())
+/// Makes sure that nothing has the name `name`, see [`Store::create`].
+fn make_room(transaction: &WriteTransaction, name: &str) -> Result<()> {
+    let found = get(&transaction.open_table(SNAPSHOTS)?, name);
+    match found {
+        Err(SnapshotError::NotFound(_)) => Ok(()),
+        Ok(_) if !is_numbered(name) => Err(SnapshotError::AlreadyExists(name.to_owned())),
+        Ok(former) => set_aside(transaction, former),
+        Err(other) => Err(other),
+    }
+}
+
+/// Gives a snapshot another name, under which its children, its files and its mounts go on. containerd's garbage
+/// collector removes what has a name that containerd does not know, children first.
+fn set_aside(transaction: &WriteTransaction, mut former: Snapshot) -> Result<()> {
+    let name = std::mem::take(&mut former.name);
+    former.name = format!("{FORMER}{}:{name}", former.number);
+    tracing::warn!(
+        snapshot = name,
+        new_name = former.name,
+        "containerd gives a name to a snapshot that another one has: its state is not the one that we served before"
+    );
+    let mut snapshots = transaction.open_table(SNAPSHOTS)?;
+    let mut children = transaction.open_multimap_table(CHILDREN)?;
+    snapshots.remove(&*name)?;
+    if let Some(parent) = &former.parent {
+        children.remove(&**parent, &*name)?;
+        children.insert(&**parent, &*former.name)?;
+    }
+    let mut names = Vec::new();
+    for child in children.remove_all(&*name)? {
+        names.push(child?.value().to_owned());
+    }
+    for child in names {
+        children.insert(&*former.name, &*child)?;
+        let mut child = get(&snapshots, &child)?;
+        child.parent = Some(former.name.clone());
+        put(&mut snapshots, &child)?;
+    }
+    put(&mut snapshots, &former)
 }
 
 #[cfg(test)]

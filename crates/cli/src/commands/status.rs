@@ -1,7 +1,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{BinaryBytes, HumanDuration};
-use lazuli_runtime::daemon::{Client, Request, Response, Status};
+use lazuli_runtime::daemon::{Client, Request, Response, SnapshotsStatus, Status};
 
 use crate::{Session, daemon};
 
@@ -61,6 +61,9 @@ fn print(status: &Status) {
             BinaryBytes(daemon.cache.evicted_bytes)
         );
     }
+    if let Some(snapshots) = &status.snapshots {
+        print_snapshots(snapshots);
+    }
     if status.mounts.is_empty() {
         println!("nothing is mounted");
     }
@@ -83,12 +86,42 @@ fn print(status: &Status) {
             mount.chunks_ready, mount.chunks_total
         );
         println!("  events   {}", mount.events);
+        if let Some(snapshot) = &mount.snapshot {
+            println!("  snapshot {}", snapshot.name);
+            println!("  used by  {}", containers(&snapshot.containers));
+        }
         if mount.stale_pages > 0 {
             println!(
                 "  STALE    {} pages may show zeros: end the programs there",
                 mount.stale_pages
             );
         }
+    }
+}
+
+fn print_snapshots(snapshots: &SnapshotsStatus) {
+    let SnapshotsStatus { committed, active, views, former, removed, error } = snapshots;
+    if let Some(error) = error {
+        println!("for containerd: {error}");
+        return;
+    }
+    println!("for containerd: {committed} layers, {active} snapshots of containers, {views} views");
+    if *former > 0 {
+        println!("         {former} of them from before containerd's state was deleted");
+    }
+    if *removed > 0 {
+        println!("         {removed} removed, but not deleted yet or still mounted somewhere");
+    }
+}
+
+/// As many as fit in two lines.
+const SHOWN: usize = 3;
+
+fn containers(keys: &[String]) -> String {
+    match keys {
+        [] => "no container".to_owned(),
+        keys if keys.len() <= SHOWN => keys.join(", "),
+        keys => format!("{} and {} more", keys[..SHOWN].join(", "), keys.len() - SHOWN),
     }
 }
 

@@ -133,6 +133,8 @@ pub(crate) fn bundle_config(
         mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        // Of the container's own control group: programs read their limits there, by either version.
+        mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ];
     // The network is the host's, so its names are, too.
     for file in ["/etc/resolv.conf", "/etc/hosts"] {
@@ -161,6 +163,7 @@ pub(crate) fn bundle_config(
             "cgroupsPath": format!("/lazuli/{id}"),
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
+                { "type": "cgroup" },
             ],
             "maskedPaths": [
                 "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",

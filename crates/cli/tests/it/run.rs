@@ -43,6 +43,20 @@ fn output_exit_code_and_clean_up() {
     }
 }
 
+/// By either version: limits can be read, and nothing can be changed.
+#[test]
+fn containers_see_their_own_control_group() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let script = "cut -d: -f3 /proc/self/cgroup | sort -u; ls /sys/fs/cgroup | grep -c .; \
+                  for at in /sys/fs/cgroup/*/; do mkdir $at/new 2>/dev/null && echo $at; done";
+    let output = lazuli.output(["run", "oci:lazy:image", "--", "sh", "-c", script]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let [group, entries] = &text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    assert_eq!(*group, "/");
+    assert!(entries.parse::<usize>().unwrap() > 1, "{text}");
+    nothing_left(&lazuli);
+}
+
 #[test]
 fn the_images_command_and_statistics() {
     let Some(lazuli) = prepared("busybox") else { return };

@@ -125,6 +125,36 @@ pub struct Status {
     pub daemon: DaemonStatus,
     /// Every mount, ordered by mount point.
     pub mounts: Vec<MountStatus>,
+    /// What is kept for containerd, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotsStatus>,
+}
+
+/// What is kept for containerd.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SnapshotsStatus {
+    /// Layers.
+    pub committed: usize,
+    /// What containers write to.
+    pub active: usize,
+    /// What is only read.
+    pub views: usize,
+    /// Those of all of them that a containerd made whose state was deleted since, and whose names were given again.
+    pub former: usize,
+    /// Removed ones whose files are not deleted yet, or are still mounted somewhere.
+    pub removed: usize,
+    /// Why the rest is not known, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Why containerd needs a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotStatus {
+    /// containerd's name of the image's uppermost layer.
+    pub name: String,
+    /// Keys of active snapshots on top of it, `NAMESPACE/NUMBER/CONTAINER`.
+    pub containers: Vec<String>,
 }
 
 /// The daemon itself.
@@ -207,4 +237,7 @@ pub struct MountStatus {
     /// Pages in which programs may see zeros, because keeper and worker died together while they had them mapped,
     /// and this kernel cannot take them away (before 6.17).
     pub stale_pages: u64,
+    /// The snapshot that it is, if it was made for containerd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotStatus>,
 }

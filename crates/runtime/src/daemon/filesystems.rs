@@ -7,7 +7,7 @@
 use std::{
     io, mem,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -27,6 +27,9 @@ use crate::kernel::{
 
 /// How long the kernel may take to take a file system down that nobody uses; milliseconds in practice.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// How often file systems that outlive their mounts are looked after.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// What a worker has to know about a file system to serve it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -188,5 +191,16 @@ impl Filesystems {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Remains>> {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks after them until nobody has them any more.
+pub(super) async fn sweep_while_used(filesystems: Weak<Filesystems>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        match filesystems.upgrade() {
+            Some(filesystems) => filesystems.sweep(),
+            None => return,
+        }
     }
 }

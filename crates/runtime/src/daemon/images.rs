@@ -1,11 +1,21 @@
 //! Mounting images for other parts of the worker than the control socket.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lazuli_registry::{ImageName, Login};
 
-use super::{DaemonError, api::MountRequest, node::Node};
+use super::{
+    DaemonError,
+    api::{MountRequest, SnapshotStatus, SnapshotsStatus},
+    node::Node,
+};
 
 /// How long to wait for somebody else's work on a mount point before looking again.
 const OTHERS: Duration = Duration::from_millis(10);
@@ -13,11 +23,43 @@ const OTHERS: Duration = Duration::from_millis(10);
 /// Questions to a registry at the same time.
 const PARALLEL: usize = 8;
 
+/// Who had images mounted here and says what for, see [`Images::explained_by`]. Blocks while it reads.
+pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) + Send + Sync;
+
+/// Nobody yet, or somebody.
+#[derive(Default)]
+pub(super) struct Explanation(std::sync::OnceLock<Arc<Explain>>);
+
+impl fmt::Debug for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Explanation").finish_non_exhaustive()
+    }
+}
+
+impl Explanation {
+    /// What is kept for containerd, and what is mounted for it.
+    pub(super) async fn read(&self) -> (Option<SnapshotsStatus>, HashMap<PathBuf, SnapshotStatus>) {
+        let Some(explain) = self.0.get().cloned() else { return Default::default() };
+        match tokio::task::spawn_blocking(move || explain()).await {
+            Ok((snapshots, mounts)) => (Some(snapshots), mounts),
+            Err(error) => {
+                tracing::error!(%error, "what is mounted for containerd cannot be told");
+                Default::default()
+            }
+        }
+    }
+}
+
 /// The images of the worker in this process.
 #[derive(Clone, Debug)]
 pub struct Images(pub(super) Arc<Node>);
 
 impl Images {
+    /// Has `status` say what mounts are for. The first who calls this is asked.
+    pub fn explained_by(&self, explain: Arc<Explain>) {
+        let _ = self.0.explanation.0.set(explain);
+    }
+
     /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the image came with, if anything.
     pub async fn check(
         &self,

@@ -48,11 +48,11 @@ use tokio::{
 
 pub use api::{
     CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Request, Response,
-    Status,
+    SnapshotStatus, SnapshotsStatus, Status,
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
-pub use images::Images;
+pub use images::{Explain, Images};
 use node::Node;
 pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};

@@ -17,8 +17,9 @@ use tokio::sync::{Mutex, RwLock, watch};
 use super::{
     DaemonError, Settings,
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
-    filesystems::Filesystems,
+    filesystems::{self, Filesystems},
     holders,
+    images::Explanation,
     logins::Logins,
     prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
@@ -38,9 +39,6 @@ use crate::{
 
 /// How the keeper's names of FUSE connections begin.
 pub(super) const FUSE: &str = "fuse-";
-
-/// How often file systems that outlive their mounts are looked after.
-const SWEEP: Duration = Duration::from_secs(1);
 
 /// Everything of one root directory.
 #[derive(Debug)]
@@ -65,6 +63,8 @@ pub(super) struct Node {
     pub(super) leaving: watch::Sender<bool>,
     /// Read while a request is carried out.
     pub(super) working: Arc<RwLock<()>>,
+    /// Who says what mounts are for.
+    pub(super) explanation: Explanation,
     started: Instant,
 }
 
@@ -129,7 +129,7 @@ impl Node {
         let prefetcher =
             Prefetcher::new(settings.prefetch.clone(), Traces::of(root), cache.clone());
         let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
-        tokio::spawn(sweep(Arc::downgrade(&filesystems)));
+        tokio::spawn(filesystems::sweep_while_used(Arc::downgrade(&filesystems)));
         Ok(Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
@@ -148,6 +148,7 @@ impl Node {
             stopping: watch::Sender::new(false),
             leaving: watch::Sender::new(false),
             working: Arc::default(),
+            explanation: Explanation::default(),
             started: Instant::now(),
         })
     }
@@ -439,10 +440,13 @@ impl Node {
         let directory = self.root.join("cache");
         let (blobs, bytes_used) = self.cache.usage()?;
         let evicted = self.cache.evictions();
+        let (snapshots, mut why) = self.explanation.read().await;
         let mut mounts = self.mounts.lock().await;
         self.prune(&mut mounts);
-        let mounted = mounts.values().filter_map(|slot| match slot {
-            Slot::Mounted(mount) => Some(mount.status()),
+        let mounted = mounts.iter().filter_map(|(mountpoint, slot)| match slot {
+            Slot::Mounted(mount) => {
+                Some(MountStatus { snapshot: why.remove(mountpoint), ..mount.status() })
+            }
             Slot::Busy => None,
         });
         let keeper = self.link.keeper().unwrap_or_default();
@@ -469,6 +473,7 @@ impl Node {
                 },
             },
             mounts: mounted.collect(),
+            snapshots,
         })
     }
 
@@ -578,16 +583,7 @@ impl Mount {
             chunks_total: now.chunks_total,
             events: now.events - self.before.events,
             stale_pages: self.attachment.stale_pages(),
-        }
-    }
-}
-
-async fn sweep(filesystems: Weak<Filesystems>) {
-    loop {
-        tokio::time::sleep(SWEEP).await;
-        match filesystems.upgrade() {
-            Some(filesystems) => filesystems.sweep(),
-            None => return,
+            snapshot: None,
         }
     }
 }

@@ -3,7 +3,10 @@ use std::{
     error::Error,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -13,17 +16,25 @@ use crate::label::TARGET;
 
 /// Images of which those can be mounted whose name does not say otherwise.
 #[derive(Debug, Default)]
-struct FakeImages(Mutex<BTreeMap<PathBuf, Image>>);
+struct FakeImages {
+    mounted: Mutex<BTreeMap<PathBuf, Image>>,
+    /// How often a registry was asked.
+    checks: AtomicUsize,
+    /// Keeps the registry from answering.
+    slow: tokio::sync::Mutex<()>,
+}
 
 impl FakeImages {
     fn mounted(&self) -> Vec<PathBuf> {
-        self.0.lock().unwrap().keys().cloned().collect()
+        self.mounted.lock().unwrap().keys().cloned().collect()
     }
 }
 
 #[async_trait]
 impl Images for FakeImages {
     async fn check(&self, image: &Image) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+        self.checks.fetch_add(1, Ordering::SeqCst);
+        drop(self.slow.lock().await);
         if image.reference.contains("unreachable") { Err("no route to it".into()) } else { Ok(()) }
     }
 
@@ -36,7 +47,7 @@ impl Images for FakeImages {
             return Err("its bootstrap is damaged".into());
         }
         assert!(at.is_dir(), "{}", at.display());
-        let mut mounted = self.0.lock().unwrap();
+        let mut mounted = self.mounted.lock().unwrap();
         let known = mounted.remove(at).and_then(|known| known.login);
         let login = image.login.clone().or(known);
         mounted.insert(at.to_owned(), Image { login, ..image.clone() });
@@ -44,7 +55,7 @@ impl Images for FakeImages {
     }
 
     async fn unmount(&self, at: &Path) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
-        self.0.lock().unwrap().remove(at);
+        self.mounted.lock().unwrap().remove(at);
         Ok(())
     }
 }
@@ -132,7 +143,7 @@ async fn layers(rig: &Rig, names: &[&str]) {
     let mut parent = "";
     for name in names {
         rig.snapshotter.prepare(wanted("key", parent, &[])).await.unwrap();
-        rig.snapshotter.commit("key".into(), (*name).into(), Labels::new()).await.unwrap();
+        rig.snapshotter.commit("key".into(), (*name).into(), None, Labels::new()).await.unwrap();
         parent = name;
     }
 }
@@ -179,13 +190,13 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     let container = "overlay overlay workdir=R/3/work,upperdir=R/3/fs,lowerdir=R/2/fs";
     assert_eq!(rig.mount("c").await, container);
     // What is committed on top is a layer like others.
-    rig.snapshotter.commit("c".into(), "derived".into(), Labels::new()).await.unwrap();
+    rig.snapshotter.commit("c".into(), "derived".into(), None, Labels::new()).await.unwrap();
     rig.snapshotter.view(wanted("v", "derived", &[])).await.unwrap();
     assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
     rig.snapshotter.view(wanted("w", "sha256:boot", &[])).await.unwrap();
     assert_eq!(rig.mount("w").await, "bind R/2/fs ro,rbind");
     // The machine was started again.
-    rig.images.0.lock().unwrap().clear();
+    rig.images.mounted.lock().unwrap().clear();
     let rig = rig.reopened().await;
     assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
     assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
@@ -216,7 +227,7 @@ async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
     let user = "containerd.io/snapshot/pullusername";
     let secret = "containerd.io/snapshot/pullsecret";
     let login = |rig: &Rig| {
-        let images = rig.images.0.lock().unwrap();
+        let images = rig.images.mounted.lock().unwrap();
         images.values().next().unwrap().login.as_ref().map(|login| login.secret.clone())
     };
     for newest in ["hush-1", "hush-2"] {
@@ -226,7 +237,10 @@ async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
         assert_eq!(login(&rig).as_deref(), Some(newest));
         rig.snapshotter.prepare(wanted("k", "sha256:boot", &labels)).await.unwrap();
         let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        rig.snapshotter.commit("k".into(), newest.replace("hush", "c"), labels).await.unwrap();
+        rig.snapshotter
+            .commit("k".into(), newest.replace("hush", "c"), None, labels)
+            .await
+            .unwrap();
     }
     let labels = Labels::from([(secret.to_owned(), "hush".to_owned())]);
     let fields = [format!("labels.{secret}")];
@@ -244,7 +258,7 @@ async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
     assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
     assert_eq!(login(&rig).as_deref(), Some("hush-2"));
     // The machine was started again: whoever mounts has to remember.
-    rig.images.0.lock().unwrap().clear();
+    rig.images.mounted.lock().unwrap().clear();
     rig.snapshotter.prepare(wanted("k", "sha256:boot", &[])).await.unwrap();
     assert_eq!(login(&rig), None);
 }
@@ -258,7 +272,7 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     // Between the end of a removal and that of its files; a directory whose record was never written.
     rig.snapshotter.local.store.remove("gone").unwrap();
     fs::create_dir_all(path.join("7/fs")).unwrap();
-    rig.images.0.lock().unwrap().insert(
+    rig.images.mounted.lock().unwrap().insert(
         path.join("7/fs"),
         Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None },
     );
@@ -270,6 +284,18 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     rig.snapshotter.prepare(wanted("new", "one", &[])).await.unwrap();
     assert_eq!(rig.numbers(), [1, 3]);
     assert!(!path.join("3/fs/old").exists());
+    // What could not be unmounted when it was removed.
+    fs::create_dir_all(path.join("9/fs")).unwrap();
+    rig.snapshotter.clean_up().await.unwrap();
+    assert_eq!(rig.numbers(), [1, 3]);
+    // An image was being mounted.
+    let image = Some(Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None });
+    let new =
+        New { name: "half".into(), parent: None, kind: Kind::Active, labels: Labels::new(), image };
+    rig.snapshotter.local.create(new).unwrap();
+    assert_eq!(rig.numbers(), [1, 3, 4]);
+    let rig = rig.reopened().await;
+    assert_eq!(rig.numbers(), [1, 3]);
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 0);
 }
@@ -287,11 +313,155 @@ async fn removal_takes_the_same_time_however_much_is_there() {
     assert_eq!(usage.inodes, 1001);
     assert!(usage.size >= 1000 * 512, "{usage:?}");
     // While somebody else empties the trash, which takes as long as it takes.
-    let emptying = rig.snapshotter.local.directories.hold_emptying();
+    let emptying = rig.snapshotter.local.hold_emptying();
     rig.snapshotter.remove("k".to_owned()).await.unwrap();
     assert!(rig.numbers().is_empty());
     assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 1);
     drop(emptying);
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 0);
+}
+
+/// Whatever is asked for at the same time: one mount, and the registry is asked once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_that_many_want_is_mounted_once() {
+    for (reference, mounts) in [("r/app:lazy", 1), ("r/unreachable:1", 0)] {
+        let rig = Arc::new(Rig::new().await);
+        let slow = rig.images.slow.lock().await;
+        let asked: Vec<_> = (0..50)
+            .map(|number| {
+                let rig = rig.clone();
+                let key = format!("ns/{number}/extract boot");
+                let labels = [
+                    (TARGET, "sha256:boot"),
+                    ("containerd.io/snapshot/nydus-bootstrap", "true"),
+                    ("containerd.io/snapshot/cri.image-ref", reference),
+                ];
+                tokio::spawn(async move { rig.layer(&key, "", &labels).await })
+            })
+            .collect();
+        // Others are served meanwhile, and wait for neither the registry nor the 50.
+        layers(&rig, &["one", "two"]).await;
+        rig.snapshotter.prepare(wanted("c", "two", &[])).await.unwrap();
+        rig.snapshotter.remove("c".to_owned()).await.unwrap();
+        while rig.images.checks.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        // All of them are in the queue by now, or see what came of it.
+        drop(slow);
+        for asked in asked {
+            let error = asked.await.unwrap();
+            match error {
+                SnapshotError::AlreadyExists(_) => assert_eq!(mounts, 1),
+                SnapshotError::Image { source, .. } => {
+                    assert_eq!(source.to_string(), "no route to it")
+                }
+                error => panic!("{error}"),
+            }
+        }
+        assert_eq!(rig.images.mounted().len(), mounts);
+        if mounts == 1 {
+            assert_eq!(rig.images.checks.load(Ordering::SeqCst), 1);
+        }
+        assert_eq!(rig.snapshotter.list(&[]).await.unwrap().len(), 2 + mounts);
+        assert_eq!(rig.numbers().len(), 2 + mounts);
+    }
+}
+
+/// Requests of all kinds, for the same and for different keys: each is done wholly or refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_do_not_disturb_each_other() {
+    let rig = Arc::new(Rig::new().await);
+    layers(&rig, &["base"]).await;
+    let clients = (0..4).map(|client| {
+        let rig = rig.clone();
+        tokio::spawn(async move {
+            for round in 0..5 {
+                let own = format!("own-{client}-{round}");
+                rig.snapshotter.prepare(wanted(&own, "base", &[])).await.unwrap();
+                let made = rig.snapshotter.prepare(wanted("shared", "base", &[])).await;
+                let named =
+                    rig.snapshotter.commit("shared".into(), "named".into(), None, Labels::new());
+                let named = named.await;
+                let all = rig.snapshotter.list(&[]).await.unwrap();
+                assert!(all.iter().any(|snapshot| snapshot.name == own));
+                let removed = rig.snapshotter.remove("named".to_owned()).await;
+                for error in [made.err(), named.err(), removed.err()].into_iter().flatten() {
+                    let expected = matches!(
+                        error,
+                        SnapshotError::AlreadyExists(_) | SnapshotError::NotFound(_)
+                    );
+                    assert!(expected, "{error}");
+                }
+                rig.snapshotter.clean_up().await.unwrap();
+                rig.snapshotter.remove(own).await.unwrap();
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    for name in ["shared", "named"] {
+        let _ = rig.snapshotter.remove(name.to_owned()).await;
+    }
+    rig.snapshotter.clean_up().await.unwrap();
+    assert_eq!(rig.numbers(), [1]);
+    assert_eq!(fs::read_dir(rig.directory.path().join("trash")).unwrap().count(), 0);
+    assert!(rig.snapshotter.local.store.removed().unwrap().is_empty());
+}
+
+/// A container can nest directories deeper than a path is long and than a stack is.
+#[tokio::test]
+async fn deep_directories_are_deleted() {
+    use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+    let rig = Rig::new().await;
+    rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let mut at = openat(CWD, rig.directory.path().join("1/fs"), flags, Mode::empty()).unwrap();
+    for _ in 0..20_000 {
+        mkdirat(&at, "d", Mode::RWXU).unwrap();
+        at = openat(&at, "d", flags, Mode::empty()).unwrap();
+    }
+    let usage = rig.snapshotter.usage("k".to_owned()).await.unwrap();
+    assert!(usage.inodes > 1000, "{usage:?}");
+    rig.snapshotter.remove("k".to_owned()).await.unwrap();
+    rig.snapshotter.clean_up().await.unwrap();
+    assert_eq!(fs::read_dir(rig.directory.path().join("trash")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn user_namespaces_are_options_of_the_mount() {
+    let rig = Rig::new().await;
+    layers(&rig, &["one"]).await;
+    let labels = [
+        ("containerd.io/snapshot/uidmapping", "0:7:65536"),
+        ("containerd.io/snapshot/gidmapping", "0:8:65536"),
+    ];
+    let mapped = "uidmap=0:7:65536,gidmap=0:8:65536";
+    rig.snapshotter.prepare(wanted("c", "one", &[])).await.unwrap();
+    let plain = rig.mount("c").await;
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        return;
+    }
+    rig.snapshotter.prepare(wanted("m", "one", &labels)).await.unwrap();
+    let expected = plain
+        .replace("R/2", "R/3")
+        .replace("overlay overlay ", &format!("overlay overlay {mapped},"));
+    assert_eq!(rig.mount("m").await, expected);
+    let owner = fs::metadata(rig.directory.path().join("3/fs")).unwrap();
+    assert_eq!(
+        (std::os::unix::fs::MetadataExt::uid(&owner), std::os::unix::fs::MetadataExt::gid(&owner)),
+        (7, 8)
+    );
+    rig.snapshotter.view(wanted("v", "one", &labels)).await.unwrap();
+    assert_eq!(rig.mount("v").await, format!("bind R/1/fs {mapped},ro,rbind"));
+    // A copy of which containerd has changed every owner is not mapped again.
+    rig.snapshotter.prepare(wanted("sha256:x-remap", "one", &[])).await.unwrap();
+    rig.snapshotter
+        .commit("sha256:x-remap".into(), "copy".into(), None, Labels::new())
+        .await
+        .unwrap();
+    rig.snapshotter.prepare(wanted("n", "copy", &labels)).await.unwrap();
+    assert!(!rig.mount("n").await.contains("uidmap"));
 }

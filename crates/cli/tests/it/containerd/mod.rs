@@ -4,6 +4,8 @@ mod commit;
 mod crowd;
 mod foreign;
 mod leaks;
+mod lost;
+mod mapped;
 mod programs;
 mod restarts;
 mod rig;

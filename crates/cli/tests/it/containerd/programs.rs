@@ -76,7 +76,8 @@ impl Containerd {
                  [plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = {hosts:?}\n"
             ),
             Containerd::Current => format!(
-                "[proxy_plugins.lazuli.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
+                "capabilities = [\"remap-ids\"]\n\
+                 [proxy_plugins.lazuli.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
                  [plugins.\"io.containerd.cri.v1.images\"]\n\
                  snapshotter = \"lazuli\"\ndisable_snapshot_annotations = false\n\
                  [plugins.\"io.containerd.cri.v1.images\".registry]\nconfig_path = {hosts:?}\n\

@@ -1,0 +1,86 @@
+//! What is kept for containerd, for people who wonder why something is mounted.
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc};
+
+use crate::{
+    SnapshotError,
+    local::Local,
+    store::{FORMER, Kind, Snapshot},
+};
+
+/// What is kept for containerd.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Layers.
+    pub committed: usize,
+    /// What containers write to.
+    pub active: usize,
+    /// What is only read.
+    pub views: usize,
+    /// Those of all of them that were made before containerd's state was deleted, and whose names it has given to others
+    /// since.
+    pub former: usize,
+    /// Removed snapshots whose files are not deleted yet, or are still mounted somewhere.
+    pub removed: usize,
+    /// The lazy images among the committed ones.
+    pub images: Vec<ImageSnapshot>,
+}
+
+/// The snapshot of a lazy image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Where the image is mounted.
+    pub mountpoint: PathBuf,
+    /// Names of active snapshots on top of it: containers.
+    pub containers: Vec<String>,
+}
+
+/// Looks at what a [`crate::Server`] keeps.
+#[derive(Clone, Debug)]
+pub struct Overview(pub(crate) Arc<Local>);
+
+impl Overview {
+    /// Reads all records. Blocks.
+    pub fn read(&self) -> Result<Contents, SnapshotError> {
+        let all = self.0.store.all()?;
+        let by_name: HashMap<_, _> =
+            all.iter().map(|snapshot| (&*snapshot.name, snapshot)).collect();
+        let mut containers = HashMap::<_, Vec<String>>::new();
+        let mut contents =
+            Contents { removed: self.0.directories.thrown_away()?.len(), ..Contents::default() };
+        for snapshot in &all {
+            contents.former += usize::from(snapshot.name.starts_with(FORMER));
+            match snapshot.kind {
+                Kind::View => contents.views += 1,
+                Kind::Active => contents.active += 1,
+                Kind::Committed => contents.committed += 1,
+            }
+            if snapshot.kind == Kind::Active
+                && let Some(image) = image_of(snapshot, &by_name)
+            {
+                containers.entry(image).or_default().push(snapshot.name.clone());
+            }
+        }
+        for snapshot in all.iter().filter(|snapshot| snapshot.image.is_some()) {
+            contents.images.push(ImageSnapshot {
+                name: snapshot.name.clone(),
+                mountpoint: self.0.directories.fs(snapshot.number),
+                containers: containers.remove(&snapshot.number).unwrap_or_default(),
+            });
+        }
+        Ok(contents)
+    }
+}
+
+/// The number of the nearest image below a snapshot.
+fn image_of(snapshot: &Snapshot, all: &HashMap<&str, &Snapshot>) -> Option<u64> {
+    let mut below = snapshot;
+    loop {
+        below = all.get(below.parent.as_deref()?)?;
+        if below.image.is_some() {
+            return Some(below.number);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! One at a time for each thing, however many want it, and the same bad news for all who waited.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Instant,
+};
+
+use tokio::sync::{Mutex as Queue, OwnedMutexGuard};
+
+use crate::{Image, SnapshotError};
+
+/// Queues by the names of things. There is one as long as somebody is in it.
+#[derive(Debug, Default)]
+pub(crate) struct Turns(Mutex<HashMap<String, Weak<Queue<Option<Failure>>>>>);
+
+/// What the last one has met.
+#[derive(Debug)]
+struct Failure {
+    image: Image,
+    why: String,
+    when: Instant,
+}
+
+/// Whose turn it is. The next one's begins when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    queue: OwnedMutexGuard<Option<Failure>>,
+    arrived: Instant,
+}
+
+impl Turns {
+    /// Waits for a turn, first come, first served.
+    pub(crate) async fn take(&self, name: &str) -> Turn {
+        let arrived = Instant::now();
+        let queue = {
+            let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let queue = queues.get(name).and_then(Weak::upgrade);
+            queue.unwrap_or_else(|| {
+                queues.retain(|_, queue| queue.strong_count() > 0);
+                let queue = Arc::default();
+                queues.insert(name.to_owned(), Arc::downgrade(&queue));
+                queue
+            })
+        };
+        Turn { queue: queue.lock_owned().await, arrived }
+    }
+}
+
+impl Turn {
+    /// Does something with an image, unless the same has failed while the caller waited: the others in the queue shall not
+    /// wait for a dead registry one after another.
+    pub(crate) async fn attempt<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        &mut self,
+        image: &Image,
+        work: impl Future<Output = Result<(), E>>,
+    ) -> Result<(), SnapshotError> {
+        let reference = || image.reference.clone();
+        if let Some(last) = &*self.queue
+            && last.when > self.arrived
+            && last.image == *image
+        {
+            let source = last.why.clone().into();
+            return Err(SnapshotError::Image { reference: reference(), source });
+        }
+        work.await.map_err(|error| {
+            let source = error.into();
+            let (image, why, when) = (image.clone(), source.to_string(), Instant::now());
+            *self.queue = Some(Failure { image, why, when });
+            SnapshotError::Image { reference: reference(), source }
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! What the files of a snapshot take on the disk.
+
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2, statat},
+    io::Errno,
+};
+
+use crate::{
+    SnapshotError,
+    directories::{at, is_gone},
+    store::Usage,
+};
+
+/// Adds up the tree at `root`, hard links once. The container may change it meanwhile: no symbolic link is followed,
+/// and what is gone is left out. So is what lies deeper than a path can be long.
+pub(crate) fn of(root: &Path) -> Result<Usage, SnapshotError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = at(root, open(root, flags, Mode::empty()).map_err(io::Error::from))?;
+    let mut tally = Tally::default();
+    tally.add(&at(root, fstat(&top).map_err(io::Error::from))?);
+    let mut directories = vec![PathBuf::from(".")];
+    while let Some(path) = directories.pop() {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let directory = match openat2(&top, &path, flags, Mode::empty(), resolve) {
+            Err(Errno::LOOP | Errno::NAMETOOLONG) => continue,
+            Err(error) if is_gone(&error.into()) => continue,
+            other => at(&root.join(&path), other.map_err(io::Error::from))?,
+        };
+        let entries = Dir::read_from(&directory).map_err(io::Error::from);
+        for entry in at(&root.join(&path), entries)? {
+            let entry = at(&root.join(&path), entry.map_err(io::Error::from))?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let inner = path.join(OsStr::from_bytes(name.to_bytes()));
+            let stat = match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(error) if is_gone(&error.into()) => continue,
+                other => at(&root.join(&inner), other.map_err(io::Error::from))?,
+            };
+            if tally.add(&stat) && FileType::from_raw_mode(stat.st_mode).is_dir() {
+                directories.push(inner);
+            }
+        }
+    }
+    Ok(tally.usage)
+}
+
+#[derive(Default)]
+struct Tally {
+    usage: Usage,
+    /// Devices and inodes.
+    seen: HashSet<(u64, u64)>,
+}
+
+impl Tally {
+    /// Whether this file was not seen before.
+    fn add(&mut self, stat: &Stat) -> bool {
+        let new = self.seen.insert((stat.st_dev, stat.st_ino));
+        if new {
+            self.usage.inodes += 1;
+            // stat(2) counts in units of 512 bytes, whatever the file system's block is.
+            self.usage.size += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        }
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_a_container_can_make_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::write(root.join("file"), [0; 10_000]).unwrap();
+        fs::hard_link(root.join("file"), root.join("again")).unwrap();
+        symlink("/", root.join("everything")).unwrap();
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        let usage = of(root).unwrap();
+        assert_eq!(usage.inodes, 5);
+        assert!((10_000..1_000_000).contains(&usage.size), "{usage:?}");
+    }
+}

@@ -15,7 +15,7 @@ use super::{
     DaemonError,
     api::DriverChoice,
     filesystems::{ErofsMount, FilesystemRecord},
-    node::{FUSE, Node, detach, mount_error},
+    node::{FUSE, Node, mount_error},
     record::{MountRecord, mount_key},
     served::{Attachment, ServedImage},
 };
@@ -226,5 +226,12 @@ impl Node {
             session.forget_others(&cache.take_back(), &cache.in_use());
         });
         clean.await.map_err(|error| io(std::io::Error::other(error)))
+    }
+}
+
+/// Takes a mount of an earlier worker away.
+fn detach(mountpoint: &Path) {
+    if let Err(error) = fuse::detach(mountpoint) {
+        tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
     }
 }

@@ -270,7 +270,7 @@ pub fn check(root: &Path) -> Result<(), DaemonError> {
         move |source| DaemonError::Io { path, source }
     };
     let images = root.join("images");
-    for record in node::recorded_mounts(root)? {
+    for record in record::recorded_mounts(root)? {
         StoredImage::open(&images.join(record.manifest_digest.hex()))?;
     }
     let cache = root.join("cache");

@@ -588,23 +588,9 @@ impl Mount {
     }
 }
 
-/// What is recorded as mounted below `root`.
-pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonError> {
-    let path = root.join("mounts");
-    let records = Records::open(path.clone()).and_then(|records| records.all());
-    records.map_err(|source| DaemonError::Io { path, source })
-}
-
 /// The mount that is seen at a place: the last one made there.
 fn seen_at<'a>(mounts: &'a [KernelMount], mountpoint: &Path) -> Option<&'a KernelMount> {
     mounts.iter().rfind(|mount| mount.target == mountpoint)
-}
-
-/// Takes a mount of an earlier worker away.
-pub(super) fn detach(mountpoint: &Path) {
-    if let Err(error) = fuse::detach(mountpoint) {
-        tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
-    }
 }
 
 pub(super) fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {

@@ -15,7 +15,10 @@ use std::{
 use lazuli_image::{Algorithm, Digest};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::api::{DriverChoice, MountRequest};
+use super::{
+    DaemonError,
+    api::{DriverChoice, MountRequest},
+};
 use crate::kernel::mount::Backing;
 
 /// Something that is recorded.
@@ -112,4 +115,11 @@ impl<T: Record> Records<T> {
     fn path(&self, key: &str) -> PathBuf {
         self.directory.join(format!("{key}.json"))
     }
+}
+
+/// What is recorded as mounted below `root`.
+pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonError> {
+    let path = root.join("mounts");
+    let records = Records::open(path.clone()).and_then(|records| records.all());
+    records.map_err(|source| DaemonError::Io { path, source })
 }

@@ -22,8 +22,8 @@ use super::{
     budget::{Budget, Permit, Wanted},
 };
 
-/// Requests that one place gets for one blob at a time. Enough to fill a link at 20 ms and 4 MiB each.
-const REQUESTS: u64 = 8;
+/// Requests that one place gets for one blob at a time. Half of them, with 1 MiB each, fill 1 Gbit/s at 60 ms.
+const REQUESTS: u64 = 16;
 
 /// After this time without an answer a request gives its room back until something arrives: places that hang must not hold up
 /// those that do not.

@@ -1,0 +1,291 @@
+//! A long way between a client and a server on this machine.
+//!
+//! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte takes half a round trip, the
+//! handshake takes one before the first byte leaves, and what the server sends begins with a window of ten segments that
+//! doubles with each round trip (slow start), because it has to learn what the way bears. All connections share the breadth of the
+//! way from the server, if it has one. Nothing is lost.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What Linux sends on a new connection before the first acknowledgement: ten segments of an Ethernet.
+const FIRST_WINDOW: usize = 10 * 1460;
+
+/// Biggest window, in bytes: that of a receiver whose buffers Linux grows by itself.
+const LAST_WINDOW: usize = 6 << 20;
+
+/// Bytes that are forwarded at a time, at most.
+const PIECE: usize = 64 << 10;
+
+/// A listener that forwards connections to a server far away. Those that are open live on when it is dropped.
+#[derive(Debug)]
+pub struct Wire {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: SocketAddr,
+    round_trip: Duration,
+    breadth: Option<Breadth>,
+    connections: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Wire {
+    /// Forwards from a free port of the loopback interface, over a way that is as broad as this machine.
+    pub fn to(server: SocketAddr, round_trip: Duration) -> io::Result<Self> {
+        Self::through(server, round_trip, None)
+    }
+
+    /// The same over a way that bears so many bytes per second, from the server.
+    pub fn narrow(
+        server: SocketAddr,
+        round_trip: Duration,
+        bytes_per_second: u64,
+    ) -> io::Result<Self> {
+        let free = Mutex::new(Instant::now());
+        Self::through(server, round_trip, Some(Breadth { bytes_per_second, free }))
+    }
+
+    fn through(
+        server: SocketAddr,
+        round_trip: Duration,
+        breadth: Option<Breadth>,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let (connections, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
+        let shared = Arc::new(Shared { server, round_trip, breadth, connections, stopped });
+        let clone = shared.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if clone.stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                clone.connections.fetch_add(1, Ordering::Relaxed);
+                // Whoever cannot be forwarded sees its connection close.
+                let _ = clone.forward(stream);
+            }
+        });
+        Ok(Wire { address, shared })
+    }
+
+    /// Host and port of the near end.
+    pub fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Connections so far.
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    fn forward(self: &Arc<Self>, near: TcpStream) -> io::Result<()> {
+        let far = TcpStream::connect(self.server)?;
+        near.set_nodelay(true)?;
+        far.set_nodelay(true)?;
+        let half = self.round_trip / 2;
+        // The loopback interface took no time for the handshake: bytes leave when it would have been over.
+        let opened = Instant::now() + self.round_trip;
+        let up = Way { from: near.try_clone()?, to: far.try_clone()?, half, opened };
+        up.start(None, None);
+        let window =
+            Window { size: FIRST_WINDOW, flying: VecDeque::new(), round_trip: self.round_trip };
+        Way { from: far, to: near, half, opened }.start(Some(window), Some(self.clone()));
+        Ok(())
+    }
+}
+
+/// One direction of a connection.
+struct Way {
+    from: TcpStream,
+    to: TcpStream,
+    /// How long a byte is under way.
+    half: Duration,
+    /// No byte leaves before.
+    opened: Instant,
+}
+
+impl Way {
+    fn start(self, window: Option<Window>, shared: Option<Arc<Shared>>) {
+        let (sender, receiver) = mpsc::channel();
+        let to = self.to;
+        thread::spawn(move || deliver(&receiver, to));
+        thread::spawn(move || {
+            collect(self.from, self.half, self.opened, window, shared.as_deref(), &sender);
+        });
+    }
+}
+
+/// Takes bytes as the sender may send them.
+fn collect(
+    mut from: TcpStream,
+    half: Duration,
+    opened: Instant,
+    mut window: Option<Window>,
+    shared: Option<&Shared>,
+    to: &Sender<(Instant, Vec<u8>)>,
+) {
+    let mut piece = vec![0; PIECE];
+    loop {
+        let limit = window.as_mut().map_or(PIECE, |window| window.wait().min(PIECE));
+        let Ok(read @ 1..) = from.read(&mut piece[..limit]) else { return };
+        if let Some(window) = &mut window {
+            window.sent(read);
+        }
+        let left = match shared.and_then(|shared| shared.breadth.as_ref()) {
+            Some(breadth) => breadth.pass(read),
+            None => Instant::now(),
+        };
+        let arrives = left.max(opened) + half;
+        if to.send((arrives, piece[..read].to_vec())).is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands bytes over when they have arrived; closes behind the last one.
+fn deliver(from: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
+    while let Ok((arrives, bytes)) = from.recv() {
+        thread::sleep(arrives.saturating_duration_since(Instant::now()));
+        if to.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Breadth {
+    bytes_per_second: u64,
+    /// When the last byte that was sent is through.
+    free: Mutex<Instant>,
+}
+
+impl Breadth {
+    /// Waits until the way takes more, and says when these bytes are through.
+    fn pass(&self, bytes: usize) -> Instant {
+        /// What a device queues before the sender has to wait.
+        const QUEUE: Duration = Duration::from_millis(2);
+        let through = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let took = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+            *free = Instant::now().max(*free) + took;
+            *free
+        };
+        thread::sleep(through.saturating_duration_since(Instant::now() + QUEUE));
+        through
+    }
+}
+
+/// How much may be under way without having been acknowledged.
+struct Window {
+    size: usize,
+    /// When what was sent is acknowledged, and how much.
+    flying: VecDeque<(Instant, usize)>,
+    round_trip: Duration,
+}
+
+impl Window {
+    /// Waits until there is room, and says how much.
+    fn wait(&mut self) -> usize {
+        loop {
+            while self
+                .flying
+                .front()
+                .is_some_and(|(acknowledged, _)| *acknowledged <= Instant::now())
+            {
+                let bytes = self.flying.pop_front().map_or(0, |(_, bytes)| bytes);
+                self.size = (self.size + bytes).min(LAST_WINDOW);
+            }
+            let flying: usize = self.flying.iter().map(|(_, bytes)| bytes).sum();
+            match (self.size.saturating_sub(flying), self.flying.front()) {
+                (0, Some((next, _))) => {
+                    thread::sleep(next.saturating_duration_since(Instant::now()));
+                }
+                (room, _) => return room.max(1),
+            }
+        }
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        self.flying.push_back((Instant::now() + self.round_trip, bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(40);
+
+    /// A server that answers each byte with so many.
+    fn talkative(answer: usize) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while let Ok(1) = stream.read(&mut [0]) {
+                stream.write_all(&vec![7; answer]).unwrap();
+            }
+        });
+        address
+    }
+
+    /// Round trips that an exchange took, rounded down.
+    fn ask(stream: &mut TcpStream, answer: usize) -> u128 {
+        let started = Instant::now();
+        stream.write_all(&[1]).unwrap();
+        stream.read_exact(&mut vec![0; answer]).unwrap();
+        started.elapsed().as_micros() / ROUND_TRIP.as_micros()
+    }
+
+    #[test]
+    fn handshakes_and_bytes_take_their_time() {
+        let wire = Wire::to(talkative(1000), ROUND_TRIP).unwrap();
+        let mut stream = TcpStream::connect(wire.host()).unwrap();
+        assert_eq!(ask(&mut stream, 1000), 2);
+        assert_eq!(ask(&mut stream, 1000), 1);
+        assert_eq!(wire.connections(), 1);
+    }
+
+    #[test]
+    fn narrow_ways_take_longer() {
+        let wire = Wire::narrow(talkative(500_000), Duration::ZERO, 1_000_000).unwrap();
+        let mut stream = TcpStream::connect(wire.host()).unwrap();
+        let started = Instant::now();
+        ask(&mut stream, 500_000);
+        assert!(started.elapsed() > Duration::from_millis(450), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn windows_grow() {
+        // 14.6, 29.2, 58.4, 116.8 kB: 200 kB need four flights.
+        let wire = Wire::to(talkative(200_000), ROUND_TRIP).unwrap();
+        let mut stream = TcpStream::connect(wire.host()).unwrap();
+        assert_eq!(ask(&mut stream, 200_000), 5);
+        assert_eq!(ask(&mut stream, 200_000), 1);
+    }
+}

@@ -4,7 +4,7 @@
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
-BENCHES := coldstart containerd convert fs
+BENCHES := coldstart containerd convert fs prefetch
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help

@@ -15,3 +15,4 @@ pub mod reading;
 pub mod registry;
 pub mod tarball;
 pub mod tls;
+pub mod wire;

@@ -18,6 +18,7 @@ use super::{
     node::{FUSE, Node, mount_error},
     record::{MountRecord, mount_key},
     served::{Attachment, ServedImage},
+    way::Way,
 };
 use crate::{
     image::{self, Fetched, StoredImage},
@@ -140,7 +141,7 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        self.serve(stored, &name, &record.request).await
+        self.serve(stored, Way::to(&name, &self.options(&record.request))).await
     }
 
     async fn adopt_mount(
@@ -153,7 +154,7 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        let image = self.serve(stored, &name, &record.request).await?;
+        let image = self.serve(stored, Way::to(&name, &self.options(&record.request))).await?;
         let mountpoint = record.request.mountpoint.clone();
         let adopted = match &record.backing {
             Some(backing) => {

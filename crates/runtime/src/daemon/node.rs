@@ -206,7 +206,8 @@ impl Node {
         let (driver, driver_reason) = self.choose(request.driver)?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
-        let repository = lazuli_registry::open(&name, &self.options(&request))?;
+        let way = Way::to(&name, &self.options(&request));
+        let repository = way.open()?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
         let pull = async {
@@ -226,7 +227,7 @@ impl Node {
         };
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
-        let image = self.serve(stored, &name, &request).await?;
+        let image = self.serve(stored, way).await?;
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(), known);
         }
@@ -284,10 +285,8 @@ impl Node {
     pub(super) async fn serve(
         &self,
         stored: StoredImage,
-        name: &ImageName,
-        request: &MountRequest,
+        way: Way,
     ) -> Result<Arc<ServedImage>, DaemonError> {
-        let way = Way::to(name, &self.options(request));
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;

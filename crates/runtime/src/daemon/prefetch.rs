@@ -14,7 +14,7 @@ use lazuli_registry::{ImageName, Platform};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage};
+use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage, way::Way};
 use crate::image::StoredImage;
 
 /// Pauses after which an image of the configuration is tried again; the registry may come up after the node.
@@ -133,10 +133,11 @@ impl Node {
             plain_http,
             base: false,
         };
-        let repository = lazuli_registry::open(&name, &self.options(&request))?;
+        let way = Way::to(&name, &self.options(&request));
+        let repository = way.open()?;
         let images = self.root.join("images");
         let (stored, _) = StoredImage::pull(&repository, wanted.as_ref(), &images).await?;
-        let served = self.serve(stored, &name, &request).await?;
+        let served = self.serve(stored, way).await?;
         *shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -27,17 +27,23 @@ pub(super) struct Way {
     name: ImageName,
     options: Options,
     route: Route,
+    repository: OnceLock<Arc<dyn Repository>>,
 }
 
 impl Way {
     /// The way at this moment.
     pub(super) fn to(name: &ImageName, options: &Options) -> Self {
         let route = Route::to(name, options);
-        Way { name: name.clone(), options: options.clone(), route }
+        Way { name: name.clone(), options: options.clone(), route, repository: OnceLock::new() }
     }
 
-    fn open(&self) -> Result<Arc<dyn Repository>, DaemonError> {
-        Ok(self.route.clone().open(&self.name, &self.options)?)
+    /// The repository at its end. Always the same one: over the connections that brought the metadata comes the first data.
+    pub(super) fn open(&self) -> Result<Arc<dyn Repository>, DaemonError> {
+        if let Some(repository) = self.repository.get() {
+            return Ok(repository.clone());
+        }
+        let repository = self.route.clone().open(&self.name, &self.options)?;
+        Ok(self.repository.get_or_init(|| repository).clone())
     }
 }
 

@@ -1,7 +1,9 @@
 //! A long and narrow way to a server on this machine, for scripts. Prints the address of its near end, and goes on until it is ended.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
-use std::{env, error::Error, io, net::ToSocketAddrs as _, process::ExitCode, thread, time::Duration};
+use std::{
+    env, error::Error, io, net::ToSocketAddrs as _, process::ExitCode, thread, time::Duration,
+};
 
 use lazuli_testkit::wire::Wire;
 

@@ -43,6 +43,8 @@ pub(crate) struct Request {
     pub(crate) stored: Range<Stored>,
     /// Chunks to keep, in ascending order.
     pub(crate) leases: Vec<Lease>,
+    /// Until when it is tried.
+    pub(crate) deadline: Instant,
     /// Whether nobody has asked for any of them yet. A reader who joins in has a deadline of his own, so when the request fails
     /// he begins another one.
     pub(crate) is_ahead: bool,
@@ -94,8 +96,7 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
 
 /// Brings the chunks of one request into the cache and finishes their leases, whatever happens. Fails when nobody delivers.
 pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), ReadError> {
-    let Request { stored, leases, is_ahead } = request;
-    let deadline = Instant::now() + blob.deadline();
+    let Request { stored, leases, deadline, is_ahead } = request;
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
     let answer = match read_anywhere(&blob, stored.clone(), deadline, &wanted).await {
@@ -114,9 +115,13 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     let mut jobs: Vec<Vec<Lease>> = wanted.into_iter().map(|lease| vec![lease]).collect();
     jobs.extend(batches(&blob, extra));
     let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
-    let wrong: Vec<_> = join_all(jobs).await.into_iter().flatten().collect();
+    let (mut wrong, mut failed) = (Vec::new(), None);
+    for Worked { wrong: more, failed: error } in join_all(jobs).await {
+        wrong.extend(more);
+        failed = failed.or(error);
+    }
     if wrong.is_empty() {
-        return Ok(());
+        return failed.map_or(Ok(()), Err);
     }
     let liar = answer.place.clone();
     liar.was_wrong(answer.started);
@@ -124,7 +129,16 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     drop(answer);
     join_all(wrong.into_iter().map(|(lease, error)| repair(&blob, lease, error, &liar, deadline)))
         .await;
-    Ok(())
+    failed.map_or(Ok(()), Err)
+}
+
+/// What became of some chunks of an answer.
+#[derive(Default)]
+struct Worked {
+    /// Those whose bytes are wrong.
+    wrong: Vec<(Lease, ReadError)>,
+    /// Why others could not be kept.
+    failed: Option<ReadError>,
 }
 
 /// Cuts work on chunks into jobs for one worker each.
@@ -145,29 +159,30 @@ pub(crate) fn batches(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> 
     jobs
 }
 
-/// Decodes, checks and writes some chunks of an answer that begins at `start`. Returns those that are wrong.
+/// Decodes, checks and writes some chunks of an answer that begins at `start`.
 async fn work(
     blob: &Arc<CachedBlob>,
     answer: &Arc<Answer>,
     start: Stored,
     leases: Vec<Lease>,
-) -> Vec<(Lease, ReadError)> {
+) -> Worked {
     let background = !leases.iter().any(Lease::is_wanted);
     let (worker, from) = (blob.clone(), answer.clone());
-    let accept = move |lease: Lease| {
+    let accept = move |mut worked: Worked, lease: Lease| {
         let chunk = worker.chunk(lease.chunk());
         let at = (chunk.stored.0 - start.0) as usize;
         let bytes = &from.bytes[at..at + chunk.stored_size as usize];
         match worker.accept(lease.chunk(), bytes) {
-            Err(error @ ReadError::Corrupt { .. }) => Some((lease, error)),
+            Err(error @ ReadError::Corrupt { .. }) => worked.wrong.push((lease, error)),
             result => {
                 from.place.was_right();
+                worked.failed = worked.failed.or(result.clone().err());
                 lease.finish(result);
-                None
             }
         }
+        worked
     };
-    let accept_all = move || leases.into_iter().filter_map(accept).collect();
+    let accept_all = move || leases.into_iter().fold(Worked::default(), accept);
     blob.workers().run(background, accept_all).await
 }
 

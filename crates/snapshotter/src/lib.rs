@@ -88,6 +88,17 @@ impl fmt::Debug for Login {
     }
 }
 
+impl Image {
+    /// The reference without tag and digest.
+    fn repository(&self) -> &str {
+        let name = self.reference.split_once('@').map_or(&*self.reference, |(name, _)| name);
+        match name.rsplit_once(':') {
+            Some((repository, tag)) if !tag.contains('/') => repository,
+            _ => name,
+        }
+    }
+}
+
 /// Whoever can mount lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {

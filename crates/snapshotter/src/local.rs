@@ -136,11 +136,11 @@ impl Local {
         !self.waiting.swap(true, Ordering::SeqCst)
     }
 
-    /// Deletes what was thrown away, but for what somebody still has mounted; may take long.
+    /// Deletes what was thrown away, but for what somebody still has mounted, and says whether there is such; may take long.
     ///
     /// # Errors
     /// Of what cannot be deleted; the rest is deleted all the same.
-    pub(crate) fn empty_trash(&self) -> Result<()> {
+    pub(crate) fn empty_trash(&self) -> Result<bool> {
         let _emptying = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.store(false, Ordering::SeqCst);
         let thrown = self.directories.thrown_away()?;
@@ -149,7 +149,7 @@ impl Local {
         let (mut failed, mut kept) = (None, HashSet::new());
         for (number, paths) in thrown {
             if held.contains(&number) {
-                tracing::info!(number, "a removed snapshot is still mounted somewhere");
+                tracing::debug!(number, "a removed snapshot is still mounted somewhere");
                 kept.insert(number);
             } else if let Err(error) = self.directories.delete(number, paths) {
                 kept.insert(number);
@@ -161,7 +161,7 @@ impl Local {
             .filter(|number| !kept.contains(number) && !self.directories.fs(*number).exists())
             .collect();
         self.store.forget_removed(&gone)?;
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(!held.is_empty()), Err)
     }
 
     /// Snapshots, also removed ones, that somebody has mounted, and those below them.

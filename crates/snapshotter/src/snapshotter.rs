@@ -1,6 +1,6 @@
 //! What is done for each request.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use crate::{
     Image, Images, SnapshotError,
@@ -13,6 +13,9 @@ use crate::{
 };
 
 type Result<T> = std::result::Result<T, SnapshotError>;
+
+/// How often it is looked whether a removed snapshot is still mounted somewhere: shims take seconds to end.
+const HELD: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(crate) struct Snapshotter {
@@ -94,8 +97,14 @@ impl Snapshotter {
         let name = target.to_owned();
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
-            // It may be pulled with a newer login than it has.
-            Ok(there) if image.login.is_some() && there.image.is_some() => {
+            // It may be pulled with a newer login than it has. One for another repository is of no use to it.
+            Ok(there)
+                if image.login.is_some()
+                    && there
+                        .image
+                        .as_ref()
+                        .is_some_and(|known| known.repository() == image.repository()) =>
+            {
                 let at = self.local.directories.fs(there.number);
                 return turn.attempt(&image, self.images.mount(&image, &at)).await;
             }
@@ -192,15 +201,21 @@ impl Snapshotter {
         result
     }
 
-    /// Deletions wait for each other, and nobody else waits for them.
+    /// Deletions wait for each other, and nobody else waits for them. What somebody still has mounted is looked at again.
     fn empty_trash_later(&self) {
-        if !self.local.shall_empty() {
-            return;
-        }
-        let local = self.local.clone();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = local.empty_trash() {
-                tracing::warn!(%error, "removed snapshots stay on the disk until the next clean-up");
+        let local = Arc::downgrade(&self.local);
+        tokio::spawn(async move {
+            while let Some(local) = local.upgrade().filter(|local| local.shall_empty()) {
+                match tokio::task::spawn_blocking(move || local.empty_trash()).await {
+                    Ok(Ok(true)) => {}
+                    Ok(Ok(false)) => return,
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "removed snapshots stay on the disk until the next clean-up");
+                        return;
+                    }
+                    Err(_) => return,
+                }
+                tokio::time::sleep(HELD).await;
             }
         });
     }
@@ -208,7 +223,7 @@ impl Snapshotter {
     /// Deletes what removed snapshots left.
     pub(crate) async fn clean_up(&self) -> Result<()> {
         let discarded = self.discard_strays().await;
-        self.local(Local::empty_trash).await.and(discarded)
+        self.local(Local::empty_trash).await.map(drop).and(discarded)
     }
 
     /// One snapshot.

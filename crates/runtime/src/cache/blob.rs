@@ -20,6 +20,7 @@ use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
 use tokio::{
     sync::{Notify, futures::Notified, watch},
     task::JoinHandle,
+    time::Instant,
 };
 
 use super::{
@@ -44,6 +45,9 @@ use crate::{
 
 /// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
 const SOURCES: usize = 32;
+
+/// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
+const AHEAD: Duration = Duration::from_secs(10);
 
 /// Flights that may land without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
 /// after minutes is given up at once.
@@ -213,8 +217,9 @@ impl CachedBlob {
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let _reader = self.workers.reader();
         let mut patience = Patience::new(self.settings.deadline);
+        let deadline = Instant::now() + self.settings.deadline;
         for _ in 0..TAKEOVERS {
-            while let Err(error) = self.fly(wanted.clone()).await {
+            while let Err(error) = self.fly(wanted.clone(), deadline).await {
                 let is_full = matches!(error, ReadError::NoSpace { .. });
                 if !is_full || !self.find_room(wanted.clone(), &mut patience).await {
                     return Err(error);
@@ -230,8 +235,12 @@ impl CachedBlob {
     }
 
     /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
-    async fn fly(self: &Arc<Self>, wanted: Range<usize>) -> Result<(), ReadError> {
-        for seat in self.board(wanted) {
+    async fn fly(
+        self: &Arc<Self>,
+        wanted: Range<usize>,
+        deadline: Instant,
+    ) -> Result<(), ReadError> {
+        for seat in self.board(wanted, deadline) {
             seat.wait().await.unwrap_or(Ok(()))?;
         }
         Ok(())
@@ -252,8 +261,8 @@ impl CachedBlob {
     }
 
     /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing or
-    /// have to be checked.
-    fn board(self: &Arc<Self>, wanted: Range<usize>) -> Vec<Seat> {
+    /// have to be checked. What is started is tried until `deadline`.
+    fn board(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Seat> {
         let chunks = self.layout.chunks();
         let mut seats = Vec::new();
         let mut requests = Vec::new();
@@ -280,7 +289,7 @@ impl CachedBlob {
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
                 let start = |at: &usize| tower.start(*at, wanted.contains(at));
                 let leases = run.iter().map(start).collect();
-                requests.push(Request { stored, leases, is_ahead: false });
+                requests.push(Request { stored, leases, deadline, is_ahead: false });
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }
@@ -295,16 +304,19 @@ impl CachedBlob {
     /// who wait already go first. Returns the requests, whose bytes are counted as stored.
     pub(crate) fn bring(self: &Arc<Self>, chunks: &[usize]) -> Vec<(u64, JoinHandle<Fetched>)> {
         let all = self.layout.chunks();
+        let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
         let mut requests = Vec::new();
         {
             let mut tower = self.flights.lock();
             let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
             let missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
+            // What is wanted soon is not what eviction takes first.
+            missing.iter().for_each(|at| self.asked.note(*at..at + 1));
             for request in fetch::plan(all, &missing) {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
                 let leases = run.iter().map(|at| tower.start(*at, false)).collect();
-                requests.push(Request { stored, leases, is_ahead: true });
+                requests.push(Request { stored, leases, deadline, is_ahead: true });
             }
         }
         let spawn = |request: Request| {
@@ -314,17 +326,30 @@ impl CachedBlob {
         requests.into_iter().map(spawn).collect()
     }
 
-    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, and a full disk is not waited for.
+    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, readers go before him, and a full disk is
+    /// not waited for.
     pub(crate) async fn bring_range(
         self: &Arc<Self>,
         range: &Range<Decoded>,
     ) -> Result<(), ReadError> {
+        /// How often it is looked whether what others fetch is here.
+        const STEP: Duration = Duration::from_millis(5);
         let chunks = self.layout.chunks_in(range);
+        let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            self.fly(chunks.clone()).await?;
+            for (_, request) in self.bring(&every) {
+                request.await.unwrap_or(Ok(()))?;
+            }
+            while self.flights.lock().has_any(chunks.clone()) {
+                tokio::time::sleep(STEP).await;
+            }
             self.asked.note(chunks.clone());
             if self.ready.all_ready(chunks.clone()) {
                 return Ok(());
+            }
+            if every.iter().any(|at| self.suspect.is_ready(*at)) {
+                // Needs no network.
+                self.fly(chunks.clone(), Instant::now() + self.settings.deadline).await?;
             }
         }
         Err(ReadError::Interrupted { blob: self.id() })
@@ -363,13 +388,16 @@ impl CachedBlob {
         0..self.layout.chunks().partition_point(|chunk| chunk.stored_end().0 <= bytes)
     }
 
-    /// Waits until what is here is on the disk, if the disk takes it.
-    pub(crate) async fn settled(self: &Arc<Self>) {
+    /// Waits until what is here is on the disk.
+    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), ReadError> {
         let blob = self.clone();
         let flushed = tokio::task::spawn_blocking(move || blob.flush()).await;
-        if let Ok(Err(error)) = flushed {
-            tracing::warn!(blob = ?self, %error, "cannot flush the cache");
-        }
+        flushed.unwrap_or(Ok(())).map_err(|error| self.write_error(error))
+    }
+
+    /// Positions of the chunks that are not in the file, or that nobody has checked yet.
+    pub(crate) fn unready(&self) -> Vec<usize> {
+        (0..self.layout.chunks().len()).filter(|at| !self.ready.is_ready(*at)).collect()
     }
 
     /// Tells `ear` which chunks drivers ask about, as long as it lives.

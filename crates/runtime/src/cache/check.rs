@@ -144,6 +144,7 @@ async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) 
         let request = Request {
             stored: chunk.stored..chunk.stored_end(),
             leases: vec![lease],
+            deadline: tokio::time::Instant::now() + blob.deadline(),
             is_ahead: false,
         };
         blob.workers.runtime().spawn(fetch::run(blob.clone(), request));

@@ -55,6 +55,10 @@ impl Tower<'_> {
         self.map.is_empty()
     }
 
+    pub(crate) fn has_any(&self, mut chunks: std::ops::Range<usize>) -> bool {
+        chunks.any(|chunk| self.has(chunk))
+    }
+
     pub(crate) fn has(&self, chunk: usize) -> bool {
         self.map.contains_key(&chunk)
     }

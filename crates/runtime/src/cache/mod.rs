@@ -192,6 +192,11 @@ impl Cache {
         self.workers.is_awaited()
     }
 
+    /// Whether so many decoded bytes fit into [`Settings::max_bytes`].
+    pub(crate) fn may_hold(&self, bytes: u64) -> bool {
+        self.settings.max_bytes.is_none_or(|max| bytes <= max)
+    }
+
     /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free. Blocks, briefly.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         /// A disk that is fuller slows others down, and eviction would undo what background work does.

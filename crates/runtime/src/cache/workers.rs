@@ -26,9 +26,10 @@ const ROOM: u64 = 64 << 20;
 pub(crate) struct Workers {
     runtime: Handle,
     all: Semaphore,
-    /// Half of `all`, taken in addition by work that nobody waits for while any reader waits, so that such work does not
-    /// stand between a reader and its chunk on every thread.
+    /// As many as `all`, taken first by work that nobody waits for: so it stands in no queue in front of a reader.
     background: Semaphore,
+    /// Half of them, taken in addition while any reader waits.
+    polite: Semaphore,
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
     room: Arc<Budget>,
@@ -54,7 +55,8 @@ impl Workers {
         Workers {
             runtime: Handle::current(),
             all: Semaphore::new(processors),
-            background: Semaphore::new((processors / 2).max(1)),
+            background: Semaphore::new(processors),
+            polite: Semaphore::new((processors / 2).max(1)),
             turn: Semaphore::new(1),
             room: Budget::new(ROOM),
             readers: AtomicUsize::new(0),
@@ -94,8 +96,9 @@ impl Workers {
         job: impl FnOnce() -> R + Send + 'static,
     ) -> R {
         // Neither semaphore is ever closed, so the permits are always granted.
+        let _background = if background { self.background.acquire().await.ok() } else { None };
         let yields = background && self.is_awaited();
-        let _background = if yields { self.background.acquire().await.ok() } else { None };
+        let _polite = if yields { self.polite.acquire().await.ok() } else { None };
         let _permit = self.all.acquire().await;
         match task::spawn_blocking(job).await {
             Ok(result) => result,

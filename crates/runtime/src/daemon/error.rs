@@ -1,6 +1,6 @@
 //! Why a request was not carried out.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, sync::Arc};
 
 use lazuli_image::Digest;
 use rustix::io::Errno;
@@ -104,6 +104,9 @@ pub enum DaemonError {
         /// Which part, and why.
         source: ReadError,
     },
+    /// Why something failed that several have asked for.
+    #[error(transparent)]
+    Shared(Arc<DaemonError>),
     /// The state directory.
     #[error("{path}: {source}")]
     Io {

@@ -212,7 +212,7 @@ impl Node {
         let mut stopping = self.stopping.subscribe();
         let pull = async {
             let manifest = repository.manifest(platform.as_ref()).await?;
-            let known = match self.is_served(&manifest.digest).await {
+            let known = match self.is_started(&manifest.digest).await {
                 true => Known::Nothing,
                 false => self.prefetcher.look_up(&repository, manifest.digest),
             };
@@ -270,10 +270,10 @@ impl Node {
         Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 
-    /// Whether an image is served at this moment.
-    async fn is_served(&self, manifest: &Digest) -> bool {
+    /// Whether an image that is served at this moment has been mounted.
+    async fn is_started(&self, manifest: &Digest) -> bool {
         let images = self.images.lock().await;
-        images.get(manifest).is_some_and(|image| image.strong_count() > 0)
+        images.get(manifest).and_then(Weak::upgrade).is_some_and(|image| image.is_started())
     }
 
     /// All images that are served at this moment.

@@ -7,12 +7,11 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lazuli_registry::{ImageName, Platform};
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinHandle;
 
 use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage, way::Way};
 use crate::image::StoredImage;
@@ -50,46 +49,48 @@ pub struct PrefetchStatus {
     pub done: bool,
 }
 
-/// The prefetches that go on, and those that ended and were not asked about since.
-#[derive(Debug, Default)]
-pub(super) struct Prefetches(Mutex<HashMap<PrefetchRequest, Job>>);
+/// How long the end of a prefetch is told to who asks. Whoever asks later wants another one.
+const NEWS: Duration = Duration::from_secs(10);
 
-#[derive(Debug)]
-struct Job {
-    task: JoinHandle<Result<(), DaemonError>>,
-    image: Arc<Mutex<Option<Arc<ServedImage>>>>,
+/// The prefetches that go on, and those that ended a moment ago.
+#[derive(Debug, Default)]
+pub(super) struct Prefetches(Mutex<HashMap<PrefetchRequest, Arc<Job>>>);
+
+#[derive(Debug, Default)]
+struct Job(Mutex<Progress>);
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// What is fetched, as soon as that is known and until it ends.
+    image: Option<Arc<ServedImage>>,
+    ended: Option<(Instant, Result<PrefetchStatus, Arc<DaemonError>>)>,
 }
 
-impl Prefetches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<PrefetchRequest, Job>> {
+impl Job {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_old(&self) -> bool {
+        self.lock().ended.as_ref().is_some_and(|(ended, _)| ended.elapsed() > NEWS)
     }
 }
 
 impl Node {
-    /// Begins to fetch an image, unless that is under way, and says how far it is. An end is reported once.
-    pub(super) async fn prefetch(
+    /// Begins to fetch an image, unless that is under way, and says how far it is.
+    pub(super) fn prefetch(
         self: &Arc<Self>,
         request: PrefetchRequest,
     ) -> Result<PrefetchStatus, DaemonError> {
-        let ended = {
-            let mut jobs = self.prefetches.lock();
-            let job = jobs.entry(request.clone()).or_insert_with(|| self.begin(request.clone()));
-            let image = job.image.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let (bytes_here, bytes_total) = image.map(|image| image.filled()).unwrap_or_default();
-            if !job.task.is_finished() {
-                return Ok(PrefetchStatus { bytes_here, bytes_total, done: false });
-            }
-            let status = PrefetchStatus { bytes_here, bytes_total, done: true };
-            jobs.remove(&request).map(|job| (job.task, status))
-        };
-        let Some((task, status)) = ended else { return Ok(PrefetchStatus::default()) };
-        match task.await {
-            Ok(result) => result.map(|()| status),
-            Err(error) => Err(DaemonError::Io {
-                path: PathBuf::from(request.image),
-                source: std::io::Error::other(error),
-            }),
+        let mut jobs = self.prefetches.0.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|_, job| !job.is_old());
+        let job = jobs.entry(request.clone()).or_insert_with(|| self.begin(request)).clone();
+        drop(jobs);
+        let progress = job.lock();
+        match &progress.ended {
+            Some((_, Ok(status))) => Ok(*status),
+            Some((_, Err(error))) => Err(DaemonError::Shared(error.clone())),
+            None => Ok(progress.image.as_ref().map(status).unwrap_or_default()),
         }
     }
 
@@ -100,7 +101,9 @@ impl Node {
             let request = PrefetchRequest { image, platform: None, plain_http: false };
             let mut pauses = PAUSES.into_iter();
             let mut pause = PAUSES[0];
-            while let Err(error) = node.fetch_whole(&request, &Arc::default()).await {
+            loop {
+                let fetched = node.fetch_whole(&request, &Job::default()).await;
+                let Err(error) = fetched else { break };
                 pause = pauses.next().unwrap_or(pause);
                 let error = error.for_people();
                 tracing::warn!(image = request.image, error, ?pause, "cannot preload");
@@ -110,18 +113,30 @@ impl Node {
         });
     }
 
-    fn begin(self: &Arc<Self>, request: PrefetchRequest) -> Job {
-        let (node, image) = (self.clone(), Arc::default());
-        let shown = Arc::clone(&image);
-        let task = tokio::spawn(async move { node.fetch_whole(&request, &shown).await });
-        Job { task, image }
+    fn begin(self: &Arc<Self>, request: PrefetchRequest) -> Arc<Job> {
+        let (node, job) = (self.clone(), Arc::<Job>::default());
+        let shown = job.clone();
+        tokio::spawn(async move {
+            let fetched = node.fetch_whole(&request, &shown).await;
+            let mut progress = shown.lock();
+            let image = progress.image.take();
+            let ended = fetched.map(|()| {
+                let status = image.as_ref().map(status).unwrap_or_default();
+                PrefetchStatus { done: true, ..status }
+            });
+            match &ended {
+                Ok(_) => tracing::info!(image = request.image, "is here"),
+                Err(error) => {
+                    let error = error.for_people();
+                    tracing::warn!(image = request.image, error, "cannot prefetch");
+                }
+            }
+            progress.ended = Some((Instant::now(), ended.map_err(Arc::new)));
+        });
+        job
     }
 
-    async fn fetch_whole(
-        &self,
-        request: &PrefetchRequest,
-        shown: &Mutex<Option<Arc<ServedImage>>>,
-    ) -> Result<(), DaemonError> {
+    async fn fetch_whole(&self, request: &PrefetchRequest, job: &Job) -> Result<(), DaemonError> {
         let PrefetchRequest { image, platform, plain_http } = request.clone();
         let name: ImageName = image.parse()?;
         let wanted: Option<Platform> = platform.as_deref().map(str::parse).transpose()?;
@@ -138,8 +153,13 @@ impl Node {
         let images = self.root.join("images");
         let (stored, _) = StoredImage::pull(&repository, wanted.as_ref(), &images).await?;
         let served = self.serve(stored, way).await?;
-        *shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(served.clone());
+        job.lock().image = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })
     }
+}
+
+fn status(image: &Arc<ServedImage>) -> PrefetchStatus {
+    let (bytes_here, bytes_total) = image.filled();
+    PrefetchStatus { bytes_here, bytes_total, done: false }
 }

@@ -36,7 +36,7 @@ use crate::{
     prefetch,
 };
 
-/// A container that fetched nothing for so long has started: 5 s is well above the longest pause between two
+/// A container that waited for nothing for so long has started: 5 s is well above the longest pause between two
 /// fetches of one start that was seen, and well below the life of anything worth tuning for.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -85,6 +85,11 @@ impl ServedImage {
             erofs: Mutex::default(),
             is_started: AtomicBool::new(false),
         })
+    }
+
+    /// Whether it has had a mount.
+    pub(super) fn is_started(&self) -> bool {
+        self.is_started.load(Ordering::Relaxed)
     }
 
     /// Whether this is the first of its mounts.
@@ -277,13 +282,13 @@ impl Attachment {
     }
 }
 
-/// Turns a mount to direct reads when its start is over: when nothing has arrived for [`QUIET`], or
+/// Turns a mount to direct reads when its start is over: when nobody had to wait for [`QUIET`], or
 /// everything is here.
 async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Arc<[Arc<CachedBlob>]>) {
-    let fetched = || blobs.iter().map(|blob| blob.stats().bytes_fetched).sum::<u64>();
+    let waited = || blobs.iter().map(|blob| blob.stats().misses).sum::<u64>();
     let mut before = None;
     while !blobs.iter().all(|blob| blob.is_complete()) {
-        let now = Some(fetched());
+        let now = Some(waited());
         if now == before {
             break;
         }

@@ -103,7 +103,7 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
             Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
             Request::Umount { mountpoint } => node.umount(&mountpoint, false).await.map(done),
             Request::Status => node.status().await.map(Response::Status),
-            Request::Prefetch(request) => node.prefetch(request).await.map(Response::Prefetch),
+            Request::Prefetch(request) => node.prefetch(request).map(Response::Prefetch),
             Request::ScrubPlan => node.scrub_plan().await.map(Response::ScrubPlan),
             Request::Scrub { image, position, from } => {
                 node.scrub(image, position, from).await.map(Response::Scrubbed)

@@ -55,6 +55,15 @@ impl Pace {
     }
 }
 
+/// On whose word something is fetched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Manner<'a> {
+    /// Nobody's: a start will most likely need it, if there is room.
+    Hint(&'a Cache),
+    /// Somebody's who waits for it; readers go first, but not for long.
+    Order(&'a Cache),
+}
+
 /// Measures one transfer.
 struct Gauge<'a> {
     pace: &'a Pace,
@@ -85,8 +94,7 @@ impl Gauge<'_> {
     }
 }
 
-/// Fetches what is missing of `order`; returns when it is here, or the image is not served any more. Before each window it waits
-/// for readers of `courteous`, if it is to be so, but not for long.
+/// Fetches what is missing of `order`; returns when it is here, the image is not served any more, or the disk is nearly full.
 ///
 /// # Errors
 /// Nobody delivers: it ends with the first request that fails.
@@ -94,7 +102,7 @@ pub(crate) async fn fetch(
     blobs: &Blobs,
     order: impl IntoIterator<Item = Place>,
     pace: &Pace,
-    courteous: Option<&Cache>,
+    manner: Manner<'_>,
 ) -> Result<(), ReadError> {
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
@@ -102,8 +110,13 @@ pub(crate) async fn fetch(
     let mut gauge = Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 };
     let mut size = FIRST;
     loop {
-        if let Some(cache) = courteous {
-            courtesy(cache, HASTE).await;
+        match manner {
+            Manner::Hint(cache) if !cache.has_room(size) => {
+                tracing::info!("less is fetched ahead: the disk or the cache is nearly full");
+                return Ok(());
+            }
+            Manner::Hint(_) => {}
+            Manner::Order(cache) => courtesy(cache, HASTE).await,
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
         let window = window(&mut order, &blobs, size);

@@ -10,12 +10,13 @@ use tokio::sync::mpsc;
 
 use super::{
     Image,
-    ahead::{self, Blobs, Pace, Place},
+    ahead::{self, Blobs, Manner, Pace, Place},
     guess::{self, Content, Piece},
 };
+use crate::cache::Cache;
 
 /// Fetches what a start most likely reads, from the image alone.
-pub(super) async fn fetch_guessed(image: &Image, pace: &Pace) {
+pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
     let content = Files { bootstrap: image.bootstrap.clone(), blobs: image.blobs.clone() };
     let (sender, mut found) = mpsc::unbounded_channel();
     let guess = async {
@@ -32,7 +33,7 @@ pub(super) async fn fetch_guessed(image: &Image, pace: &Pace) {
         loop {
             tokio::select! {
                 places = found.recv() => match places {
-                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, pace, None)),
+                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, pace, Manner::Hint(cache))),
                     None => break,
                 },
                 // Readers who need what cannot be had will be told why.

@@ -17,19 +17,19 @@ mod recorder;
 mod traces;
 mod whole;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use lazuli_image::{Digest, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
-use tokio::{sync::Semaphore, task::JoinHandle};
+use tokio::{sync::Semaphore, task::JoinHandle, time::timeout};
 
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
-    ahead::{Blobs, Pace},
-    recorder::Recorder,
+    ahead::{Blobs, Manner, Pace},
+    recorder::{Recorded, Recorder},
 };
 use crate::cache::{Cache, CachedBlob};
 
@@ -65,6 +65,10 @@ impl Default for Settings {
         Settings { ahead: Ahead::default(), publish: false, rest_bytes_per_second: 16 << 20 }
     }
 }
+
+/// How long a registry may take to answer whether it has a trace, from when the image's metadata is here. A guess is better than
+/// one that comes late.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// The node's.
 #[derive(Debug)]
@@ -137,12 +141,12 @@ impl Prefetcher {
         };
         let prefetcher = self.clone();
         tokio::spawn(async move {
-            let record = async {
-                recorder.is_over(|| image.blobs.strong_count() == 0).await;
-            };
-            let (is_news, ()) = tokio::join!(prefetcher.fetch_ahead(&image, known), record);
-            prefetcher.keep(&image, &recorder, is_news).await;
-            drop(recorder);
+            let gone = || image.blobs.strong_count() == 0;
+            let record = recorder.record(gone, || prefetcher.cache.is_awaited());
+            let (is_news, start) = tokio::join!(prefetcher.fetch_ahead(&image, known), record);
+            if let Some(start) = start {
+                prefetcher.keep(&image, start, is_news).await;
+            }
             prefetcher.bring_the_rest(&image).await;
         });
     }
@@ -158,7 +162,9 @@ impl Prefetcher {
         let (trace, is_news) = match known {
             Known::Here(trace) => (Some(trace), false),
             Known::Asked(answer) => {
-                let found = answer.await.ok().flatten();
+                let abort = answer.abort_handle();
+                let found = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
+                abort.abort();
                 if let Some(trace) = &found
                     && let Err(error) = self.traces.put(&image.manifest.digest, trace)
                 {
@@ -176,20 +182,22 @@ impl Prefetcher {
             Some(trace) => of_trace(&trace, &blobs),
             None => of_maker(&image.hot, &blobs),
         });
+        let hint = Manner::Hint(&self.cache);
         match order {
-            Some(order) if order.is_empty() => content::fetch_guessed(image, &self.pace).await,
+            Some(order) if order.is_empty() => {
+                content::fetch_guessed(image, &self.pace, &self.cache).await
+            }
             // Readers who need what cannot be had will be told why.
-            Some(order) => drop(ahead::fetch(&image.blobs, order, &self.pace, None).await),
+            Some(order) => drop(ahead::fetch(&image.blobs, order, &self.pace, hint).await),
             None => {}
         }
         is_news
     }
 
     /// Keeps what was recorded.
-    async fn keep(&self, image: &Image, recorder: &Recorder, is_news: bool) {
-        let Some(start) = recorder.trace() else { return };
+    async fn keep(&self, image: &Image, start: Recorded, is_news: bool) {
         let manifest = &image.manifest;
-        let kept = self.traces.add(&manifest.digest, &start, |blob| recorder.saw(blob));
+        let kept = self.traces.add(&manifest.digest, &start.trace, |blob| start.saw(blob));
         let trace = match kept {
             Ok(trace) => trace,
             Err(error) => {
@@ -197,7 +205,8 @@ impl Prefetcher {
                 return;
             }
         };
-        if self.settings.publish && is_news {
+        // A trace without what was here before would mislead others.
+        if self.settings.publish && is_news && start.saw_everything() {
             let name = image.repository.describe();
             match traces::publish(&image.repository, manifest, &trace).await {
                 Ok(artifact) => tracing::info!(image = name, %artifact, "published its trace"),

@@ -69,21 +69,30 @@ impl Recorder {
         }
     }
 
-    /// Waits until the start is over, or `gone` says that nobody can touch anything any more.
-    pub(crate) async fn is_over(&self, gone: impl Fn() -> bool) {
+    /// Waits until the start is over, or `gone` says that nobody can touch anything any more. While a reader of any image waits for
+    /// data, as `waits` says, the start is not over. Returns what was touched, if anybody could see it.
+    pub(crate) async fn record(
+        self,
+        gone: impl Fn() -> bool,
+        waits: impl Fn() -> bool,
+    ) -> Option<Recorded> {
         /// How often it is looked whether the image is gone.
         const STEP: Duration = Duration::from_millis(200);
         loop {
-            let (first, last) = {
-                let touched = self.log.lock();
-                (touched.first, touched.last)
+            let first = {
+                let mut touched = self.log.lock();
+                if waits() {
+                    touched.last = touched.last.map(|_| Instant::now());
+                }
+                let quiet = touched.last.is_some_and(|last| last.elapsed() > QUIET);
+                let long = touched.first.is_some_and(|first| first.elapsed() > LONGEST);
+                if quiet || long {
+                    break;
+                }
+                touched.first
             };
-            let over = match (first, last) {
-                (Some(first), Some(last)) => last.elapsed() > QUIET || first.elapsed() > LONGEST,
-                _ => false,
-            };
-            if over || gone() {
-                return;
+            if gone() {
+                break;
             }
             if first.is_some() {
                 tokio::time::sleep(STEP).await;
@@ -92,19 +101,30 @@ impl Recorder {
                 let _ = timeout(5 * STEP, self.log.begun.notified()).await;
             }
         }
+        let chunks = std::mem::take(&mut self.log.lock().chunks);
+        let any = !chunks.is_empty() && self.asked.contains(&true);
+        any.then(|| Recorded { trace: Trace::of_start(self.blobs, chunks), asked: self.asked })
     }
+}
 
-    /// What was touched, if anybody could see it.
-    pub(crate) fn trace(&self) -> Option<Trace> {
-        let touched = self.log.lock();
-        let any = !touched.chunks.is_empty() && self.asked.contains(&true);
-        any.then(|| Trace::of_start(self.blobs.clone(), touched.chunks.iter().copied()))
-    }
+/// One start.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) trace: Trace,
+    /// Of each blob of the trace.
+    asked: Vec<bool>,
+}
 
+impl Recorded {
     /// Whether touches of a blob could be seen.
     pub(crate) fn saw(&self, blob: &Digest) -> bool {
-        let mut rows = self.blobs.iter().zip(&self.asked);
+        let mut rows = self.trace.blobs().iter().zip(&self.asked);
         rows.any(|(known, asked)| known == blob && *asked)
+    }
+
+    /// Whether touches of all blobs could be seen.
+    pub(crate) fn saw_everything(&self) -> bool {
+        self.asked.iter().all(|asked| *asked)
     }
 }
 

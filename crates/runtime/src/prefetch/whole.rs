@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     Prefetcher,
-    ahead::{self, Blobs},
+    ahead::{self, Blobs, Manner},
 };
 use crate::{
     cache::{Cache, CachedBlob},
@@ -36,20 +36,26 @@ pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
     }
 }
 
-/// Fetches everything that is missing, as fast as the link allows. Returns when it is here and on the disk.
+/// Fetches everything that is missing, as fast as the link allows. Returns when it is here, checked, and on the disk.
 ///
 /// # Errors
-/// Nobody delivers some of it.
+/// Nobody delivers some of it, or there is no room.
 pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), ReadError> {
     let Some(all) = blobs.upgrade() else { return Ok(()) };
-    ahead::fetch(blobs, missing(&all), &prefetcher.pace, Some(&prefetcher.cache)).await?;
-    // What others were fetching, and what did not arrive, with the reason.
-    for (blob, chunk) in missing(&all) {
-        let chunk = all[blob].chunk(chunk);
-        all[blob].bring_range(&(chunk.decoded..chunk.decoded_end())).await?;
+    let cache = &prefetcher.cache;
+    if let Some(blob) = all.iter().max_by_key(|blob| blob.file_size())
+        && !cache.may_hold(all.iter().map(|blob| blob.file_size()).sum())
+    {
+        return Err(ReadError::NoSpace { blob: blob.id(), path: blob.path() });
     }
+    ahead::fetch(blobs, missing(&all), &prefetcher.pace, Manner::Order(cache)).await?;
+    // What others were fetching, what nobody has checked yet, and what did not arrive, with the reason.
     for blob in all.iter() {
-        blob.settled().await;
+        for chunk in blob.unready() {
+            let chunk = blob.chunk(chunk);
+            blob.bring_range(&(chunk.decoded..chunk.decoded_end())).await?;
+        }
+        blob.settled().await?;
     }
     Ok(())
 }
@@ -77,18 +83,11 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
     while !rest.is_empty() {
         courtesy(&prefetcher.cache, COURTESY).await;
         let Some(alive) = blobs.upgrade() else { return Ok(()) };
-        let (first, _) = rest[0];
-        let mut bytes = 0;
-        let fits = |&&(blob, chunk): &&(usize, usize)| {
-            let before = bytes;
-            bytes += u64::from(alive[blob].chunk(chunk).stored_size);
-            blob == first && (before == 0 || bytes <= PIECE)
-        };
-        let count = rest.iter().take_while(fits).count();
-        let (piece, later) = rest.split_at(count);
+        let (piece, later) = rest.split_at(piece(rest, &alive));
         rest = later;
-        let chunks: Vec<_> = piece.iter().map(|(_, chunk)| *chunk).collect();
-        let decoded = chunks.iter().map(|at| u64::from(alive[first].chunk(*at).decoded_size));
+        let (blob, first) = (&alive[piece[0].0], piece[0].1);
+        let chunks: Vec<_> = (first..first + piece.len()).collect();
+        let decoded = chunks.iter().map(|at| u64::from(blob.chunk(*at).decoded_size));
         if !prefetcher.cache.has_room(decoded.sum()) {
             tracing::info!(
                 "the rest of an image is not fetched: the disk or the cache is nearly full"
@@ -96,20 +95,30 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
             return Err(Pause);
         }
         let begun = Instant::now();
-        for (bytes, request) in alive[first].bring(&chunks) {
+        let mut bytes = 0;
+        for (size, request) in blob.bring(&chunks) {
+            bytes += size;
             match request.await {
-                Ok(Ok(())) => {}
-                // Told in the log.
+                // Told in the log; what nobody has right bytes of is left to who reads it.
+                Ok(Ok(()) | Err(ReadError::Corrupt { .. })) => {}
                 Ok(Err(_)) | Err(_) => return Err(Pause),
             }
-            sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
         }
-        if !chunks.iter().any(|at| alive[first].has(*at)) {
-            // Nothing was kept, for want of space.
-            return Err(Pause);
-        }
+        drop(alive);
+        sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
     }
     Ok(())
+}
+
+/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one blob.
+fn piece(rest: &[ahead::Place], blobs: &[Arc<CachedBlob>]) -> usize {
+    let (blob, first) = rest[0];
+    let mut bytes = 0;
+    let fits = |(number, place): (usize, &ahead::Place)| {
+        bytes += u64::from(blobs[blob].chunk(place.1.min(first + number)).stored_size);
+        *place == (blob, first + number) && (number == 0 || bytes <= PIECE)
+    };
+    rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
 }
 
 /// The chunks that are not here.

@@ -1,13 +1,13 @@
 //! What is fetched before anybody asks.
 
 use super::*;
-use crate::prefetch::ahead::{self, Pace};
+use crate::prefetch::ahead::{self, Manner, Pace};
 
 /// Fetches chunks of the only blob in this order.
 async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let order = order.into_iter().map(|chunk| (0, chunk));
-    ahead::fetch(&Arc::downgrade(&blobs), order, &Pace::default(), None).await
+    ahead::fetch(&Arc::downgrade(&blobs), order, &Pace::default(), Manner::Order(&node.cache)).await
 }
 
 #[tokio::test]
@@ -61,6 +61,6 @@ async fn who_is_gone_gets_nothing() {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let gone = Arc::downgrade(&blobs);
     drop(blobs);
-    ahead::fetch(&gone, [(0, 1)], &Pace::default(), None).await.unwrap();
+    ahead::fetch(&gone, [(0, 1)], &Pace::default(), Manner::Order(&node.cache)).await.unwrap();
     assert_eq!(node.source.reads(), 0);
 }

@@ -23,6 +23,9 @@ const FILES: usize = 4096;
 /// Bytes that are guessed for one image.
 const BYTES: u64 = 256 << 20;
 
+/// Programs that only run another one, of one command: `env nice tini …`.
+const WRAPPERS: usize = 16;
+
 /// Up to this size all of a file is read: the kernel reads 1 MiB around each page that is touched, and no library of less
 /// than 10 MiB was seen of which not everything was read.
 const WHOLE: u64 = 16 << 20;
@@ -184,6 +187,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds what a command reads.
     fn run(&mut self, words: &[Vec<u8>]) {
+        self.run_within(words, WRAPPERS);
+    }
+
+    fn run_within(&mut self, words: &[Vec<u8>], wrappers: usize) {
         if self.paths.is_spent() {
             return;
         }
@@ -191,9 +198,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let Some(file) = self.program(name) else { return };
         self.visit(file.clone(), Role::Program(words.to_vec()));
         if command::is_wrapper(name)
+            && wrappers > 0
             && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
         {
-            return self.run(&rest[at..]);
+            return self.run_within(&rest[at..], wrappers - 1);
         }
         let directory = self.process.directory.clone();
         let is_shell = command::is_shell(name);

@@ -270,13 +270,13 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
 
 #[tokio::test(start_paused = true)]
 async fn memory_and_requests_are_bounded() {
-    let readers = [("reader", true); 16];
+    let readers = [("reader", true); 32];
     let half = Duration::from_millis(500);
-    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "eight requests of one place");
-    assert_eq!(crowd(400_000, &readers).await.0, half * 4, "room for four");
-    let nobody = [("prefetch", false); 16];
+    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "sixteen requests of one place");
+    assert_eq!(crowd(400_000, &readers).await.0, half * 8, "room for four");
+    let nobody = [("prefetch", false); 32];
     assert_eq!(crowd(1 << 30, &nobody).await.0, half * 4, "half of the requests");
-    assert_eq!(crowd(400_000, &nobody).await.0, half * 8, "half of the room");
+    assert_eq!(crowd(400_000, &nobody).await.0, half * 16, "half of the room");
 }
 
 #[tokio::test(start_paused = true)]

@@ -197,18 +197,25 @@ impl Cache {
         self.settings.max_bytes.is_none_or(|max| bytes <= max)
     }
 
-    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free. Blocks, briefly.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        /// A disk that is fuller slows others down, and eviction would undo what background work does.
-        const FREE: u64 = 10;
-        let disk = rustix::fs::statvfs(&self.dir).is_ok_and(|disk| {
-            let (all, free) = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize);
-            free.saturating_sub(bytes) >= all / FREE
-        });
+    /// Whether `bytes` more leave a fiftieth of the disk free: less, and others get into trouble for what is a hint.
+    pub(crate) fn has_room_for_hints(&self, bytes: u64) -> bool {
+        self.leaves_free(bytes, 50)
+    }
+
+    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free: else background work slows
+    /// others down, and eviction undoes it. Blocks, briefly.
+    pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes;
-        let budget = max
-            .is_none_or(|max| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / FREE));
-        disk && budget
+        let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
+        self.leaves_free(bytes, 10) && max.is_none_or(fits)
+    }
+
+    /// Whether one of so many parts of the disk stays free.
+    fn leaves_free(&self, bytes: u64, parts: u64) -> bool {
+        rustix::fs::statvfs(&self.dir).is_ok_and(|disk| {
+            let (all, free) = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize);
+            free.saturating_sub(bytes) >= all / parts
+        })
     }
 
     /// The blobs that somebody uses.

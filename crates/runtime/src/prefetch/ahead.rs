@@ -111,8 +111,8 @@ pub(crate) async fn fetch(
     let mut size = FIRST;
     loop {
         match manner {
-            Manner::Hint(cache) if !cache.has_room(size) => {
-                tracing::info!("less is fetched ahead: the disk or the cache is nearly full");
+            Manner::Hint(cache) if !cache.has_room_for_hints(size) => {
+                tracing::info!("less is fetched ahead: the disk is nearly full");
                 return Ok(());
             }
             Manner::Hint(_) => {}

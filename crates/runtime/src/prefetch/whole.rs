@@ -88,7 +88,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
         let (blob, first) = (&alive[piece[0].0], piece[0].1);
         let chunks: Vec<_> = (first..first + piece.len()).collect();
         let decoded = chunks.iter().map(|at| u64::from(blob.chunk(*at).decoded_size));
-        if !prefetcher.cache.has_room(decoded.sum()) {
+        if !prefetcher.cache.has_room_for_the_rest(decoded.sum()) {
             tracing::info!(
                 "the rest of an image is not fetched: the disk or the cache is nearly full"
             );

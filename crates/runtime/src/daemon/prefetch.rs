@@ -49,7 +49,7 @@ pub struct PrefetchStatus {
     pub done: bool,
 }
 
-/// How long the end of a prefetch is told to who asks. Whoever asks later wants another one.
+/// How long the end of a prefetch is kept for whoever asks first. Who asks after that wants another one.
 const NEWS: Duration = Duration::from_secs(10);
 
 /// The prefetches that go on, and those that ended a moment ago.
@@ -84,9 +84,12 @@ impl Node {
     ) -> Result<PrefetchStatus, DaemonError> {
         let mut jobs = self.prefetches.0.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.retain(|_, job| !job.is_old());
-        let job = jobs.entry(request.clone()).or_insert_with(|| self.begin(request)).clone();
-        drop(jobs);
+        let new = || self.begin(request.clone());
+        let job = jobs.entry(request.clone()).or_insert_with(new).clone();
         let progress = job.lock();
+        if progress.ended.is_some() {
+            jobs.remove(&request);
+        }
         match &progress.ended {
             Some((_, Ok(status))) => Ok(*status),
             Some((_, Err(error))) => Err(DaemonError::Shared(error.clone())),

@@ -149,7 +149,17 @@ fn live_with<R>(
 ) -> R {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let cache = Cache::open_in_boot(dir, settings, boot.to_owned()).unwrap();
+        let open = || Cache::open_in_boot(dir, settings.clone(), boot.to_owned());
+        let mut cache = open();
+        // Another test's child holds the lock for a moment, between fork and exec.
+        for _ in 0..100 {
+            if !matches!(cache, Err(CacheError::InUse { .. })) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            cache = open();
+        }
+        let cache = cache.unwrap();
         let source = sample.source([]);
         let blob = cache.blob(&sample.blob, source.clone()).unwrap();
         life(&Node { sample: sample.clone(), source, blob, cache, dir: None }).await

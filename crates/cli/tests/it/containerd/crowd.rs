@@ -23,7 +23,7 @@ use crate::{
     reliability::{alone, report, soak},
 };
 
-on_both!(a_crowd_from_a_cold_image_fetches_every_byte_once);
+on_both!(a_crowd_from_a_cold_image_fetches_every_chunk_once);
 
 /// What a request to a registry nearby takes.
 const LATENCY: Duration = Duration::from_millis(5);
@@ -34,7 +34,7 @@ const WAVE: usize = 10;
 /// What a container does before it counts as ready: it starts an interpreter and reads some megabytes.
 const GET_READY: [&str; 3] = ["sh", "-c", "perl -e 'print 1' && cat /usr/bin/[a-p]* | wc -c"];
 
-fn a_crowd_from_a_cold_image_fetches_every_byte_once(containerd: Containerd) {
+fn a_crowd_from_a_cold_image_fetches_every_chunk_once(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let layout = corpus("debian-slim").unwrap();
     let _alone = alone();
@@ -52,12 +52,12 @@ fn a_crowd_from_a_cold_image_fetches_every_byte_once(containerd: Containerd) {
     let cold = crowd.start(at_once, at_once);
     let fetched = fetched(&registry);
     assert!(fetched.bytes > 1 << 20, "{fetched:?}");
-    assert_eq!(fetched.twice, 0, "{fetched:?}");
+    // Every chunk is fetched once. A request goes over small ones that are here when that is cheaper than another request.
+    assert!(fetched.twice * 100 < fetched.bytes, "{fetched:?}");
     assert_eq!(rig.mounts().len(), 1);
     let after_cold = rss(&rig);
     let rest = crowd.start(in_all - at_once, WAVE);
-    // What nobody has read comes in the background. A request goes over some chunks that are here when that is cheaper than
-    // another request.
+    // What nobody has read comes in the background, between what is here.
     let in_all_fetched = self::fetched(&registry);
     assert!(in_all_fetched.twice * 20 < in_all_fetched.bytes, "{in_all_fetched:?}");
     let up = rss(&rig);

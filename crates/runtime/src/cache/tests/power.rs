@@ -139,7 +139,6 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
     let (lives, cuts) = if soak { (60, 60) } else { (2, 20) };
     let dir = tempfile::tempdir().unwrap();
     let [disk_at, at, after] = ["disk", "at", "after"].map(|name| directory(dir.path(), name));
-    let image = dir.path().join("image");
     let mut figures = Figures::default();
     for seed in 1..=lives {
         let mut dice = Dice(seed);
@@ -149,10 +148,14 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
             let moment = dice.roll(life.history.len() + 1);
             let share = dice.roll(11);
             let survives = || dice.roll(10) < share;
+            // A new file for each: a container that somebody starts meanwhile has a copy of the mount for a moment, in its own
+            // namespace, and the kernel goes on writing to the one before.
+            let image = dir.path().join(format!("image-{}", figures.cuts));
             life.history.cut(moment, survives, &image).unwrap();
             let mounted = Ext4::mount(&image, &after).unwrap();
             look(&life, &after, moment, &mut figures);
             drop(mounted);
+            fs::remove_file(&image).unwrap();
             figures.cuts += 1;
         }
     }

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import background, drop_caches, run, wait_until
+from . import CommandFailed, background, drop_caches, run, wait_until
 from .lazuli import Lazuli
 
 SNAPSHOTTERS = ("overlayfs", "lazuli")
@@ -71,6 +71,13 @@ class Node:
         """Ask containerd's CRI service; returns what the client prints."""
         return run(cri_program(), self.socket, *verb, env=os.environ | environment)
 
+    def remove(self, pod):
+        """Remove a pod, as the kubelet does: again, if containerd was just seeing its container end."""
+        try:
+            self.cri("rm", pod)
+        except CommandFailed:
+            self.cri("rm", pod)
+
     def start(self, server, image, reference, snapshotter, argv, expect):
         """Pull an image of a registry and start `argv` in a pod, until it has printed `expect`."""
         logs = self.work / "logs"
@@ -82,7 +89,7 @@ class Node:
             pulled = time.time() - began
             pod = self.cri("start", "pod", reference, *argv, CRI_LOGS=str(logs)).decode().split()
             ready = printed(logs / "log", expect) - began
-        self.cri("rm", pod[0])
+        self.remove(pod[0])
         return Start(image, snapshotter, pulled, ready, traffic.requests, traffic.bytes)
 
     def clean_up(self):

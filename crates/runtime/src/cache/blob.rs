@@ -19,7 +19,6 @@ use std::{
 use lazuli_image::{Chunk, Decoded, Digest, codec::Decoder};
 use tokio::{
     sync::{Notify, futures::Notified, watch},
-    task::JoinHandle,
     time::Instant,
 };
 
@@ -46,12 +45,9 @@ use crate::{
 /// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
 const SOURCES: usize = 32;
 
-/// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
-const AHEAD: Duration = Duration::from_secs(10);
-
 /// Flights that may land without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
 /// after minutes is given up at once.
-const TAKEOVERS: usize = 3;
+pub(super) const TAKEOVERS: usize = 3;
 
 thread_local! {
     /// Of each worker thread.
@@ -235,7 +231,7 @@ impl CachedBlob {
     }
 
     /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
-    async fn fly(
+    pub(super) async fn fly(
         self: &Arc<Self>,
         wanted: Range<usize>,
         deadline: Instant,
@@ -298,106 +294,6 @@ impl CachedBlob {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
         seats
-    }
-
-    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
-    /// who wait already go first. Returns the requests, whose bytes are counted as stored.
-    pub(crate) fn bring(self: &Arc<Self>, chunks: &[usize]) -> Vec<(u64, JoinHandle<Fetched>)> {
-        let all = self.layout.chunks();
-        let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
-        let mut requests = Vec::new();
-        {
-            let mut tower = self.flights.lock();
-            let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
-            let missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
-            // What is wanted soon is not what eviction takes first.
-            missing.iter().for_each(|at| self.asked.note(*at..at + 1));
-            for request in fetch::plan(all, &missing) {
-                let run = &missing[request];
-                let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
-                let leases = run.iter().map(|at| tower.start(*at, false)).collect();
-                requests.push(Request { stored, leases, deadline, is_ahead: true });
-            }
-        }
-        let spawn = |request: Request| {
-            let bytes = request.stored.end.0 - request.stored.start.0;
-            (bytes, self.workers.runtime().spawn(fetch::run(self.clone(), request)))
-        };
-        requests.into_iter().map(spawn).collect()
-    }
-
-    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, readers go before him, and a full disk is
-    /// not waited for.
-    pub(crate) async fn bring_range(
-        self: &Arc<Self>,
-        range: &Range<Decoded>,
-    ) -> Result<(), ReadError> {
-        /// How often it is looked whether what others fetch is here.
-        const STEP: Duration = Duration::from_millis(5);
-        let chunks = self.layout.chunks_in(range);
-        let every: Vec<_> = chunks.clone().collect();
-        for _ in 0..TAKEOVERS {
-            for (_, request) in self.bring(&every) {
-                request.await.unwrap_or(Ok(()))?;
-            }
-            while self.flights.lock().has_any(chunks.clone()) {
-                tokio::time::sleep(STEP).await;
-            }
-            self.asked.note(chunks.clone());
-            if self.ready.all_ready(chunks.clone()) {
-                return Ok(());
-            }
-            if every.iter().any(|at| self.suspect.is_ready(*at)) {
-                // Needs no network.
-                self.fly(chunks.clone(), Instant::now() + self.settings.deadline).await?;
-            }
-        }
-        Err(ReadError::Interrupted { blob: self.id() })
-    }
-
-    /// Whether a chunk is in the file, as far as anybody knows.
-    pub(crate) fn has(&self, chunk: usize) -> bool {
-        self.ready.is_ready(chunk) || self.suspect.is_ready(chunk)
-    }
-
-    /// Positions of the chunks that are not in the file, as far as anybody knows.
-    pub(crate) fn missing(&self) -> Vec<usize> {
-        (0..self.layout.chunks().len()).filter(|at| !self.has(*at)).collect()
-    }
-
-    /// Stored bytes of the chunks that are in the file, and of all chunks.
-    pub(crate) fn filled(&self) -> (u64, u64) {
-        let sizes = self.layout.chunks().iter().map(|chunk| u64::from(chunk.stored_size));
-        sizes.enumerate().fold((0, 0), |(here, all), (at, size)| {
-            (here + if self.has(at) { size } else { 0 }, all + size)
-        })
-    }
-
-    /// The position of the chunk with a number.
-    pub(crate) fn position(&self, number: u32) -> Option<usize> {
-        self.layout.chunks().binary_search_by_key(&number, |chunk| chunk.number).ok()
-    }
-
-    /// Positions of the chunks with bytes in `range`, which may end behind the last one.
-    pub(crate) fn positions(&self, range: &Range<Decoded>) -> Range<usize> {
-        self.layout.chunks_in(range)
-    }
-
-    /// Positions of the chunks that lie in the first `bytes` stored bytes.
-    pub(crate) fn stored_within(&self, bytes: u64) -> Range<usize> {
-        0..self.layout.chunks().partition_point(|chunk| chunk.stored_end().0 <= bytes)
-    }
-
-    /// Waits until what is here is on the disk.
-    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), ReadError> {
-        let blob = self.clone();
-        let flushed = tokio::task::spawn_blocking(move || blob.flush()).await;
-        flushed.unwrap_or(Ok(())).map_err(|error| self.write_error(error))
-    }
-
-    /// Positions of the chunks that are not in the file, or that nobody has checked yet.
-    pub(crate) fn unready(&self) -> Vec<usize> {
-        (0..self.layout.chunks().len()).filter(|at| !self.ready.is_ready(*at)).collect()
     }
 
     /// Tells `ear` which chunks drivers ask about, as long as it lives.
@@ -517,7 +413,7 @@ impl CachedBlob {
         &self.layout.chunks()[at]
     }
 
-    fn write_error(&self, error: io::Error) -> ReadError {
+    pub(super) fn write_error(&self, error: io::Error) -> ReadError {
         let path = self.store.data_path();
         if is_full(&error) {
             return ReadError::NoSpace { blob: self.id(), path };

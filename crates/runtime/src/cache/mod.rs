@@ -10,6 +10,7 @@
 //! say the same about a blob. docs/cache.md explains what survives which crash.
 
 mod blob;
+mod bring;
 mod budget;
 mod check;
 mod durable;

@@ -8,7 +8,7 @@ BENCHES := coldstart containerd convert fs prefetch
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd test package-test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri
+.PHONY: help build deb demo demo-containerd test package-test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -59,12 +59,12 @@ compat: ## our images in other readers, others' images in ours (needs minutes to
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
 
-bench: ## the benchmarks: cold start, containerd, conversion, file system; one alone: bench-convert
+bench: ## the benchmarks: cold start, containerd, conversion, file system, fetching ahead; one alone: bench-convert
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench
-	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd,$*),cri)
+	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd,$*),cri) $(if $(filter prefetch,$*),wire)
 	$(ROOT) bench/$* $(if $(filter convert,$*),--nydus $(NYDUS))
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
@@ -76,8 +76,8 @@ clean: ## remove what was built, also the corpus images
 binary:
 	cargo build --release --locked -p lazuli
 
-cri:
-	cargo build --release --locked -p lazuli-testkit --bin cri
+cri wire:
+	cargo build --release --locked -p lazuli-testkit --bin $@
 
 $(CURDIR)/target/nydus/bin/nydusd:
 	cargo install nydus-rs --version $(NYDUS_VERSION) --locked --root target/nydus

@@ -58,14 +58,13 @@ pub(crate) async fn run(
     fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;
-    // Whatever is left of the container goes before the daemon, and the daemon before the directory.
-    if node.root.exists() {
-        drop(Bundle::create(&node.root)?);
-    }
-    if let Ok(daemon) = Client::connect(&node.root) {
-        daemon.stop(true)?;
-    }
-    traced
+    // Whatever is left of the container goes before the daemon, and the daemon before the directory, whatever fails.
+    let swept = if node.root.exists() { Bundle::create(&node.root).map(drop) } else { Ok(()) };
+    let stopped = Client::connect(&node.root).map_or(Ok(()), |daemon| daemon.stop(true));
+    let traced = traced?;
+    swept?;
+    stopped?;
+    Ok(traced)
 }
 
 /// A state directory and its configuration.

@@ -17,18 +17,20 @@ use serde::Deserialize;
 
 use crate::{
     auth,
+    endpoints::Endpoints,
     error::RegistryError,
-    health::{Endpoints, Health},
+    health::Health,
     hosts::{Hosts, HostsError},
     keyring::Keyring,
     mirror::Mirrors,
     name::Reference,
     server::Server,
+    tls::Tls,
     token::{Authorizer, Tried},
 };
 
 /// How long to wait, for each thing that can hang.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// For a connection, TLS included. 5 s: three SYN retransmissions (1 + 2 s) get through, and a reader
     /// who waits in the kernel learns early that a host is gone.
@@ -65,7 +67,7 @@ pub struct Options {
     pub hosts: Hosts,
     /// Logins that came with images; whoever opens several images shares it.
     pub keyring: Keyring,
-    /// How servers have done so far; whoever opens several images shares it.
+    /// How servers have done so far, and connections to them; whoever opens several images shares it.
     pub endpoints: Endpoints,
 }
 
@@ -159,9 +161,8 @@ impl Client {
             connect: server.connect.unwrap_or(options.timeouts.connect),
             ..options.timeouts
         };
-        let builder = builder(&reference, &server, &timeouts).map_err(malformed)?;
-        let http = builder.read_timeout(timeouts.idle).build();
-        let http = http.map_err(|error| malformed(error.to_string()))?;
+        let http = options.endpoints.http(reference.is_loopback(), &server.tls, &timeouts);
+        let http = http.map_err(malformed)?;
         let authorizer = options.keyring.authorizer(&server, &reference, || {
             let keyring = is_registry.then(|| options.keyring.clone());
             Authorizer::new(reference.clone(), options.credential_files.clone(), keyring)
@@ -237,7 +238,8 @@ impl Client {
             return Ok(client);
         }
         let malformed = |problem| RegistryError::malformed(&self.place, "the address", problem);
-        let builder = builder(&self.reference, &self.server, &self.timeouts).map_err(malformed)?;
+        let builder = builder(self.reference.is_loopback(), &self.server.tls, &self.timeouts);
+        let builder = builder.map_err(malformed)?;
         let built = builder.timeout(self.timeouts.upload).build();
         let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
         Ok(self.uploads.get_or_init(|| client))
@@ -330,22 +332,22 @@ impl Client {
     }
 }
 
-/// Or what is wrong with the TLS of this machine.
-fn builder(
-    reference: &Reference,
-    server: &Server,
+/// What all clients have in common; or what is wrong with the TLS of this machine. `loopback`: for servers on this machine only.
+pub(crate) fn builder(
+    loopback: bool,
+    tls: &Tls,
     timeouts: &Timeouts,
 ) -> Result<reqwest::ClientBuilder, String> {
     let mut builder = reqwest::Client::builder()
         .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(timeouts.connect)
         .redirect(Policy::none());
-    if server.tls.is_set() {
-        let tls = server.tls.config().map_err(|error| error.to_string())?;
+    if tls.is_set() {
+        let tls = tls.config().map_err(|error| error.to_string())?;
         builder = builder.tls_backend_preconfigured(tls);
     }
     // A proxy cannot reach this machine's loopback interface.
-    Ok(if reference.is_loopback() { builder.no_proxy() } else { builder })
+    Ok(if loopback { builder.no_proxy() } else { builder })
 }
 
 /// Whether a request may have met a connection that the server was just closing. Some close theirs after

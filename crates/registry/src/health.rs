@@ -5,9 +5,8 @@
 //! blobs, in memory; whoever has a choice asks the others first.
 
 use std::{
-    collections::HashMap,
     hash::{BuildHasher as _, Hasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -93,55 +92,6 @@ impl Health {
     }
 }
 
-/// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
-const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
-
-/// What is known about the servers that are in use. Clones are the same collection.
-#[derive(Clone, Debug, Default)]
-pub struct Endpoints(Arc<Mutex<Servers>>);
-
-/// By origin.
-#[derive(Debug, Default)]
-struct Servers {
-    health: HashMap<String, Weak<Health>>,
-    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in use: an hour's servers
-    /// are few.
-    without_referrers: HashMap<String, Instant>,
-}
-
-impl Endpoints {
-    /// The health of the server at `origin`, `https://registry.example`.
-    pub fn at(&self, origin: &str) -> Arc<Health> {
-        let mut servers = self.lock();
-        if let Some(health) = servers.health.get(origin).and_then(Weak::upgrade) {
-            return health;
-        }
-        servers.health.retain(|_, health| health.strong_count() > 0);
-        let health = Arc::new(Health::new(origin));
-        servers.health.insert(origin.to_owned(), Arc::downgrade(&health));
-        health
-    }
-
-    /// Whether the server may have a referrers API: it did not deny it within the last hour.
-    pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
-        let denied = self.lock().without_referrers.get(origin).copied();
-        denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
-    }
-
-    /// Notes whether the server has a referrers API.
-    pub(crate) fn lists_referrers(&self, origin: &str, has: bool) {
-        let denials = &mut self.lock().without_referrers;
-        denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
-        if !has {
-            denials.insert(origin.to_owned(), Instant::now());
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Servers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Half to one and a half of `pause`: many nodes that failed together do not come back together.
 pub fn vary(pause: Duration) -> Duration {
     // `RandomState` is seeded by the operating system.
@@ -198,26 +148,5 @@ mod tests {
         health.failed(Instant::now(), Some(Duration::from_secs(86_400)));
         tokio::time::advance(LONGEST_ASKED).await;
         assert!(health.is_well());
-    }
-
-    #[test]
-    fn a_server_is_known_by_its_origin() {
-        let endpoints = Endpoints::default();
-        let one = endpoints.at("http://a.example");
-        assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
-        assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_server_without_referrers_is_asked_again_after_an_hour() {
-        let endpoints = Endpoints::default();
-        endpoints.lists_referrers("http://a.example", false);
-        endpoints.lists_referrers("http://b.example", false);
-        endpoints.lists_referrers("http://b.example", true);
-        for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
-            assert_eq!(endpoints.may_list_referrers(origin), may, "{origin}");
-        }
-        tokio::time::advance(WITHOUT_REFERRERS).await;
-        assert!(endpoints.may_list_referrers("http://a.example"));
     }
 }

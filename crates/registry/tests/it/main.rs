@@ -2,6 +2,7 @@
 
 mod archive;
 mod conformance;
+mod distance;
 mod faults;
 mod hosts;
 mod login;

@@ -5,18 +5,22 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use lazuli_image::oci::media_type;
 use lazuli_registry::{DockerArchive, ImageName, RegistryError, open};
-use lazuli_testkit::oci::{Compression, Image, Layer};
+use lazuli_testkit::{
+    oci::{Compression, Image, Layer},
+    tls::Certificate,
+};
 use tokio::io::AsyncReadExt as _;
 
 use crate::{conformance, referrers, support::options};
 
 /// Whether a program is installed; says so if not.
-fn have(program: &str) -> bool {
+pub(crate) fn have(program: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|place| place.join(program).exists()));
     if !found {
@@ -30,20 +34,33 @@ fn have(program: &str) -> bool {
 }
 
 /// A docker-registry of our own; ends with the test.
-struct Server {
+pub(crate) struct Server {
     process: Child,
-    host: String,
-    _root: tempfile::TempDir,
+    pub(crate) host: String,
+    root: Arc<tempfile::TempDir>,
 }
 
 impl Server {
-    fn start() -> Self {
-        let root = tempfile::tempdir().unwrap();
+    pub(crate) fn start() -> Self {
+        Self::over(Arc::new(tempfile::tempdir().unwrap()), "")
+    }
+
+    /// Another one with TLS, over the same images.
+    pub(crate) fn with_tls(&self, shown: &Certificate) -> Self {
+        let [certificate, key] = ["certificate.pem", "key.pem"].map(|n| self.root.path().join(n));
+        fs::write(&certificate, &shown.certificate).unwrap();
+        fs::write(&key, &shown.key).unwrap();
+        let (certificate, key) = (certificate.display(), key.display());
+        let tls = format!(", tls: {{certificate: '{certificate}', key: '{key}'}}");
+        Self::over(self.root.clone(), &tls)
+    }
+
+    fn over(root: Arc<tempfile::TempDir>, tls: &str) -> Self {
         // The port is free until somebody takes it between these lines; then the registry does not start.
         let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let config = root.path().join("config.yml");
         let text = format!(
-            "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{host}'}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\n",
+            "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{host}'{tls}}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\n",
             root.path().display()
         );
         fs::write(&config, text).unwrap();
@@ -54,7 +71,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let server = Server { process, host, _root: root };
+        let server = Server { process, host, root };
         let start = Instant::now();
         while TcpStream::connect(&server.host).is_err() {
             assert!(start.elapsed() < Duration::from_secs(20), "docker-registry does not start");

@@ -1,0 +1,154 @@
+//! What images that are opened share, by the servers they come from: health, and connections.
+//!
+//! A node opens the same image again and again, to check it, to mount it and to read it, and other images of the same registry.
+//! Each is an object of its own; what was learned and set up for one is there for the next.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    client::{Timeouts, builder},
+    health::Health,
+    tls::Tls,
+};
+
+/// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
+/// does not expect to restart anything; connections that nobody uses end after 90 s.
+const CLIENT_AGE: Duration = Duration::from_secs(300);
+
+/// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
+const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
+
+/// What is known about the servers that are in use. Clones are the same collection.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints(Arc<Mutex<Servers>>);
+
+/// By origin, but for clients.
+#[derive(Debug, Default)]
+struct Servers {
+    health: HashMap<String, Weak<Health>>,
+    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in use: an hour's servers
+    /// are few.
+    without_referrers: HashMap<String, Instant>,
+    clients: Vec<SharedClient>,
+}
+
+/// A pool of connections, and for whom: only servers that are spoken to in the same way have the same, so that what one
+/// of them is trusted with or shown is never taken for another.
+#[derive(Debug)]
+struct SharedClient {
+    loopback: bool,
+    tls: Arc<Tls>,
+    timeouts: Timeouts,
+    made: Instant,
+    http: reqwest::Client,
+}
+
+impl Endpoints {
+    /// The health of the server at `origin`, `https://registry.example`.
+    pub fn at(&self, origin: &str) -> Arc<Health> {
+        let mut servers = self.lock();
+        if let Some(health) = servers.health.get(origin).and_then(Weak::upgrade) {
+            return health;
+        }
+        servers.health.retain(|_, health| health.strong_count() > 0);
+        let health = Arc::new(Health::new(origin));
+        servers.health.insert(origin.to_owned(), Arc::downgrade(&health));
+        health
+    }
+
+    /// The client for requests without a body, to servers that are spoken to like this: images share its connections, and what
+    /// it takes to read the system's roots. Or what is wrong with the TLS of this machine.
+    pub(crate) fn http(
+        &self,
+        loopback: bool,
+        tls: &Arc<Tls>,
+        timeouts: &Timeouts,
+    ) -> Result<reqwest::Client, String> {
+        let clients = &mut self.lock().clients;
+        clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
+        let fits =
+            |c: &&SharedClient| c.loopback == loopback && c.tls == *tls && c.timeouts == *timeouts;
+        if let Some(client) = clients.iter().find(fits) {
+            return Ok(client.http.clone());
+        }
+        let builder = builder(loopback, tls, timeouts)?.read_timeout(timeouts.idle);
+        let http = builder.build().map_err(|error| error.to_string())?;
+        let (tls, timeouts, made) = (tls.clone(), *timeouts, Instant::now());
+        clients.push(SharedClient { loopback, tls, timeouts, made, http: http.clone() });
+        Ok(http)
+    }
+
+    /// Whether the server may have a referrers API: it did not deny it within the last hour.
+    pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
+        let denied = self.lock().without_referrers.get(origin).copied();
+        denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
+    }
+
+    /// Notes whether the server has a referrers API.
+    pub(crate) fn lists_referrers(&self, origin: &str, has: bool) {
+        let denials = &mut self.lock().without_referrers;
+        denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
+        if !has {
+            denials.insert(origin.to_owned(), Instant::now());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Servers> {
+        // No panic can leave the state half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_known_by_its_origin() {
+        let endpoints = Endpoints::default();
+        let one = endpoints.at("http://a.example");
+        assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
+        assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_referrers_is_asked_again_after_an_hour() {
+        let endpoints = Endpoints::default();
+        endpoints.lists_referrers("http://a.example", false);
+        endpoints.lists_referrers("http://b.example", false);
+        endpoints.lists_referrers("http://b.example", true);
+        for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
+            assert_eq!(endpoints.may_list_referrers(origin), may, "{origin}");
+        }
+        tokio::time::advance(WITHOUT_REFERRERS).await;
+        assert!(endpoints.may_list_referrers("http://a.example"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_servers_that_are_spoken_to_alike_share_a_client() {
+        let endpoints = Endpoints::default();
+        let clients = || endpoints.lock().clients.len();
+        let usual = Timeouts::default();
+        let ask = |loopback, tls: &Tls, timeouts: &Timeouts| {
+            endpoints.http(loopback, &Arc::new(tls.clone()), timeouts).unwrap();
+            clients()
+        };
+        let trusting = Tls { skip_verify: true, ..Tls::default() };
+        let hasty = Timeouts { connect: Duration::from_secs(1), ..usual };
+        for again in [false, true] {
+            let count = |number| if again { 4 } else { number };
+            assert_eq!(ask(false, &Tls::default(), &usual), count(1));
+            assert_eq!(ask(true, &Tls::default(), &usual), count(2));
+            assert_eq!(ask(false, &trusting, &usual), count(3));
+            assert_eq!(ask(false, &Tls::default(), &hasty), count(4));
+        }
+        tokio::time::advance(CLIENT_AGE).await;
+        assert_eq!(ask(false, &trusting, &usual), 1);
+    }
+}

@@ -1,0 +1,195 @@
+//! What the start of a container costs in round trips when the registry is far away.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use lazuli_image::{Stored, oci::media_type};
+use lazuli_registry::{Hosts, ImageName, Options, config, open};
+use lazuli_testkit::{
+    registry::FakeRegistry,
+    tls::{self, Authority},
+    wire::Wire,
+};
+use tokio::io::AsyncReadExt as _;
+
+use crate::{
+    real::{self, Server},
+    support::{manifest, noise, options, push},
+};
+
+/// Long against what this machine needs for its own part.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+const CONFIG: &[u8] = b"{}";
+
+fn bootstrap() -> Vec<u8> {
+    noise(300_000, 1)
+}
+
+fn data() -> Vec<u8> {
+    noise(8 << 20, 2)
+}
+
+async fn push_image(host: &str) {
+    let name: ImageName = format!("{host}/app:1").parse().unwrap();
+    let repository = open(&name, &options()).unwrap();
+    for blob in [CONFIG, &bootstrap(), &data()] {
+        push(&*repository, blob).await.unwrap();
+    }
+    let raw = manifest(CONFIG, &[&data(), &bootstrap()]);
+    repository.push_manifest(raw.into(), media_type::MANIFEST).await.unwrap();
+}
+
+/// A registry far away, and how it is reached.
+struct Far {
+    wire: Wire,
+    name: ImageName,
+    options: Options,
+    _directory: tempfile::TempDir,
+}
+
+impl Far {
+    /// Nobody has asked it for anything. With an authority, the registry speaks TLS.
+    fn new(server: &str, authority: Option<&Authority>) -> Self {
+        let wire = Wire::to(server.parse().unwrap(), ROUND_TRIP).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut options = options();
+        if let Some(authority) = authority {
+            let ours = directory.path().join(wire.host());
+            fs::create_dir(&ours).unwrap();
+            fs::write(ours.join("ca.crt"), authority.certificate()).unwrap();
+            options.hosts = Hosts::new(directory.path().to_str().unwrap());
+        }
+        let name = format!("{}/app:1", wire.host()).parse().unwrap();
+        Far { wire, name, options, _directory: directory }
+    }
+
+    /// What a node does when an image is mounted that it does not have, and its first program runs.
+    async fn start(&self) -> Cost {
+        let before = self.wire.connections();
+        let image = open(&self.name, &self.options).unwrap();
+        let mut since = Instant::now();
+        let mut lap = || {
+            let trips = since.elapsed().as_secs_f64() / ROUND_TRIP.as_secs_f64();
+            since = Instant::now();
+            trips
+        };
+        let found = image.manifest(None).await.unwrap();
+        let manifest = lap();
+        let layer = &found.parsed.layers[1];
+        let whole = async {
+            let mut content = Vec::new();
+            let reader = image.blob(&layer.digest, layer.size).await;
+            reader.unwrap().read_to_end(&mut content).await.unwrap();
+        };
+        let (config, (), referrers) = tokio::join!(
+            config(&*image, &found),
+            whole,
+            image.referrers(&found.digest, "application/x")
+        );
+        config.unwrap();
+        referrers.unwrap();
+        let metadata = lap();
+        let digest = found.parsed.layers[0].digest;
+        let read = async |length: u64| {
+            let reads = (0..8).map(|number| {
+                let range = Stored(number << 20)..Stored((number << 20) + length);
+                image.read(&digest, range, &|_| {})
+            });
+            for bytes in futures_util::future::join_all(reads).await {
+                assert_eq!(bytes.unwrap().len() as u64, length);
+            }
+        };
+        read(64 << 10).await;
+        let misses = lap();
+        read(1 << 20).await;
+        let windows = lap();
+        let connections = self.wire.connections() - before;
+        Cost { manifest, metadata, misses, windows, connections }
+    }
+
+    /// The same for an image that is opened when another one has been started. The best of three: others use this
+    /// machine, too.
+    async fn start_again(&self) -> Cost {
+        let mut best = self.start().await;
+        for _ in 0..2 {
+            let cost = self.start().await;
+            best.manifest = best.manifest.min(cost.manifest);
+            best.metadata = best.metadata.min(cost.metadata);
+            best.misses = best.misses.min(cost.misses);
+            best.windows = best.windows.min(cost.windows);
+            best.connections = best.connections.max(cost.connections);
+        }
+        best
+    }
+
+    /// What starts cost, told to whoever measures; the second one has to be free of whatever the first one set up.
+    #[allow(clippy::print_stderr)]
+    async fn check(&self, what: &str) -> Cost {
+        let cold = self.start().await;
+        let warm = self.start_again().await;
+        for (state, cost) in [("cold", &cold), ("warm", &warm)] {
+            let Cost { manifest, metadata, misses, windows, connections } = cost;
+            let sum = manifest + metadata + misses + windows;
+            eprintln!(
+                "{what}, {state}: manifest {manifest:.1} + metadata {metadata:.1} + 8 x 64 KiB {misses:.1} + 8 x 1 MiB \
+                 {windows:.1} = {sum:.1} round trips, {connections} connections"
+            );
+        }
+        assert!(warm.connections <= 1, "{warm:?}");
+        assert!((1.0..1.9).contains(&warm.manifest), "{warm:?}");
+        cold
+    }
+}
+
+/// Round trips that each part of a start takes, and the connections it makes.
+#[derive(Debug)]
+struct Cost {
+    manifest: f64,
+    /// Config, bootstrap of 300 kB, and referrers, asked for at the same time.
+    metadata: f64,
+    /// Eight reads of 64 KiB at the same time.
+    misses: f64,
+    /// Eight reads of 1 MiB at the same time.
+    windows: f64,
+    connections: u64,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_over_plain_http() {
+    let server = FakeRegistry::start().unwrap();
+    push_image(&server.host()).await;
+    let cold = Far::new(&server.host(), None).check("plain HTTP").await;
+    // The handshake, and the request.
+    assert!(cold.manifest >= 2.0, "{cold:?}");
+    // One for each of the reads, kept from what came before; on a busy machine one more that was not needed any more.
+    assert!((8..=10).contains(&cold.connections), "{cold:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_over_tls() {
+    let server = FakeRegistry::start().unwrap();
+    push_image(&server.host()).await;
+    let authority = Authority::new("ours");
+    let shown = authority.server("127.0.0.1");
+    let tls = tls::in_front_of(server.host().parse().unwrap(), &shown, None).unwrap();
+    let cold = Far::new(&tls.to_string(), Some(&authority)).check("TLS").await;
+    // The handshakes of TCP and TLS, and the request.
+    assert!(cold.manifest >= 3.0, "{cold:?}");
+    assert!((8..=10).contains(&cold.connections), "{cold:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_from_docker_registry() {
+    if !real::have("docker-registry") {
+        return;
+    }
+    let plain = Server::start();
+    push_image(&plain.host).await;
+    Far::new(&plain.host, None).check("docker-registry, plain HTTP").await;
+    let authority = Authority::new("ours");
+    let tls = plain.with_tls(&authority.server("127.0.0.1"));
+    Far::new(&tls.host, Some(&authority)).check("docker-registry, TLS").await;
+}

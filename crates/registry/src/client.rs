@@ -25,7 +25,7 @@ use crate::{
     mirror::Mirrors,
     name::Reference,
     server::Server,
-    tls::Tls,
+    tls::{self, Tls},
     token::{Authorizer, Tried},
 };
 
@@ -126,7 +126,7 @@ pub(crate) struct Client {
     base: Url,
     health: Arc<Health>,
     endpoints: Endpoints,
-    timeouts: Timeouts,
+    manner: Manner,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
     uploads: OnceLock<reqwest::Client>,
@@ -157,12 +157,14 @@ impl Client {
         let malformed = |problem: String| RegistryError::malformed(&place, "the address", problem);
         let base = server.root.join(&format!("{}/", image.repository()));
         let base = base.map_err(|error| malformed(error.to_string()))?;
-        let timeouts = Timeouts {
-            connect: server.connect.unwrap_or(options.timeouts.connect),
-            ..options.timeouts
+        let connect = server.connect.unwrap_or(options.timeouts.connect);
+        let manner = Manner {
+            is_loopback: reference.is_loopback(),
+            is_plain: base.scheme() == "http",
+            tls: server.tls.clone(),
+            timeouts: Timeouts { connect, ..options.timeouts },
         };
-        let http = options.endpoints.http(reference.is_loopback(), &server.tls, &timeouts);
-        let http = http.map_err(malformed)?;
+        let http = options.endpoints.http(&manner).map_err(malformed)?;
         let authorizer = options.keyring.authorizer(&server, &reference, || {
             let keyring = is_registry.then(|| options.keyring.clone());
             Authorizer::new(reference.clone(), options.credential_files.clone(), keyring)
@@ -175,7 +177,7 @@ impl Client {
             mirrors,
             server,
             base,
-            timeouts,
+            manner,
             http,
             uploads: OnceLock::new(),
             authorizer,
@@ -238,9 +240,9 @@ impl Client {
             return Ok(client);
         }
         let malformed = |problem| RegistryError::malformed(&self.place, "the address", problem);
-        let builder = builder(self.reference.is_loopback(), &self.server.tls, &self.timeouts);
+        let builder = self.manner.builder();
         let builder = builder.map_err(malformed)?;
-        let built = builder.timeout(self.timeouts.upload).build();
+        let built = builder.timeout(self.manner.timeouts.upload).build();
         let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
         Ok(self.uploads.get_or_init(|| client))
     }
@@ -332,22 +334,35 @@ impl Client {
     }
 }
 
-/// What all clients have in common; or what is wrong with the TLS of this machine. `loopback`: for servers on this machine only.
-pub(crate) fn builder(
-    loopback: bool,
-    tls: &Tls,
-    timeouts: &Timeouts,
-) -> Result<reqwest::ClientBuilder, String> {
-    let mut builder = reqwest::Client::builder()
-        .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(timeouts.connect)
-        .redirect(Policy::none());
-    if tls.is_set() {
-        let tls = tls.config().map_err(|error| error.to_string())?;
-        builder = builder.tls_backend_preconfigured(tls);
+/// How a server is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// It is on this machine.
+    pub(crate) is_loopback: bool,
+    /// Its own addresses begin with `http:`.
+    pub(crate) is_plain: bool,
+    pub(crate) tls: Arc<Tls>,
+    pub(crate) timeouts: Timeouts,
+}
+
+impl Manner {
+    /// What clients that speak like this have in common; or what is wrong with the TLS of this machine.
+    pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
+        let tls = match self.tls.config() {
+            // A system without authorities is good enough, unless a redirect leads to a server with TLS.
+            Err(_) if self.is_plain => tls::nobody(),
+            tls => tls,
+        };
+        let builder = reqwest::Client::builder()
+            .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.timeouts.connect)
+            .redirect(Policy::none())
+            .tls_backend_preconfigured(
+                tls.map_err(|error| format!("TLS cannot be set up: {error}"))?,
+            );
+        // A proxy cannot reach this machine's loopback interface.
+        Ok(if self.is_loopback { builder.no_proxy() } else { builder })
     }
-    // A proxy cannot reach this machine's loopback interface.
-    Ok(if loopback { builder.no_proxy() } else { builder })
 }
 
 /// Whether a request may have met a connection that the server was just closing. Some close theirs after

@@ -11,11 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{
-    client::{Timeouts, builder},
-    health::Health,
-    tls::Tls,
-};
+use crate::{client::Manner, health::Health};
 
 /// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
 /// does not expect to restart anything; connections that nobody uses end after 90 s.
@@ -42,9 +38,7 @@ struct Servers {
 /// of them is trusted with or shown is never taken for another.
 #[derive(Debug)]
 struct SharedClient {
-    loopback: bool,
-    tls: Arc<Tls>,
-    timeouts: Timeouts,
+    manner: Manner,
     made: Instant,
     http: reqwest::Client,
 }
@@ -64,23 +58,16 @@ impl Endpoints {
 
     /// The client for requests without a body, to servers that are spoken to like this: images share its connections, and what
     /// it takes to read the system's roots. Or what is wrong with the TLS of this machine.
-    pub(crate) fn http(
-        &self,
-        loopback: bool,
-        tls: &Arc<Tls>,
-        timeouts: &Timeouts,
-    ) -> Result<reqwest::Client, String> {
+    pub(crate) fn http(&self, manner: &Manner) -> Result<reqwest::Client, String> {
         let clients = &mut self.lock().clients;
         clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
-        let fits =
-            |c: &&SharedClient| c.loopback == loopback && c.tls == *tls && c.timeouts == *timeouts;
-        if let Some(client) = clients.iter().find(fits) {
+        if let Some(client) = clients.iter().find(|client| client.manner == *manner) {
             return Ok(client.http.clone());
         }
-        let builder = builder(loopback, tls, timeouts)?.read_timeout(timeouts.idle);
+        let builder = manner.builder()?.read_timeout(manner.timeouts.idle);
         let http = builder.build().map_err(|error| error.to_string())?;
-        let (tls, timeouts, made) = (tls.clone(), *timeouts, Instant::now());
-        clients.push(SharedClient { loopback, tls, timeouts, made, http: http.clone() });
+        let made = Instant::now();
+        clients.push(SharedClient { manner: manner.clone(), made, http: http.clone() });
         Ok(http)
     }
 
@@ -108,6 +95,7 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{client::Timeouts, tls::Tls};
 
     #[test]
     fn a_server_is_known_by_its_origin() {
@@ -134,21 +122,28 @@ mod tests {
     async fn only_servers_that_are_spoken_to_alike_share_a_client() {
         let endpoints = Endpoints::default();
         let clients = || endpoints.lock().clients.len();
-        let usual = Timeouts::default();
-        let ask = |loopback, tls: &Tls, timeouts: &Timeouts| {
-            endpoints.http(loopback, &Arc::new(tls.clone()), timeouts).unwrap();
+        let ask = |manner: &Manner| {
+            endpoints.http(manner).unwrap();
             clients()
         };
+        let usual = Manner {
+            is_loopback: false,
+            is_plain: false,
+            tls: Arc::default(),
+            timeouts: Timeouts::default(),
+        };
+        let local = Manner { is_loopback: true, ..usual.clone() };
+        let plain = Manner { is_plain: true, ..usual.clone() };
         let trusting = Tls { skip_verify: true, ..Tls::default() };
-        let hasty = Timeouts { connect: Duration::from_secs(1), ..usual };
-        for again in [false, true] {
-            let count = |number| if again { 4 } else { number };
-            assert_eq!(ask(false, &Tls::default(), &usual), count(1));
-            assert_eq!(ask(true, &Tls::default(), &usual), count(2));
-            assert_eq!(ask(false, &trusting, &usual), count(3));
-            assert_eq!(ask(false, &Tls::default(), &hasty), count(4));
+        let trusting = Manner { tls: Arc::new(trusting), ..usual.clone() };
+        let connect = Duration::from_secs(1);
+        let hasty = Manner { timeouts: Timeouts { connect, ..usual.timeouts }, ..usual.clone() };
+        let all = [usual, local, plain, trusting, hasty];
+        for (position, manner) in all.iter().enumerate() {
+            assert_eq!(ask(manner), position + 1);
         }
+        assert!(all.iter().all(|manner| ask(manner) == all.len()));
         tokio::time::advance(CLIENT_AGE).await;
-        assert_eq!(ask(false, &trusting, &usual), 1);
+        assert_eq!(ask(&all[0]), 1);
     }
 }

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::{
         ResolvesClientCert,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -54,7 +54,7 @@ pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
         Ok(all) if all.is_empty() => Err("expected certificates in PEM, found none".to_owned()),
         Ok(all) => {
             // An authority that cannot be read would only be noticed when everything is refused.
-            let mut roots = rustls::RootCertStore::empty();
+            let mut roots = RootCertStore::empty();
             let mut add = |certificate: &CertificateDer<'static>| roots.add(certificate.clone());
             all.iter().try_for_each(&mut add).map_err(|error| problem(&error))?;
             Ok(all)
@@ -92,9 +92,13 @@ fn provider() -> CryptoProvider {
 fn problem(error: &Error) -> String {
     match error {
         Error::InconsistentKeys(_) => "the private key is another certificate's".to_owned(),
+        Error::General(text) => text.clone(),
         error => error.to_string(),
     }
 }
+
+/// What to do about a system without authorities.
+const ADVICE: &str = "install the system's certificate authorities (Debian: ca-certificates) or name them in SSL_CERT_FILE";
 
 impl Tls {
     /// Whether there is anything that only makes sense with TLS.
@@ -112,7 +116,8 @@ impl Tls {
             Arc::new(Anybody(provider.clone()))
         } else {
             let roots = self.authorities.clone();
-            let system = Verifier::new_with_extra_roots(roots, provider.clone())?;
+            let system = Verifier::new_with_extra_roots(roots, provider.clone())
+                .map_err(|error| Error::General(format!("{}; {ADVICE}", problem(&error))))?;
             Arc::new(Named { system, known: self.authorities.clone() })
         };
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -125,6 +130,13 @@ impl Tls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
+}
+
+/// TLS that trusts no server at all.
+pub(crate) fn nobody() -> Result<ClientConfig, Error> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider()));
+    let builder = builder.with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
 impl fmt::Debug for Tls {

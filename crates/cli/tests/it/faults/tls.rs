@@ -67,3 +67,25 @@ fn a_private_authority_is_trusted_when_the_system_does() {
     assert!(error.contains("certificate") && error.contains("UnknownIssuer"), "{error}");
     assert!(error.contains("refused"), "what the registry itself said: {error}");
 }
+
+/// A minimal Debian has no package ca-certificates.
+#[test]
+fn a_system_without_authorities_needs_none_for_plain_http() {
+    let lazuli = Lazuli::new();
+    std::fs::write(lazuli.directory("source").join("file"), "content").unwrap();
+    let nowhere = lazuli.directory("nowhere");
+    let registry = Registry::start();
+    let convert = |image: &str| {
+        let mut convert = lazuli.command(["convert", "dir:source", image]);
+        convert.env("SSL_CERT_FILE", nowhere.join("none")).env("SSL_CERT_DIR", &nowhere);
+        let output = convert.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (done, error) = convert(&registry.image("app:1"));
+    assert!(done, "{error}");
+    let (done, error) = convert("registry.example/app:1");
+    assert!(
+        !done && error.contains("registry.example") && error.contains("ca-certificates"),
+        "{error}"
+    );
+}

@@ -22,7 +22,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored, oci::Descriptor};
 use server::{Capabilities, Server};
-use tokio::io::AsyncReadExt as _;
 use unusable::Unusable;
 
 pub mod auth;
@@ -45,6 +44,7 @@ mod range;
 mod referrers;
 pub mod remote;
 mod server;
+mod small;
 mod tls;
 mod token;
 mod unusable;
@@ -65,6 +65,7 @@ pub use mirror::{Mirror, Mirrors};
 pub use mirrored::Mirrored;
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use remote::Registry;
+pub use small::SmallBlob;
 
 /// One place where one image lives, and the blobs beside it.
 ///
@@ -131,17 +132,10 @@ pub trait Repository: Send + Sync + Debug {
         replaces: Option<&Digest>,
     ) -> Result<Digest, RegistryError>;
 
-    /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration.
-    async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {
-        let object = format!("blob {}", blob.digest);
-        let place = self.describe();
-        if blob.size > manifest::DOCUMENT_LIMIT {
-            return Err(RegistryError::TooLarge { place, object, limit: manifest::DOCUMENT_LIMIT });
-        }
-        let mut content = Vec::new();
-        let read = self.blob(&blob.digest, blob.size).await?.read_to_end(&mut content).await;
-        read.map_err(|error| error::from_reader(error, &place, &object))?;
-        Ok(content.into())
+    /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration, a bootstrap. From a server it comes in
+    /// parts at the same time, if that is faster.
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        small::read(self, blob).await
     }
 
     /// The image as a user would spell it, for messages.
@@ -209,5 +203,5 @@ pub async fn config(
     repository: &dyn Repository,
     manifest: &Manifest,
 ) -> Result<Bytes, RegistryError> {
-    repository.small_blob(&manifest.parsed.config).await
+    Ok(repository.small_blob(&manifest.parsed.config).await?.content)
 }

@@ -28,6 +28,7 @@ use crate::{
     name::{Reference, Selector},
     remote::Registry,
     server::{Capabilities, Server},
+    small::SmallBlob,
 };
 
 /// How long one place may be silent before the next is asked as well. A cold proxy needs most of a second for a manifest.
@@ -184,7 +185,7 @@ impl Repository for Mirrored {
         self.pulled(|place| place.blob(digest, size)).await
     }
 
-    async fn small_blob(&self, blob: &Descriptor) -> Result<Bytes, RegistryError> {
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
         self.pulled(|place| place.small_blob(blob)).await
     }
 

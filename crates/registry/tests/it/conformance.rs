@@ -103,7 +103,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
         let found = repository.manifest(None).await.unwrap();
         assert!(found.raw == *raw && found.digest == digest);
         assert_eq!(found.media_type, media_type::MANIFEST);
-        assert_eq!(repository.small_blob(&found.parsed.config).await.unwrap(), &config[..]);
+        assert_eq!(repository.small_blob(&found.parsed.config).await.unwrap().content, &config[..]);
     }
     let other = reopen("2");
     other.push_manifest(first.clone().into(), media_type::MANIFEST).await.unwrap();

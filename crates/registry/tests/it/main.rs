@@ -10,4 +10,5 @@ mod mirrors;
 mod names;
 mod real;
 mod referrers;
+mod small;
 mod support;

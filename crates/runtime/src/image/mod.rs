@@ -26,7 +26,9 @@ use lazuli_image::{
     oci::{Descriptor, Manifest, Platform, media_type},
     rafs::{self, Bootstrap},
 };
-use lazuli_registry::{self as registry, RegistryError, Repository, into_blocking};
+use lazuli_registry::{
+    self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
+};
 use lazuli_sys::mmap::Map;
 
 pub use unpack::UnpackError;
@@ -273,13 +275,13 @@ async fn fill(
     let path = directory.join(BOOTSTRAP);
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
     // the bootstrap is written to it by a thread that nobody can stop.
-    let config = registry::config(&**repository, manifest);
+    let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
     let (config, bootstrap) = (config?, bootstrap?);
     write(directory, MANIFEST, &manifest.raw)?;
-    write(directory, CONFIG, &config)?;
-    fetched.bytes += config.len() as u64 + bootstrap.bytes;
-    fetched.requests += 1 + bootstrap.requests;
+    write(directory, CONFIG, &config.content)?;
+    fetched.bytes += config.content.len() as u64 + bootstrap.bytes;
+    fetched.requests += config.requests + bootstrap.requests;
     let io = |source| ImageError::Io { path: path.clone(), source };
     let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
     let digest = Algorithm::Blake3.digest(map.as_ref());
@@ -297,8 +299,8 @@ async fn find_bootstrap(
     layer: &Descriptor,
     path: &Path,
 ) -> Result<Fetched, ImageError> {
-    let mut fetched = Fetched { bytes: layer.size, requests: 1 };
-    let mut unpacked = fetch_bootstrap(&**repository, layer, path).await;
+    let mut fetched = Fetched::default();
+    let mut unpacked = fetch_bootstrap(&**repository, layer, path, &mut fetched).await;
     let places = repository.clone().places();
     // A mirror that broke off or had other bytes may not be the only place.
     for place in places.iter().filter(|_| places.len() > 1) {
@@ -312,21 +314,27 @@ async fn find_bootstrap(
             }
             _ => {}
         }
-        fetched.bytes += layer.size;
-        fetched.requests += 1;
-        unpacked = fetch_bootstrap(&**place, layer, path).await;
+        unpacked = fetch_bootstrap(&**place, layer, path, &mut fetched).await;
     }
     unpacked.map(|()| fetched)
 }
 
-/// Unpacks the bootstrap from `layer` to the new file `to`.
+/// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
 async fn fetch_bootstrap(
     repository: &dyn Repository,
     layer: &Descriptor,
     to: &Path,
+    fetched: &mut Fetched,
 ) -> Result<(), ImageError> {
-    let reader = repository.blob(&layer.digest, layer.size).await?;
-    let reader = into_blocking(reader, tokio::runtime::Handle::current());
+    let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
+        let SmallBlob { content, requests } = repository.small_blob(layer).await?;
+        (Box::new(io::Cursor::new(content)), requests)
+    } else {
+        let reader = repository.blob(&layer.digest, layer.size).await?;
+        (Box::new(into_blocking(reader, tokio::runtime::Handle::current())), 1)
+    };
+    fetched.bytes += layer.size;
+    fetched.requests += requests;
     let to = to.to_owned();
     let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(reader, &to))
         .await

@@ -13,6 +13,15 @@ use lazuli_testkit::registry::{FakeRegistry, Fault};
 
 use crate::sample::Sample;
 
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 1_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
 /// A lazy image in a registry, and its parts.
 struct Pushed {
     registry: FakeRegistry,
@@ -23,12 +32,21 @@ struct Pushed {
 
 impl Pushed {
     fn new() -> Self {
+        Self::behind(0)
+    }
+
+    /// With so many bytes in the bootstrap layer that cannot be compressed and are of no use.
+    fn behind(padding: usize) -> Self {
         let sample = Sample::new(vec![("file".to_owned(), 0, b"content".to_vec())]);
         let registry = FakeRegistry::start().unwrap();
         let mut tar = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
         header.set_size(sample.bootstrap.len() as u64);
         tar.append_data(&mut header, "image/image.boot", &sample.bootstrap[..]).unwrap();
+        if padding > 0 {
+            header.set_size(padding as u64);
+            tar.append_data(&mut header, "padding", &noise(padding)[..]).unwrap();
+        }
         let tar = tar.into_inner().unwrap();
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(&tar).unwrap();
@@ -91,5 +109,32 @@ async fn the_part_that_cannot_be_had_is_named_and_nothing_stays() {
         let names = std::fs::read_dir(directory.path()).unwrap();
         let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [&*pushed.digest.hex()]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bootstrap_comes_in_parts_or_whole() {
+    // The second is more than is kept in memory; the third is from a server that knows no ranges.
+    for (padding, times, requests) in [(300_000, 0, 10), (5 << 20, 0, 3), (300_000, 100, 11)] {
+        let pushed = Pushed::behind(padding);
+        let layer = pushed.bootstrap.to_string();
+        pushed.registry.fault("GET", &layer, times, Fault::IgnoreRange);
+        let directory = tempfile::tempdir().unwrap();
+        let repository = pushed.open();
+        let pulled = StoredImage::pull(&repository, None, directory.path()).await;
+        let (image, fetched) = pulled.unwrap();
+        assert_eq!(image.manifest_digest, pushed.digest);
+        assert_eq!(fetched.requests, requests);
+        if times == 0 {
+            let stats = pushed.registry.stats();
+            assert_eq!((stats.requests, stats.bytes), (fetched.requests, fetched.bytes));
+        }
+        // Wrong anywhere is wrong.
+        let pushed = Pushed::behind(padding);
+        pushed.registry.fault("GET", &layer, 1, Fault::WrongBytes);
+        let directory = tempfile::tempdir().unwrap();
+        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        assert!(error.to_string().contains("corrupt"), "{error}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -84,6 +84,16 @@ def background(*command, log, ready, timeout=30, **options):
         end(process)
 
 
+def used(processes):
+    """Processor seconds that processes have used, with those children that they have waited for."""
+    ticks = 0
+    for process in processes:
+        # Behind the name, which may have spaces and parentheses: utime, stime, cutime, cstime are fields 14 to 17.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def end(process):
     """Have a process end, with time to clean up."""
     if process.poll() is None:

@@ -66,6 +66,7 @@ class Node:
 
     def __init__(self, work):
         self.work, self.socket = work, work / "containerd.sock"
+        self.process = None
 
     def cri(self, *verb, **environment):
         """Ask containerd's CRI service; returns what the client prints."""
@@ -109,7 +110,7 @@ def cri_program():
 
 
 @contextlib.contextmanager
-def node(work, snapshotter):
+def node(work, snapshotter, **environment):
     """A node that has nothing of any image but the one of sandboxes; all of it is gone afterwards."""
     work.mkdir()
     with contextlib.ExitStack() as stack:
@@ -121,8 +122,8 @@ def node(work, snapshotter):
         config = work / "containerd.toml"
         config.write_text(CONFIG.format(work=work, root=work / "root", state=work / "state", socket=this.socket, pause=PAUSE,
                                         snapshotter=snapshotter, snapshotter_socket=snapshotter_socket))
-        stack.enter_context(background(containerd_program(), "--config", config, log=work / "containerd.log",
-                                       ready=lambda: listens(this.socket)))
+        this.process = stack.enter_context(background(containerd_program(), "--config", config, log=work / "containerd.log",
+                                                      ready=lambda: listens(this.socket), env=os.environ | environment))
         stack.callback(this.clean_up)
         run(cri_program(), "pause", PAUSE, work / "pause.tar")
         run("ctr", "--address", this.socket, "--namespace", "k8s.io", "image", "import", "--snapshotter", snapshotter,

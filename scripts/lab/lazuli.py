@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,6 +26,11 @@ class Lazuli:
         """Run a verb; return what it prints."""
         return run(*self.command(*verb))
 
+    def processes(self):
+        """The ids of the daemon's two processes."""
+        daemon = json.loads(self("status", "--json"))["daemon"]
+        return [daemon["keeper_pid"], daemon["worker_pid"]]
+
     def status(self, mountpoint):
         """What `status --json` says of one mount."""
         mounts = json.loads(self("status", "--json"))["mounts"]
@@ -43,6 +49,32 @@ class Lazuli:
     def stop(self):
         """End the daemon, if there is one, whatever it still has mounted."""
         subprocess.run(self.command("stop", "--force"), stdin=subprocess.DEVNULL, capture_output=True)
+
+
+class Node(Lazuli):
+    """A Lazuli with a configuration of its own and a running daemon, which is gone with all that it has after the block."""
+
+    def __init__(self, directory, config):
+        super().__init__(directory / "root")
+        self.directory, self.config = directory, directory / "config.toml"
+        directory.mkdir()
+        self.config.write_text(config)
+
+    def command(self, *verb):
+        return [*super().command()[:3], "--config", str(self.config), *map(str, verb)]
+
+    def __enter__(self):
+        # Any verb that needs the daemon starts it.
+        (self.directory / "nothing").mkdir()
+        self("convert", f"dir:{self.directory / 'nothing'}", f"oci:{self.directory / 'empty'}")
+        (self.directory / "mnt").mkdir()
+        self("mount", f"oci:{self.directory / 'empty'}", self.directory / "mnt")
+        self("umount", self.directory / "mnt")
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        shutil.rmtree(self.directory)
 
 
 @contextlib.contextmanager

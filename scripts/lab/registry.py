@@ -55,11 +55,17 @@ class Registry:
         """Count what is fetched during the block; the counts are there after it."""
         traffic, start = Traffic(), self.settled()
         yield traffic
+        vars(traffic).update(vars(self.traffic(start, self.settled())))
+
+    def traffic(self, start, end):
+        """What was fetched, by the part of the log between two of its sizes."""
+        traffic = Traffic()
         with open(self.log, "rb") as log:
             log.seek(start)
-            for request in ACCESS.finditer(log.read(self.settled() - start)):
+            for request in ACCESS.finditer(log.read(end - start)):
                 traffic.requests += 1
                 traffic.bytes += int(request["bytes"]) if request["method"] == b"GET" else 0
+        return traffic
 
     def settled(self):
         """The size of the log once it has stopped growing: lines are written after the answers."""

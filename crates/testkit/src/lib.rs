@@ -1,4 +1,4 @@
-//! Odd trees, tree comparison, a faulty registry, private daemons and a client of containerd for tests. Never shipped.
+//! Odd trees, tree comparison, a faulty registry, private networks and daemons and a client of containerd for tests. Never shipped.
 
 pub mod content;
 pub mod cri;
@@ -6,6 +6,7 @@ pub mod ext4;
 pub mod kernel;
 pub mod listing;
 pub mod mutation;
+pub mod network;
 pub mod oci;
 pub mod odd;
 pub mod packed;

@@ -1,7 +1,7 @@
 //! A registry in this process, stricter than real ones, that fails on demand.
 //!
-//! It keeps everything in memory, serves each connection on a thread, and listens on two ports of the
-//! loopback interface: the registry itself, and the "storage" that it can redirect blob reads to.
+//! It keeps everything in memory, serves each connection on a thread, and listens on two ports, of the
+//! loopback interface unless told otherwise: the registry itself, and the "storage" that it can redirect blob reads to.
 //! Whatever a client does that a strict server may refuse is answered with an error *and* noted, see
 //! [`FakeRegistry::violations`].
 //!
@@ -21,7 +21,7 @@ mod referrers;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io,
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex, MutexGuard},
     thread,
     time::Duration,
@@ -59,6 +59,8 @@ pub struct Logged {
     pub authorized: bool,
     /// Whether it came to the storage port.
     pub storage: bool,
+    /// Where it came from.
+    pub peer: IpAddr,
 }
 
 /// What the registry did so far.
@@ -155,7 +157,13 @@ impl Shared {
 impl FakeRegistry {
     /// Starts an empty registry on free ports, with referrers, without login, redirects or faults.
     pub fn start() -> io::Result<Self> {
-        let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
+        Self::start_at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// The same at another address of this machine, or of the [`crate::network::Network`] that this thread is in. It has to be dropped
+    /// there.
+    pub fn start_at(address: IpAddr) -> io::Result<Self> {
+        let listeners = [TcpListener::bind((address, 0))?, TcpListener::bind((address, 0))?];
         let shared = Arc::new(Shared {
             address: listeners[0].local_addr()?,
             storage: listeners[1].local_addr()?,

@@ -6,6 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
+use lazuli_testkit::network::Node;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -13,13 +14,14 @@ use tempfile::TempDir;
 pub(crate) struct Lazuli {
     directory: TempDir,
     root: &'static str,
+    node: Option<Node>,
 }
 
 impl Lazuli {
     pub(crate) fn new() -> Self {
         // Not the default temporary directory: it may be a tmpfs, which has no pre-content events.
         let directory = tempfile::Builder::new().prefix("lazuli-test-").tempdir_in("/var/tmp");
-        let lazuli = Lazuli { directory: directory.unwrap(), root: "root" };
+        let lazuli = Lazuli { directory: directory.unwrap(), root: "root", node: None };
         lazuli.configure("");
         lazuli
     }
@@ -58,6 +60,12 @@ impl Lazuli {
         self
     }
 
+    /// The same on a node of another network, as far as [`Lazuli::output`] and what asks it are concerned.
+    pub(crate) fn on(mut self, node: Node) -> Self {
+        self.node = Some(node);
+        self
+    }
+
     pub(crate) fn command<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -69,7 +77,11 @@ impl Lazuli {
     }
 
     pub(crate) fn output<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Output {
-        self.command(arguments).output().unwrap()
+        let mut command = self.command(arguments);
+        match &self.node {
+            Some(node) => node.inside(|| command.output()).unwrap().unwrap(),
+            None => command.output().unwrap(),
+        }
     }
 
     /// Standard output of a command that must succeed.

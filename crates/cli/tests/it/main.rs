@@ -14,6 +14,7 @@ mod full_disk;
 mod keeper;
 mod lazuli;
 mod mount;
+mod nodes;
 mod prefetch;
 mod registry;
 mod reliability;

@@ -1,4 +1,4 @@
-//! What is fetched before anybody asks: by traces, beside the image too, and the rest of an image.
+//! What is fetched before anybody asks: by traces, and the rest of an image. For traces of other nodes see [`crate::nodes`].
 
 use std::{
     collections::BTreeSet,
@@ -137,42 +137,6 @@ fn the_second_start_finds_what_the_first_one_read() {
     let both: BTreeSet<_> = files(&trace(&lazuli, &image)).into_iter().collect();
     assert_eq!(both.len(), READ.len() + 1);
     assert!(both.contains("/file-17"));
-}
-
-#[test]
-fn the_first_node_teaches_the_second() {
-    if !needs() {
-        return;
-    }
-    for api in [true, false] {
-        let (first, _) = node(&format!("{LEARN}publish = true\n"));
-        let (registry, image) = registry(&first);
-        if !api {
-            registry.without_referrers();
-        }
-        teach(&first, &image);
-        wait("publication", || {
-            let log = registry.log();
-            log.iter().any(|entry| entry.method == "PUT" && entry.target.contains("/manifests/"))
-                && first.log().contains("published its trace")
-        });
-        let (second, _) = node(LEARN);
-        registry.reset_stats();
-        mount(&second, &image);
-        wait("what the other node learned", || chunks_ready(&second) == READ.len() as u64);
-        let log = registry.log();
-        let about = |part: &str| log.iter().filter(|entry| entry.target.contains(part)).count();
-        assert_eq!(about("/referrers/"), 1, "{log:#?}");
-        let blobs: Vec<_> =
-            log.iter().filter(|entry| entry.target.contains("/manifests/")).collect();
-        // The image's own manifest; without the API also the tag that stands for it.
-        assert_eq!(blobs.len(), if api { 1 } else { 2 }, "{log:#?}");
-        let before = registry.stats().requests;
-        READ.into_iter().for_each(|number| read(&second, number));
-        assert_eq!(registry.stats().requests, before);
-        // Has it now, too.
-        assert_eq!(fs::read_dir(second.root().join("traces")).unwrap().count(), 1);
-    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufReader, Read as _, Write as _},
-    net::{Shutdown, TcpStream},
+    net::{IpAddr, Shutdown, TcpStream},
     sync::Arc,
     thread,
 };
@@ -19,11 +19,11 @@ use super::{
 
 /// Serves one connection until either side closes it.
 pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
-    let Ok(clone) = stream.try_clone() else { return };
+    let (Ok(clone), Ok(peer)) = (stream.try_clone(), stream.peer_addr()) else { return };
     let _ = stream.set_nodelay(true);
     let mut reader = BufReader::new(clone);
     while let Ok(Some(request)) = Request::read(&mut reader) {
-        shared.lock().begin(&request, storage);
+        shared.lock().begin(&request, storage, peer.ip());
         let alive = exchange(shared, &request, &mut reader, &mut stream, storage);
         shared.lock().in_flight -= 1;
         if !alive.unwrap_or(false) {
@@ -127,7 +127,7 @@ fn exchange(
 }
 
 impl State {
-    fn begin(&mut self, request: &Request, storage: bool) {
+    fn begin(&mut self, request: &Request, storage: bool, peer: IpAddr) {
         self.stats.requests += 1;
         *self.stats.by_path.entry(request.path().to_owned()).or_default() += 1;
         self.in_flight += 1;
@@ -138,6 +138,7 @@ impl State {
             range: request.header("range").map(str::to_owned),
             authorized: request.header("authorization").is_some(),
             storage,
+            peer,
         });
     }
 

@@ -1,0 +1,157 @@
+//! Two nodes and a registry, each with a network namespace and an address of its own: what one has learned, the other knows.
+
+use std::{
+    fs,
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    network::{Network, Node},
+    odd,
+    registry::{FakeRegistry, Logged},
+};
+use serde_json::Value;
+
+use crate::lazuli::Lazuli;
+
+/// Files of the image; each is one chunk, and they lie one behind the other.
+const FILES: usize = 100;
+
+/// Decoded bytes of a file, which do not compress.
+const SIZE: usize = 40_000;
+
+/// What the start reads, in this order: three runs of neighbours, with more than a request may skip between them.
+const READ: [usize; 8] = [71, 70, 10, 40, 72, 11, 42, 41];
+
+const RUNS: usize = 3;
+
+/// Without neighbours, so that what arrives was asked for.
+const CONFIG: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
+                      [prefetch]\nrest_bytes_per_second = 0\n";
+
+fn node(node: Node, config: &str) -> Lazuli {
+    let lazuli = Lazuli::new().on(node);
+    lazuli.configure_all(config);
+    lazuli.directory("mnt");
+    lazuli
+}
+
+fn name(number: usize) -> String {
+    format!("file-{number:02}")
+}
+
+fn mount(lazuli: &Lazuli, image: &str) {
+    lazuli.ok(["mount", "--plain-http", image, lazuli.path("mnt").to_str().unwrap()]);
+}
+
+fn read(lazuli: &Lazuli) {
+    for number in READ {
+        let content = fs::read(lazuli.path("mnt").join(name(number))).unwrap();
+        assert!(content == odd::random(number as u64, SIZE), "file {number} has wrong bytes");
+    }
+}
+
+/// Waits until `condition` holds.
+#[track_caller]
+fn wait(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `trace show --json`.
+fn trace(lazuli: &Lazuli, image: &str) -> Value {
+    let shown = lazuli.ok(["trace", "show", "--plain-http", "--json", image]);
+    serde_json::from_str(&shown).unwrap()
+}
+
+/// Where in the log the requests are whose target has `part`.
+fn about(log: &[Logged], part: &str) -> Vec<usize> {
+    (0..log.len()).filter(|at| log[*at].target.contains(part)).collect()
+}
+
+/// The blob with the files' chunks: the biggest layer.
+fn data_blob(registry: &FakeRegistry) -> String {
+    let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
+    let layers = manifest["layers"].as_array().unwrap();
+    let biggest = layers.iter().max_by_key(|layer| layer["size"].as_u64()).unwrap();
+    biggest["digest"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_first_node_teaches_the_second() {
+    let able = require(Feature::Root)
+        && require(Feature::Fanotify)
+        && require(Feature::ErofsFileBacked)
+        && require(Feature::Program("ip"));
+    if !able {
+        return;
+    }
+    for api in [true, false] {
+        let mut network = Network::enter().unwrap();
+        let registry = FakeRegistry::start_at(network.address()).unwrap();
+        if !api {
+            registry.without_referrers();
+        }
+        let image = format!("{}/app:1", registry.host());
+        let (one, two) = (network.join().unwrap(), network.join().unwrap());
+        let (first_address, second_address) = (one.address(), two.address());
+
+        let first = node(one, &format!("{CONFIG}publish = true\n"));
+        let source = first.directory("source");
+        for number in 0..FILES {
+            fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
+        }
+        first.ok(["convert", "--plain-http", "dir:source", &image]);
+        registry.reset_stats();
+        mount(&first, &image);
+        read(&first);
+        first.ok(["umount", first.path("mnt").to_str().unwrap()]);
+        wait("publication", || first.log().contains("published its trace"));
+        let published = registry.log();
+        comes_from(&published, first_address);
+        assert!(published.iter().any(|it| it.method == "PUT" && it.target.contains("/manifests/")));
+        let learned = trace(&first, &image);
+
+        registry.reset_stats();
+        let second = node(two, CONFIG);
+        mount(&second, &image);
+        let ready = || second.mount_status(&second.path("mnt"))["chunks_ready"].as_u64();
+        wait("what the other node learned", || ready() == Some(READ.len() as u64));
+        // Nobody has read anything yet, and the node has the trace.
+        assert_eq!(trace(&second, &image), learned);
+        let log = registry.log();
+        comes_from(&log, second_address);
+        let (questions, data) = (about(&log, "/referrers/"), about(&log, &data_blob(&registry)));
+        // Without the API the tag that stands for it is asked for.
+        let answer = if api { questions.clone() } else { about(&log, "/manifests/sha256-") };
+        assert!(questions.len() == 1 && answer.len() == 1, "{log:#?}");
+        assert!(data.iter().all(|data| answer[0] < *data), "{log:#?}");
+        assert_eq!(data.len(), RUNS, "{log:#?}");
+        let ranges: Vec<_> = data.iter().map(|at| length(&log[*at])).collect();
+        assert_eq!(ranges.iter().sum::<u64>(), (READ.len() * SIZE) as u64, "{log:#?}");
+
+        let before = registry.stats().requests;
+        read(&second);
+        assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
+        second.ok(["umount", second.path("mnt").to_str().unwrap()]);
+        assert_eq!(registry.violations(), [""; 0]);
+    }
+}
+
+#[track_caller]
+fn comes_from(log: &[Logged], address: IpAddr) {
+    assert!(!log.is_empty() && log.iter().all(|request| request.peer == address), "{log:#?}");
+}
+
+/// Bytes of a request's range.
+fn length(request: &Logged) -> u64 {
+    let range = request.range.as_deref().and_then(|range| range.strip_prefix("bytes="));
+    let (first, last) = range.and_then(|range| range.split_once('-')).unwrap();
+    last.parse::<u64>().unwrap() + 1 - first.parse::<u64>().unwrap()
+}

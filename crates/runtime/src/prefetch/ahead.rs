@@ -32,6 +32,10 @@ const LEAST: u64 = 4 << 20;
 /// Most stored bytes under way, half of what all answers may take.
 const MOST: u64 = 32 << 20;
 
+/// Stored bytes of a window of what somebody has ordered while readers of something else wait: as much as one of them asks for, and one
+/// window at a time. On the way, and at the registry, their answers queue behind it.
+const BESIDE: u64 = 256 << 10;
+
 /// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
 pub(crate) type Place = (usize, usize);
 
@@ -60,8 +64,15 @@ impl Pace {
 pub(crate) enum Manner<'a> {
     /// Nobody's: a start will most likely need it, if there is room.
     Hint(&'a Cache),
-    /// Somebody's who waits for it; readers go first, but not for long.
+    /// Somebody's who waits for it; readers go first, but not for long, and then it comes in small pieces.
     Order(&'a Cache),
+}
+
+impl Manner<'_> {
+    /// Whether readers wait who go first. A start is a reader's, and no other one's business.
+    fn is_beside_readers(self) -> bool {
+        matches!(self, Manner::Order(cache) if cache.is_awaited())
+    }
 }
 
 /// Measures one transfer.
@@ -73,7 +84,11 @@ struct Gauge<'a> {
     rate: f64,
 }
 
-impl Gauge<'_> {
+impl<'a> Gauge<'a> {
+    fn new(pace: &'a Pace, rate: f64) -> Self {
+        Gauge { pace, since: Instant::now(), arrived: 0, rate }
+    }
+
     /// Bytes arrived while the link was kept busy.
     fn add(&mut self, bytes: u64) {
         self.arrived += bytes;
@@ -90,7 +105,12 @@ impl Gauge<'_> {
             pace
         };
         self.pace.0.store(next.clamp(LEAST, MOST), Ordering::Relaxed);
-        *self = Gauge { pace: self.pace, since: Instant::now(), arrived: 0, rate };
+        *self = Gauge::new(self.pace, rate);
+    }
+
+    /// The link is not kept busy.
+    fn pause(&mut self) {
+        *self = Gauge::new(self.pace, self.rate);
     }
 }
 
@@ -107,9 +127,31 @@ pub(crate) async fn fetch(
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;
-    let mut gauge = Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 };
+    let mut gauge = Gauge::new(pace, 0.0);
     let mut size = FIRST;
     loop {
+        let is_last = order.peek().is_none();
+        loop {
+            let is_beside = manner.is_beside_readers();
+            let (window, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
+            if !is_last && bytes_under_way + window <= most {
+                break;
+            }
+            let Some((bytes, fetched)) = under_way.next().await else { break };
+            bytes_under_way -= bytes;
+            if is_beside {
+                gauge.pause()
+            } else {
+                gauge.add(bytes)
+            }
+            match fetched {
+                Ok(fetched) => fetched?,
+                Err(error) => tracing::error!(%error, "a fetch ended in the middle"),
+            }
+        }
+        if is_last {
+            return Ok(());
+        }
         match manner {
             Manner::Hint(cache) if !cache.has_room_for_hints(size) => {
                 tracing::info!("less is fetched ahead: the disk is nearly full");
@@ -117,6 +159,9 @@ pub(crate) async fn fetch(
             }
             Manner::Hint(_) => {}
             Manner::Order(cache) => courtesy(cache, HASTE).await,
+        }
+        if manner.is_beside_readers() {
+            size = BESIDE;
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
         let window = window(&mut order, &blobs, size);
@@ -126,20 +171,6 @@ pub(crate) async fn fetch(
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
             }
-        }
-        drop(blobs);
-        let is_last = order.peek().is_none();
-        while bytes_under_way + size > pace.bytes() || is_last {
-            let Some((bytes, fetched)) = under_way.next().await else { break };
-            bytes_under_way -= bytes;
-            gauge.add(bytes);
-            match fetched {
-                Ok(fetched) => fetched?,
-                Err(error) => tracing::error!(%error, "a fetch ended in the middle"),
-            }
-        }
-        if is_last {
-            return Ok(());
         }
     }
 }

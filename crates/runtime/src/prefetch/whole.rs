@@ -16,8 +16,8 @@ use crate::{
 /// How long background work waits for readers before each request: a second of demand on the whole node, at most.
 const COURTESY: Duration = Duration::from_secs(1);
 
-/// The same for a prefetch that somebody wants soon.
-pub(super) const HASTE: Duration = Duration::from_millis(100);
+/// The same for a prefetch that somebody wants soon: long enough for a reader at a registry nearby. It goes on in small requests then.
+pub(super) const HASTE: Duration = STEP;
 
 /// How often it is looked whether readers still wait.
 const STEP: Duration = Duration::from_millis(10);

@@ -42,6 +42,27 @@ async fn everything_arrives_in_windows() {
 }
 
 #[tokio::test]
+async fn little_is_under_way_while_readers_wait() {
+    let chunk = 64 << 10;
+    let node = Node::new(&vec![chunk; 160], 0);
+    node.source.plan([Fault::Slow(Duration::from_millis(500)); 160]);
+    let asked =
+        || node.source.ranges().iter().map(|range| range.end.0 - range.start.0).sum::<u64>();
+    let reader = node.blob.workers().reader();
+    let (fetched, ()) = tokio::join!(fetch(&node, 0..160), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // One window, of as much as a reader asks for.
+        assert!((256 << 10..(256 << 10) + chunk as u64).contains(&asked()), "{}", asked());
+        drop(reader);
+        // What is under way arrives first; then windows grow.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        assert!(asked() > 2 << 20, "{}", asked());
+    });
+    fetched.unwrap();
+    assert!(node.blob.missing().is_empty());
+}
+
+#[tokio::test]
 async fn a_reader_does_not_fail_with_what_nobody_waited_for() {
     let node = Node::new(&[64 << 10; 4], 0);
     node.source.plan([Fault::Final]);

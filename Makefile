@@ -4,7 +4,7 @@
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
-BENCHES := coldstart containerd convert fs prefetch
+BENCHES := beside coldstart containerd convert fs prefetch pull
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
@@ -59,12 +59,12 @@ compat: ## our images in other readers, others' images in ours (needs minutes to
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
 
-bench: ## the benchmarks: cold start, containerd, conversion, file system, fetching ahead; one alone: bench-convert
+bench: ## the benchmarks: cold start, containerd, conversion, file system, fetching ahead, whole images; one alone: bench-convert
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench
-	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd,$*),cri) $(if $(filter prefetch,$*),wire)
+	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd pull,$*),cri) $(if $(filter beside prefetch pull,$*),wire)
 	$(ROOT) bench/$* $(if $(filter convert,$*),--nydus $(NYDUS))
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)

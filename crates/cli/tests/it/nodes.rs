@@ -85,6 +85,16 @@ fn data_blob(registry: &FakeRegistry) -> String {
 
 #[test]
 fn the_first_node_teaches_the_second() {
+    teach(true);
+}
+
+#[test]
+fn the_first_node_teaches_the_second_beside_a_registry_that_lists_no_referrers() {
+    teach(false);
+}
+
+/// One node starts an image and publishes its trace, and another one starts it; the registry has the API for referrers, or not.
+fn teach(api: bool) {
     let able = require(Feature::Root)
         && require(Feature::Fanotify)
         && require(Feature::ErofsFileBacked)
@@ -92,56 +102,54 @@ fn the_first_node_teaches_the_second() {
     if !able {
         return;
     }
-    for api in [true, false] {
-        let mut network = Network::enter().unwrap();
-        let registry = FakeRegistry::start_at(network.address()).unwrap();
-        if !api {
-            registry.without_referrers();
-        }
-        let image = format!("{}/app:1", registry.host());
-        let (one, two) = (network.join().unwrap(), network.join().unwrap());
-        let (first_address, second_address) = (one.address(), two.address());
-
-        let first = node(one, &format!("{CONFIG}publish = true\n"));
-        let source = first.directory("source");
-        for number in 0..FILES {
-            fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
-        }
-        first.ok(["convert", "--plain-http", "dir:source", &image]);
-        registry.reset_stats();
-        mount(&first, &image);
-        read(&first);
-        first.ok(["umount", first.path("mnt").to_str().unwrap()]);
-        wait("publication", || first.log().contains("published its trace"));
-        let published = registry.log();
-        comes_from(&published, first_address);
-        assert!(published.iter().any(|it| it.method == "PUT" && it.target.contains("/manifests/")));
-        let learned = trace(&first, &image);
-
-        registry.reset_stats();
-        let second = node(two, CONFIG);
-        mount(&second, &image);
-        let ready = || second.mount_status(&second.path("mnt"))["chunks_ready"].as_u64();
-        wait("what the other node learned", || ready() == Some(READ.len() as u64));
-        // Nobody has read anything yet, and the node has the trace.
-        assert_eq!(trace(&second, &image), learned);
-        let log = registry.log();
-        comes_from(&log, second_address);
-        let (questions, data) = (about(&log, "/referrers/"), about(&log, &data_blob(&registry)));
-        // Without the API the tag that stands for it is asked for.
-        let answer = if api { questions.clone() } else { about(&log, "/manifests/sha256-") };
-        assert!(questions.len() == 1 && answer.len() == 1, "{log:#?}");
-        assert!(data.iter().all(|data| answer[0] < *data), "{log:#?}");
-        assert_eq!(data.len(), RUNS, "{log:#?}");
-        let ranges: Vec<_> = data.iter().map(|at| length(&log[*at])).collect();
-        assert_eq!(ranges.iter().sum::<u64>(), (READ.len() * SIZE) as u64, "{log:#?}");
-
-        let before = registry.stats().requests;
-        read(&second);
-        assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
-        second.ok(["umount", second.path("mnt").to_str().unwrap()]);
-        assert_eq!(registry.violations(), [""; 0]);
+    let mut network = Network::enter().unwrap();
+    let registry = FakeRegistry::start_at(network.address()).unwrap();
+    if !api {
+        registry.without_referrers();
     }
+    let image = format!("{}/app:1", registry.host());
+    let (one, two) = (network.join().unwrap(), network.join().unwrap());
+    let (first_address, second_address) = (one.address(), two.address());
+
+    let first = node(one, &format!("{CONFIG}publish = true\n"));
+    let source = first.directory("source");
+    for number in 0..FILES {
+        fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
+    }
+    first.ok(["convert", "--plain-http", "dir:source", &image]);
+    registry.reset_stats();
+    mount(&first, &image);
+    read(&first);
+    first.ok(["umount", first.path("mnt").to_str().unwrap()]);
+    wait("publication", || first.log().contains("published its trace"));
+    let published = registry.log();
+    comes_from(&published, first_address);
+    assert!(published.iter().any(|it| it.method == "PUT" && it.target.contains("/manifests/")));
+    let learned = trace(&first, &image);
+
+    registry.reset_stats();
+    let second = node(two, CONFIG);
+    mount(&second, &image);
+    let ready = || second.mount_status(&second.path("mnt"))["chunks_ready"].as_u64();
+    wait("what the other node learned", || ready() == Some(READ.len() as u64));
+    // Nobody has read anything yet, and the node has the trace.
+    assert_eq!(trace(&second, &image), learned);
+    let log = registry.log();
+    comes_from(&log, second_address);
+    let (questions, data) = (about(&log, "/referrers/"), about(&log, &data_blob(&registry)));
+    // Without the API the tag that stands for it is asked for.
+    let answer = if api { questions.clone() } else { about(&log, "/manifests/sha256-") };
+    assert!(questions.len() == 1 && answer.len() == 1, "{log:#?}");
+    assert!(data.iter().all(|data| answer[0] < *data), "{log:#?}");
+    assert_eq!(data.len(), RUNS, "{log:#?}");
+    let ranges: Vec<_> = data.iter().map(|at| length(&log[*at])).collect();
+    assert_eq!(ranges.iter().sum::<u64>(), (READ.len() * SIZE) as u64, "{log:#?}");
+
+    let before = registry.stats().requests;
+    read(&second);
+    assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
+    second.ok(["umount", second.path("mnt").to_str().unwrap()]);
+    assert_eq!(registry.violations(), [""; 0]);
 }
 
 #[track_caller]

@@ -69,7 +69,7 @@ pub(crate) enum Manner<'a> {
 }
 
 impl Manner<'_> {
-    /// Whether readers wait who go first. A start is a reader's, and no other one's business.
+    /// Whether readers wait who go first. What a start will need goes with what it asks for.
     fn is_beside_readers(self) -> bool {
         matches!(self, Manner::Order(cache) if cache.is_awaited())
     }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
 use reqwest::{
     Method, Response, StatusCode, Url,
     header::{AUTHORIZATION, HeaderMap, LOCATION, RETRY_AFTER},
@@ -98,6 +99,10 @@ impl Options {
 
 /// Redirects that are followed for one request. Registries use one, and some CDNs add another.
 const REDIRECT_LIMIT: usize = 4;
+
+/// Connections that are opened ahead, beside that of the request that comes at the same time: config, referrers, and a bootstrap in
+/// eight parts.
+const PREPARED: usize = 9;
 
 /// How much of an error's body is read, in bytes, and how much of it is shown.
 const DETAIL_LIMIT: u64 = 16 << 10;
@@ -212,6 +217,27 @@ impl Client {
         if let Some(registry) = &self.mirrors {
             url.query_pairs_mut().append_pair("ns", registry);
         }
+    }
+
+    /// Opens connections for requests that are about to come, unless that was done lately. With requests for nothing: the HTTP library
+    /// has no other way to put connections into its pool.
+    pub(crate) fn prepare(&self) {
+        if !self.endpoints.should_prepare(&self.base.origin().ascii_serialization()) {
+            return;
+        }
+        let mut url = self.server.root.clone();
+        self.name_registry(&mut url);
+        let (http, limit) = (self.http.clone(), self.manner.timeouts.connect);
+        let ping = move |_| {
+            let request = http.get(url.clone()).timeout(limit);
+            async move {
+                // Whatever the answer is, 401 is usual. A connection goes to the pool when all of it has arrived.
+                if let Ok(response) = request.send().await {
+                    let _ = read_bounded(response, DETAIL_LIMIT, "", "").await;
+                }
+            }
+        };
+        tokio::spawn(join_all((0..PREPARED).map(ping)));
     }
 
     /// Whether the server may have a referrers API.

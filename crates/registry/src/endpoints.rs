@@ -20,6 +20,14 @@ const CLIENT_AGE: Duration = Duration::from_secs(300);
 /// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
 const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
+/// Connections that nobody uses at the moment and that are kept, for each server: those that were opened ahead and as many as two blobs
+/// are read over. A burst may need more, which end with it.
+const MOST_IDLE: usize = 16;
+
+/// How long connections are taken for warm that were opened ahead: servers that close idle ones early do so after a minute or more, nginx
+/// after 75 s.
+const WARM: Duration = Duration::from_secs(60);
+
 /// What is known about the servers that are in use. Clones are the same collection.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints(Arc<Mutex<Servers>>);
@@ -31,6 +39,8 @@ struct Servers {
     /// Servers that said they have no referrers API, and when. Also while no image of theirs is in use: an hour's servers
     /// are few.
     without_referrers: HashMap<String, Instant>,
+    /// When connections to a server were opened ahead.
+    prepared: HashMap<String, Instant>,
     clients: Vec<SharedClient>,
 }
 
@@ -65,10 +75,22 @@ impl Endpoints {
             return Ok(client.http.clone());
         }
         let builder = manner.builder()?.read_timeout(manner.timeouts.idle);
+        let builder = builder.pool_max_idle_per_host(MOST_IDLE);
         let http = builder.build().map_err(|error| error.to_string())?;
         let made = Instant::now();
         clients.push(SharedClient { manner: manner.clone(), made, http: http.clone() });
         Ok(http)
+    }
+
+    /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody did within the last minute.
+    pub(crate) fn should_prepare(&self, origin: &str) -> bool {
+        let prepared = &mut self.lock().prepared;
+        prepared.retain(|_, when| when.elapsed() < WARM);
+        let is_warm = prepared.contains_key(origin);
+        if !is_warm {
+            prepared.insert(origin.to_owned(), Instant::now());
+        }
+        !is_warm
     }
 
     /// Whether the server may have a referrers API: it did not deny it within the last hour.
@@ -116,6 +138,17 @@ mod tests {
         }
         tokio::time::advance(WITHOUT_REFERRERS).await;
         assert!(endpoints.may_list_referrers("http://a.example"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_are_opened_ahead_once_a_minute() {
+        let endpoints = Endpoints::default();
+        assert!(endpoints.should_prepare("http://a.example"));
+        assert!(endpoints.should_prepare("http://b.example"));
+        tokio::time::advance(WARM / 2).await;
+        assert!(!endpoints.should_prepare("http://a.example"));
+        tokio::time::advance(WARM / 2).await;
+        assert!(endpoints.should_prepare("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]

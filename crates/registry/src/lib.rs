@@ -138,6 +138,10 @@ pub trait Repository: Send + Sync + Debug {
         small::read(self, blob).await
     }
 
+    /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one and
+    /// this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of them.
+    fn prepare(&self) {}
+
     /// The image as a user would spell it, for messages.
     fn describe(&self) -> String;
 

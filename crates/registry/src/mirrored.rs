@@ -64,7 +64,10 @@ impl Mirrored {
     }
 
     /// Those that may be asked for something.
-    fn trusted(&self, with: impl Fn(Capabilities) -> bool) -> impl Iterator<Item = &Arc<Registry>> {
+    fn trusted(
+        &self,
+        with: impl Fn(Capabilities) -> bool + Clone,
+    ) -> impl Iterator<Item = &Arc<Registry>> + Clone {
         self.places.iter().filter(move |place| with(place.may()))
     }
 
@@ -249,6 +252,12 @@ impl Repository for Mirrored {
         replaces: Option<&Digest>,
     ) -> Result<Digest, RegistryError> {
         self.target()?.push_referrer(subject, artifact_type, annotations, replaces).await
+    }
+
+    fn prepare(&self) {
+        let mut all = self.trusted(|may| may.pull);
+        let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
+        first.into_iter().for_each(|place| place.prepare());
     }
 
     fn describe(&self) -> String {

@@ -121,6 +121,10 @@ impl Repository for Registry {
         referrers::push(&self.client, &referrer, replaces).await
     }
 
+    fn prepare(&self) {
+        self.client.prepare();
+    }
+
     fn describe(&self) -> String {
         self.client.place.clone()
     }

@@ -120,6 +120,7 @@ fn the_second_start_finds_what_the_first_one_read() {
     let (lazuli, _) = node(LEARN);
     let (registry, image) = registry(&lazuli);
     teach(&lazuli, &image);
+    assert!(registry.stats().pings > 0, "connections were opened ahead");
     let shown = trace(&lazuli, &image);
     let expected: Vec<_> = READ.iter().map(|number| format!("/{}", name(*number))).collect();
     assert_eq!((files(&shown), &shown["starts"]), (expected, &1.into()));

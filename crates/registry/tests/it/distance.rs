@@ -2,11 +2,12 @@
 
 use std::{
     fs,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use lazuli_image::{Stored, oci::media_type};
-use lazuli_registry::{Hosts, ImageName, Options, config, open};
+use lazuli_registry::{Hosts, ImageName, Options, Repository, config, open};
 use lazuli_testkit::{
     registry::FakeRegistry,
     tls::{self, Authority},
@@ -42,8 +43,8 @@ async fn push_image(host: &str) {
 }
 
 /// A registry far away, and how it is reached.
-struct Far {
-    wire: Wire,
+pub(crate) struct Far {
+    pub(crate) wire: Wire,
     name: ImageName,
     options: Options,
     _directory: tempfile::TempDir,
@@ -51,7 +52,7 @@ struct Far {
 
 impl Far {
     /// Nobody has asked it for anything. With an authority, the registry speaks TLS.
-    fn new(server: &str, authority: Option<&Authority>) -> Self {
+    pub(crate) fn new(server: &str, authority: Option<&Authority>) -> Self {
         let wire = Wire::to(server.parse().unwrap(), ROUND_TRIP).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut options = options();
@@ -65,16 +66,21 @@ impl Far {
         Far { wire, name, options, _directory: directory }
     }
 
+    pub(crate) fn open(&self) -> Arc<dyn Repository> {
+        open(&self.name, &self.options).unwrap()
+    }
+
     /// What a node does when an image is mounted that it does not have, and its first program runs.
     async fn start(&self) -> Cost {
         let before = self.wire.connections();
-        let image = open(&self.name, &self.options).unwrap();
+        let image = self.open();
         let mut since = Instant::now();
         let mut lap = || {
             let trips = since.elapsed().as_secs_f64() / ROUND_TRIP.as_secs_f64();
             since = Instant::now();
             trips
         };
+        image.prepare();
         let found = image.manifest(None).await.unwrap();
         let manifest = lap();
         let layer = &found.parsed.layers[1];
@@ -159,8 +165,8 @@ async fn a_start_over_plain_http() {
     let cold = Far::new(&server.host(), None).check("plain HTTP").await;
     // The handshake, and the request.
     assert!(cold.manifest >= 2.0, "{cold:?}");
-    // One for each of what is asked for at the same time; on a busy machine some more that were not needed any more.
-    assert!((8..=12).contains(&cold.connections), "{cold:?}");
+    // One for each of what is asked for at the same time. Some more, if the manifest comes before others are ready.
+    assert!((10..=20).contains(&cold.connections), "{cold:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -173,7 +179,7 @@ async fn a_start_over_tls() {
     let cold = Far::new(&tls.to_string(), Some(&authority)).check("TLS").await;
     // The handshakes of TCP and TLS, and the request.
     assert!(cold.manifest >= 3.0, "{cold:?}");
-    assert!((8..=12).contains(&cold.connections), "{cold:?}");
+    assert!((10..=20).contains(&cold.connections), "{cold:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

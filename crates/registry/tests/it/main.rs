@@ -8,6 +8,7 @@ mod hosts;
 mod login;
 mod mirrors;
 mod names;
+mod prepare;
 mod real;
 mod referrers;
 mod small;

@@ -2,10 +2,13 @@
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -40,6 +43,16 @@ pub(crate) struct Server {
     root: Arc<tempfile::TempDir>,
 }
 
+/// Below those that the kernel gives to connections and listeners, of which tests have many: nobody takes it before the registry
+/// listens.
+fn free_port() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = (std::process::id() % 1000) as u16 * 10;
+    let candidates = (0..1000).map(|_| 20_000 + (base + NEXT.fetch_add(1, Relaxed)) % 10_000);
+    let mut addresses = candidates.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    addresses.find(|address| TcpListener::bind(address).is_ok()).unwrap()
+}
+
 impl Server {
     pub(crate) fn start() -> Self {
         Self::over(Arc::new(tempfile::tempdir().unwrap()), "")
@@ -56,8 +69,7 @@ impl Server {
     }
 
     fn over(root: Arc<tempfile::TempDir>, tls: &str) -> Self {
-        // The port is free until somebody takes it between these lines; then the registry does not start.
-        let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let host = free_port().to_string();
         let config = root.path().join("config.yml");
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{host}'{tls}}}\nstorage: {{filesystem: {{rootdirectory: '{}'}}}}\n",

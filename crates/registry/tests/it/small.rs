@@ -31,7 +31,7 @@ async fn what_is_more_than_a_beginning_comes_in_parts() {
         assert!(small.content == content, "{size}");
         let stats = server.stats();
         let parts = parts as u64;
-        assert_eq!((small.requests, stats.requests, stats.bytes), (parts, parts, size as u64));
+        assert_eq!((small.requests, stats.requests), (parts, parts));
         assert_eq!(stats.max_concurrency, parts, "{size}");
         assert!(server.log().iter().all(|request| request.range.is_some() == (parts > 1)));
     }

@@ -70,6 +70,8 @@ impl Images {
         // Only as long as this takes: it may be wrong.
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        // It will be mounted if all is well.
+        repository.prepare();
         let manifest = repository.manifest(None).await?.parsed;
         let data = manifest.lazy_base().map_or(&[][..], |(data, _)| data);
         let data: Vec<_> = data.iter().map(|layer| layer.digest).collect();

@@ -211,6 +211,7 @@ impl Node {
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
         let pull = async {
+            repository.prepare();
             let manifest = repository.manifest(platform.as_ref()).await?;
             let known = match self.is_started(&manifest.digest).await {
                 true => Known::Nothing,

@@ -25,12 +25,17 @@ pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
     while let Ok(Some(request)) = Request::read(&mut reader) {
         shared.lock().begin(&request, storage, peer.ip());
         let alive = exchange(shared, &request, &mut reader, &mut stream, storage);
-        shared.lock().in_flight -= 1;
+        shared.lock().in_flight -= u64::from(!is_ping(&request));
         if !alive.unwrap_or(false) {
             break;
         }
     }
     let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Whether it asks for nothing: clients do so to have a connection.
+fn is_ping(request: &Request) -> bool {
+    request.method == "GET" && request.path() == "/v2/"
 }
 
 /// Answers one request; whether the connection can go on.
@@ -43,7 +48,9 @@ fn exchange(
 ) -> io::Result<bool> {
     let (fault, latency) = {
         let mut state = shared.lock();
-        (fault::take(&mut state.faults, &request.method, request.path()), state.latency)
+        let fault = (!is_ping(request))
+            .then(|| fault::take(&mut state.faults, &request.method, request.path()));
+        (fault.flatten(), state.latency)
     };
     thread::sleep(latency);
     let length = request.length();
@@ -128,6 +135,10 @@ fn exchange(
 
 impl State {
     fn begin(&mut self, request: &Request, storage: bool, peer: IpAddr) {
+        if is_ping(request) {
+            self.stats.pings += 1;
+            return;
+        }
         self.stats.requests += 1;
         *self.stats.by_path.entry(request.path().to_owned()).or_default() += 1;
         self.in_flight += 1;

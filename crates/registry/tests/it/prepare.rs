@@ -1,0 +1,134 @@
+//! Connections that are opened ahead.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lazuli_registry::{ImageName, Mirrors, Options, Repository, open};
+use lazuli_testkit::{
+    registry::{FakeRegistry, Fault, Login},
+    tls::{self, Authority},
+};
+use tokio::time::sleep;
+
+use crate::{
+    distance::Far,
+    real::{self, Server},
+    support::{noise, options, push, read},
+};
+
+/// Connections that are opened.
+const PREPARED: u64 = 9;
+
+const CONTENT: usize = 100_000;
+
+/// Asks for as much at the same time as there should be connections.
+async fn crowd(image: &Arc<dyn Repository>) {
+    let content = noise(CONTENT, 21);
+    let parts = (0..PREPARED).map(|n| read(&**image, &content, n * 1000..n * 1000 + 10_000));
+    for (n, part) in futures_util::future::join_all(parts).await.into_iter().enumerate() {
+        assert!(part.unwrap() == content[n * 1000..n * 1000 + 10_000]);
+    }
+}
+
+async fn pinged(server: &FakeRegistry) {
+    let started = Instant::now();
+    while server.stats().pings < PREPARED {
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", server.stats());
+        sleep(Duration::from_millis(10)).await;
+    }
+    // The answers.
+    sleep(Duration::from_millis(200)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_find_connections_that_were_opened_ahead() {
+    // What strangers are answered without a login makes no difference.
+    for login in [Login::None, Login::Bearer(String::new(), String::new())] {
+        let server = FakeRegistry::start().unwrap();
+        server.put_blob("app", &noise(CONTENT, 21));
+        // The token is asked for while the refusal is being read.
+        let most = PREPARED + u64::from(login != Login::None);
+        server.require(login);
+        let options = options();
+        let name: ImageName = format!("{}/app:1", server.host()).parse().unwrap();
+        let image = open(&name, &options).unwrap();
+        image.prepare();
+        pinged(&server).await;
+        server.fault("GET", "/blobs/", 100, Fault::Latency(Duration::from_millis(300)));
+        crowd(&image).await;
+        let stats = server.stats();
+        assert!((PREPARED..=most).contains(&stats.connections), "{stats:?}");
+        assert_eq!(stats.pings, PREPARED);
+        // Once in a while is enough, whoever says it.
+        open(&name, &options).unwrap().prepare();
+        image.prepare();
+        crowd(&image).await;
+        let again = server.stats();
+        assert_eq!((again.connections, again.pings), (stats.connections, PREPARED));
+    }
+}
+
+/// The same from far away, where each connection that is not there would cost round trips.
+async fn check_far(far: &Far) {
+    let image = far.open();
+    image.prepare();
+    let started = Instant::now();
+    while far.wire.connections() < PREPARED {
+        assert!(started.elapsed() < Duration::from_secs(20), "{}", far.wire.connections());
+        sleep(Duration::from_millis(10)).await;
+    }
+    // Handshakes, question and answer.
+    sleep(Duration::from_millis(1000)).await;
+    crowd(&image).await;
+    assert_eq!(far.wire.connections(), PREPARED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn far_registries_are_prepared() {
+    let server = FakeRegistry::start().unwrap();
+    server.put_blob("app", &noise(CONTENT, 21));
+    let authority = Authority::new("ours");
+    let shown = authority.server("127.0.0.1");
+    let tls = tls::in_front_of(server.host().parse().unwrap(), &shown, None).unwrap();
+    check_far(&Far::new(&server.host(), None)).await;
+    check_far(&Far::new(&tls.to_string(), Some(&authority))).await;
+    if !real::have("docker-registry") {
+        return;
+    }
+    let plain = Server::start();
+    let name: ImageName = format!("{}/app:1", plain.host).parse().unwrap();
+    push(&*open(&name, &options()).unwrap(), &noise(CONTENT, 21)).await.unwrap();
+    check_far(&Far::new(&plain.host, None)).await;
+    let tls = plain.with_tls(&shown);
+    check_far(&Far::new(&tls.host, Some(&authority))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_place_that_is_asked_first_is_prepared() {
+    let [first, second, registry] = [(); 3].map(|()| FakeRegistry::start().unwrap());
+    let mut mirrors = Mirrors::default();
+    let urls = [&first, &second].map(|mirror| format!("http://{}", mirror.host()).parse().unwrap());
+    mirrors.set(&registry.host(), urls.to_vec()).unwrap();
+    let options = Options { mirrors, ..options() };
+    let name = format!("{}/app:1", registry.host()).parse().unwrap();
+    open(&name, &options).unwrap().prepare();
+    pinged(&first).await;
+    let pings = [&first, &second, &registry].map(|server| server.stats().pings);
+    assert_eq!(pings, [PREPARED, 0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_makes_no_difference() {
+    let server = FakeRegistry::start().unwrap();
+    server.put_blob("app", &noise(CONTENT, 21));
+    let name = format!("{}/app:1", server.host()).parse().unwrap();
+    let image = open(&name, &options()).unwrap();
+    server.go_away();
+    image.prepare();
+    sleep(Duration::from_millis(200)).await;
+    server.come_back();
+    sleep(Duration::from_millis(200)).await;
+    crowd(&image).await;
+}

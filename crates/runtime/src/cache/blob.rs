@@ -285,7 +285,13 @@ impl CachedBlob {
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
                 let start = |at: &usize| tower.start(*at, wanted.contains(at));
                 let leases = run.iter().map(start).collect();
-                requests.push(Request { stored, leases, deadline, is_ahead: false });
+                requests.push(Request {
+                    stored,
+                    part: u64::MAX,
+                    leases,
+                    deadline,
+                    is_ahead: false,
+                });
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }

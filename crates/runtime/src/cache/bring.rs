@@ -12,6 +12,7 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::{self, Request},
+    prefetch::ahead,
 };
 
 /// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
@@ -20,7 +21,12 @@ const AHEAD: Duration = Duration::from_secs(10);
 impl CachedBlob {
     /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
     /// who wait already go first. Returns the requests, whose bytes are counted as stored.
-    pub(crate) fn bring(self: &Arc<Self>, chunks: &[usize]) -> Vec<(u64, JoinHandle<Fetched>)> {
+    /// `part` is what one connection is asked for at most, in bytes.
+    pub(crate) fn bring(
+        self: &Arc<Self>,
+        chunks: &[usize],
+        part: u64,
+    ) -> Vec<(u64, JoinHandle<Fetched>)> {
         let all = self.layout.chunks();
         let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
         let mut requests = Vec::new();
@@ -34,7 +40,7 @@ impl CachedBlob {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
                 let leases = run.iter().map(|at| tower.start(*at, false)).collect();
-                requests.push(Request { stored, leases, deadline, is_ahead: true });
+                requests.push(Request { stored, part, leases, deadline, is_ahead: true });
             }
         }
         let spawn = |request: Request| {
@@ -55,7 +61,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.bring(&every) {
+            for (_, request) in self.bring(&every, ahead::LEAST_PART) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.flights.lock().has_any(chunks.clone()) {

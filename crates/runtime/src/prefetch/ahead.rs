@@ -18,6 +18,7 @@ use super::whole::{HASTE, courtesy};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,
+    fetch::CONNECTIONS,
 };
 
 /// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.
@@ -26,8 +27,12 @@ const FIRST: u64 = 256 << 10;
 /// Stored bytes of a later window.
 const WINDOW: u64 = 2 << 20;
 
-/// Stored bytes under way at first: 1 Gbit/s at 20 ms, and a little more.
-const LEAST: u64 = 4 << 20;
+/// Stored bytes under way at first: 1 Gbit/s at 60 ms.
+const LEAST: u64 = 8 << 20;
+
+/// What is under way is spread evenly over [`CONNECTIONS`], but in parts of at least so many bytes: through a new connection
+/// they come in two and a half round trips.
+pub(crate) const LEAST_PART: u64 = 64 << 10;
 
 /// Most stored bytes under way, half of what all answers may take.
 const MOST: u64 = 32 << 20;
@@ -120,10 +125,11 @@ impl<'a> Gauge<'a> {
 /// Nobody delivers: it ends with the first request that fails.
 pub(crate) async fn fetch(
     blobs: &Blobs,
-    order: impl IntoIterator<Item = Place>,
+    order: Vec<Place>,
     pace: &Pace,
     manner: Manner<'_>,
 ) -> Result<(), ReadError> {
+    let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;
@@ -166,13 +172,20 @@ pub(crate) async fn fetch(
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
         let window = window(&mut order, &blobs, size);
         size = (2 * size).min(WINDOW);
+        let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
         for (blob, chunks) in &window {
-            for (bytes, request) in blobs[*blob].bring(chunks) {
+            for (bytes, request) in blobs[*blob].bring(chunks, part) {
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
             }
         }
     }
+}
+
+/// Stored bytes of the chunks that are not here.
+fn missing_bytes(order: &[Place], blobs: &[Arc<CachedBlob>]) -> u64 {
+    let missing = order.iter().filter(|(blob, chunk)| !blobs[*blob].has(*chunk));
+    missing.map(|(blob, chunk)| u64::from(blobs[*blob].chunk(*chunk).stored_size)).sum()
 }
 
 /// Takes missing chunks from `order` until they have `size` stored bytes, by blob, in ascending order.

@@ -96,7 +96,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
         }
         let begun = Instant::now();
         let mut bytes = 0;
-        for (size, request) in blob.bring(&chunks) {
+        for (size, request) in blob.bring(&chunks, u64::MAX) {
             bytes += size;
             match request.await {
                 // Told in the log; what nobody has right bytes of is left to who reads it.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use lazuli_image::Stored;
 use lazuli_registry::Health;
 use tokio::{
@@ -18,12 +19,15 @@ use tokio::{
 };
 
 use super::{
-    BlobSource, SourceError,
-    budget::{Budget, Permit, Wanted},
+    BlobSource, Progress, SourceError,
+    budget::{Budget, Permit},
+    race::Need,
 };
+use crate::fetch::CONNECTIONS;
 
-/// Requests that one place gets for one blob at a time. Half of them, with 1 MiB each, fill 1 Gbit/s at 60 ms.
-const REQUESTS: u64 = 16;
+/// Requests that one place gets for one blob at a time: twice those that are spread over new connections, since who is not awaited
+/// gets half. With 512 KiB each, these fill 1 Gbit/s at 60 ms.
+const REQUESTS: u64 = 2 * CONNECTIONS;
 
 /// After this time without an answer a request gives its room back until something arrives: places that hang must not hold up
 /// those that do not.
@@ -38,6 +42,14 @@ const LEAST: u64 = 16 << 10;
 
 /// Bytes per second below which others are asked as well: what is slower brings a page after a second and a library after a minute.
 const USEFUL: f64 = 16_384.0;
+
+/// Cuts `range` into parts of at most `size` bytes that differ by one byte at most, [`CONNECTIONS`] at most.
+fn parts(range: &Range<Stored>, size: u64) -> Vec<Range<Stored>> {
+    let (start, bytes) = (range.start.0, range.end.0.saturating_sub(range.start.0));
+    let count = bytes.div_ceil(size.max(1)).clamp(1, CONNECTIONS);
+    let border = |number: u64| Stored(start + bytes * number / count);
+    (0..count).map(|number| border(number)..border(number + 1)).collect()
+}
 
 /// A source of one blob, and what is known about it.
 #[derive(Debug)]
@@ -130,27 +142,26 @@ impl Place {
         self.health.failed(started, None);
     }
 
-    /// Reads `range` once, when there is a turn and room for it. The permit belongs to the bytes.
+    /// Reads what is needed once, when there is a turn and room for it. The permit belongs to the bytes.
     pub(crate) async fn read(
         &self,
-        range: Range<Stored>,
-        room: &Arc<Budget>,
-        wanted: &Wanted,
-        meter: &dyn Meter,
+        need: &Need<'_>,
         attempt: &Attempt,
     ) -> Result<(Bytes, Permit), SourceError> {
+        let Need { range, room, wanted, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
-        let _turn = self.turns.take(1, wanted).await;
+        let parts = parts(range, need.part);
+        let _turns = self.turns.take(parts.len() as u64, wanted).await;
         let mut permit = Some(room.take(size, wanted).await);
         let _ = attempt.sent.set(Instant::now());
-        meter.request();
+        parts.iter().for_each(|_| meter.request());
         let arrived = |bytes: u64| {
             meter.arrived(bytes);
             if attempt.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
                 attempt.first.notify_one();
             }
         };
-        let read = self.source.read(range, &arrived);
+        let read = self.read_parts(parts, &arrived);
         tokio::pin!(read);
         let result = tokio::select! {
             result = &mut read => Some(result),
@@ -190,6 +201,17 @@ impl Place {
             return Err(SourceError::WrongSize { source_name, expected: size, got });
         }
         Ok((bytes, permit))
+    }
+
+    /// Reads `parts` at the same time.
+    async fn read_parts(
+        &self,
+        parts: Vec<Range<Stored>>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, SourceError> {
+        let reads = parts.into_iter().map(|part| self.source.read(part, arrived));
+        let mut read = try_join_all(reads).await?;
+        Ok(if read.len() == 1 { read.remove(0) } else { read.concat().into() })
     }
 
     /// The error of an attempt that has brought nothing.

@@ -37,6 +37,8 @@ const LAST_PATIENCE: Duration = Duration::from_secs(5);
 /// What to read, and for whom.
 pub(crate) struct Need<'a> {
     pub(crate) range: Range<Stored>,
+    /// Bytes that one connection is asked for at most.
+    pub(crate) part: u64,
     pub(crate) deadline: Instant,
     pub(crate) room: &'a Arc<Budget>,
     pub(crate) wanted: &'a Wanted,
@@ -185,8 +187,7 @@ impl<'a> Race<'a> {
             over: false,
         });
         self.events.push(Box::pin(async move {
-            let range = need.range.clone();
-            let read = place.read(range, need.room, need.wanted, need.meter, &attempt);
+            let read = place.read(need, &attempt);
             Event::Answered(number, read.await)
         }));
         self.look_after(number, PATIENCE, false);

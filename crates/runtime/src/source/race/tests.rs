@@ -59,6 +59,7 @@ impl Scene {
     async fn read(&self, deadline: Duration) -> Result<(), SourceError> {
         let need = Need {
             range: Stored(5)..Stored(100_000),
+            part: u64::MAX,
             deadline: Instant::now() + deadline,
             room: &Budget::new(1 << 20),
             wanted: &(Arc::new(|| true) as Wanted),
@@ -234,7 +235,8 @@ async fn what_hangs_lends_its_room() {
     let read = async |scene: &Scene, name| {
         let deadline = Instant::now() + Duration::from_secs(4);
         let range = Stored(0)..Stored(100_000);
-        let need = Need { range, deadline, room: &room, wanted: &wanted, meter: scene };
+        let need =
+            Need { range, part: u64::MAX, deadline, room: &room, wanted: &wanted, meter: scene };
         let result = super::read(&scene.places, &need).await;
         order.lock().unwrap().push((name, result.is_ok()));
     };
@@ -258,7 +260,8 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
         let wanted = *wanted;
         let wanted: Wanted = Arc::new(move || wanted);
         let (range, deadline) = (Stored(0)..Stored(100_000), started + DEADLINE);
-        let need = Need { range, deadline, room: &room, wanted: &wanted, meter: &scene };
+        let need =
+            Need { range, part: u64::MAX, deadline, room: &room, wanted: &wanted, meter: &scene };
         let answer = super::read(&scene.places, &need).await.unwrap();
         order.lock().unwrap().push(*name);
         drop(answer);
@@ -270,13 +273,37 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
 
 #[tokio::test(start_paused = true)]
 async fn memory_and_requests_are_bounded() {
-    let readers = [("reader", true); 32];
+    let readers = [("reader", true); 64];
     let half = Duration::from_millis(500);
-    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "sixteen requests of one place");
-    assert_eq!(crowd(400_000, &readers).await.0, half * 8, "room for four");
-    let nobody = [("prefetch", false); 32];
+    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "32 requests of one place");
+    assert_eq!(crowd(400_000, &readers).await.0, half * 16, "room for four");
+    let nobody = [("prefetch", false); 64];
     assert_eq!(crowd(1 << 30, &nobody).await.0, half * 4, "half of the requests");
-    assert_eq!(crowd(400_000, &nobody).await.0, half * 16, "half of the room");
+    assert_eq!(crowd(400_000, &nobody).await.0, half * 32, "half of the room");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
+    let slow = Fault::Slow(Duration::from_millis(500));
+    for (part, count, first) in
+        [(u64::MAX, 1, 100_000), (50_000, 2, 50_000), (30_000, 4, 25_000), (1, 16, 6_250)]
+    {
+        let scene = Scene::new([always(slow)]);
+        let need = Need {
+            range: Stored(5)..Stored(100_005),
+            part,
+            deadline: Instant::now() + DEADLINE,
+            room: &Budget::new(1 << 20),
+            wanted: &(Arc::new(|| false) as Wanted),
+            meter: &scene,
+        };
+        let started = Instant::now();
+        let answer = super::read(&scene.places, &need).await.unwrap();
+        assert!(answer.bytes == contract::content()[5..100_005]);
+        assert_eq!(started.elapsed(), Duration::from_millis(500));
+        assert_eq!(scene.requests.load(Ordering::Relaxed), count);
+        assert_eq!(scene.sources[0].ranges()[0], Stored(5)..Stored(5 + first));
+    }
 }
 
 #[tokio::test(start_paused = true)]

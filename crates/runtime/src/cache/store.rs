@@ -176,7 +176,9 @@ impl Store {
         file.write_all(&bytes)?;
         file.sync_data()?;
         fs::rename(&path, self.dir.join(DURABLE))?;
-        sync_dir(&self.dir)
+        sync_dir(&self.dir)?;
+        // So that the directory itself is found.
+        self.dir.parent().map_or(Ok(()), sync_dir)
     }
 }
 
@@ -228,16 +230,18 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
     }
 }
 
-/// Makes an empty data file. The old maps are gone from the disk before it exists, because a file
-/// system may give its inode number to the new one.
+/// Makes an empty data file. Old maps are gone from the disk before it exists, because a file system may give its inode
+/// number to the new one.
 fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    // So that the directory itself is found after a power cut.
-    dir.parent().map_or(Ok(()), sync_dir)?;
+    let mut removed = false;
     for name in [DURABLE, LIVE, DATA] {
-        remove(&dir.join(name))?;
+        removed |= remove(&dir.join(name))?;
     }
-    sync_dir(dir)?;
+    // A start waits for nothing here.
+    if removed {
+        sync_dir(dir)?;
+    }
     let data = private().read(true).write(true).create_new(true).open(dir.join(DATA))?;
     data.set_len(size)?;
     Ok(data)
@@ -270,11 +274,11 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Removes a file that may be gone already.
-fn remove(path: &Path) -> io::Result<()> {
+/// Removes a file that may be gone already; whether it was there.
+fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        removed => Ok(removed.is_ok()),
     }
 }
 

@@ -25,9 +25,9 @@ use super::{
 };
 use crate::fetch::CONNECTIONS;
 
-/// Requests that one place gets for one blob at a time: twice those that are spread over new connections, since who is not awaited
-/// gets half. With 512 KiB each, these fill 1 Gbit/s at 60 ms.
-const REQUESTS: u64 = 2 * CONNECTIONS;
+/// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that are spread over
+/// [`CONNECTIONS`], which are a few more where chunks lie apart.
+const REQUESTS: u64 = 4 * CONNECTIONS;
 
 /// After this time without an answer a request gives its room back until something arrives: places that hang must not hold up
 /// those that do not.

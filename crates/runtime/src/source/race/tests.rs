@@ -273,13 +273,13 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
 
 #[tokio::test(start_paused = true)]
 async fn memory_and_requests_are_bounded() {
-    let readers = [("reader", true); 64];
+    let readers = [("reader", true); 128];
     let half = Duration::from_millis(500);
-    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "32 requests of one place");
-    assert_eq!(crowd(400_000, &readers).await.0, half * 16, "room for four");
-    let nobody = [("prefetch", false); 64];
+    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "64 requests of one place");
+    assert_eq!(crowd(400_000, &readers).await.0, half * 32, "room for four");
+    let nobody = [("prefetch", false); 128];
     assert_eq!(crowd(1 << 30, &nobody).await.0, half * 4, "half of the requests");
-    assert_eq!(crowd(400_000, &nobody).await.0, half * 32, "half of the room");
+    assert_eq!(crowd(400_000, &nobody).await.0, half * 64, "half of the room");
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use reqwest::{
 use serde::Deserialize;
 
 use crate::{
-    auth,
+    CONNECTIONS, auth,
     endpoints::Endpoints,
     error::RegistryError,
     health::Health,
@@ -99,10 +99,6 @@ impl Options {
 
 /// Redirects that are followed for one request. Registries use one, and some CDNs add another.
 const REDIRECT_LIMIT: usize = 4;
-
-/// Connections that are opened ahead, beside that of the request that comes at the same time: config, referrers, and a bootstrap in
-/// eight parts.
-const PREPARED: usize = 9;
 
 /// How much of an error's body is read, in bytes, and how much of it is shown.
 const DETAIL_LIMIT: u64 = 16 << 10;
@@ -237,7 +233,7 @@ impl Client {
                 }
             }
         };
-        tokio::spawn(join_all((0..PREPARED).map(ping)));
+        tokio::spawn(join_all((0..CONNECTIONS).map(ping)));
     }
 
     /// Whether the server may have a referrers API.

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{client::Manner, health::Health};
+use crate::{CONNECTIONS, client::Manner, health::Health};
 
 /// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
 /// does not expect to restart anything; connections that nobody uses end after 90 s.
@@ -20,9 +20,9 @@ const CLIENT_AGE: Duration = Duration::from_secs(300);
 /// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
 const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
-/// Connections that nobody uses at the moment and that are kept, for each server: those that were opened ahead and as many as two blobs
-/// are read over. A burst may need more, which end with it.
-const MOST_IDLE: usize = 16;
+/// Connections that nobody uses at the moment and that are kept, for each server: what two starts use. A burst may need more, which
+/// end with it.
+const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
 
 /// How long connections are taken for warm that were opened ahead: servers that close idle ones early do so after a minute or more, nginx
 /// after 75 s.

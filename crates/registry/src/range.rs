@@ -14,6 +14,7 @@ use reqwest::{
 };
 
 use crate::{
+    CONNECTIONS,
     blob::Progress,
     client::{Call, Client},
     error::RegistryError,
@@ -43,6 +44,16 @@ impl Locations {
         // No panic can leave the map half changed.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// Cuts `range` into `count` parts that differ by one byte at most: at least one, and at most [`CONNECTIONS`].
+pub fn parts(range: &Range<Stored>, count: u64) -> impl Iterator<Item = Range<Stored>> + use<> {
+    let (start, bytes) = (range.start.0, range.end.0.saturating_sub(range.start.0));
+    let count = count.clamp(1, CONNECTIONS);
+    let border = move |number: u64| {
+        Stored(start + (u128::from(bytes) * u128::from(number) / u128::from(count)) as u64)
+    };
+    (0..count).map(move |number| border(number)..border(number + 1))
 }
 
 /// Reads exactly `range` of the blob `digest`.
@@ -173,6 +184,25 @@ fn content_range(text: &str) -> Option<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_all_of_it() {
+        for (range, count, parts) in [
+            (0..0, 5, 1),
+            (3..10, 0, 1),
+            (3..10, 7, 7),
+            (0..300_001, 8, 8),
+            (5..1 << 60, 1000, CONNECTIONS),
+        ] {
+            let range = Stored(range.start)..Stored(range.end);
+            let all: Vec<_> = super::parts(&range, count).collect();
+            assert_eq!(all.len() as u64, parts, "{range:?}");
+            assert_eq!((all[0].start, all[all.len() - 1].end), (range.start, range.end));
+            assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start), "{all:?}");
+            let sizes = || all.iter().map(|part| part.end.0 - part.start.0);
+            assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1, "{all:?}");
+        }
+    }
 
     #[test]
     fn content_ranges() {

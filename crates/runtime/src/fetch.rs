@@ -30,9 +30,6 @@ const GAP: u64 = 128 << 10;
 /// several streams fill a link better than one, and a failure costs less.
 pub(crate) const MAX_REQUEST: u64 = 4 << 20;
 
-/// Connections that one start is spread over. Twice as many are faster by one round trip, and half as many slower by one.
-pub(crate) const CONNECTIONS: u64 = 16;
-
 /// Decoded bytes that one worker takes on at a time.
 pub(crate) const JOB: u64 = 1 << 20;
 

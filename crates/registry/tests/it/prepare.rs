@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Connections that are opened.
-const PREPARED: u64 = 9;
+const PREPARED: u64 = lazuli_registry::CONNECTIONS;
 
 const CONTENT: usize = 100_000;
 

@@ -13,12 +13,12 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use lazuli_registry::CONNECTIONS;
 
 use super::whole::{HASTE, courtesy};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,
-    fetch::CONNECTIONS,
 };
 
 /// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.

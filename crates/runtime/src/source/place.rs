@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use lazuli_image::Stored;
-use lazuli_registry::Health;
+use lazuli_registry::{CONNECTIONS, Health, range};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -23,7 +23,6 @@ use super::{
     budget::{Budget, Permit},
     race::Need,
 };
-use crate::fetch::CONNECTIONS;
 
 /// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that are spread over
 /// [`CONNECTIONS`], which are a few more where chunks lie apart.
@@ -42,14 +41,6 @@ const LEAST: u64 = 16 << 10;
 
 /// Bytes per second below which others are asked as well: what is slower brings a page after a second and a library after a minute.
 const USEFUL: f64 = 16_384.0;
-
-/// Cuts `range` into parts of at most `size` bytes that differ by one byte at most, [`CONNECTIONS`] at most.
-fn parts(range: &Range<Stored>, size: u64) -> Vec<Range<Stored>> {
-    let (start, bytes) = (range.start.0, range.end.0.saturating_sub(range.start.0));
-    let count = bytes.div_ceil(size.max(1)).clamp(1, CONNECTIONS);
-    let border = |number: u64| Stored(start + bytes * number / count);
-    (0..count).map(|number| border(number)..border(number + 1)).collect()
-}
 
 /// A source of one blob, and what is known about it.
 #[derive(Debug)]
@@ -150,7 +141,7 @@ impl Place {
     ) -> Result<(Bytes, Permit), SourceError> {
         let Need { range, room, wanted, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
-        let parts = parts(range, need.part);
+        let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1))).collect();
         let _turns = self.turns.take(parts.len() as u64, wanted).await;
         let mut permit = Some(room.take(size, wanted).await);
         let _ = attempt.sent.set(Instant::now());

@@ -46,10 +46,10 @@ impl Locations {
     }
 }
 
-/// Cuts `range` into `count` parts that differ by one byte at most: at least one, and at most [`CONNECTIONS`].
+/// Cuts `range` into `count` parts that differ by one byte at most: at least one, at most [`CONNECTIONS`], and not more than it has bytes.
 pub fn parts(range: &Range<Stored>, count: u64) -> impl Iterator<Item = Range<Stored>> + use<> {
     let (start, bytes) = (range.start.0, range.end.0.saturating_sub(range.start.0));
-    let count = count.clamp(1, CONNECTIONS);
+    let count = count.min(bytes).clamp(1, CONNECTIONS);
     let border = move |number: u64| {
         Stored(start + (u128::from(bytes) * u128::from(number) / u128::from(count)) as u64)
     };

@@ -14,9 +14,10 @@ WIRE = Path(os.environ.get("WIRE", Lazuli.BINARY.parent / "wire"))
 
 
 @contextlib.contextmanager
-def link(address, milliseconds, megabits):
+def link(address, milliseconds, megabits, slow_start=True):
     """A wire to HOST:PORT with this round trip and bandwidth; yields the address of its near end."""
     command = [WIRE, address, "--round-trip", milliseconds, "--megabits", megabits]
+    command += [] if slow_start else ["--no-slow-start"]
     process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         yield re.match(r"\S+", process.stdout.readline())[0]

@@ -2,7 +2,7 @@
 //!
 //! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte takes half a round trip, the
 //! handshake takes one before the first byte leaves, and what the server sends begins with a window of ten segments that
-//! doubles with each round trip (slow start), because it has to learn what the way bears. All connections share the breadth of the
+//! doubles with each round trip (slow start), because it has to learn what the way bears, unless that is left out. All connections share the breadth of the
 //! way from the server, if it has one. Nothing is lost.
 
 use std::{
@@ -27,6 +27,17 @@ const LAST_WINDOW: usize = 6 << 20;
 /// Bytes that are forwarded at a time, at most.
 const PIECE: usize = 64 << 10;
 
+/// What lies between.
+#[derive(Clone, Copy, Debug)]
+pub struct Distance {
+    /// How long a byte there and one back take.
+    pub round_trip: Duration,
+    /// Bytes per second from the server; `None` for as many as this machine carries.
+    pub bytes_per_second: Option<u64>,
+    /// Whether connections begin with a small window; else they are bounded by nothing but the above.
+    pub slow_start: bool,
+}
+
 /// A listener that forwards connections to a server far away. Those that are open live on when it is dropped.
 #[derive(Debug)]
 pub struct Wire {
@@ -37,7 +48,7 @@ pub struct Wire {
 #[derive(Debug)]
 struct Shared {
     server: SocketAddr,
-    round_trip: Duration,
+    distance: Distance,
     breadth: Option<Breadth>,
     connections: AtomicU64,
     stopped: AtomicBool,
@@ -46,28 +57,18 @@ struct Shared {
 impl Wire {
     /// Forwards from a free port of the loopback interface, over a way that is as broad as this machine.
     pub fn to(server: SocketAddr, round_trip: Duration) -> io::Result<Self> {
-        Self::through(server, round_trip, None)
+        Self::through(server, Distance { round_trip, bytes_per_second: None, slow_start: true })
     }
 
-    /// The same over a way that bears so many bytes per second, from the server.
-    pub fn narrow(
-        server: SocketAddr,
-        round_trip: Duration,
-        bytes_per_second: u64,
-    ) -> io::Result<Self> {
-        let free = Mutex::new(Instant::now());
-        Self::through(server, round_trip, Some(Breadth { bytes_per_second, free }))
-    }
-
-    fn through(
-        server: SocketAddr,
-        round_trip: Duration,
-        breadth: Option<Breadth>,
-    ) -> io::Result<Self> {
+    /// The same over any way.
+    pub fn through(server: SocketAddr, distance: Distance) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let (connections, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { server, round_trip, breadth, connections, stopped });
+        let breadth = distance
+            .bytes_per_second
+            .map(|bytes_per_second| Breadth { bytes_per_second, free: Mutex::new(Instant::now()) });
+        let shared = Arc::new(Shared { server, distance, breadth, connections, stopped });
         let clone = shared.clone();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -105,14 +106,15 @@ impl Shared {
         let far = TcpStream::connect(self.server)?;
         near.set_nodelay(true)?;
         far.set_nodelay(true)?;
-        let half = self.round_trip / 2;
+        let Distance { round_trip, slow_start, .. } = self.distance;
+        let half = round_trip / 2;
         // The loopback interface took no time for the handshake: bytes leave when it would have been over.
-        let opened = Instant::now() + self.round_trip;
+        let opened = Instant::now() + round_trip;
         let up = Way { from: near.try_clone()?, to: far.try_clone()?, half, opened };
         up.start(None, None);
-        let window =
-            Window { size: FIRST_WINDOW, flying: VecDeque::new(), round_trip: self.round_trip };
-        Way { from: far, to: near, half, opened }.start(Some(window), Some(self.clone()));
+        let window = Window { size: FIRST_WINDOW, flying: VecDeque::new(), round_trip };
+        Way { from: far, to: near, half, opened }
+            .start(slow_start.then_some(window), Some(self.clone()));
         Ok(())
     }
 }
@@ -273,7 +275,9 @@ mod tests {
 
     #[test]
     fn narrow_ways_take_longer() {
-        let wire = Wire::narrow(talkative(500_000), Duration::ZERO, 1_000_000).unwrap();
+        let (round_trip, bytes_per_second) = (Duration::ZERO, Some(1_000_000));
+        let distance = Distance { round_trip, bytes_per_second, slow_start: true };
+        let wire = Wire::through(talkative(500_000), distance).unwrap();
         let mut stream = TcpStream::connect(wire.host()).unwrap();
         let started = Instant::now();
         ask(&mut stream, 500_000);
@@ -287,5 +291,11 @@ mod tests {
         let mut stream = TcpStream::connect(wire.host()).unwrap();
         assert_eq!(ask(&mut stream, 200_000), 5);
         assert_eq!(ask(&mut stream, 200_000), 1);
+
+        let distance =
+            Distance { round_trip: ROUND_TRIP, bytes_per_second: None, slow_start: false };
+        let wire = Wire::through(talkative(200_000), distance).unwrap();
+        let mut stream = TcpStream::connect(wire.host()).unwrap();
+        assert_eq!(ask(&mut stream, 200_000), 2);
     }
 }

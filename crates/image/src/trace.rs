@@ -1,12 +1,17 @@
 //! What starts of an image read: chunks, in the order in which they were touched.
 //!
 //! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and ignores what the image does
-//! not have. As bytes (integers are LEB128, at most 32 bits):
+//! not have. It also says where hot chunks are stored, so that they can be fetched together with the bootstrap, which
+//! says that, too. As bytes (integers are LEB128, at most 32 bits, but 64 where it says so):
 //!
 //! ```text
 //! "lazuli trace 1\n"
 //! starts                             recorded starts, 1 to 16
 //! blobs                              number of blobs, then 32 bytes of SHA-256 for each
+//! spans                              number of spans, then for each:
+//!   blob                             position in the list above
+//!   start                            of the stored bytes; 64 bits
+//!   length                           at least 1; 64 bits
 //! runs, to the end:
 //!   blob                             position in the list above
 //!   first chunk                      number, less the one after the blob's last run; zigzag
@@ -15,9 +20,12 @@
 //!   starts                           in which it was touched
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
 
-use crate::{Algorithm, Digest, FormatError};
+use crate::{Algorithm, Digest, FormatError, Stored};
 
 const MAGIC: &[u8] = b"lazuli trace 1\n";
 
@@ -37,6 +45,15 @@ const MAX_NUMBER: u32 = (1 << 24) - 1;
 /// Starts after which older ones begin to count less.
 const MAX_STARTS: u32 = 16;
 
+/// Most spans. Starts of real images have 2 to 40.
+pub const MAX_SPANS: usize = 256;
+
+/// Stored bytes between hot chunks that belong to a span: about what another request costs at 100 Mbit/s and 10 ms.
+const GAP: u64 = 128 << 10;
+
+/// Stored bytes of a blob have an offset below this, as files in Linux.
+const MAX_STORED: u64 = 1 << 62;
+
 /// A chunk is hot when at least one of so many starts touched it.
 const HOT: u32 = 4;
 
@@ -53,11 +70,19 @@ pub struct Touch {
     pub starts: u32,
 }
 
+/// Stored bytes with hot chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Span {
+    blob: u8,
+    range: Range<u64>,
+}
+
 /// What starts of one image touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     starts: u32,
     blobs: Vec<Digest>,
+    spans: Vec<Span>,
     touches: Vec<Touch>,
 }
 
@@ -67,7 +92,7 @@ impl Trace {
     pub fn of_start(blobs: Vec<Digest>, touched: impl IntoIterator<Item = (u8, u32, u32)>) -> Self {
         let touch = |(blob, number, at)| Touch { blob, number, at, starts: 1 };
         let touches = touched.into_iter().take(MAX_TOUCHES).map(touch).collect();
-        Trace { starts: 1, blobs, touches }
+        Trace { starts: 1, blobs, spans: Vec::new(), touches }
     }
 
     /// Starts that were recorded.
@@ -89,6 +114,39 @@ impl Trace {
     pub fn hot(&self) -> impl Iterator<Item = (Digest, u32)> {
         let hot = self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts);
         hot.map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
+    }
+
+    /// Where hot chunks are stored, as far as anybody has [located](Trace::locate) them, in the order of their first touch.
+    pub fn spans(&self) -> impl Iterator<Item = (Digest, Range<Stored>)> {
+        let span = |span: &Span| {
+            let range = Stored(span.range.start)..Stored(span.range.end);
+            (self.blobs[usize::from(span.blob)], range)
+        };
+        self.spans.iter().map(span)
+    }
+
+    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob. Those near each other are
+    /// one span, and what is touched after [`MAX_SPANS`] is left out.
+    pub fn locate(&mut self, place: impl Fn(&Digest, u32) -> Option<Range<Stored>>) {
+        let hot = self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts);
+        let located = hot.enumerate().filter_map(|(order, touch)| {
+            let range = place(&self.blobs[usize::from(touch.blob)], touch.number)?;
+            Some((touch.blob, range.start.0, range.end.0, order))
+        });
+        let mut located: Vec<_> = located.collect();
+        located.sort_unstable();
+        let mut spans: Vec<(usize, Span)> = Vec::new();
+        for (blob, start, end, order) in located {
+            match spans.last_mut() {
+                Some((first, last)) if last.blob == blob && start <= last.range.end + GAP => {
+                    last.range.end = last.range.end.max(end);
+                    *first = order.min(*first);
+                }
+                _ => spans.push((order, Span { blob, range: start..end })),
+            }
+        }
+        spans.sort_by_key(|(first, _)| *first);
+        self.spans = spans.into_iter().map(|(_, span)| span).take(MAX_SPANS).collect();
     }
 
     /// Adds a later start. It says nothing about blobs that are not `seen`: the kernel did not ask about them.
@@ -125,6 +183,13 @@ impl Trace {
             let blob = *positions.get(&blob)?;
             Some(Touch { blob, number, at, starts: starts.min(self.starts) })
         };
+        for Span { blob, range } in &later.spans {
+            let Some(blob) = positions.get(&later.blobs[usize::from(*blob)]) else { continue };
+            let span = Span { blob: *blob, range: range.clone() };
+            if self.spans.len() < MAX_SPANS && !self.spans.contains(&span) {
+                self.spans.push(span);
+            }
+        }
         self.touches = all.into_iter().filter_map(touch).collect();
         self.touches.sort_by_key(|touch| (touch.at, touch.blob, touch.number));
         self.touches.truncate(MAX_TOUCHES);
@@ -136,12 +201,18 @@ impl Trace {
         write(&mut bytes, self.starts);
         write(&mut bytes, self.blobs.len() as u32);
         self.blobs.iter().for_each(|blob| bytes.extend_from_slice(&blob.hash));
+        write(&mut bytes, self.spans.len() as u32);
+        for Span { blob, range } in &self.spans {
+            write(&mut bytes, *blob);
+            write(&mut bytes, range.start);
+            write(&mut bytes, range.end - range.start);
+        }
         let mut next = vec![0_u32; self.blobs.len()];
         let mut now = 0;
         for run in self.touches.chunk_by(continues) {
             let (first, blob) = (run[0], usize::from(run[0].blob));
             let before = bytes.len();
-            write(&mut bytes, first.blob.into());
+            write(&mut bytes, first.blob);
             write(&mut bytes, zigzag(first.number.cast_signed() - next[blob].cast_signed()));
             write(&mut bytes, run.len() as u32 - 1);
             write(&mut bytes, first.at.saturating_sub(now));
@@ -168,10 +239,19 @@ impl Trace {
         }
         let starts = reader.number(1, MAX_STARTS, "starts")?;
         let blobs = reader.number(0, MAX_BLOBS, "blobs")?;
-        let mut trace = Trace { starts, blobs: Vec::new(), touches: Vec::new() };
+        let mut trace = Trace { starts, blobs: Vec::new(), spans: Vec::new(), touches: Vec::new() };
         for _ in 0..blobs {
             let hash = reader.take(32)?.try_into().map_err(|_| reader.error("no digest"))?;
             trace.blobs.push(Digest { algorithm: Algorithm::Sha256, hash });
+        }
+        for _ in 0..reader.number(0, MAX_SPANS as u32, "spans")? {
+            let blob = reader.number(0, blobs.saturating_sub(1), "blob of a span")? as u8;
+            if blobs == 0 {
+                return Err(reader.error("a span without a blob"));
+            }
+            let start = reader.long(0, MAX_STORED, "start of a span")?;
+            let length = reader.long(1, MAX_STORED - start, "length of a span")?;
+            trace.spans.push(Span { blob, range: start..start + length });
         }
         let mut next = vec![0_u32; trace.blobs.len()];
         let mut now = 0_u32;
@@ -212,7 +292,8 @@ fn unzigzag(number: u32) -> i32 {
     (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
 }
 
-fn write(bytes: &mut Vec<u8>, mut number: u32) {
+fn write(bytes: &mut Vec<u8>, number: impl Into<u64>) {
+    let mut number = number.into();
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
         number >>= 7;
@@ -238,17 +319,35 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&mut self, least: u32, most: u32, what: &str) -> Result<u32, FormatError> {
+        Ok(self.leb128(5, least.into(), most.into(), what)? as u32)
+    }
+
+    fn long(&mut self, least: u64, most: u64, what: &str) -> Result<u64, FormatError> {
+        self.leb128(9, least, most, what)
+    }
+
+    /// A number of at most so many bytes, which have 7 bits each.
+    fn leb128(
+        &mut self,
+        bytes: u32,
+        least: u64,
+        most: u64,
+        what: &str,
+    ) -> Result<u64, FormatError> {
         let mut number = 0_u64;
-        for shift in [0, 7, 14, 21, 28] {
+        for position in 0..bytes {
             let byte = self.take(1)?[0];
-            number |= u64::from(byte & 0x7f) << shift;
+            number |= u64::from(byte & 0x7f) << (7 * position);
             if byte & 0x80 == 0 {
-                let fits = u32::try_from(number).ok().filter(|n| (least..=most).contains(n));
                 let problem = || format!("{what}: {number}, expected {least} to {most}");
-                return fits.ok_or_else(|| self.error(problem()));
+                return if (least..=most).contains(&number) {
+                    Ok(number)
+                } else {
+                    Err(self.error(problem()))
+                };
             }
         }
-        Err(self.error(format!("{what}: more than 32 bits")))
+        Err(self.error(format!("{what}: more than {bytes} bytes")))
     }
 }
 
@@ -270,7 +369,7 @@ mod tests {
     fn is_a_few_bytes_per_run() {
         let trace = start(&[(0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 12), (0, 3, 300)]);
         let bytes = trace.encode();
-        assert_eq!(bytes.len(), MAGIC.len() + 2 + 64 + 5 + 5 + 6);
+        assert_eq!(bytes.len(), MAGIC.len() + 2 + 64 + 1 + 5 + 5 + 6);
         assert_eq!(Trace::decode(&bytes).unwrap(), trace);
     }
 
@@ -287,12 +386,13 @@ mod tests {
             (at(0, b'L'), "does not begin"),
             (at(first, 17), "starts: 17, expected 1 to 16"),
             (at(first + 1, 3), "ends too early"),
-            (at(first + 66, 2), "blob of a run: 2, expected 0 to 1"),
-            (at(first + 67, 1), "the first chunk of a run"),
-            (at(first + 70, 2), "starts of a run: 2, expected 1 to 1"),
+            (at(first + 66, 1), "length of a span: 0, expected 1 to"),
+            (at(first + 67, 2), "blob of a run: 2, expected 0 to 1"),
+            (at(first + 68, 1), "the first chunk of a run"),
+            (at(first + 71, 2), "starts of a run: 2, expected 1 to 1"),
             (good[..good.len() - 1].to_vec(), "ends too early"),
             (vec![0; MAX_BYTES + 1], "at most"),
-            ([&good[..], &[0, 0x80, 0x80, 0x80, 0x80, 0x80]].concat(), "more than 32 bits"),
+            ([&good[..], &[0, 0x80, 0x80, 0x80, 0x80, 0x80]].concat(), "more than 5 bytes"),
             ([&good[..], &[0, 0, 0xff, 0xff, 0xff, 7, 0, 1]].concat(), "chunks of a run"),
             ([&good[..], &[0, 0, 0xff, 0xff, 0x7f, 0, 1]].concat(), "more than 65536 chunks"),
         ] {
@@ -317,6 +417,31 @@ mod tests {
         }
         assert!(trace.starts() <= MAX_STARTS);
         assert_eq!(trace.touches().len(), 1);
+    }
+
+    #[test]
+    fn hot_chunks_are_found_without_a_bootstrap() {
+        let touched = [(1, 70, 0), (0, 5, 1), (0, 6, 2), (0, 9, 3), (1, 71, 4), (0, 1, 5)];
+        let mut trace = start(&touched);
+        // Chunks of 1000 bytes, but the ninth is far away, and nobody knows the 71st.
+        trace.locate(|_, number| {
+            let at = u64::from(number) * 1000 + if number == 9 { 2 * GAP } else { 0 };
+            (number != 71).then(|| Stored(at)..Stored(at + 1000))
+        });
+        let expected = [
+            (blob(1), Stored(70_000)..Stored(71_000)),
+            (blob(0), Stored(1000)..Stored(7000)),
+            (blob(0), Stored(9000 + 2 * GAP)..Stored(10_000 + 2 * GAP)),
+        ];
+        let trace = Trace::decode(&trace.encode()).unwrap();
+        assert_eq!(trace.spans().collect::<Vec<_>>(), expected);
+
+        let mut both = start(&[(0, 5, 0)]);
+        both.merge(&trace, |_| true);
+        both.merge(&trace, |_| true);
+        assert_eq!(both.spans().collect::<Vec<_>>(), expected);
+        both.locate(|_, _| None);
+        assert_eq!(both.spans().count(), 0);
     }
 
     proptest! {

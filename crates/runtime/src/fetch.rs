@@ -10,14 +10,15 @@ use std::{error::Error as _, ops::Range, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     cache::{CachedBlob, Lease},
     error::ReadError,
+    prefetch::early::Held,
     source::{
         budget::Wanted,
-        place::Place,
+        place::{Meter as _, Place},
         race::{self, Answer, Need},
     },
 };
@@ -37,10 +38,15 @@ pub(crate) const JOB: u64 = 1 << 20;
 /// after each denial, and the program's deadline is one.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long bytes that were asked for early are waited for: where a place that brings nothing for so long is asked once more.
+const HELD: Duration = race::LAST_PATIENCE;
+
 /// A run of chunks that one request brings.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) stored: Range<Stored>,
+    /// The bytes, if they were asked for already.
+    pub(crate) held: Option<Held>,
     /// Bytes that one connection is asked for at most. More are asked for in parts at the same time, because what a new
     /// connection carries begins with 14 KiB in a round trip and only doubles with each.
     pub(crate) part: u64,
@@ -99,10 +105,18 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
 
 /// Brings the chunks of one request into the cache and finishes their leases, whatever happens. Fails when nobody delivers.
 pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), ReadError> {
-    let Request { stored, part, leases, deadline, is_ahead } = request;
+    let Request { stored, held, part, leases, deadline, is_ahead } = request;
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
-    let answer = match read_anywhere(&blob, stored.clone(), part, deadline, &wanted).await {
+    let answer = match held {
+        Some(held) => held_answer(&blob, held, &wanted).await,
+        None => None,
+    };
+    let answer = match answer {
+        Some(answer) => Ok(answer),
+        None => read_anywhere(&blob, stored.clone(), part, deadline, &wanted).await,
+    };
+    let answer = match answer {
         Ok(answer) => Arc::new(answer),
         Err(error) => {
             tracing::warn!(%error, cause = error.source().map(|e| e.to_string()), "nobody delivers");
@@ -246,6 +260,17 @@ async fn fetch_again(
         places.retain(|other| !Arc::ptr_eq(other, &place));
     }
     Err(wrong)
+}
+
+/// What was asked for early, as an answer of the place that is asked first; `None` if it does not come.
+async fn held_answer(blob: &Arc<CachedBlob>, held: Held, wanted: &Wanted) -> Option<Answer> {
+    let started = Instant::now();
+    let bytes = timeout(HELD, held.bytes()).await.ok()??;
+    let place = blob.sources().into_iter().next()?;
+    blob.request();
+    blob.arrived(bytes.len() as u64);
+    let permit = blob.workers().room().take(bytes.len() as u64, wanted).await;
+    Some(Answer { bytes, place, started, _permit: permit })
 }
 
 /// Reads `range` from the blob's places, and begins anew when others take theirs.

@@ -287,6 +287,7 @@ impl CachedBlob {
                 let leases = run.iter().map(start).collect();
                 requests.push(Request {
                     stored,
+                    held: None,
                     part: u64::MAX,
                     leases,
                     deadline,

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::{self, Request},
-    prefetch::ahead,
+    prefetch::{ahead, early::Early},
 };
 
 /// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
@@ -21,11 +21,12 @@ const AHEAD: Duration = Duration::from_secs(10);
 impl CachedBlob {
     /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
     /// who wait already go first. Returns the requests, whose bytes are counted as stored.
-    /// `part` is what one connection is asked for at most, in bytes.
+    /// `part` is what one connection is asked for at most, in bytes. What was asked for `early` is not asked for again.
     pub(crate) fn bring(
         self: &Arc<Self>,
         chunks: &[usize],
         part: u64,
+        early: Option<&Early>,
     ) -> Vec<(u64, JoinHandle<Fetched>)> {
         let all = self.layout.chunks();
         let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
@@ -40,7 +41,8 @@ impl CachedBlob {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
                 let leases = run.iter().map(|at| tower.start(*at, false)).collect();
-                requests.push(Request { stored, part, leases, deadline, is_ahead: true });
+                let held = early.and_then(|early| early.parts(&self.id(), &stored));
+                requests.push(Request { stored, held, part, leases, deadline, is_ahead: true });
             }
         }
         let spawn = |request: Request| {
@@ -61,7 +63,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.bring(&every, ahead::LEAST_PART) {
+            for (_, request) in self.bring(&every, ahead::LEAST_PART, None) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.flights.lock().has_any(chunks.clone()) {

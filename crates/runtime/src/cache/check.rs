@@ -143,6 +143,7 @@ async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) 
         let chunk = blob.chunk(lease.chunk());
         let request = Request {
             stored: chunk.stored..chunk.stored_end(),
+            held: None,
             part: u64::MAX,
             leases: vec![lease],
             deadline: tokio::time::Instant::now() + blob.deadline(),

@@ -263,6 +263,13 @@ impl Cache {
         Ok(named.map(|(name, path)| (name, occupied(&path))).collect())
     }
 
+    /// Whether anything of a blob may be here.
+    pub(crate) fn has_files_of(&self, blob: &Digest) -> bool {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let hex = blob.hex();
+        entries.into_iter().any(|e| e.file_name().as_encoded_bytes().starts_with(hex.as_bytes()))
+    }
+
     fn open_blob(&self, layout: Layout) -> Result<Arc<CachedBlob>, CacheError> {
         let key = layout.key();
         let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -214,8 +214,11 @@ impl Node {
             repository.prepare();
             let manifest = repository.manifest(platform.as_ref()).await?;
             let known = match self.is_started(&manifest.digest).await {
-                true => Known::Nothing,
-                false => self.prefetcher.look_up(&repository, manifest.digest),
+                true => Known::default(),
+                false => {
+                    let has_metadata = images.join(manifest.digest.hex()).exists();
+                    self.prefetcher.look_up(&repository, &manifest, has_metadata)
+                }
             };
             let (stored, fetched) = StoredImage::fetch(&repository, &manifest, &images).await?;
             stored.must_be_whole_unless(request.base, repository.describe())?;

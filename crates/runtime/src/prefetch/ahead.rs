@@ -15,7 +15,10 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_registry::CONNECTIONS;
 
-use super::whole::{HASTE, courtesy};
+use super::{
+    early::Early,
+    whole::{HASTE, courtesy},
+};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,
@@ -119,13 +122,14 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// Fetches what is missing of `order`; returns when it is here, the image is not served any more, or the disk is nearly full.
+/// Fetches what is missing of `order`, but for what was asked for `early`; returns when it is here, the image is not served any more, or the disk is nearly full.
 ///
 /// # Errors
 /// Nobody delivers: it ends with the first request that fails.
 pub(crate) async fn fetch(
     blobs: &Blobs,
     order: Vec<Place>,
+    early: Option<&Early>,
     pace: &Pace,
     manner: Manner<'_>,
 ) -> Result<(), ReadError> {
@@ -174,7 +178,7 @@ pub(crate) async fn fetch(
         size = (2 * size).min(WINDOW);
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
         for (blob, chunks) in &window {
-            for (bytes, request) in blobs[*blob].bring(chunks, part) {
+            for (bytes, request) in blobs[*blob].bring(chunks, part, early) {
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
             }

@@ -33,7 +33,7 @@ pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
         loop {
             tokio::select! {
                 places = found.recv() => match places {
-                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, pace, Manner::Hint(cache))),
+                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Manner::Hint(cache))),
                     None => break,
                 },
                 // Readers who need what cannot be had will be told why.

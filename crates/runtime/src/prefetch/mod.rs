@@ -12,15 +12,16 @@
 
 pub(crate) mod ahead;
 mod content;
+pub(crate) mod early;
 mod guess;
 mod recorder;
 mod traces;
 mod whole;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-use lazuli_image::{Digest, Trace, oci::Descriptor, rafs::Bootstrap};
-use lazuli_registry::Repository;
+use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
+use lazuli_registry::{Manifest, Repository};
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
 use tokio::{sync::Semaphore, task::JoinHandle, time::timeout};
@@ -29,6 +30,7 @@ pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Manner, Pace},
+    early::Early,
     recorder::{Recorded, Recorder},
 };
 use crate::cache::{Cache, CachedBlob};
@@ -77,6 +79,7 @@ pub(crate) struct Prefetcher {
     traces: Traces,
     cache: Arc<Cache>,
     pace: Pace,
+    early: early::Room,
     /// One image at a time gets its rest.
     turn: Semaphore,
 }
@@ -93,38 +96,72 @@ pub(crate) struct Image {
     pub(crate) repository: Arc<dyn Repository>,
 }
 
-/// What is known of the starts of an image.
-#[derive(Debug)]
-pub(crate) enum Known {
-    /// This node has seen some.
-    Here(Trace),
+/// What is known of the starts of an image. Nothing by default.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// What this node has seen.
+    trace: Option<Trace>,
     /// The registry is asked.
-    Asked(JoinHandle<Option<Trace>>),
-    /// Nobody is asked.
-    Nothing,
+    asked: Option<JoinHandle<Option<Trace>>>,
+    /// What is under way already.
+    early: Early,
 }
 
 impl Prefetcher {
     pub(crate) fn new(settings: Settings, traces: Traces, cache: Arc<Cache>) -> Arc<Self> {
         let turn = Semaphore::new(1);
-        Arc::new(Prefetcher { settings, traces, cache, pace: Pace::default(), turn })
+        let (pace, early) = Default::default();
+        Arc::new(Prefetcher { settings, traces, cache, pace, early, turn })
     }
 
-    /// Looks for a trace. To be called as soon as it is known which image it is, so that the answer of the registry comes with
-    /// the image's metadata.
-    pub(crate) fn look_up(&self, repository: &Arc<dyn Repository>, manifest: Digest) -> Known {
-        if self.settings.ahead != Ahead::Learn {
-            return Known::Nothing;
+    /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is. To be called as soon as it is
+    /// known which image it is.
+    pub(crate) fn look_up(
+        self: &Arc<Self>,
+        repository: &Arc<dyn Repository>,
+        manifest: &Manifest,
+        has_metadata: bool,
+    ) -> Known {
+        let learns = self.settings.ahead == Ahead::Learn;
+        let mut known = Known::default();
+        if learns {
+            known.trace = self.traces.get(&manifest.digest);
+        } else if self.settings.ahead != Ahead::Guess {
+            return known;
         }
-        if let Some(trace) = self.traces.get(&manifest) {
-            return Known::Here(trace);
+        if !has_metadata {
+            match &known.trace {
+                Some(trace) => self.ask_early(&known.early, repository, manifest, trace.spans()),
+                None => self.ask_early(&known.early, repository, manifest, baked(manifest)),
+            }
         }
-        let repository = repository.clone();
-        Known::Asked(tokio::spawn(async move {
-            let found = traces::find(&*repository, &manifest).await;
-            let image = repository.describe();
-            found.inspect_err(|error| tracing::info!(image, %error, "no trace")).unwrap_or_default()
-        }))
+        if learns && known.trace.is_none() {
+            let (prefetcher, early) = (self.clone(), known.early.clone());
+            let (repository, manifest) = (repository.clone(), manifest.clone());
+            known.asked = Some(tokio::spawn(async move {
+                let found = traces::find(&*repository, &manifest.digest).await;
+                let image = repository.describe();
+                let found = found.inspect_err(|error| tracing::info!(image, %error, "no trace"));
+                let trace = found.unwrap_or_default()?;
+                if !has_metadata && !early.is_any() {
+                    prefetcher.ask_early(&early, &repository, &manifest, trace.spans());
+                }
+                Some(trace)
+            }));
+        }
+        known
+    }
+
+    /// Asks for stored bytes of blobs that this node has nothing of.
+    fn ask_early(
+        &self,
+        early: &Early,
+        repository: &Arc<dyn Repository>,
+        manifest: &Manifest,
+        spans: impl Iterator<Item = (Digest, Range<Stored>)>,
+    ) {
+        let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
+        early.ask(repository, &manifest.parsed, new, &self.early);
     }
 
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
@@ -159,22 +196,19 @@ impl Prefetcher {
 
     /// Fetches what the start will most likely read. Returns whether a trace of it would be news for the registry.
     async fn fetch_ahead(&self, image: &Image, known: Known) -> bool {
-        let (trace, is_news) = match known {
-            Known::Here(trace) => (Some(trace), false),
-            Known::Asked(answer) => {
-                let abort = answer.abort_handle();
-                let found = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
-                abort.abort();
-                if let Some(trace) = &found
-                    && let Err(error) = self.traces.put(&image.manifest.digest, trace)
-                {
-                    tracing::warn!(%error, "cannot keep a trace");
-                }
-                let is_news = found.is_none();
-                (found, is_news)
+        let Known { mut trace, asked, early } = known;
+        let is_asked = asked.is_some();
+        if let Some(answer) = asked {
+            let abort = answer.abort_handle();
+            trace = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
+            abort.abort();
+            if let Some(trace) = &trace
+                && let Err(error) = self.traces.put(&image.manifest.digest, trace)
+            {
+                tracing::warn!(%error, "cannot keep a trace");
             }
-            Known::Nothing => (None, false),
-        };
+        }
+        let is_news = is_asked && trace.is_none();
         if matches!(self.settings.ahead, Ahead::Nothing | Ahead::Record) {
             return false;
         }
@@ -188,16 +222,26 @@ impl Prefetcher {
                 content::fetch_guessed(image, &self.pace, &self.cache).await
             }
             // Readers who need what cannot be had will be told why.
-            Some(order) => drop(ahead::fetch(&image.blobs, order, &self.pace, hint).await),
+            Some(order) => {
+                drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
+            }
             None => {}
         }
+        early.forget();
         is_news
     }
 
     /// Keeps what was recorded.
     async fn keep(&self, image: &Image, start: Recorded, is_news: bool) {
         let manifest = &image.manifest;
-        let kept = self.traces.add(&manifest.digest, &start.trace, |blob| start.saw(blob));
+        let blobs = image.blobs.upgrade();
+        let stored = |blob: &Digest, number: u32| {
+            let blob = blobs.as_ref()?.iter().find(|known| known.id() == *blob)?;
+            let chunk = blob.chunk(blob.position(number)?);
+            Some(chunk.stored..chunk.stored_end())
+        };
+        let saw = |blob: &Digest| start.saw(blob);
+        let kept = self.traces.add(&manifest.digest, &start.trace, saw, stored);
         let trace = match kept {
             Ok(trace) => trace,
             Err(error) => {
@@ -237,4 +281,10 @@ fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
         blob.stored_within(*hot).map(move |chunk| (position, chunk))
     };
     hot.iter().zip(blobs).enumerate().flat_map(of_blob).collect()
+}
+
+/// What the image's maker calls hot.
+fn baked(manifest: &Manifest) -> impl Iterator<Item = (Digest, Range<Stored>)> {
+    let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
+    manifest.parsed.layers.iter().filter_map(hot)
 }

@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder},
     io,
+    ops::Range,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,7 +16,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use lazuli_image::{Digest, Trace, oci::Descriptor};
+use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
 /// What an artifact with a trace calls itself.
@@ -55,20 +56,23 @@ impl Traces {
         trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
     }
 
-    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen.
+    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen, and `stored` where the chunk
+    /// with a number is.
     pub(crate) fn add(
         &self,
         manifest: &Digest,
         start: &Trace,
         saw: impl Fn(&Digest) -> bool,
+        stored: impl Fn(&Digest, u32) -> Option<Range<Stored>>,
     ) -> io::Result<Trace> {
-        let trace = match self.get(manifest) {
+        let mut trace = match self.get(manifest) {
             Some(mut known) => {
                 known.merge(start, saw);
                 known
             }
             None => start.clone(),
         };
+        trace.locate(stored);
         self.put(manifest, &trace)?;
         Ok(trace)
     }
@@ -155,8 +159,8 @@ mod tests {
         let start = |chunks: &[u32]| {
             Trace::of_start(vec![blob], chunks.iter().map(|number| (0, *number, 0)))
         };
-        traces.add(&image, &start(&[1, 2]), |_| true).unwrap();
-        traces.add(&image, &start(&[2, 3]), |_| true).unwrap();
+        traces.add(&image, &start(&[1, 2]), |_| true, |_, _| None).unwrap();
+        traces.add(&image, &start(&[2, 3]), |_| true, |_, _| None).unwrap();
         let known = traces.get(&image).unwrap();
         assert_eq!(known.starts(), 2);
         assert_eq!(known.touches().iter().map(|t| t.number).collect::<Vec<_>>(), [1, 2, 3]);

@@ -48,7 +48,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     {
         return Err(ReadError::NoSpace { blob: blob.id(), path: blob.path() });
     }
-    ahead::fetch(blobs, missing(&all), &prefetcher.pace, Manner::Order(cache)).await?;
+    ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Manner::Order(cache)).await?;
     // What others were fetching, what nobody has checked yet, and what did not arrive, with the reason.
     for blob in all.iter() {
         for chunk in blob.unready() {
@@ -96,7 +96,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
         }
         let begun = Instant::now();
         let mut bytes = 0;
-        for (size, request) in blob.bring(&chunks, u64::MAX) {
+        for (size, request) in blob.bring(&chunks, u64::MAX, None) {
             bytes += size;
             match request.await {
                 // Told in the log; what nobody has right bytes of is left to who reads it.

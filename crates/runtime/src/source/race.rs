@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The same when there is no other that is well: then others are asked, or the same once more over another connection,
 /// because connections die silently in firewalls and balancers.
-const LAST_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const LAST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What to read, and for whom.
 pub(crate) struct Need<'a> {

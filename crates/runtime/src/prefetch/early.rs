@@ -1,0 +1,146 @@
+//! Hot bytes that are fetched together with the image's metadata.
+//!
+//! Which chunks they are is known when the bootstrap is here. Until then they are bytes in memory, unchecked; then they take the place of
+//! an answer, and are checked like one.
+
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
+use lazuli_image::{Digest, Stored, oci::Manifest};
+use lazuli_registry::{CONNECTIONS, Repository, range};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::ahead::LEAST_PART;
+
+/// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
+const MOST: u64 = 16 << 20;
+
+/// Most bytes of all images, in steps of [`STEP`].
+const ROOM: usize = 64;
+
+/// See [`ROOM`].
+const STEP: u64 = 1 << 20;
+
+/// A part of a blob that is on its way, or here; `None` if it could not be had.
+type Part = Shared<BoxFuture<'static, Option<Bytes>>>;
+
+/// Room for bytes that nobody has checked yet.
+#[derive(Debug)]
+pub(crate) struct Room(Arc<Semaphore>);
+
+impl Default for Room {
+    fn default() -> Self {
+        Room(Arc::new(Semaphore::new(ROOM)))
+    }
+}
+
+/// Parts of an image's blobs that were asked for early. Clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Early(Arc<Mutex<Parts>>);
+
+#[derive(Default)]
+struct Parts {
+    parts: Vec<(Digest, Range<Stored>, Part)>,
+    room: Vec<OwnedSemaphorePermit>,
+}
+
+impl fmt::Debug for Early {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Early").finish_non_exhaustive()
+    }
+}
+
+impl Early {
+    /// Asks for `spans` of the layers of an image, as far as they are such and there is room.
+    pub(crate) fn ask(
+        &self,
+        repository: &Arc<dyn Repository>,
+        manifest: &Manifest,
+        spans: impl Iterator<Item = (Digest, Range<Stored>)>,
+        room: &Room,
+    ) {
+        let mut left = MOST;
+        let exists = |(blob, range): &(Digest, Range<Stored>)| {
+            let layer = manifest.layers.iter().find(|layer| layer.digest == *blob);
+            layer.is_some_and(|layer| range.end.0 <= layer.size)
+        };
+        let fits = |(_, range): &(Digest, Range<Stored>)| {
+            let rest = left.checked_sub(range.end.0.saturating_sub(range.start.0));
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        };
+        let spans: Vec<_> = spans.filter(exists).filter(fits).collect();
+        let bytes = MOST - left;
+        let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
+        let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
+        let part = (bytes / CONNECTIONS).max(LEAST_PART);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.room.push(permit);
+        for (blob, span) in spans {
+            let count = (span.end.0 - span.start.0).div_ceil(part);
+            for range in range::parts(&span, count) {
+                let (repository, wanted) = (repository.clone(), range.clone());
+                let read =
+                    tokio::spawn(async move { repository.read(&blob, wanted, &|_| {}).await.ok() });
+                let read = async { read.await.ok().flatten() };
+                all.parts.push((blob, range, read.boxed().shared()));
+            }
+        }
+    }
+
+    /// Those parts that together have all of `range`, if there are such.
+    pub(crate) fn parts(&self, blob: &Digest, range: &Range<Stored>) -> Option<Held> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let overlaps = |part: &Range<Stored>| part.start < range.end && range.start < part.end;
+        let parts = all.parts.iter().filter(|(of, part, _)| of == blob && overlaps(part));
+        let mut parts: Vec<_> =
+            parts.map(|(_, part, bytes)| (part.clone(), bytes.clone())).collect();
+        parts.sort_by_key(|(part, _)| part.start);
+        let follow = parts.windows(2).all(|pair| pair[0].0.end == pair[1].0.start);
+        let whole = parts.first()?.0.start <= range.start && range.end <= parts.last()?.0.end;
+        (follow && whole).then(|| Held { parts, range: range.clone() })
+    }
+
+    /// Whether anything was asked for.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.0.lock().unwrap_or_else(PoisonError::into_inner).parts.is_empty()
+    }
+
+    /// Gives everything back that nobody holds.
+    pub(crate) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Parts::default();
+    }
+}
+
+/// What was asked for early in place of an answer.
+pub(crate) struct Held {
+    parts: Vec<(Range<Stored>, Part)>,
+    range: Range<Stored>,
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Held({:?})", self.range)
+    }
+}
+
+impl Held {
+    /// Waits for the bytes of the range; `None` if any could not be had.
+    pub(crate) async fn bytes(self) -> Option<Bytes> {
+        let Range { start, end } = self.range;
+        let mut whole = BytesMut::with_capacity((end.0 - start.0) as usize);
+        let arrived = join_all(self.parts.iter().map(|(_, bytes)| bytes.clone())).await;
+        for ((part, _), bytes) in self.parts.iter().zip(arrived) {
+            let bytes = bytes?;
+            let from = start.0.saturating_sub(part.start.0) as usize;
+            let to = (end.0.min(part.end.0) - part.start.0) as usize;
+            whole.extend_from_slice(bytes.get(from..to)?);
+        }
+        Some(whole.freeze())
+    }
+}

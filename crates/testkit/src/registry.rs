@@ -22,6 +22,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io,
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard},
     thread,
     time::Duration,
@@ -61,6 +62,35 @@ pub struct Logged {
     pub storage: bool,
     /// Where it came from.
     pub peer: IpAddr,
+}
+
+impl Logged {
+    /// The bytes that were asked for, if it was not everything.
+    pub fn bytes(&self) -> Option<Range<u64>> {
+        let (first, last) = self.range.as_deref()?.strip_prefix("bytes=")?.split_once('-')?;
+        Some(first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?)
+    }
+}
+
+/// The runs of bytes that were asked for in parts that follow each other, by what they were asked of.
+///
+/// # Panics
+/// If bytes were asked for twice.
+pub fn runs(log: &[Logged]) -> Vec<(String, Range<u64>)> {
+    let mut parts: Vec<_> =
+        log.iter().filter_map(|it| Some((it.target.clone(), it.bytes()?))).collect();
+    parts.sort_by_key(|(target, bytes)| (target.clone(), bytes.start));
+    let mut runs: Vec<(String, Range<u64>)> = Vec::new();
+    for (target, bytes) in parts {
+        match runs.last_mut() {
+            Some((known, run)) if *known == target && bytes.start <= run.end => {
+                assert!(bytes.start == run.end, "{target}: twice from {}", bytes.start);
+                run.end = bytes.end;
+            }
+            _ => runs.push((target, bytes)),
+        }
+    }
+    runs
 }
 
 /// What the registry did so far.

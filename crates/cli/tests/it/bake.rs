@@ -16,7 +16,7 @@ use lazuli_image::{
 use lazuli_testkit::{
     kernel::{Feature, require},
     listing, odd,
-    registry::FakeRegistry,
+    registry::{FakeRegistry, runs},
 };
 use serde_json::Value;
 
@@ -196,15 +196,14 @@ fn what_was_baked_arrives_before_anybody_asks() {
                 assert!(begun.elapsed() < Duration::from_secs(20), "{} chunks", ready());
                 thread::sleep(Duration::from_millis(20));
             }
-            let ranges = |log: Vec<lazuli_testkit::registry::Logged>| {
-                log.iter().filter(|entry| entry.range.is_some()).count()
-            };
-            assert_eq!(ranges(registry.log()), 1, "{tag} over {driver}: {:#?}", registry.log());
+            let asked = runs(&registry.log());
+            assert_eq!(asked.len(), 1, "{tag} over {driver}: {:#?}", registry.log());
+            let before = registry.stats().requests;
             for number in READ {
                 let content = fs::read(mountpoint.join(name(number.into()))).unwrap();
                 assert!(content == odd::random(number.into(), SIZE));
             }
-            assert_eq!(ranges(registry.log()), 1, "nobody had to wait");
+            assert_eq!(registry.stats().requests, before, "nobody had to wait");
             listing::assert_equal(lazuli.path("source"), &mountpoint);
             lazuli.ok(["umount", path]);
             lazuli.ok(["stop"]);

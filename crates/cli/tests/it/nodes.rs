@@ -11,7 +11,7 @@ use lazuli_testkit::{
     kernel::{Feature, require},
     network::{Network, Node},
     odd,
-    registry::{FakeRegistry, Logged},
+    registry::{FakeRegistry, Logged, runs},
 };
 use serde_json::Value;
 
@@ -141,9 +141,11 @@ fn teach(api: bool) {
     let answer = if api { questions.clone() } else { about(&log, "/manifests/sha256-") };
     assert!(questions.len() == 1 && answer.len() == 1, "{log:#?}");
     assert!(data.iter().all(|data| answer[0] < *data), "{log:#?}");
-    assert_eq!(data.len(), RUNS, "{log:#?}");
-    let ranges: Vec<_> = data.iter().map(|at| length(&log[*at])).collect();
-    assert_eq!(ranges.iter().sum::<u64>(), (READ.len() * SIZE) as u64, "{log:#?}");
+    let data: Vec<_> = data.into_iter().map(|at| log[at].clone()).collect();
+    let runs = runs(&data);
+    assert_eq!(runs.len(), RUNS, "{log:#?}");
+    let bytes: u64 = runs.iter().map(|(_, run)| run.end - run.start).sum();
+    assert_eq!(bytes, (READ.len() * SIZE) as u64, "{log:#?}");
 
     let before = registry.stats().requests;
     read(&second);
@@ -155,11 +157,4 @@ fn teach(api: bool) {
 #[track_caller]
 fn comes_from(log: &[Logged], address: IpAddr) {
     assert!(!log.is_empty() && log.iter().all(|request| request.peer == address), "{log:#?}");
-}
-
-/// Bytes of a request's range.
-fn length(request: &Logged) -> u64 {
-    let range = request.range.as_deref().and_then(|range| range.strip_prefix("bytes="));
-    let (first, last) = range.and_then(|range| range.split_once('-')).unwrap();
-    last.parse::<u64>().unwrap() + 1 - first.parse::<u64>().unwrap()
 }

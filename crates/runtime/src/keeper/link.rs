@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     process::Child,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -15,6 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{
     descriptors::Descriptors,
+    service,
     supervisor::{LISTENER, LOCK, LOG, Programs, Role},
     takeover::unexpected,
     wire::{Channel, Kind, Message, TRIAL},
@@ -25,6 +26,9 @@ pub const JOURNAL: &str = "journal";
 
 /// The connection to the keeper before, which goes on if a worker on trial fails.
 pub(super) const PREDECESSOR: &str = "predecessor";
+
+/// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier version never says that it has.
+const PASSED_ON: Duration = Duration::from_secs(1);
 
 /// Pause before a keeper is started again that could not be started.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -70,6 +74,17 @@ pub struct Link {
     inner: Mutex<Inner>,
     orders: UnboundedSender<Order>,
     trial: Mutex<Option<Trial>>,
+    questions: Mutex<Questions>,
+    answered: Condvar,
+}
+
+/// What the keeper was asked after it was given something, and how often it answered.
+#[derive(Default)]
+struct Questions {
+    /// Whether anybody listens for answers.
+    heard: bool,
+    asked: u64,
+    answered: u64,
 }
 
 /// The state of a worker on trial.
@@ -137,7 +152,7 @@ impl Link {
         let mut given: BTreeSet<_> = descriptors.iter().map(|(name, _)| name.to_owned()).collect();
         given.extend(opened.is_some().then(|| JOURNAL.to_owned()));
         let inner = Inner { channel: Some(Arc::new(channel)), given, info, ..Inner::default() };
-        let link = Arc::new(Link { inner: inner.into(), orders, trial: trial.into() });
+        let link = Arc::new(Link::new(inner, orders, trial));
         for name in [LOCK, LISTENER, LOG] {
             if let Some(descriptor) = descriptors.remove(name) {
                 link.lock().held.insert(name.to_owned(), Arc::new(descriptor));
@@ -149,12 +164,18 @@ impl Link {
     /// For a process without a keeper: everything dies with it.
     pub fn alone() -> Arc<Self> {
         let (orders, _) = unbounded_channel();
-        Arc::new(Link { inner: Mutex::default(), orders, trial: Mutex::default() })
+        Arc::new(Link::new(Inner::default(), orders, None))
+    }
+
+    fn new(inner: Inner, orders: UnboundedSender<Order>, trial: Option<Trial>) -> Self {
+        let (questions, answered) = Default::default();
+        Link { inner: inner.into(), orders, trial: trial.into(), questions, answered }
     }
 
     /// Listens to the keeper from a thread, and starts another one when it dies.
     pub fn attend(self: &Arc<Self>, programs: Programs) -> io::Result<()> {
         let link = self.clone();
+        self.questions().heard = true;
         let listen = move || link.listen(&programs);
         thread::Builder::new().name("keeper".to_owned()).spawn(listen).map(drop)
     }
@@ -168,6 +189,10 @@ impl Link {
                         Ok(info) => self.lock().info = info,
                         Err(error) => tracing::warn!(%error, "cannot understand the keeper"),
                     },
+                    Kind::Report => {
+                        self.questions().answered += 1;
+                        self.answered.notify_all();
+                    }
                     Kind::Confirmed => drop(self.trial().take()),
                     Kind::Stop => drop(self.orders.send(Order::Stop)),
                     Kind::Leave => drop(self.orders.send(Order::Leave)),
@@ -200,6 +225,10 @@ impl Link {
             tracing::error!(%error, "cannot start a keeper: readers depend on this process alone");
             thread::sleep(PAUSE);
         }
+        // It was asked nothing, and has everything.
+        let mut questions = self.questions();
+        questions.answered = questions.asked;
+        self.answered.notify_all();
     }
 
     fn start_keeper(&self, programs: &Programs) -> io::Result<()> {
@@ -218,15 +247,37 @@ impl Link {
     }
 
     /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor
-    /// stays open whatever happens to this process. Under a name that a worker before this one has used and nobody
+    /// stays open whatever happens to this process, and to the keeper if there is a service manager. Under a name that a worker before this one has used and nobody
     /// [released](Link::release), it has to be what was [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> Held {
         let mut inner = self.lock();
-        if !inner.given.remove(&name) {
+        let is_new = !inner.given.remove(&name);
+        if is_new {
             inner.tell(Kind::Descriptor, &name, Some(&descriptor));
         }
         inner.held.insert(name.clone(), descriptor);
+        drop(inner);
+        if is_new && !service::address().is_empty() {
+            self.await_keeper();
+        }
         Held { link: self.clone(), name }
+    }
+
+    /// Waits until the keeper has dealt with everything that it was told.
+    fn await_keeper(&self) {
+        let mut questions = self.questions();
+        if !questions.heard {
+            return;
+        }
+        questions.asked += 1;
+        let number = questions.asked;
+        self.lock().tell(Kind::Report, "", None);
+        let waited = self
+            .answered
+            .wait_timeout_while(questions, PASSED_ON, |questions| questions.answered < number);
+        if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
+            tracing::warn!("the keeper does not say that it passed a descriptor on");
+        }
     }
 
     /// Lets the keeper close a descriptor that a predecessor had handed over and nobody wants any more.
@@ -259,6 +310,10 @@ impl Link {
     pub fn keeper(&self) -> Option<KeeperInfo> {
         let inner = self.lock();
         inner.channel.is_some().then(|| inner.info.clone())
+    }
+
+    fn questions(&self) -> MutexGuard<'_, Questions> {
+        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn trial(&self) -> MutexGuard<'_, Option<Trial>> {

@@ -429,6 +429,7 @@ impl Keeper {
                 match (message.kind, message.descriptor) {
                     (Kind::Descriptor, Some(descriptor)) => self.hold(&message.text, descriptor),
                     (Kind::Release, None) => self.release(&message.text),
+                    (Kind::Report, None) => worker.tell(Kind::Report),
                     (Kind::Serving, None) => self.service.ready(),
                     (Kind::Settled, None) => worker.settled = true,
                     (Kind::Stopped, None) => worker.stopped = true,

@@ -60,7 +60,8 @@ pub(super) enum Kind {
     End = 12,
     /// Successor: my worker serves, you can go.
     Done = 13,
-    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON.
+    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON. Worker: have you dealt with what I said?
+    /// Answered with the same kind.
     Report = 14,
     /// Old keeper: no, and why.
     Refused = 15,

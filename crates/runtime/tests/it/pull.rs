@@ -115,7 +115,7 @@ async fn the_part_that_cannot_be_had_is_named_and_nothing_stays() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bootstrap_comes_in_parts_or_whole() {
     // The second is more than is kept in memory; the third is from a server that knows no ranges.
-    for (padding, times, requests) in [(300_000, 0, 10), (5 << 20, 0, 3), (300_000, 100, 11)] {
+    for (padding, times, requests) in [(300_000, 0, 18), (5 << 20, 0, 3), (300_000, 100, 19)] {
         let pushed = Pushed::behind(padding);
         let layer = pushed.bootstrap.to_string();
         pushed.registry.fault("GET", &layer, times, Fault::IgnoreRange);

@@ -157,10 +157,8 @@ impl Asked {
 fn fetched(registry: &FakeRegistry) -> Asked {
     let mut ranges: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
     for asked in registry.log() {
-        let bounds = asked.range.as_deref().and_then(|range| range.strip_prefix("bytes="));
-        let Some((from, to)) = bounds.and_then(|bounds| bounds.split_once('-')) else { continue };
-        let (from, to) = (from.parse().unwrap(), to.parse::<u64>().unwrap() + 1);
-        ranges.entry(asked.target).or_default().push((from, to));
+        let Some(bytes) = asked.bytes() else { continue };
+        ranges.entry(asked.target).or_default().push((bytes.start, bytes.end));
     }
     let mut asked = Asked { requests: 0, bytes: 0, twice: 0, same_border: 0 };
     for ranges in ranges.values_mut() {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::PathBuf,
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +12,7 @@ use std::{
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd,
-    registry::FakeRegistry,
+    registry::{FakeRegistry, Fault, runs},
 };
 use serde_json::Value;
 
@@ -110,6 +111,60 @@ fn teach(lazuli: &Lazuli, image: &str) {
     umount(lazuli);
     let traces = lazuli.root().join("traces");
     wait("a trace", || fs::read_dir(&traces).is_ok_and(|traces| traces.count() == 1));
+}
+
+/// The blob with the files' chunks, and the layer with the bootstrap.
+fn layers(registry: &FakeRegistry) -> [String; 2] {
+    let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
+    [0, 1].map(|layer| manifest["layers"][layer]["digest"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn what_a_start_read_comes_together_with_the_metadata() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, mountpoint) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    forget(&lazuli);
+    registry.reset_stats();
+    let [data, bootstrap] = layers(&registry);
+    registry.fault("GET", &bootstrap, 1, Fault::Latency(Duration::from_secs(2)));
+    let mut mount = lazuli.command(["mount", &image, mountpoint.to_str().unwrap()]);
+    let mut mount = mount.stdout(Stdio::null()).spawn().unwrap();
+    let asked = || {
+        let log = registry.log();
+        let data: Vec<_> = log.into_iter().filter(|it| it.target.contains(&data)).collect();
+        runs(&data)
+    };
+    let bytes = || asked().iter().map(|(_, run)| run.end - run.start).sum::<u64>();
+    wait("what was learned", || bytes() == (READ.len() * SIZE) as u64);
+    assert!(mount.try_wait().unwrap().is_none(), "the bootstrap was not waited for");
+    assert!(mount.wait().unwrap().success());
+    wait("chunks", || chunks_ready(&lazuli) == READ.len() as u64);
+    let before = registry.stats().requests;
+    READ.into_iter().for_each(|number| read(&lazuli, number));
+    assert_eq!(registry.stats().requests, before, "nothing was asked for twice");
+    umount(&lazuli);
+}
+
+#[test]
+fn what_is_wrong_although_it_came_early_is_fetched_again() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    for fault in [Fault::WrongBytes, Fault::Status(503)] {
+        forget(&lazuli);
+        let [data, _] = layers(&registry);
+        registry.fault("GET", &data, 2, fault);
+        mount(&lazuli, &image);
+        READ.into_iter().for_each(|number| read(&lazuli, number));
+        umount(&lazuli);
+    }
 }
 
 #[test]

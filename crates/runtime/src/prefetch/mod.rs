@@ -234,10 +234,9 @@ impl Prefetcher {
     /// Keeps what was recorded.
     async fn keep(&self, image: &Image, start: Recorded, is_news: bool) {
         let manifest = &image.manifest;
-        let blobs = image.blobs.upgrade();
         let stored = |blob: &Digest, number: u32| {
-            let blob = blobs.as_ref()?.iter().find(|known| known.id() == *blob)?;
-            let chunk = blob.chunk(blob.position(number)?);
+            let blob = image.bootstrap.blobs().iter().find(|known| known.id == *blob)?;
+            let chunk = blob.chunk(number)?;
             Some(chunk.stored..chunk.stored_end())
         };
         let saw = |blob: &Digest| start.saw(blob);

@@ -43,7 +43,7 @@ package-test: deb ## the package, and the DaemonSet's container, on Debian syste
 	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" target/release/cri "$$(scripts/corpus redis)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
 
-soak: ## the long forms of the reliability tests, thousands of kills and damaged images (about 30 minutes)
+soak: ## the long forms of the reliability tests, thousands of kills and damaged images, an hour under containerd (about two hours)
 	scripts/install-deps test
 	scripts/soak
 

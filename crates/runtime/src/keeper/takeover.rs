@@ -161,6 +161,7 @@ impl Keeper {
                     self.hold(&text, descriptor);
                 }
                 Some(Message { kind: Kind::Release, text, .. }) => self.release(&text),
+                Some(Message { kind: Kind::Report, .. }) => worker.tell(Kind::Report),
                 Some(Message { kind: Kind::Settled, .. }) => worker.settled = true,
                 Some(Message { kind: Kind::Serving, .. }) => return Ok(()),
                 Some(message) => return Err(unexpected(&message)),

@@ -4,7 +4,7 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -218,7 +218,9 @@ impl Client {
     /// Opens connections for requests that are about to come, unless that was done lately. With requests for nothing: the HTTP library
     /// has no other way to put connections into its pool.
     pub(crate) fn prepare(&self) {
-        if !self.endpoints.should_prepare(&self.base.origin().ascii_serialization()) {
+        if self.health.is_near()
+            || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
+        {
             return;
         }
         let mut url = self.server.root.clone();
@@ -293,6 +295,7 @@ impl Client {
             if let Some(body) = &call.body {
                 request = request.body(body.clone());
             }
+            let sent = Instant::now();
             let response = match request.send().await {
                 Ok(response) => response,
                 Err(error) if stale(&error) && call.body.is_none() && !resent => {
@@ -301,6 +304,9 @@ impl Client {
                 }
                 Err(error) => return Err(RegistryError::http(&self.place, call.object, error)),
             };
+            if ours {
+                self.health.answered(sent.elapsed());
+            }
             if response.status() != StatusCode::UNAUTHORIZED || !ours {
                 return Ok(response);
             }

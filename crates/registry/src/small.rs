@@ -27,7 +27,7 @@ pub struct SmallBlob {
     pub requests: u64,
 }
 
-/// Fetches and checks a whole blob. In parts, if it has more than two of the smallest, from a server that reads ranges.
+/// Fetches and checks a whole blob. In parts, if it has more than two of the smallest, from a server that is not near and reads ranges.
 pub(crate) async fn read<R: Repository + ?Sized>(
     repository: &R,
     blob: &Descriptor,
@@ -38,7 +38,8 @@ pub(crate) async fn read<R: Repository + ?Sized>(
         return Err(RegistryError::TooLarge { place, object, limit: DOCUMENT_LIMIT });
     }
     let mut requests = 1;
-    if repository.health().is_some() && blob.size > 2 * SMALLEST_PART {
+    let is_far = repository.health().is_some_and(|server| !server.is_near());
+    if is_far && blob.size > 2 * SMALLEST_PART {
         let parts = range::parts(&(Stored(0)..Stored(blob.size)), blob.size / SMALLEST_PART);
         let reads = parts.map(|part| repository.read(&blob.digest, part, &|_| {}));
         let reads: Vec<_> = reads.collect();

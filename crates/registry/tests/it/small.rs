@@ -39,6 +39,18 @@ async fn what_is_more_than_a_beginning_comes_in_parts() {
 }
 
 #[tokio::test]
+async fn from_near_everything_comes_at_once() {
+    let server = FakeRegistry::start().unwrap();
+    let content = noise(300_000, 16);
+    server.put_blob("app", &content);
+    let image = open(&server, "app");
+    image.health().unwrap().answered(Duration::from_millis(1));
+    let small = image.small_blob(&descriptor(&content)).await.unwrap();
+    assert!(small.content == content);
+    assert_eq!((small.requests, server.stats().requests), (1, 1));
+}
+
+#[tokio::test]
 async fn storage_behind_redirects_has_parts_too() {
     let server = FakeRegistry::start().unwrap();
     server.redirect_blobs();

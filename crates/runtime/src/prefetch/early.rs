@@ -78,7 +78,8 @@ impl Early {
         let bytes = MOST - left;
         let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
         let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
-        let part = (bytes / CONNECTIONS).max(LEAST_PART);
+        let is_near = repository.health().is_some_and(|server| server.is_near());
+        let part = if is_near { MOST } else { (bytes / CONNECTIONS).max(LEAST_PART) };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.room.push(permit);
         for (blob, span) in spans {

@@ -117,6 +117,8 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
     // The second is more than is kept in memory; the third is from a server that knows no ranges.
     for (padding, times, requests) in [(300_000, 0, 18), (5 << 20, 0, 3), (300_000, 100, 19)] {
         let pushed = Pushed::behind(padding);
+        // Far enough for parts.
+        pushed.registry.set_latency(Duration::from_millis(10));
         let layer = pushed.bootstrap.to_string();
         pushed.registry.fault("GET", &layer, times, Fault::IgnoreRange);
         let directory = tempfile::tempdir().unwrap();

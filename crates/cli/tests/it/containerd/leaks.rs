@@ -18,8 +18,8 @@ use super::{names, rig::Rig};
 /// How long removal may go on in the background.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Connections may come and go while one counts: of clients, and to registries, of which sixteen are kept for a while.
-const CONNECTIONS: usize = 28;
+/// Connections may come and go while one counts: of clients, and to registries, of which 32 are kept for a while, for each server and way to speak to it.
+const CONNECTIONS: usize = 80;
 
 /// The descriptor whose marks are counted.
 const FANOTIFY: &str = "anon_inode:[fanotify]";

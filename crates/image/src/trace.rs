@@ -2,7 +2,7 @@
 //!
 //! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and ignores what the image does
 //! not have. It also says where hot chunks are stored, so that they can be fetched together with the bootstrap, which
-//! says that, too. As bytes (integers are LEB128, at most 32 bits, but 64 where it says so):
+//! says that, too. As bytes (integers are LEB128, at most 32 bits, but 63 where it says so):
 //!
 //! ```text
 //! "lazuli trace 1\n"
@@ -10,8 +10,8 @@
 //! blobs                              number of blobs, then 32 bytes of SHA-256 for each
 //! spans                              number of spans, then for each:
 //!   blob                             position in the list above
-//!   start                            of the stored bytes; 64 bits
-//!   length                           at least 1; 64 bits
+//!   start                            of the stored bytes; 63 bits
+//!   length                           at least 1; 63 bits
 //! runs, to the end:
 //!   blob                             position in the list above
 //!   first chunk                      number, less the one after the blob's last run; zigzag
@@ -47,9 +47,6 @@ const MAX_STARTS: u32 = 16;
 
 /// Most spans. Starts of real images have 2 to 40.
 pub const MAX_SPANS: usize = 256;
-
-/// Stored bytes between hot chunks that belong to a span: about what another request costs at 100 Mbit/s and 10 ms.
-const GAP: u64 = 128 << 10;
 
 /// Stored bytes of a blob have an offset below this, as files in Linux.
 const MAX_STORED: u64 = 1 << 62;
@@ -112,8 +109,11 @@ impl Trace {
 
     /// The chunks that the next start will most likely touch: those of at least a quarter of the starts, in order.
     pub fn hot(&self) -> impl Iterator<Item = (Digest, u32)> {
-        let hot = self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts);
-        hot.map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
+        self.hot_touches().map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
+    }
+
+    fn hot_touches(&self) -> impl Iterator<Item = &Touch> {
+        self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts)
     }
 
     /// Where hot chunks are stored, as far as anybody has [located](Trace::locate) them, in the order of their first touch.
@@ -125,11 +125,10 @@ impl Trace {
         self.spans.iter().map(span)
     }
 
-    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob. Those near each other are
-    /// one span, and what is touched after [`MAX_SPANS`] is left out.
-    pub fn locate(&mut self, place: impl Fn(&Digest, u32) -> Option<Range<Stored>>) {
-        let hot = self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts);
-        let located = hot.enumerate().filter_map(|(order, touch)| {
+    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob. Those with at most `gap` other
+    /// bytes between them are one span, and what is touched after [`MAX_SPANS`] is left out.
+    pub fn locate(&mut self, gap: u64, place: impl Fn(&Digest, u32) -> Option<Range<Stored>>) {
+        let located = self.hot_touches().enumerate().filter_map(|(order, touch)| {
             let range = place(&self.blobs[usize::from(touch.blob)], touch.number)?;
             Some((touch.blob, range.start.0, range.end.0, order))
         });
@@ -138,7 +137,7 @@ impl Trace {
         let mut spans: Vec<(usize, Span)> = Vec::new();
         for (blob, start, end, order) in located {
             match spans.last_mut() {
-                Some((first, last)) if last.blob == blob && start <= last.range.end + GAP => {
+                Some((first, last)) if last.blob == blob && start <= last.range.end + gap => {
                     last.range.end = last.range.end.max(end);
                     *first = order.min(*first);
                 }
@@ -424,14 +423,14 @@ mod tests {
         let touched = [(1, 70, 0), (0, 5, 1), (0, 6, 2), (0, 9, 3), (1, 71, 4), (0, 1, 5)];
         let mut trace = start(&touched);
         // Chunks of 1000 bytes, but the ninth is far away, and nobody knows the 71st.
-        trace.locate(|_, number| {
-            let at = u64::from(number) * 1000 + if number == 9 { 2 * GAP } else { 0 };
+        trace.locate(10_000, |_, number| {
+            let at = u64::from(number) * 1000 + if number == 9 { 20_000 } else { 0 };
             (number != 71).then(|| Stored(at)..Stored(at + 1000))
         });
         let expected = [
             (blob(1), Stored(70_000)..Stored(71_000)),
             (blob(0), Stored(1000)..Stored(7000)),
-            (blob(0), Stored(9000 + 2 * GAP)..Stored(10_000 + 2 * GAP)),
+            (blob(0), Stored(29_000)..Stored(30_000)),
         ];
         let trace = Trace::decode(&trace.encode()).unwrap();
         assert_eq!(trace.spans().collect::<Vec<_>>(), expected);
@@ -440,7 +439,7 @@ mod tests {
         both.merge(&trace, |_| true);
         both.merge(&trace, |_| true);
         assert_eq!(both.spans().collect::<Vec<_>>(), expected);
-        both.locate(|_, _| None);
+        both.locate(0, |_, _| None);
         assert_eq!(both.spans().count(), 0);
     }
 

@@ -264,8 +264,7 @@ impl Client {
             return Ok(client);
         }
         let malformed = |problem| RegistryError::malformed(&self.place, "the address", problem);
-        let builder = self.manner.builder();
-        let builder = builder.map_err(malformed)?;
+        let builder = self.manner.builder().map_err(malformed)?;
         let built = builder.timeout(self.manner.timeouts.upload).build();
         let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
         Ok(self.uploads.get_or_init(|| client))

@@ -18,6 +18,7 @@ use crate::{
     blob::Progress,
     client::{Call, Client},
     error::RegistryError,
+    health::Health,
 };
 
 /// Memory taken ahead of the bytes that arrive, in bytes: a caller's range may be wrong, what arrives
@@ -46,10 +47,16 @@ impl Locations {
     }
 }
 
-/// Cuts `range` into `count` parts that differ by one byte at most: at least one, at most [`CONNECTIONS`], and not more than it has bytes.
-pub fn parts(range: &Range<Stored>, count: u64) -> impl Iterator<Item = Range<Stored>> + use<> {
+/// Cuts `range` into `count` parts that differ by one byte at most, to be asked for at the same time: at least one, at most
+/// [`CONNECTIONS`], and not more than it has bytes. Of a server that is near, or of none, it is one: there is nothing to gain.
+pub fn parts(
+    range: &Range<Stored>,
+    count: u64,
+    server: Option<&Health>,
+) -> impl Iterator<Item = Range<Stored>> + use<> {
     let (start, bytes) = (range.start.0, range.end.0.saturating_sub(range.start.0));
-    let count = count.min(bytes).clamp(1, CONNECTIONS);
+    let most = if server.is_some_and(|server| !server.is_near()) { CONNECTIONS } else { 1 };
+    let count = count.min(bytes).clamp(1, most);
     let border = move |number: u64| {
         Stored(start + (u128::from(bytes) * u128::from(number) / u128::from(count)) as u64)
     };
@@ -195,7 +202,8 @@ mod tests {
             (5..1 << 60, 1000, CONNECTIONS),
         ] {
             let range = Stored(range.start)..Stored(range.end);
-            let all: Vec<_> = super::parts(&range, count).collect();
+            let far = Health::new("far");
+            let all: Vec<_> = super::parts(&range, count, Some(&far)).collect();
             assert_eq!(all.len() as u64, parts, "{range:?}");
             assert_eq!((all[0].start, all[all.len() - 1].end), (range.start, range.end));
             assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start), "{all:?}");

@@ -3,6 +3,8 @@
 //! A new connection carries ten segments, 14.6 kB, in the first round trip, and twice as many in each that follows: a blob of 300 kB
 //! takes five. So it is asked for in parts at the same time, over as many connections, each with a beginning of its own: it takes two.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use lazuli_image::{Stored, oci::Descriptor};
@@ -27,7 +29,7 @@ pub struct SmallBlob {
     pub requests: u64,
 }
 
-/// Fetches and checks a whole blob. In parts, if it has more than two of the smallest, from a server that is not near and reads ranges.
+/// Fetches and checks a whole blob. In parts, if it has two of the smallest and the server reads ranges.
 pub(crate) async fn read<R: Repository + ?Sized>(
     repository: &R,
     blob: &Descriptor,
@@ -38,10 +40,10 @@ pub(crate) async fn read<R: Repository + ?Sized>(
         return Err(RegistryError::TooLarge { place, object, limit: DOCUMENT_LIMIT });
     }
     let mut requests = 1;
-    let is_far = repository.health().is_some_and(|server| !server.is_near());
-    if is_far && blob.size > 2 * SMALLEST_PART {
-        let parts = range::parts(&(Stored(0)..Stored(blob.size)), blob.size / SMALLEST_PART);
-        let reads = parts.map(|part| repository.read(&blob.digest, part, &|_| {}));
+    let (whole, count) = (Stored(0)..Stored(blob.size), blob.size / SMALLEST_PART);
+    let parts: Vec<_> = range::parts(&whole, count, repository.health().map(Arc::as_ref)).collect();
+    if parts.len() > 1 {
+        let reads = parts.into_iter().map(|part| repository.read(&blob.digest, part, &|_| {}));
         let reads: Vec<_> = reads.collect();
         let asked = reads.len() as u64;
         match try_join_all(reads).await {

@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout};
 use crate::{
     cache::{CachedBlob, Lease},
     error::ReadError,
-    prefetch::early::Held,
     source::{
         budget::Wanted,
+        early::Held,
         place::{Meter as _, Place},
         race::{self, Answer, Need},
     },
@@ -25,11 +25,15 @@ use crate::{
 
 /// Bytes between two missing chunks that are read and thrown away rather than asking twice. At
 /// 100 Mbit/s and 10 ms that is what a round trip costs.
-const GAP: u64 = 128 << 10;
+pub(crate) const GAP: u64 = 128 << 10;
 
 /// Stored bytes in one request, unless a single chunk is larger. Bigger needs are split, since
 /// several streams fill a link better than one, and a failure costs less.
 pub(crate) const MAX_REQUEST: u64 = 4 << 20;
+
+/// What is fetched ahead is spread evenly over the connections to a server, but in parts of at least so many bytes: through a
+/// new connection they come in two and a half round trips.
+pub(crate) const LEAST_PART: u64 = 64 << 10;
 
 /// Decoded bytes that one worker takes on at a time.
 pub(crate) const JOB: u64 = 1 << 20;
@@ -265,9 +269,9 @@ async fn fetch_again(
 /// What was asked for early, as an answer of the place that is asked first; `None` if it does not come.
 async fn held_answer(blob: &Arc<CachedBlob>, held: Held, wanted: &Wanted) -> Option<Answer> {
     let started = Instant::now();
+    (0..held.requests()).for_each(|_| blob.request());
     let bytes = timeout(HELD, held.bytes()).await.ok()??;
     let place = blob.sources().into_iter().next()?;
-    blob.request();
     blob.arrived(bytes.len() as u64);
     let permit = blob.workers().room().take(bytes.len() as u64, wanted).await;
     Some(Answer { bytes, place, started, _permit: permit })

@@ -37,7 +37,8 @@ impl Map {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ,
-                MapFlags::PRIVATE,
+                // All of it is about to be read: one call instead of a fault for each piece.
+                MapFlags::PRIVATE | MapFlags::POPULATE,
                 file,
                 0,
             )?

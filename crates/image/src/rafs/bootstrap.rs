@@ -130,7 +130,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         self.chunks_of(&view.inode(file)?)
     }
 
-    fn chunks_of(&self, inode: &InodeView) -> Result<Chunks<'_>, FormatError> {
+    pub(super) fn chunks_of(&self, inode: &InodeView) -> Result<Chunks<'_>, FormatError> {
         let indexes = self.view().chunk_indexes(inode)?;
         Ok(Chunks { inode: *inode, blobs: self.blobs(), indexes: indexes.iter() })
     }

@@ -1,6 +1,6 @@
 //! Checks a whole bootstrap.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
 use super::{
     Bootstrap,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     ChunkRef, Decoded, FormatError,
-    erofs::{FileType, InodeView, Nid},
+    erofs::{FileType, InodeView, Nid, layout::INODE_SLOT},
 };
 
 /// What a bootstrap consists of.
@@ -32,8 +32,21 @@ pub struct Summary {
     pub chunks: u64,
 }
 
-/// Names that lead to an inode, by nid.
-type Links = BTreeMap<Nid, (InodeView, u32)>;
+/// How many names lead to an inode, and how many it claims, by nid.
+type Links = HashMap<Nid, Link>;
+
+struct Link {
+    names: u32,
+    claimed: u32,
+    is_file: bool,
+}
+
+impl Link {
+    fn of(inode: &InodeView) -> Self {
+        let is_file = inode.file_type == FileType::Regular;
+        Link { names: 1, claimed: inode.nlink, is_file }
+    }
+}
 
 /// Walks everything: every inode is read, every directory is sorted and has one parent, every entry's
 /// type is that of its inode, every chunk reference resolves to a chunk of the right size, the kernel's
@@ -46,26 +59,28 @@ pub fn check<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Summary, Format
         ..Summary::default()
     };
     let mut budget = Budget::new(bootstrap.bytes());
-    let mut links = Links::new();
+    let names = bootstrap.inode_count().min(bootstrap.bytes().len() as u64 / INODE_SLOT);
+    let mut links = Links::with_capacity(names as usize);
+    let mut chunks = Vec::new();
     let root = bootstrap.inode(bootstrap.root())?;
     if root.file_type != FileType::Directory {
         return Err(root.error("the root is not a directory"));
     }
-    visit(bootstrap, &root, &mut budget, &mut summary)?;
-    links.insert(root.nid, (root, 1));
+    visit(bootstrap, &root, &mut budget, &mut chunks, &mut summary)?;
+    links.insert(root.nid, Link::of(&root));
     let mut pending = VecDeque::from([(root.nid, root.nid)]);
     while let Some((nid, parent)) = pending.pop_front() {
         let directory = bootstrap.inode(nid)?;
-        let mut previous: Option<Vec<u8>> = None;
+        let mut previous: Option<&[u8]> = None;
         let mut subdirectories = 0_u32;
         let mut dots = 0;
         for entry in bootstrap.read_dir(nid, 0)? {
             let entry = entry?;
             let shown = entry.name.escape_ascii();
-            if previous.is_some_and(|previous| previous.as_slice() >= entry.name) {
+            if previous.is_some_and(|previous| previous >= entry.name) {
                 return Err(directory.error(format!("`{shown}` is not in order")));
             }
-            previous = Some(entry.name.to_vec());
+            previous = Some(entry.name);
             let child = bootstrap.inode(entry.nid)?;
             if child.file_type != entry.file_type {
                 return Err(child.error(format!("the entry `{shown}` says {:?}", entry.file_type)));
@@ -86,11 +101,11 @@ pub fn check<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Summary, Format
                 }
                 pending.push_back((child.nid, nid));
             }
-            match links.get_mut(&child.nid) {
-                Some((_, count)) => *count += 1,
-                None => {
-                    visit(bootstrap, &child, &mut budget, &mut summary)?;
-                    links.insert(child.nid, (child, 1));
+            match links.entry(child.nid) {
+                Entry::Occupied(mut known) => known.get_mut().names += 1,
+                Entry::Vacant(new) => {
+                    visit(bootstrap, &child, &mut budget, &mut chunks, &mut summary)?;
+                    new.insert(Link::of(&child));
                 }
             }
         }
@@ -101,11 +116,10 @@ pub fn check<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Summary, Format
             )));
         }
     }
-    for (inode, count) in links.values() {
-        if inode.file_type == FileType::Regular && inode.nlink != *count {
-            let claimed = inode.nlink;
-            return Err(inode.error(format!("{count} names, but a link count of {claimed}")));
-        }
+    let wrong = links.iter().filter(|(_, link)| link.is_file && link.names != link.claimed);
+    if let Some((nid, Link { names, claimed, .. })) = wrong.min_by_key(|(nid, _)| **nid) {
+        let inode = bootstrap.inode(*nid)?;
+        return Err(inode.error(format!("{names} names, but a link count of {claimed}")));
     }
     if summary.names != bootstrap.inode_count() {
         let problem =
@@ -120,31 +134,38 @@ fn visit<B: AsRef<[u8]>>(
     bootstrap: &Bootstrap<B>,
     inode: &InodeView,
     budget: &mut Budget,
+    chunks: &mut Vec<(ChunkRef, Decoded)>,
     summary: &mut Summary,
 ) -> Result<(), FormatError> {
     budget.charge(inode, bootstrap.chunk_size())?;
-    bootstrap.xattrs(inode.nid)?;
+    bootstrap.view().xattrs(inode)?;
     match inode.file_type {
         FileType::Directory => summary.directories += 1,
         FileType::Symlink => {
-            bootstrap.read_link(inode.nid)?;
+            bootstrap.view().target(inode)?;
             summary.symlinks += 1;
         }
         FileType::Regular => {
             summary.files += 1;
             summary.file_bytes = summary.file_bytes.saturating_add(inode.size);
-            summary.chunk_refs += file(bootstrap, inode)?;
+            summary.chunk_refs += file(bootstrap, inode, chunks)?;
         }
         _ => summary.specials += 1,
     }
     Ok(())
 }
 
-/// Checks the chunks of a file and counts them.
-fn file<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, inode: &InodeView) -> Result<u64, FormatError> {
+/// Checks the chunks of a file and counts them. They are put into `chunks`, which is reused.
+fn file<B: AsRef<[u8]>>(
+    bootstrap: &Bootstrap<B>,
+    inode: &InodeView,
+    chunks: &mut Vec<(ChunkRef, Decoded)>,
+) -> Result<u64, FormatError> {
     let chunk_size = u64::from(bootstrap.chunk_size());
-    let chunks: Vec<(ChunkRef, Decoded)> =
-        bootstrap.chunks(inode.nid)?.collect::<Result<_, _>>()?;
+    chunks.clear();
+    for chunk in bootstrap.chunks_of(inode)? {
+        chunks.push(chunk?);
+    }
     for (at, (chunk_ref, decoded)) in chunks.iter().enumerate() {
         let ChunkRef { blob, number } = *chunk_ref;
         let chunk = bootstrap.blobs()[usize::from(blob.0)].chunk(number).ok_or_else(|| {
@@ -158,7 +179,7 @@ fn file<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, inode: &InodeView) -> Result<u
             )));
         }
     }
-    if !kernel_agrees(inode, bootstrap.chunk_size(), &chunks) {
+    if !kernel_agrees(inode, bootstrap.chunk_size(), chunks) {
         return Err(inode.error("chunks that are not consecutive are declared as one"));
     }
     Ok(chunks.len() as u64)

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::{self, Request},
-    prefetch::{ahead, early::Early},
+    source::early::Early,
 };
 
 /// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
@@ -63,7 +63,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.bring(&every, ahead::LEAST_PART, None) {
+            for (_, request) in self.bring(&every, fetch::LEAST_PART, None) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.flights.lock().has_any(chunks.clone()) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, digest::Hasher, offset::round_up_to_block,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, offset::round_up_to_block,
 };
 
 use super::CacheError;
@@ -112,27 +112,27 @@ impl Layout {
 }
 
 fn digest(blob: &Blob) -> Digest {
-    let mut hasher = Algorithm::Blake3.hasher();
-    let number = |hasher: &mut Hasher, number: u64| hasher.update(&number.to_le_bytes());
-    let id = |hasher: &mut Hasher, digest: &Digest| {
-        hasher.update(digest.algorithm.name().as_bytes());
-        hasher.update(&digest.hash);
+    let mut said = b"lazuli chunk layout 1".to_vec();
+    let number = |said: &mut Vec<u8>, number: u64| said.extend_from_slice(&number.to_le_bytes());
+    let id = |said: &mut Vec<u8>, digest: &Digest| {
+        said.extend_from_slice(digest.algorithm.name().as_bytes());
+        said.extend_from_slice(&digest.hash);
     };
-    hasher.update(b"lazuli chunk layout 1");
-    id(&mut hasher, &blob.id);
-    number(&mut hasher, blob.codec as u64);
-    number(&mut hasher, blob.stored_size);
-    number(&mut hasher, blob.decoded_size);
-    number(&mut hasher, blob.chunks.len() as u64);
+    id(&mut said, &blob.id);
+    number(&mut said, blob.codec as u64);
+    number(&mut said, blob.stored_size);
+    number(&mut said, blob.decoded_size);
+    number(&mut said, blob.chunks.len() as u64);
     for chunk in &blob.chunks {
-        id(&mut hasher, &chunk.digest);
-        number(&mut hasher, chunk.number.into());
-        number(&mut hasher, chunk.stored.0);
-        number(&mut hasher, chunk.stored_size.into());
-        number(&mut hasher, chunk.decoded.0);
-        number(&mut hasher, chunk.decoded_size.into());
+        id(&mut said, &chunk.digest);
+        number(&mut said, chunk.number.into());
+        number(&mut said, chunk.stored.0);
+        number(&mut said, chunk.stored_size.into());
+        number(&mut said, chunk.decoded.0);
+        number(&mut said, chunk.decoded_size.into());
     }
-    hasher.finish()
+    // At once: a hasher likes long inputs.
+    Algorithm::Blake3.digest(&said)
 }
 
 #[cfg(test)]

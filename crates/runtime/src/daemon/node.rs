@@ -213,14 +213,16 @@ impl Node {
         let pull = async {
             repository.prepare();
             let manifest = repository.manifest(platform.as_ref()).await?;
-            let known = match self.is_started(&manifest.digest).await {
-                true => Known::default(),
-                false => {
-                    let has_metadata = images.join(manifest.digest.hex()).exists();
-                    self.prefetcher.look_up(&repository, &manifest, has_metadata)
-                }
+            let is_started = self.is_started(&manifest.digest).await;
+            let has_metadata = StoredImage::is_in(&images, &manifest.digest);
+            let look_up = async {
+                let look_up = || self.prefetcher.look_up(&repository, &manifest, has_metadata);
+                if is_started { Known::default() } else { look_up() }
             };
-            let (stored, fetched) = StoredImage::fetch(&repository, &manifest, &images).await?;
+            // Metadata first: nothing that is fetched ahead is of use before they are here.
+            let fetch = StoredImage::fetch(&repository, &manifest, &images);
+            let (fetched, known) = tokio::join!(fetch, look_up);
+            let (stored, fetched) = fetched?;
             stored.must_be_whole_unless(request.base, repository.describe())?;
             Ok::<_, DaemonError>((stored, fetched, known))
         };
@@ -301,18 +303,6 @@ impl Node {
         let image = Arc::new(ServedImage::new(stored, &self.cache, way)?);
         images.insert(digest, Arc::downgrade(&image));
         Ok(image)
-    }
-
-    /// Finds out whether the registries of images in use are reached in another way by now.
-    pub(super) async fn refresh_ways(&self) {
-        let images: Vec<_> = self.images.lock().await.values().filter_map(Weak::upgrade).collect();
-        // Files are read.
-        let refreshed = tokio::task::spawn_blocking(move || {
-            images.iter().for_each(|image| image.refresh());
-        });
-        refreshed
-            .await
-            .unwrap_or_else(|error| tracing::error!(%error, "registries stay as they were"));
     }
 
     /// Mounts, with a record of it on disk before it can be seen.

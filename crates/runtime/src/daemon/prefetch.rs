@@ -14,7 +14,7 @@ use lazuli_registry::{ImageName, Platform};
 use serde::{Deserialize, Serialize};
 
 use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage, way::Way};
-use crate::image::StoredImage;
+use crate::image::{self, StoredImage};
 
 /// Pauses after which an image of the configuration is tried again; the registry may come up after the node.
 const PAUSES: [Duration; 4] = [
@@ -155,10 +155,13 @@ impl Node {
         let repository = way.open()?;
         let images = self.root.join("images");
         let (stored, _) = StoredImage::pull(&repository, wanted.as_ref(), &images).await?;
+        let directory = stored.directory.clone();
         let served = self.serve(stored, way).await?;
         job.lock().image = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
-        fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })
+        fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })?;
+        let synced = tokio::task::spawn_blocking(move || image::sync(&directory)).await;
+        Ok(synced.unwrap_or(Ok(()))?)
     }
 }
 

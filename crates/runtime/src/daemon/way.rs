@@ -164,13 +164,18 @@ fn attach(blob: &CachedBlob, sources: &[Arc<dyn BlobSource>]) {
     sources.iter().rev().for_each(|source| blob.attach(source.clone()));
 }
 
-/// Looks at files for as long as the node serves.
+/// Finds out again and again whether the registries of images in use are reached in another way by now, for as long as the node serves.
 pub(super) async fn keep_current(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;
-        match node.upgrade() {
-            Some(node) => node.refresh_ways().await,
-            None => return,
-        }
+        let Some(node) = node.upgrade() else { return };
+        let images = node.served_images().await;
+        // Files are read.
+        let refreshed = tokio::task::spawn_blocking(move || {
+            images.iter().for_each(|image| image.refresh());
+        });
+        refreshed
+            .await
+            .unwrap_or_else(|error| tracing::error!(%error, "registries stay as they were"));
     }
 }

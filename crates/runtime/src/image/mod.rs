@@ -173,9 +173,14 @@ impl StoredImage {
             }
         }
         let partial = Partial::create(images)?;
-        fill(repository, manifest, &partial.0, &mut fetched).await?;
+        let content = fill(repository, manifest, &partial.0, &mut fetched).await?;
         partial.commit(&directory)?;
-        Ok((Self::open(&directory)?, fetched))
+        Ok((Self::of(directory, manifest.digest, content)?, fetched))
+    }
+
+    /// Whether `images` has an image, as far as its name tells.
+    pub fn is_in(images: &Path, manifest: &Digest) -> bool {
+        images.join(manifest.hex()).exists()
     }
 
     /// Opens an image that [`StoredImage::pull`] put there.
@@ -191,14 +196,7 @@ impl StoredImage {
         if !manifest_digest.matches(&raw) {
             return Err(damaged(MANIFEST, "its digest is not the directory's name"));
         }
-        let manifest =
-            Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
         let config = read(directory, CONFIG)?;
-        if !manifest.config.digest.matches(&config) {
-            return Err(damaged(CONFIG, "its digest is not the one in the manifest"));
-        }
-        let config =
-            serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let path = directory.join(BOOTSTRAP);
         let io = |source| ImageError::Io { path: path.clone(), source };
         let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
@@ -208,6 +206,28 @@ impl StoredImage {
         }
         let bootstrap = Bootstrap::open(map)
             .map_err(|source| ImageError::Format { image: manifest_digest.to_string(), source })?;
+        let content = Content { manifest: raw, config, bootstrap };
+        Self::of(directory.to_owned(), manifest_digest, content)
+    }
+
+    /// The image with this content, which has the digest `manifest_digest`, is in `directory`.
+    fn of(
+        directory: PathBuf,
+        manifest_digest: Digest,
+        content: Content,
+    ) -> Result<Self, ImageError> {
+        let damaged = |name: &str, problem: &str| ImageError::Damaged {
+            path: directory.join(name),
+            problem: problem.to_owned(),
+        };
+        let Content { manifest: raw, config, bootstrap } = content;
+        let manifest =
+            Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
+        if !manifest.config.digest.matches(&config) {
+            return Err(damaged(CONFIG, "its digest is not the one in the manifest"));
+        }
+        let config =
+            serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
         if let Some(blob) = bootstrap.blobs().iter().find(|blob| !listed(&blob.id)) {
             let image = manifest_digest.to_string();
@@ -219,25 +239,24 @@ impl StoredImage {
             let layer = manifest.layers.iter().find(|layer| layer.digest == blob.id);
             layer.and_then(Descriptor::hot_bytes).unwrap_or_default()
         };
+        let hot = bootstrap.blobs().iter().map(hot_of).collect();
+        let media_type = manifest.media_type.clone();
         Ok(StoredImage {
-            directory: directory.to_owned(),
             manifest_digest,
             descriptor: Descriptor {
-                media_type: manifest
-                    .media_type
-                    .clone()
-                    .unwrap_or_else(|| media_type::MANIFEST.to_owned()),
+                media_type: media_type.unwrap_or_else(|| media_type::MANIFEST.to_owned()),
                 digest: manifest_digest,
                 size: raw.len() as u64,
                 annotations: BTreeMap::new(),
                 platform: None,
                 artifact_type: None,
             },
-            hot: bootstrap.blobs().iter().map(hot_of).collect(),
+            hot,
             config,
             bootstrap: Arc::new(bootstrap),
             bytes_total: lazy.iter().map(|layer| layer.size).sum(),
             whole: lazy.len() == manifest.layers.len(),
+            directory,
         })
     }
 
@@ -245,6 +264,18 @@ impl StoredImage {
     pub fn bootstrap_path(&self) -> PathBuf {
         bootstrap_path(&self.directory)
     }
+}
+
+/// Waits until all of the image in `directory` is on the disk. A start does not: what a power cut leaves damaged is noticed and
+/// fetched again.
+pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
+    let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
+    let files = names.iter().map(|name| directory.join(name));
+    for path in files.chain([directory.to_owned()]).chain(directory.parent().map(Path::to_owned)) {
+        let synced = File::open(&path).and_then(|file| file.sync_all());
+        synced.map_err(|source| ImageError::Io { path, source })?;
+    }
+    Ok(())
 }
 
 /// Where an image's directory has the bootstrap.
@@ -263,35 +294,36 @@ pub(crate) fn sweep(images: &Path) {
     }
 }
 
+/// What an image's directory has.
+struct Content {
+    manifest: Vec<u8>,
+    config: Vec<u8>,
+    bootstrap: Bootstrap<Map>,
+}
+
 /// Fetches everything into `directory`.
 async fn fill(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,
     directory: &Path,
     fetched: &mut Fetched,
-) -> Result<(), ImageError> {
-    let image = repository.describe();
+) -> Result<Content, ImageError> {
     let base = manifest.parsed.lazy_base();
-    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: image.clone() })?;
+    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
     let path = directory.join(BOOTSTRAP);
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, bootstrap) = (config?, bootstrap?);
+    let (config, (bootstrap, of_bootstrap)) = (config?, bootstrap?);
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
-    fetched.bytes += config.content.len() as u64 + bootstrap.bytes;
-    fetched.requests += config.requests + bootstrap.requests;
-    let io = |source| ImageError::Io { path: path.clone(), source };
-    let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
-    let digest = Algorithm::Blake3.digest(map.as_ref());
-    // Refuse a bad image here, where its name is known, and before anything of it is kept.
-    // Everything is walked once, since the kernel will believe what it says: all chunks that files
-    // refer to have to be in the chunk table, or nobody could check them.
-    let checked = Bootstrap::open(map).and_then(|bootstrap| rafs::check(&bootstrap));
-    checked.map_err(|source| ImageError::Format { image, source })?;
-    write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())
+    let digest = Algorithm::Blake3.digest(bootstrap.bytes());
+    write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
+    fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
+    fetched.requests += config.requests + of_bootstrap.requests;
+    let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
+    Ok(Content { manifest, config, bootstrap })
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
@@ -299,7 +331,7 @@ async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
     path: &Path,
-) -> Result<Fetched, ImageError> {
+) -> Result<(Bootstrap<Map>, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let mut unpacked = fetch_bootstrap(&**repository, layer, path, &mut fetched).await;
     let places = repository.clone().places();
@@ -317,7 +349,7 @@ async fn find_bootstrap(
         }
         unpacked = fetch_bootstrap(&**place, layer, path, &mut fetched).await;
     }
-    unpacked.map(|()| fetched)
+    unpacked.map(|bootstrap| (bootstrap, fetched))
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
@@ -326,7 +358,7 @@ async fn fetch_bootstrap(
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
-) -> Result<(), ImageError> {
+) -> Result<Bootstrap<Map>, ImageError> {
     let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         (Box::new(io::Cursor::new(content)), requests)
@@ -337,10 +369,22 @@ async fn fetch_bootstrap(
     fetched.bytes += layer.size;
     fetched.requests += requests;
     let to = to.to_owned();
-    let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(reader, &to))
+    let unpack = move || {
+        let bootstrap = unpack::unpack(reader, &to)?;
+        // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
+        // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
+        // could check them.
+        rafs::check(&bootstrap).map_err(UnpackError::Format)?;
+        Ok(bootstrap)
+    };
+    let unpacked = tokio::task::spawn_blocking(unpack)
         .await
         .unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))));
-    unpacked.map_err(|source| ImageError::Unpack { image: repository.describe(), source })
+    let image = repository.describe();
+    unpacked.map_err(|error| match error {
+        UnpackError::Format(source) => ImageError::Format { image, source },
+        source => ImageError::Unpack { image, source },
+    })
 }
 
 /// How the names of directories begin that are being filled.

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::{self, BufWriter, IntoInnerError, Read},
     path::Path,
 };
 
@@ -17,6 +17,9 @@ const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 
 /// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
 const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
+
+/// Bytes that are written at a time.
+const PIECE: usize = 256 << 10;
 
 /// Where converters put the bootstrap: since Nydus 2.0, and before.
 const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
@@ -36,6 +39,9 @@ pub enum UnpackError {
     /// Readers would not agree which one counts.
     #[error("the bootstrap layer has two bootstraps")]
     Twice,
+    /// The bootstrap is none.
+    #[error(transparent)]
+    Format(FormatError),
     /// Another file of it contradicts the bootstrap.
     #[error("{blob}.blob.meta of the bootstrap layer contradicts the bootstrap: {source}")]
     Meta {
@@ -49,13 +55,15 @@ pub enum UnpackError {
 /// Copies the bootstrap out of `layer` to the new file `to`, and compares the `.blob.meta` files behind it with
 /// it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
 /// error explains every other one.
-pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<(), UnpackError> {
+pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
     let unpacked = search(&mut layer, to);
     io::copy(&mut layer, &mut io::sink())?;
-    if unpacked? { Ok(()) } else { Err(UnpackError::Missing) }
+    unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)
 }
 
-fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
+type Opened = Result<Bootstrap<Map>, FormatError>;
+
+fn search(layer: impl Read, to: &Path) -> Result<Option<Opened>, UnpackError> {
     let mut archive = tar::Archive::new(MultiGzDecoder::new(layer).take(LAYER_LIMIT));
     let mut bootstrap = None;
     for entry in archive.entries()? {
@@ -63,7 +71,7 @@ fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
         let path = entry.path_bytes().into_owned();
         let name = path.strip_prefix(b"./").unwrap_or(&path);
         if !NAMES.contains(&name) {
-            // Without a sound bootstrap there is nothing to compare with; who opens it says why it is not.
+            // Without a sound bootstrap there is nothing to compare with.
             if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name)) {
                 meta::check(&mut entry, id, bootstrap)?;
             }
@@ -75,11 +83,12 @@ fn search(layer: impl Read, to: &Path) -> Result<bool, UnpackError> {
         if entry.size() > BOOTSTRAP_LIMIT {
             return Err(UnpackError::TooLarge(entry.size()));
         }
-        let mut file = File::create_new(to)?;
+        let mut file = BufWriter::with_capacity(PIECE, File::create_new(to)?);
         io::copy(&mut entry, &mut file)?;
+        file.into_inner().map_err(IntoInnerError::into_error)?;
         bootstrap = Some(Bootstrap::open(Map::new(&File::open(to)?)?));
     }
-    Ok(bootstrap.is_some())
+    Ok(bootstrap)
 }
 
 #[cfg(test)]
@@ -109,7 +118,8 @@ mod tests {
             ["image/image.boot", "./image/image.boot", "image.boot"].iter().enumerate()
         {
             let to = directory.path().join(index.to_string());
-            unpack(&layer(name, 5, b"hello")[..], &to).unwrap();
+            let unpacked = unpack(&layer(name, 5, b"hello")[..], &to);
+            assert!(matches!(unpacked, Err(UnpackError::Format(_))), "{unpacked:?}");
             assert_eq!(std::fs::read(to).unwrap(), b"hello");
         }
         let to = directory.path().join("none");

@@ -246,9 +246,9 @@ impl Link {
         Ok(())
     }
 
-    /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor
-    /// stays open whatever happens to this process, and to the keeper if there is a service manager. Under a name that a worker before this one has used and nobody
-    /// [released](Link::release), it has to be what was [`Given`].
+    /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor stays open
+    /// whatever happens to this process, and to the keeper if there is a service manager. Under a name that a worker before this
+    /// one has used and nobody [released](Link::release), it has to be what was [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> Held {
         let mut inner = self.lock();
         let is_new = !inner.given.remove(&name);

@@ -15,13 +15,12 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_registry::CONNECTIONS;
 
-use super::{
-    early::Early,
-    whole::{HASTE, courtesy},
-};
+use super::whole::{HASTE, courtesy};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,
+    fetch::LEAST_PART,
+    source::early::Early,
 };
 
 /// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.
@@ -32,10 +31,6 @@ const WINDOW: u64 = 2 << 20;
 
 /// Stored bytes under way at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
-
-/// What is under way is spread evenly over [`CONNECTIONS`], but in parts of at least so many bytes: through a new connection
-/// they come in two and a half round trips.
-pub(crate) const LEAST_PART: u64 = 64 << 10;
 
 /// Most stored bytes under way, half of what all answers may take.
 const MOST: u64 = 32 << 20;
@@ -122,7 +117,8 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// Fetches what is missing of `order`, but for what was asked for `early`; returns when it is here, the image is not served any more, or the disk is nearly full.
+/// Fetches what is missing of `order`, in place of which `early` may have the bytes already. Returns when it is here, the image is
+/// not served any more, or the disk is nearly full.
 ///
 /// # Errors
 /// Nobody delivers: it ends with the first request that fails.

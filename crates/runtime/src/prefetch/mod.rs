@@ -12,7 +12,6 @@
 
 pub(crate) mod ahead;
 mod content;
-pub(crate) mod early;
 mod guess;
 mod recorder;
 mod traces;
@@ -30,10 +29,12 @@ pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Manner, Pace},
-    early::Early,
     recorder::{Recorded, Recorder},
 };
-use crate::cache::{Cache, CachedBlob};
+use crate::{
+    cache::{Cache, CachedBlob},
+    source::early::{self, Early},
+};
 
 /// What is fetched when an image is mounted, before anybody asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -160,8 +161,10 @@ impl Prefetcher {
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
-        let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
-        early.ask(repository, &manifest.parsed, new, &self.early);
+        if self.cache.has_room_for_hints(early::MOST) {
+            let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
+            early.ask(repository, &manifest.parsed, new, &self.early);
+        }
     }
 
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.

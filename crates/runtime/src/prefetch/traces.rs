@@ -19,6 +19,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
+use crate::fetch::GAP;
+
 /// What an artifact with a trace calls itself.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
 
@@ -72,7 +74,7 @@ impl Traces {
             }
             None => start.clone(),
         };
-        trace.locate(stored);
+        trace.locate(GAP, stored);
         self.put(manifest, &trace)?;
         Ok(trace)
     }

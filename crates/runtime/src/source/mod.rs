@@ -4,6 +4,7 @@
 //! alone. `race` reads from several of them, and is the only one that repeats anything.
 
 pub(crate) mod budget;
+pub(crate) mod early;
 mod memory;
 pub(crate) mod place;
 pub(crate) mod race;

@@ -141,9 +141,8 @@ impl Place {
     ) -> Result<(Bytes, Permit), SourceError> {
         let Need { range, room, wanted, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
-        let is_near = self.source.endpoint().is_some_and(|server| server.is_near());
-        let count = if is_near { 1 } else { size.div_ceil(need.part.max(1)) };
-        let parts: Vec<_> = range::parts(range, count).collect();
+        let server = self.source.endpoint().map(Arc::as_ref);
+        let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
         let _turns = self.turns.take(parts.len() as u64, wanted).await;
         let mut permit = Some(room.take(size, wanted).await);
         let _ = attempt.sent.set(Instant::now());

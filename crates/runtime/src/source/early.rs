@@ -14,11 +14,12 @@ use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
 use lazuli_image::{Digest, Stored, oci::Manifest};
 use lazuli_registry::{CONNECTIONS, Repository, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::AbortOnDropHandle;
 
-use super::ahead::LEAST_PART;
+use crate::fetch::LEAST_PART;
 
 /// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
-const MOST: u64 = 16 << 20;
+pub(crate) const MOST: u64 = 16 << 20;
 
 /// Most bytes of all images, in steps of [`STEP`].
 const ROOM: usize = 64;
@@ -78,17 +79,17 @@ impl Early {
         let bytes = MOST - left;
         let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
         let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
-        let is_near = repository.health().is_some_and(|server| server.is_near());
-        let part = if is_near { MOST } else { (bytes / CONNECTIONS).max(LEAST_PART) };
+        let part = (bytes / CONNECTIONS).max(LEAST_PART);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.room.push(permit);
         for (blob, span) in spans {
             let count = (span.end.0 - span.start.0).div_ceil(part);
-            for range in range::parts(&span, count) {
+            for range in range::parts(&span, count, repository.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
-                let read =
-                    tokio::spawn(async move { repository.read(&blob, wanted, &|_| {}).await.ok() });
-                let read = async { read.await.ok().flatten() };
+                let read = async move { repository.read(&blob, wanted, &|_| {}).await.ok() };
+                // Whether or not anybody waits for it, and only as long as anybody may.
+                let read = AbortOnDropHandle::new(tokio::spawn(read));
+                let read = read.map(|read| read.ok().flatten());
                 all.parts.push((blob, range, read.boxed().shared()));
             }
         }
@@ -131,6 +132,11 @@ impl fmt::Debug for Held {
 }
 
 impl Held {
+    /// How many of its parts begin in the range: no part counts for two ranges.
+    pub(crate) fn requests(&self) -> usize {
+        self.parts.iter().filter(|(part, _)| self.range.contains(&part.start)).count()
+    }
+
     /// Waits for the bytes of the range; `None` if any could not be had.
     pub(crate) async fn bytes(self) -> Option<Bytes> {
         let Range { start, end } = self.range;

@@ -2,8 +2,8 @@
 //!
 //! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte takes half a round trip, the
 //! handshake takes one before the first byte leaves, and what the server sends begins with a window of ten segments that
-//! doubles with each round trip (slow start), because it has to learn what the way bears, unless that is left out. All connections share the breadth of the
-//! way from the server, if it has one. Nothing is lost.
+//! doubles with each round trip (slow start), because it has to learn what the way bears, unless that is left out. All
+//! connections share the breadth of the way from the server, if it has one. Nothing is lost.
 
 use std::{
     collections::VecDeque,

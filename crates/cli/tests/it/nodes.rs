@@ -1,21 +1,18 @@
 //! Two nodes and a registry, each with a network namespace and an address of its own: what one has learned, the other knows.
 
-use std::{
-    fs,
-    net::IpAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::IpAddr;
 
 use lazuli_testkit::{
     kernel::{Feature, require},
     network::{Network, Node},
-    odd,
     registry::{FakeRegistry, Logged, runs},
 };
 use serde_json::Value;
 
-use crate::lazuli::Lazuli;
+use crate::{
+    lazuli::Lazuli,
+    prefetch::{LEARN, fill, read, wait},
+};
 
 /// Files of the image; each is one chunk, and they lie one behind the other.
 const FILES: usize = 100;
@@ -28,10 +25,6 @@ const READ: [usize; 8] = [71, 70, 10, 40, 72, 11, 42, 41];
 
 const RUNS: usize = 3;
 
-/// Without neighbours, so that what arrives was asked for.
-const CONFIG: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
-                      [prefetch]\nrest_bytes_per_second = 0\n";
-
 fn node(node: Node, config: &str) -> Lazuli {
     let lazuli = Lazuli::new().on(node);
     lazuli.configure_all(config);
@@ -39,29 +32,12 @@ fn node(node: Node, config: &str) -> Lazuli {
     lazuli
 }
 
-fn name(number: usize) -> String {
-    format!("file-{number:02}")
-}
-
 fn mount(lazuli: &Lazuli, image: &str) {
     lazuli.ok(["mount", "--plain-http", image, lazuli.path("mnt").to_str().unwrap()]);
 }
 
-fn read(lazuli: &Lazuli) {
-    for number in READ {
-        let content = fs::read(lazuli.path("mnt").join(name(number))).unwrap();
-        assert!(content == odd::random(number as u64, SIZE), "file {number} has wrong bytes");
-    }
-}
-
-/// Waits until `condition` holds.
-#[track_caller]
-fn wait(what: &str, condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
-        thread::sleep(Duration::from_millis(20));
-    }
+fn read_all(lazuli: &Lazuli) {
+    READ.into_iter().for_each(|number| read(lazuli, number, SIZE));
 }
 
 /// `trace show --json`.
@@ -111,15 +87,12 @@ fn teach(api: bool) {
     let (one, two) = (network.join().unwrap(), network.join().unwrap());
     let (first_address, second_address) = (one.address(), two.address());
 
-    let first = node(one, &format!("{CONFIG}publish = true\n"));
-    let source = first.directory("source");
-    for number in 0..FILES {
-        fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
-    }
+    let first = node(one, &format!("{LEARN}publish = true\n"));
+    fill(&first.directory("source"), FILES, SIZE);
     first.ok(["convert", "--plain-http", "dir:source", &image]);
     registry.reset_stats();
     mount(&first, &image);
-    read(&first);
+    read_all(&first);
     first.ok(["umount", first.path("mnt").to_str().unwrap()]);
     wait("publication", || first.log().contains("published its trace"));
     let published = registry.log();
@@ -128,7 +101,7 @@ fn teach(api: bool) {
     let learned = trace(&first, &image);
 
     registry.reset_stats();
-    let second = node(two, CONFIG);
+    let second = node(two, LEARN);
     mount(&second, &image);
     let ready = || second.mount_status(&second.path("mnt"))["chunks_ready"].as_u64();
     wait("what the other node learned", || ready() == Some(READ.len() as u64));
@@ -148,7 +121,7 @@ fn teach(api: bool) {
     assert_eq!(bytes, (READ.len() * SIZE) as u64, "{log:#?}");
 
     let before = registry.stats().requests;
-    read(&second);
+    read_all(&second);
     assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
     second.ok(["umount", second.path("mnt").to_str().unwrap()]);
     assert_eq!(registry.violations(), [""; 0]);

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -28,20 +28,24 @@ const SIZE: usize = 200_000;
 const READ: [usize; 5] = [31, 3, 12, 22, 7];
 
 /// Without neighbours, so that what arrives was asked for.
-const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
+pub(crate) const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
                      [prefetch]\nrest_bytes_per_second = 0\n";
 
 /// A registry with an image, as its name.
 fn registry(lazuli: &Lazuli) -> (FakeRegistry, String) {
     let registry = FakeRegistry::start().unwrap();
-    let source = lazuli.directory("source");
-    for number in 0..FILES {
-        fs::write(source.join(name(number)), odd::random(number as u64, SIZE)).unwrap();
-    }
+    fill(&lazuli.directory("source"), FILES, SIZE);
     let image = format!("{}/app:1", registry.host());
     lazuli.ok(["convert", "dir:source", &image]);
     registry.reset_stats();
     (registry, image)
+}
+
+/// Puts so many files of `size` bytes into a directory.
+pub(crate) fn fill(directory: &Path, files: usize, size: usize) {
+    for number in 0..files {
+        fs::write(directory.join(name(number)), odd::random(number as u64, size)).unwrap();
+    }
 }
 
 fn name(number: usize) -> String {
@@ -64,14 +68,15 @@ fn umount(lazuli: &Lazuli) {
     lazuli.ok(["umount", lazuli.path("mnt").to_str().unwrap()]);
 }
 
-fn read(lazuli: &Lazuli, number: usize) {
+/// Reads a file of `size` bytes that [`fill`] wrote.
+pub(crate) fn read(lazuli: &Lazuli, number: usize, size: usize) {
     let content = fs::read(lazuli.path("mnt").join(name(number))).unwrap();
-    assert!(content == odd::random(number as u64, SIZE), "file {number} has wrong bytes");
+    assert!(content == odd::random(number as u64, size), "file {number} has wrong bytes");
 }
 
 /// Waits until `condition` holds.
 #[track_caller]
-fn wait(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
@@ -107,7 +112,7 @@ fn needs() -> bool {
 /// A first start, whose trace is kept.
 fn teach(lazuli: &Lazuli, image: &str) {
     mount(lazuli, image);
-    READ.into_iter().for_each(|number| read(lazuli, number));
+    READ.into_iter().for_each(|number| read(lazuli, number, SIZE));
     umount(lazuli);
     let traces = lazuli.root().join("traces");
     let is_whole = |entry: fs::DirEntry| entry.path().extension().is_none();
@@ -147,7 +152,7 @@ fn what_a_start_read_comes_together_with_the_metadata() {
     assert!(mount.wait().unwrap().success());
     wait("chunks", || chunks_ready(&lazuli) == READ.len() as u64);
     let before = registry.stats().requests;
-    READ.into_iter().for_each(|number| read(&lazuli, number));
+    READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
     assert_eq!(registry.stats().requests, before, "nothing was asked for twice");
     umount(&lazuli);
 }
@@ -165,7 +170,7 @@ fn what_is_wrong_although_it_came_early_is_fetched_again() {
         let [data, _] = layers(&registry);
         registry.fault("GET", &data, 2, fault);
         mount(&lazuli, &image);
-        READ.into_iter().for_each(|number| read(&lazuli, number));
+        READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
         umount(&lazuli);
     }
 }
@@ -187,10 +192,10 @@ fn the_second_start_finds_what_the_first_one_read() {
     mount(&lazuli, &image);
     wait("what was learned", || chunks_ready(&lazuli) == READ.len() as u64);
     let before = registry.stats().requests;
-    READ.into_iter().for_each(|number| read(&lazuli, number));
+    READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
     assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
     // Another start reads something else as well: both are known afterwards.
-    read(&lazuli, 17);
+    read(&lazuli, 17, SIZE);
     umount(&lazuli);
     wait("both starts", || trace(&lazuli, &image)["starts"] == 2);
     let both: BTreeSet<_> = files(&trace(&lazuli, &image)).into_iter().collect();
@@ -216,7 +221,7 @@ fn a_trace_that_does_not_fit_changes_nothing() {
         fs::write(lazuli.root().join("traces").join(&manifest), bytes).unwrap();
         registry.reset_stats();
         mount(&lazuli, &image);
-        read(&lazuli, 5);
+        read(&lazuli, 5, SIZE);
         assert_eq!(chunks_ready(&lazuli), 1);
         umount(&lazuli);
         forget(&lazuli);
@@ -232,7 +237,7 @@ fn a_node_may_learn_nothing() {
     lazuli.configure("[fetch]\namplify_bytes = 0\n");
     let (registry, image) = registry(&lazuli);
     mount(&lazuli, &image);
-    READ.into_iter().for_each(|number| read(&lazuli, number));
+    READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
     umount(&lazuli);
     assert!(!lazuli.root().join("traces").exists());
     assert!(!registry.log().iter().any(|entry| entry.target.contains("/referrers/")));
@@ -250,13 +255,13 @@ fn the_rest_arrives_when_the_start_is_over() {
     let (registry, image) = registry(&lazuli);
     let begun = Instant::now();
     mount(&lazuli, &image);
-    read(&lazuli, 1);
+    read(&lazuli, 1, SIZE);
     lazuli.kill(lazuli.worker());
     wait("everything", || chunks_ready(&lazuli) == FILES as u64);
     // 8 MB, of which a part came with the first read, at 1 MB/s.
     assert!(begun.elapsed() > Duration::from_secs(5), "{:?} is not polite", begun.elapsed());
     registry.go_away();
-    (0..FILES).for_each(|number| read(&lazuli, number));
+    (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
 }
 
 #[test]
@@ -275,7 +280,7 @@ fn a_whole_image_on_request_whatever_dies() {
     registry.set_latency(Duration::ZERO);
     mount(&lazuli, &image);
     registry.go_away();
-    (0..FILES).for_each(|number| read(&lazuli, number));
+    (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
     registry.come_back();
     // What is here costs nothing but the question what the name means.
     registry.reset_stats();
@@ -317,5 +322,5 @@ fn a_node_is_preloaded_when_it_starts() {
     wait("the image", || lazuli.log().contains("preloaded"));
     mount(&lazuli, &image);
     registry.go_away();
-    (0..FILES).for_each(|number| read(&lazuli, number));
+    (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
 }

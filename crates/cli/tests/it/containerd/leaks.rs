@@ -18,7 +18,8 @@ use super::{names, rig::Rig};
 /// How long removal may go on in the background.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Connections may come and go while one counts: of clients, and to registries, of which 32 are kept for a while, for each server and way to speak to it.
+/// Connections may come and go while one counts: of clients, and to registries, of which 32 are kept for a while, for each
+/// server and way to speak to it.
 const CONNECTIONS: usize = 80;
 
 /// The descriptor whose marks are counted.
@@ -92,12 +93,48 @@ pub(super) fn assert_none(rig: &Rig, idle: &Held) {
         let log = || rig.lazuli.log();
         assert!(
             began.elapsed() < PATIENCE,
-            "left: {left}\nidle: {idle:#?}\nnow: {last:#?}\n{}",
+            "left: {left}\nholders: {:#?}\nidle: {idle:#?}\nnow: {last:#?}\n{}",
+            holders(rig),
             log()
         );
         thread::sleep(Duration::from_millis(100));
         last = held(rig);
     }
+}
+
+/// A process in a mount namespace of its own that has something of the node in it.
+#[derive(Debug)]
+struct Holder {
+    process: Pid,
+    command: String,
+    /// The first such mount, for messages.
+    #[expect(dead_code)]
+    mount: String,
+}
+
+fn holders(rig: &Rig) -> Vec<Holder> {
+    let base = rig.lazuli.path("").to_string_lossy().into_owned();
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    let holder = |number: String| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{number}/{file}")).ok();
+        let space = fs::read_link(format!("/proc/{number}/ns/mnt")).ok()?;
+        let mounts = read("mountinfo").filter(|_| space != own)?;
+        let mount = mounts.lines().find(|line| line.contains(&base))?.to_owned();
+        let command = read("cmdline")?.replace('\0', " ").trim_end().to_owned();
+        Some(Holder { process: Pid::from_raw(number.parse().ok()?)?, command, mount })
+    };
+    names(Path::new("/proc")).into_iter().filter_map(holder).collect()
+}
+
+/// Ends containers that were created but not started when containerd was killed: after that it knows nothing of some of them,
+/// and they keep their mounts for as long as they wait. Returns how many there were.
+pub(super) fn end_forgotten(rig: &Rig) -> usize {
+    let mut forgotten = holders(rig);
+    forgotten.retain(|holder| holder.command == "runc init");
+    for holder in &forgotten {
+        let _ = kill_process(holder.process, Signal::KILL);
+    }
+    forgotten.len()
 }
 
 /// What there is more than when nothing was.

@@ -2,7 +2,7 @@
 //! and in the end nothing is left.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     env, thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -16,6 +16,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::{
+    leaks,
     programs::{Containerd, on_both},
     rig::Rig,
 };
@@ -32,6 +33,9 @@ const PODS: usize = 12;
 /// Images of the corpus, and whether they are converted.
 const IMAGES: [(&str, bool); 4] =
     [("debian-slim", true), ("redis", true), ("lua", true), ("debian-slim", false)];
+
+/// Things that happened that are shown after a failure.
+const LATEST: usize = 30;
 
 /// How long containerd may go on to refuse starts after something died: it tries to connect again every 3 s at least.
 const RETURN: Duration = Duration::from_secs(15);
@@ -81,6 +85,8 @@ struct Node<'a> {
     images: Vec<Image>,
     pods: Vec<Running>,
     counts: BTreeMap<&'static str, u64>,
+    /// What happened, the latest last.
+    latest: VecDeque<String>,
     /// Names that were given to pods.
     named: u64,
     began: Instant,
@@ -113,6 +119,7 @@ fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
         images: images.collect(),
         pods: Vec::new(),
         counts: BTreeMap::new(),
+        latest: VecDeque::new(),
         named: 0,
         began: Instant::now(),
         longest_return: Duration::ZERO,
@@ -156,9 +163,22 @@ fn files(tree: &Listing) -> Vec<(String, String)> {
     tree.paths().filter_map(of).collect()
 }
 
+impl Drop for Node<'_> {
+    /// What led to a failure, behind what failed.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.latest.iter().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
 impl Node<'_> {
     fn count(&mut self, what: &'static str, times: usize) {
-        eprintln!("{:.3} {what} {times}", self.began.elapsed().as_secs_f64());
+        if self.latest.len() == LATEST {
+            self.latest.pop_front();
+        }
+        let seconds = self.began.elapsed().as_secs_f64();
+        self.latest.push_back(format!("{seconds:.3} {what} {times}"));
         *self.counts.entry(what).or_default() += times as u64;
     }
 
@@ -368,6 +388,8 @@ impl Node<'_> {
             self.remove_pods();
         }
         self.forget_strangers();
+        let forgotten = leaks::end_forgotten(self.rig);
+        self.count("containers that containerd forgot", forgotten);
         for image in &self.images {
             self.rig.cri.remove_image(&image.name).unwrap();
         }

@@ -110,12 +110,12 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     assert_eq!(other.manifest(None).await.unwrap().digest, sha256(&first));
     assert_eq!(repository.manifest(None).await.unwrap().digest, sha256(&second));
 
-    // Many at a time.
+    // Many at a time. Each its own: docker-registry may answer 500 while two push the same blob.
     let tasks: Vec<_> = (0..8)
         .map(|number| {
             let repository = reopen(&format!("many-{number}"));
             let raw = manifest(config, &[&content]);
-            let content = noise(100_000, number % 4);
+            let content = noise(100_000, number);
             tokio::spawn(async move {
                 push(&*repository, &content).await.unwrap();
                 repository.push_manifest(raw.into(), media_type::MANIFEST).await.unwrap();

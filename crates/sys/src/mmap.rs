@@ -37,8 +37,8 @@ impl Map {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ,
-                // All of it is about to be read: one call instead of a fault for each piece.
-                MapFlags::PRIVATE | MapFlags::POPULATE,
+                // Not populated: the kernel would try again and again to read a page that it cannot have.
+                MapFlags::PRIVATE,
                 file,
                 0,
             )?

@@ -35,12 +35,17 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// wait for anything there, and 500 ms are a long time to be without a processor.
 const CALM: usize = 10;
 
+/// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read` keeps what it has found while
+/// the kernel reads ahead for it, and if that has to be asked for, it waits with pages of holes that nobody can drop.
+const ALONE: usize = 3;
+
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
-/// Blocks. Nobody may be filling the blobs meanwhile.
+/// Blocks. Nobody may be filling the blobs meanwhile. `turn_away` has those go on who wait for us.
 pub(super) fn close(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
     blobs: &[Arc<CachedBlob>],
+    turn_away: impl Fn(),
 ) -> io::Result<u64> {
     let mut doubtful: Vec<Doubtful> = Vec::new();
     let mut pending = vec![(bootstrap.root(), at.to_owned())];
@@ -63,7 +68,7 @@ pub(super) fn close(
             }
         }
     }
-    let mut calm = 0;
+    let (mut calm, mut reclaimed) = (0, 0);
     for _ in 0..PASSES {
         doubtful.retain(|(path, holes)| sum(path, holes, pages::count).map_or(true, |n| n > 0));
         if doubtful.is_empty() || calm == CALM {
@@ -72,6 +77,10 @@ pub(super) fn close(
         calm += 1;
         if seen(&doubtful)? > 0 {
             calm = 0;
+            if reclaimed >= ALONE {
+                turn_away();
+            }
+            reclaimed += 1;
             tracing::warn!(files = doubtful.len(), "programs have pages mapped, reclaiming all");
             if let Err(error) = pages::reclaim_all() {
                 tracing::error!(%error, "cannot reclaim the page cache");

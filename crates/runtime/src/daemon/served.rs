@@ -130,7 +130,7 @@ impl ServedImage {
 
     /// Drops the pages of chunks that are not here, see [`gap::close`]. Blocks.
     pub(super) fn close_gap(&self, mountpoint: &Path) -> io::Result<()> {
-        gap::close(mountpoint, &self.stored.bootstrap, &self.blobs).map(drop)
+        gap::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
     /// Stored bytes of the chunks that are here, and of all chunks.
@@ -207,9 +207,9 @@ impl ServedImage {
         let mut stale = 0;
         if gap {
             let (at, bootstrap) = (adopted.path(), self.stored.bootstrap.clone());
-            let blobs = self.blobs.clone();
-            let closed = tokio::task::spawn_blocking(move || gap::close(&at, &bootstrap, &blobs));
-            stale = closed.await.map_err(io::Error::other)??;
+            let (blobs, session) = (self.blobs.clone(), session.clone());
+            let close = move || gap::close(&at, &bootstrap, &blobs, || session.turn_away());
+            stale = tokio::task::spawn_blocking(close).await.map_err(io::Error::other)??;
         }
         watches.iter_mut().for_each(Watch::mounted);
         let mount = filesystems.keep(adopted, watches, record.clone(), stale);

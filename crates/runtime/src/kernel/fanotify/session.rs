@@ -190,6 +190,20 @@ impl Session {
         }))
     }
 
+    /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for them is given up, and what they
+    /// need they ask for again.
+    pub fn turn_away(&self) {
+        let mut waiting = Vec::new();
+        // All of them first: who is denied asks again at once.
+        while waiting.len() < self.desk.limit as usize
+            && let Ok(Some(mut incoming)) = self.desk.group.read()
+        {
+            let pending = |file: OwnedFd| Pending::new(&self.desk, file.as_raw_fd(), Some(file));
+            waiting.extend(incoming.file.take().map(pending));
+        }
+        tracing::warn!(readers = waiting.len(), "turned away");
+    }
+
     /// Starts the thread, and answers what an earlier process left. The keeper learns when that is done.
     pub fn listen(self: &Arc<Self>, left: Vec<Unanswered>) -> Result<(), SessionError> {
         let mut answers = JoinSet::new();

@@ -1,12 +1,15 @@
 """Containers of the corpus, run until they are ready."""
 
+import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import time
 import tomllib
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from . import REPOSITORY, CommandFailed, end
 
@@ -33,10 +36,24 @@ def until_ready(command, ready):
         output = watch(process, kind, what, began + TIMEOUT)
         took = time.monotonic() - began
     finally:
+        kill_container(process.pid)
         end(process)
     if output is not None:
         raise CommandFailed(command, process.returncode, output)
     return took
+
+
+def kill_container(process):
+    """Kill what a runc at or below a process has started: the first process of a container may ignore every other signal."""
+    # It may be over at any time.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        name = Path(f"/proc/{process}/comm").read_text().strip()
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                if name == "runc":
+                    os.kill(child, signal.SIGKILL)
+                else:
+                    kill_container(child)
 
 
 def watch(process, kind, what, deadline):

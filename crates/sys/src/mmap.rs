@@ -37,7 +37,6 @@ impl Map {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ,
-                // Not populated: the kernel would try again and again to read a page that it cannot have.
                 MapFlags::PRIVATE,
                 file,
                 0,

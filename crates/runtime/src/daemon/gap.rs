@@ -37,7 +37,7 @@ const CALM: usize = 10;
 
 /// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read` keeps what it has found while
 /// the kernel reads ahead for it, and if that has to be asked for, it waits with pages of holes that nobody can drop.
-const ALONE: usize = 3;
+const PATIENCE: usize = 3;
 
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
 /// Blocks. Nobody may be filling the blobs meanwhile. `turn_away` has those go on who wait for us.
@@ -77,7 +77,7 @@ pub(super) fn close(
         calm += 1;
         if seen(&doubtful)? > 0 {
             calm = 0;
-            if reclaimed >= ALONE {
+            if reclaimed >= PATIENCE {
                 turn_away();
             }
             reclaimed += 1;

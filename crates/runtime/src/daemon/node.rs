@@ -216,8 +216,10 @@ impl Node {
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
             let look_up = async {
-                let look_up = || self.prefetcher.look_up(&repository, &manifest, has_metadata);
-                if is_started { Known::default() } else { look_up() }
+                match is_started {
+                    true => Known::default(),
+                    false => self.prefetcher.look_up(&repository, &manifest, has_metadata),
+                }
             };
             // Metadata first: nothing that is fetched ahead is of use before they are here.
             let fetch = StoredImage::fetch(&repository, &manifest, &images);

@@ -21,7 +21,7 @@ CONFIG = """\
 version = 2
 root = "{root}"
 state = "{state}"
-disabled_plugins = ["io.containerd.internal.v1.opt"]
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 
 [grpc]
   address = "{socket}"

@@ -4,12 +4,11 @@ use std::{fs, io::Read as _, path::Path, process::Command};
 
 use lazuli_image::{Algorithm, Digest};
 use lazuli_testkit::registry::FakeRegistry;
-use rustix::mount::{UnmountFlags, unmount};
 use serde_json::{Value, json};
 
 use super::{
     programs::{Containerd, on_both},
-    rig::{Rig, assert_same},
+    rig::{Rig, assert_same, unmount_free},
 };
 use crate::lazuli::corpus;
 
@@ -134,7 +133,7 @@ fn a_snapshot_is_committed_and_a_container_runs_on_it(containerd: Containerd) {
             output.starts_with("new\nmine\n") && output.ends_with("5:6\n\u{7f}ELF"),
             "{output}"
         );
-        unmount(&target, UnmountFlags::empty()).unwrap();
+        unmount_free(&target);
         for name in ["on-top", "committed"] {
             snapshot(&["rm", name]);
         }

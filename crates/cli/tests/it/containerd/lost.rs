@@ -6,14 +6,11 @@ use std::{
     process::Command,
 };
 
-use rustix::{
-    mount::{UnmountFlags, unmount},
-    process::{Pid, Signal, kill_process},
-};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     programs::{Containerd, on_both},
-    rig::{Rig, wait},
+    rig::{Rig, unmount_free, wait},
 };
 
 on_both!(a_new_containerd_gets_on_with_what_the_old_one_left, lost_snapshots_are_pulled_again);
@@ -115,7 +112,7 @@ impl Left {
         runc.args(["--root", "/run/containerd/runc/k8s.io", "delete", "--force", &self.name]);
         assert!(runc.status().unwrap().success());
         let rootfs = Path::new("io.containerd.runtime.v2.task/k8s.io").join(&self.name);
-        unmount(state.join(rootfs).join("rootfs"), UnmountFlags::empty()).unwrap();
+        unmount_free(&state.join(rootfs).join("rootfs"));
     }
 }
 

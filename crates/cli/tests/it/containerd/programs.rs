@@ -60,9 +60,10 @@ impl Containerd {
         let path = |name: &str| directory.join(name);
         let [root, state, socket, ttrpc, snapshotter, hosts] =
             ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS].map(path);
+        // Two plugins have one place for the whole machine; of two containerds that start with NRI, one may end.
         let common = format!(
             "root = {root:?}\nstate = {state:?}\n\
-             disabled_plugins = [\"io.containerd.internal.v1.opt\"]\n\
+             disabled_plugins = [\"io.containerd.internal.v1.opt\", \"io.containerd.nri.v1.nri\"]\n\
              [grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {ttrpc:?}\n\
              [proxy_plugins.lazuli]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n"
         );

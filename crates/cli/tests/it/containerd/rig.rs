@@ -18,6 +18,7 @@ use lazuli_testkit::{
     pause,
 };
 use rustix::{
+    io::Errno,
     mount::{UnmountFlags, unmount},
     process::{Pid, Signal, kill_process},
 };
@@ -80,8 +81,8 @@ impl Rig {
         lazuli.directory("root");
         let daemon = spawn_daemon(&lazuli);
         wait("the snapshot service", || snapshotter.exists());
-        let child = spawn_containerd(containerd, &lazuli);
-        let cri = connect(&lazuli);
+        let mut child = spawn_containerd(containerd, &lazuli);
+        let cri = connect(&lazuli, &mut child);
         let processes = Mutex::new(Processes { containerd: child, daemon });
         let registry = Registry::start();
         let (number, idle) = (next_number(), Held::default());
@@ -109,11 +110,24 @@ impl Rig {
 
     fn ctr_output(&self, arguments: &[&str]) -> (bool, Vec<u8>) {
         let mut command = self.containerd.command("ctr");
-        command.arg("--address").arg(self.lazuli.path("c.sock"));
-        let output = command.args(["-n", SPACE]).args(arguments).output().unwrap();
+        command.arg("--address").arg(self.lazuli.path("c.sock")).args(["-n", SPACE]);
+        // What a program prints goes to a file: of one that ends at once `ctr` may print nothing.
+        let printed = self.lazuli.path(&format!("printed-{}", next_number()));
+        let starts = [&["run"][..], &["task", "exec"]];
+        if let Some(verb) = starts.into_iter().find(|verb| arguments.starts_with(verb)) {
+            command.args(verb).arg("--log-uri").arg(format!("file://{}", printed.display()));
+            command.args(&arguments[verb.len()..]);
+        } else {
+            command.args(arguments);
+        }
+        let output = command.output().unwrap();
         let success = output.status.success();
+        let mut text = fs::read(printed).unwrap_or_default();
+        text.extend(output.stdout);
         // What it prints beside the answer is about its deprecations.
-        let text = if success { output.stdout } else { [output.stdout, output.stderr].concat() };
+        if !success {
+            text.extend(output.stderr);
+        }
         (success, text)
     }
 
@@ -221,7 +235,7 @@ impl Rig {
         let mount = self.ctr(&["snapshot", "--snapshotter", snapshotter, "mounts", path, key]);
         assert!(Command::new("sh").args(["-c", &mount]).status().unwrap().success(), "{mount}");
         let listing = listing::list(&target);
-        unmount(&target, UnmountFlags::empty()).unwrap();
+        unmount_free(&target);
         listing.unwrap()
     }
 
@@ -339,10 +353,13 @@ fn spawn_containerd(containerd: Containerd, lazuli: &Lazuli) -> Child {
     command.stdout(Stdio::null()).stderr(log.unwrap()).spawn().unwrap()
 }
 
-/// A client, as soon as the service answers.
-fn connect(lazuli: &Lazuli) -> Client {
+/// A client, as soon as the service of `containerd` answers.
+fn connect(lazuli: &Lazuli, containerd: &mut Child) -> Client {
     let mut client = None;
     wait("containerd", || {
+        let ended = containerd.try_wait().unwrap();
+        let log = || fs::read_to_string(lazuli.path("containerd.log")).unwrap_or_default();
+        assert!(ended.is_none(), "containerd ended, {}:\n{}", ended.unwrap(), log());
         client = Client::connect(&lazuli.path("c.sock")).ok();
         client.as_ref().is_some_and(|client| client.list().is_ok())
     });
@@ -377,6 +394,15 @@ fn chain(parent: &str, diff_id: &str) -> String {
         return diff_id.to_owned();
     }
     Algorithm::Sha256.digest(format!("{parent} {diff_id}").as_bytes()).to_string()
+}
+
+/// Unmounts what nobody uses any more. A program that another test is just starting has what was open here until it runs.
+#[track_caller]
+pub(super) fn unmount_free(mountpoint: &Path) {
+    wait("an unmount", || match unmount(mountpoint, UnmountFlags::empty()) {
+        Err(Errno::BUSY) => false,
+        result => result.map(|()| true).unwrap(),
+    });
 }
 
 /// Asks again and again until it is done.

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Time to ready of containers whose image is behind a long way, by what is fetched ahead.
-
-usage: prefetch [--rounds N] [--round-trips MS,...] [--json FILE] [IMAGE...]
 
 Each image of the corpus starts with its own command until it is ready (a line, an answer over HTTP, or
 its exit), on a node that has nothing of it, with a daemon that runs. The registry is behind a wire of
@@ -26,8 +23,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from lab import REPOSITORY, corpus, drop_caches, fair_scheduling, machine, median, megabytes, need_root, run
 from lab import scratch, table, wait_until
 from lab.lazuli import Node
@@ -43,14 +38,14 @@ ROUND_TRIPS = 4
 CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", default=IMAGES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round-trips", default="0,20,50", help="milliseconds, separated by commas")
     parser.add_argument("--no-pull", action="store_true", help="leave pull-then-run out")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/prefetch.json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     need_root()
     directory = corpus(*args.images)
     systems = LAZY + ([] if args.no_pull else ["pull"])
@@ -181,7 +176,3 @@ def summary(report, systems):
         title = f"{shape(round_trip, not delay_only)}, {report['megabits']} Mbit/s: seconds to ready"
         text.append(f"\n{title}\n\n{table(header, rows)}")
     return "\n".join(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Time and processor time until a whole image is on a node.
-
-usage: pull [--rounds N] [--round-trips MS,...] [--json FILE] [IMAGE]
 
 The biggest image of the corpus, or IMAGE, is in a registry on loopback, as it was built and as lazuli converts it. Each
 round fetches it once with each system, in turn, to a node that has nothing of it and whose daemon runs; no page is cached.
@@ -13,7 +10,7 @@ round fetches it once with each system, in turn, to a node that has nothing of i
 
 Processor time is that of the daemon's processes, their children and the client, without registry and wire. containerd
 leaves what it has unpacked to the page cache; `on disk` is the time when a sync after that has ended, too. At 0 ms the
-registry is next door; else it is behind a wire of 1 Gbit/s, as in bench/prefetch.
+registry is next door; else it is behind a wire of 1 Gbit/s, as of `lazuli-bench prefetch`.
 """
 
 import argparse
@@ -25,8 +22,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from lab import CommandFailed, REPOSITORY, corpus, drop_caches, fair_scheduling, machine, median, megabytes, need_root
 from lab import scratch, table, used
 from lab.coldstart import image_size
@@ -35,19 +30,21 @@ from lab.lazuli import Node, lazuli
 from lab.link import link
 from lab.registry import remote_registry
 
+from .contenders.overlayfs import Overlayfs
+
 BIGGEST = "gcc"
 MEGABITS = 1000
 SYSTEMS = ["lazuli", "ctr", "ctr, unpigz", "CRI, unpigz"]
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", nargs="?", default=BIGGEST)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round-trips", default="0,20", help="milliseconds, separated by commas")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/pull.json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     need_root()
     directory = corpus(args.image)
     pulls = []
@@ -85,7 +82,7 @@ def one(system, image, work):
         with Node(work, QUIET) as this:
             return measure(this.command("prefetch", "--wait", f"{image}:lazuli"), this.processes())
     client, _, helper = system.partition(", ")
-    with node(work, "overlayfs", **({} if helper else {"CONTAINERD_DISABLE_PIGZ": "1"})) as this:
+    with node(work, Overlayfs(), **({} if helper else {"CONTAINERD_DISABLE_PIGZ": "1"})) as this:
         command = [cri_program(), this.socket, "pull"]
         if client == "ctr":
             command = ["ctr", "--address", this.socket, "image", "pull", "--plain-http", "--snapshotter", "overlayfs"]
@@ -125,7 +122,3 @@ def summary(report):
                          megabytes(median([pull["bytes"] for pull in pulls]))])
     header = [report["image"], "s", "of lazuli's", "on disk s", "of lazuli's", "CPU s", "of lazuli's", "requests", "MB"]
     return table(header, rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Reading through a lazuli mount whose data is all local, beside the same tree on ext4.
-
-usage: fs [--rounds N] [--size MIB] [--files N] [--json FILE]
 
 The tree, a big file and many small ones, lies on the disk's own file system; lazuli converts it, and mounts it
 with both drivers. After one pass over everything the image is complete: the fanotify driver takes
@@ -22,8 +19,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from lab import (REPOSITORY, drop_caches, fair_scheduling, machine, median, need_root, run, scratch, table)
 from lab.coldstart import DRIVERS
 from lab.lazuli import lazuli
@@ -33,13 +28,13 @@ SIDES = (NATIVE, *DRIVERS)
 FILES_PER_DIRECTORY = 300
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size", type=int, default=512, help="MiB of the big file")
     parser.add_argument("--files", type=int, default=30_000, help="small files")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/fs.json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     need_root()
 
     with scratch("fs") as work, lazuli(work / "root") as instance, fair_scheduling():
@@ -146,7 +141,3 @@ def summary(results):
         ratios = [f"{median([r[test][side] / r[test][NATIVE] for r in results]):.2f}" for side in DRIVERS]
         rows.append([f"{test} ({unit})", *speeds, *ratios])
     return table(["test", *SIDES, *(f"{driver} ÷ native" for driver in DRIVERS)], rows)
-
-
-if __name__ == "__main__":
-    main()

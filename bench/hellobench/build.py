@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """CPU time and memory of converting an image, beside the tools that make the same kind of file system.
-
-usage: convert [--image NAME]... [--rounds N] [--json FILE] [--nydus DIR]
 
 All start from one tree, the corpus image unpacked, and write to the same disk; the input is read
 once before, so that it is cached for all. In each round every tool runs once, one after the other:
@@ -17,7 +14,6 @@ set, and the size of what was written. mkfs.erofs neither compresses with zstd n
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -25,37 +21,36 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from lab import (REPOSITORY, CommandFailed, corpus, fair_scheduling, machine, median, megabytes,
-                 need_root, run, scratch, table)
+from lab import REPOSITORY, CommandFailed, corpus, fair_scheduling, median, need_root, run, scratch, table
 from lab.lazuli import Lazuli
 
+from .results import write
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", action="append", help="an image of the corpus (python and gcc)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/convert.json")
-    parser.add_argument("--nydus", type=Path, default=REPOSITORY / "target/nydus/bin")
-    args = parser.parse_args()
+    parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/build.json")
+    parser.add_argument("--nydus", type=Path, default=os.environ.get("LAZULI_NYDUS", REPOSITORY / "target/nydus/bin"),
+                        help="directory of upstream's programs (LAZULI_NYDUS, or what the Makefile builds)")
+    args = parser.parse_args(argv)
     need_root()
 
     names = args.image or ["python", "gcc"]
     directory = corpus(*names)
-    report = {"machine": machine(), "images": {}}
+    builds = []
     with fair_scheduling():
         for name in names:
-            with scratch("convert") as work:
-                runs = measure(directory / name, args.nydus.resolve(), args.rounds, work)
-            report["images"][name] = runs
-            print(f"\n{name}: median of {args.rounds} conversions\n\n{summary(runs)}", flush=True)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(report, indent=2) + "\n")
+            with scratch("build") as work:
+                mine = measure(directory / name, args.nydus.resolve(), args.rounds, work)
+            builds += [{"image": name, **build} for build in mine]
+            print(f"\n{name}: median of {args.rounds} conversions\n\n{summary(mine)}", flush=True)
+    write(args.json, "build", argv, builds=builds)
 
 
 def measure(source, nydus, rounds, work):
-    """Unpack an image, and convert it again and again; return a list of what each run took."""
+    """Unpack an image, and convert it again and again; return a list of what each conversion took."""
     run("umoci", "unpack", "--image", f"{source}:latest", work / "bundle")
     tree, tar, out = work / "bundle/rootfs", work / "tree.tar", work / "out"
     run("tar", "--format=posix", "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=*",
@@ -70,15 +65,15 @@ def measure(source, nydus, rounds, work):
         "mkfs.erofs lz4": ["mkfs.erofs", "--quiet", "-zlz4", out / "image", tree],
         "lazuli layers": lazuli.command("convert", f"oci:{source}:latest", f"oci:{out}/layout:latest"),
     }
-    runs = []
+    builds = []
     for turn in range(rounds):
         for tool, command in tools.items():
             out.mkdir()
             warm(tar, tree, source)
-            runs.append({"tool": tool, **usage(list(map(str, command))), "bytes": size(out)})
+            builds.append({"round": turn, "tool": tool, **usage(list(map(str, command))), "mb": size(out) / 1e6})
             shutil.rmtree(out)
-            print(f"round {turn + 1}: {tool}: {runs[-1]['cpu']:.2f} s CPU", file=sys.stderr)
-    return runs
+            print(f"round {turn + 1}: {tool}: {builds[-1]['cpu_s']:.2f} s CPU", file=sys.stderr)
+    return builds
 
 
 def warm(*paths):
@@ -87,7 +82,7 @@ def warm(*paths):
 
 
 def usage(command):
-    """Run a command; return its CPU and wall seconds and its largest resident set in bytes."""
+    """Run a command; return its CPU and wall seconds and its largest resident set."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read()
@@ -95,7 +90,8 @@ def usage(command):
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise CommandFailed(command, process.returncode, errors)
-    return {"cpu": used.ru_utime + used.ru_stime, "wall": time.monotonic() - began, "rss": used.ru_maxrss * 1024}
+    # The kernel counts the largest resident set in KiB.
+    return {"cpu_s": used.ru_utime + used.ru_stime, "wall_s": time.monotonic() - began, "rss_mib": used.ru_maxrss / 1024}
 
 
 def size(directory):
@@ -103,15 +99,11 @@ def size(directory):
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
 
 
-def summary(runs):
+def summary(builds):
     """One line per tool, in the order they ran."""
     rows = []
-    for tool in dict.fromkeys(run["tool"] for run in runs):
-        mine = {key: median([run[key] for run in runs if run["tool"] == tool]) for key in ("cpu", "wall", "rss", "bytes")}
-        rows.append([tool, f"{mine['cpu']:.1f}", f"{mine['wall']:.1f}", f"{mine['rss'] / 2**20:.0f}",
-                     megabytes(mine["bytes"])])
+    for tool in dict.fromkeys(build["tool"] for build in builds):
+        mine = {key: median([build[key] for build in builds if build["tool"] == tool])
+                for key in ("cpu_s", "wall_s", "rss_mib", "mb")}
+        rows.append([tool, f"{mine['cpu_s']:.1f}", f"{mine['wall_s']:.1f}", f"{mine['rss_mib']:.0f}", f"{mine['mb']:.1f}"])
     return table(["tool", "CPU s", "wall s", "peak MiB", "MB written"], rows)
-
-
-if __name__ == "__main__":
-    main()

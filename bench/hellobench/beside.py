@@ -1,11 +1,8 @@
-#!/usr/bin/env python3
 """How long readers of one image wait while another image is fetched whole.
-
-usage: beside [--rounds N] [--json FILE] [IMAGE]
 
 Eight readers read files of an image, each of them once, in random order. A file is one chunk of 256 KiB that does not
 compress, as much as a reader fetches at once by default, so every read waits for the registry, which is behind a wire of
-20 ms and 1 Gbit/s as in bench/prefetch. Each round does that on two nodes, in turn:
+20 ms and 1 Gbit/s as of `lazuli-bench prefetch`. Each round does that on two nodes, in turn:
 
   alone   nothing else goes on
   beside  `lazuli prefetch` fetches the biggest image of the corpus, or IMAGE, from the same registry
@@ -26,8 +23,6 @@ import threading
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from lab import REPOSITORY, corpus, drop_caches, end, fair_scheduling, machine, megabytes, need_root, scratch, table
 from lab.lazuli import Node, lazuli
 from lab.link import link
@@ -41,12 +36,12 @@ ARMS = ["alone", "beside"]
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", nargs="?", default=BIGGEST)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/beside.json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     need_root()
     directory = corpus(args.image)
     arms = []
@@ -145,7 +140,3 @@ def summary(report):
         rows.append([arm, len(ms), *(f"{percentile(ms, percent):.1f}" for percent in (50, 90, 99)), f"{max(ms):.1f}",
                      f"{rise:+.0f} %", megabytes(statistics.median(fetched))])
     return table(["reads", "number", "p50 ms", "p90 ms", "p99 ms", "longest ms", "p99 rises by", "MB beside"], rows)
-
-
-if __name__ == "__main__":
-    main()

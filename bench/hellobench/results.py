@@ -1,0 +1,15 @@
+"""What the results of all verbs have in common."""
+
+import datetime
+import json
+import shlex
+
+from lab import machine
+
+
+def write(path, verb, argv, **fields):
+    """Write the result of a verb: what it was asked, when, on which machine, and its own fields."""
+    head = {"schema": f"lazuli-bench/{verb}/1", "command": shlex.join(["lazuli-bench", verb, *argv]),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(head | fields, indent=1) + "\n")

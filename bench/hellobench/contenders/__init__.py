@@ -1,0 +1,66 @@
+"""The ways to bring an image to a node that are compared. A new one is a module here, and a line in `ALL`."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+# Other ways that readers may look for, and why nobody measures them here.
+ABSENT = {
+    "SOCI": "its Go module, github.com/awslabs/soci-snapshotter, is not available from the Go module proxy, and other downloads are not made here",
+    "Nydus v3": "no release was found to build: nydus-snapshotter v0.16.1, its newest Go module, runs the nydusd of v2",
+}
+
+
+@dataclass
+class Service:
+    """What runs on a node beside containerd for a contender."""
+
+    # The plugin's name in containerd's configuration, and its socket; none for what is built in.
+    snapshotter: str
+    socket: Path | None = None
+    # The ids of its processes, which may change.
+    processes: callable = field(default=lambda: [])
+
+
+class Contender:
+    """One way. `name` is a word for results, `title` what people read."""
+
+    name = title = ""
+
+    def missing(self):
+        """Why it cannot be measured here, or nothing."""
+        return None
+
+    def version(self):
+        """What its programs say of themselves."""
+        raise NotImplementedError
+
+    def publish(self, layout, reference, work):
+        """Push the image of an OCI layout (`DIR:latest` for skopeo) to a registry without TLS, as this contender
+        wants it. The time that it takes is the contender's push. `work` is an empty directory."""
+        raise NotImplementedError
+
+    def service(self, work):
+        """A context with the `Service` of a node that has nothing yet. All of its files are below `work`."""
+        raise NotImplementedError
+
+    def containerd_config(self, service):
+        """What containerd's configuration needs besides the snapshotter, as TOML."""
+        return ""
+
+
+def program(name, variable=None):
+    """A program's path: what a variable of the environment names, or what is in PATH or where scripts/contenders builds."""
+    named = os.environ.get(variable) if variable else None
+    built = os.environ.get("LAZULI_CONTENDERS", REPOSITORY / "target/contenders")
+    return named or shutil.which(name, path=f"{os.environ['PATH']}:{built}")
+
+
+def contenders():
+    """All of them, in the order of tables."""
+    from . import erofs, lazuli, nydus, overlayfs, stargz
+    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Optimized(), stargz.Stargz(), nydus.Nydus(),
+            erofs.Erofs()]

@@ -1,0 +1,141 @@
+"""Nydus images (v2: RAFS v6) and the nydus snapshotter, whose nydusd serves them with FUSE."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from lab import REPOSITORY, background, run, unmount_below
+from lab.containerd import listens
+
+from . import Contender, Service, program
+from .stargz import directory
+
+SNAPSHOTTER, CONVERTER = "containerd-nydus-grpc", "contender-nydus-convert"
+
+# As upstream's misc/snapshotter/config.toml has it, but for what is the machine's: no cgroup, no ports, no sockets
+# elsewhere. With the clean-up its processes end with it.
+CONFIG = """\
+version = 1
+root = "{work}/nydus"
+address = "{socket}"
+daemon_mode = "dedicated"
+cleanup_on_close = true
+
+[system]
+enable = false
+address = "{work}/nydus-system.sock"
+
+[daemon]
+nydusd_config = "{work}/nydusd.json"
+nydusd_path = "{nydusd}"
+nydusimage_path = "{nydus_image}"
+fs_driver = "fusedev"
+recover_policy = "failover"
+threads_number = 4
+failover_policy = "resend"
+
+[log]
+log_to_stdout = true
+level = "info"
+"""
+
+# Upstream's misc/snapshotter/nydusd-config.fusedev.json, which fetches whole images in the background; the registry has no TLS.
+NYDUSD = {
+    "device": {
+        "backend": {
+            "type": "registry",
+            "config": {"scheme": "http", "timeout": 5, "connect_timeout": 5, "retry_limit": 2},
+        },
+        "cache": {"type": "blobcache"},
+    },
+    "mode": "direct",
+    "digest_validate": False,
+    "iostats_files": False,
+    "enable_xattr": True,
+    "amplify_io": 1048576,
+    "fs_prefetch": {"enable": True, "threads_count": 8, "merging_size": 1048576, "prefetch_all": True},
+}
+
+
+class Nydus(Contender):
+    name, title = "nydus", "Nydus v2"
+
+    def missing(self):
+        for name in SNAPSHOTTER, CONVERTER:
+            if not program(name):
+                return f"no {name}: scripts/contenders builds it"
+        for name in "nydusd", "nydus-image":
+            if not upstream(name):
+                return f"no {name}: LAZULI_NYDUS names no directory that has it"
+        return None
+
+    def version(self):
+        snapshotter = run("go", "version", "-m", program(SNAPSHOTTER)).decode() if shutil.which("go") else ""
+        modules = [line.split() for line in snapshotter.splitlines() if "containerd/nydus-snapshotter\t" in line]
+        nydusd = [line.split()[-1] for line in run(upstream("nydusd"), "--version").decode().splitlines() if "ersion" in line]
+        return f"nydus-snapshotter {modules[0][2] if modules else '?'}, nydusd {nydusd[0] if nydusd else '?'}"
+
+    def publish(self, layout, reference, work):
+        converted = work / "layout"
+        run(program(CONVERTER), "--builder", upstream("nydus-image"), directory(layout), converted)
+        run("skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", f"oci:{converted}:latest", f"docker://{reference}")
+
+    @contextlib.contextmanager
+    def service(self, work):
+        socket, config = work / "nydus.sock", work / "nydus.toml"
+        config.write_text(CONFIG.format(work=work, socket=socket, nydusd=upstream("nydusd"), nydus_image=upstream("nydus-image")))
+        work.joinpath("nydusd.json").write_text(json.dumps(NYDUSD))
+        family = []
+        try:
+            with background(program(SNAPSHOTTER), "--config", config, log=work / "nydus.log",
+                            ready=lambda: listens(socket)) as process:
+                try:
+                    yield Service("nydus", socket, lambda: descendants(process.pid))
+                finally:
+                    family = descendants(process.pid)[1:]
+        finally:
+            unmount_below(work)
+            for child in family:
+                end_child(child)
+
+
+def upstream(name):
+    """One of upstream's programs: in the directory of LAZULI_NYDUS, where the Makefile builds them, or in PATH."""
+    places = [os.environ.get("LAZULI_NYDUS"), str(REPOSITORY / "target/nydus/bin"), os.environ["PATH"]]
+    return shutil.which(name, path=":".join(filter(None, places)))
+
+
+def descendants(process):
+    """A process and what it has started, by id."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Behind the name, which may have spaces and parentheses: state, parent.
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    family = [process]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family
+
+
+def end_child(process):
+    """Have a process end that is no child of ours; it may have ended already."""
+    for number in signal.SIGTERM, signal.SIGKILL:
+        deadline = time.monotonic() + 5
+        while is_nydusd(process) and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                os.kill(process, number)
+            time.sleep(0.05)
+
+
+def is_nydusd(process):
+    """Whether a process is (still) one of nydusd's that is alive."""
+    try:
+        name, _, rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    except OSError:
+        return False
+    return name.endswith("(nydusd") and rest.split()[0] != "Z"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import time
@@ -31,7 +32,7 @@ address = "{work}/nydus-system.sock"
 
 [daemon]
 nydusd_config = "{work}/nydusd.json"
-nydusd_path = "{nydusd}"
+nydusd_path = "{work}/nydusd"
 nydusimage_path = "{nydus_image}"
 fs_driver = "fusedev"
 recover_policy = "failover"
@@ -42,6 +43,13 @@ failover_policy = "resend"
 log_to_stdout = true
 level = "info"
 """
+
+# nydusd wants a limit of a million open files, and ends where it may not raise it so far; its snapshotter cannot tell it another.
+WRAPPER = """\
+#!/bin/sh
+exec '{nydusd}' "$@" --rlimit-nofile {files}
+"""
+FILES = 1_000_000
 
 # Upstream's misc/snapshotter/nydusd-config.fusedev.json, which fetches whole images in the background; the registry has no TLS.
 NYDUSD = {
@@ -87,8 +95,9 @@ class Nydus(Contender):
     @contextlib.contextmanager
     def service(self, work):
         socket, config = work / "nydus.sock", work / "nydus.toml"
-        config.write_text(CONFIG.format(work=work, socket=socket, nydusd=upstream("nydusd"), nydus_image=upstream("nydus-image")))
+        config.write_text(CONFIG.format(work=work, socket=socket, nydus_image=upstream("nydus-image")))
         work.joinpath("nydusd.json").write_text(json.dumps(NYDUSD))
+        wrap(upstream("nydusd"), work / "nydusd")
         family = []
         try:
             with background(program(SNAPSHOTTER), "--config", config, log=work / "nydus.log",
@@ -107,6 +116,14 @@ def upstream(name):
     """One of upstream's programs: in the directory of LAZULI_NYDUS, where the Makefile builds them, or in PATH."""
     places = [os.environ.get("LAZULI_NYDUS"), str(REPOSITORY / "target/nydus/bin"), os.environ["PATH"]]
     return shutil.which(name, path=":".join(filter(None, places)))
+
+
+def wrap(nydusd, path):
+    """A program that is nydusd with a limit of open files that it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    path.write_text(WRAPPER.format(nydusd=nydusd, files=files))
+    path.chmod(0o755)
 
 
 def descendants(process):

@@ -16,10 +16,10 @@ GROUND = {"bg": ("#ffffff", "#0d1117"), "ink": ("#1c2330", "#e3e8ef"),
 
 # Blues are Lazuli's, greys belong to systems that pull whole images, warm tones to the other lazy
 # ones. Neighbours differ in lightness and in dashes too.
-LAZULI = [("#1d3fb8", "#7fa2ff", ""), ("#5a8fe6", "#4a78dc", "6 3"), ("#0b1f5e", "#c2d2ff", "2 3"),
+LAZULI = [("#1d3fb8", "#7fa2ff", ""), ("#4580dd", "#5585ea", "6 3"), ("#0b1f5e", "#c2d2ff", "2 3"),
           ("#3f6f9f", "#7fb0d6", "9 3 2 3")]
-WHOLE = [("#6a7280", "#8e98a6", ""), ("#9a978d", "#c2bdae", "7 3"), ("#4a4d52", "#6c7077", "3 3")]
-LAZY = [("#b5762a", "#dba14e", ""), ("#8d3f30", "#d0776a", "8 3"), ("#a58b78", "#c9b09c", "3 3"),
+WHOLE = [("#565e6b", "#8e98a6", ""), ("#857f73", "#c2bdae", "7 3"), ("#4a4d52", "#6c7077", "3 3")]
+LAZY = [("#a96a1c", "#dba14e", ""), ("#8d3f30", "#d0776a", "8 3"), ("#a58b78", "#c9b09c", "3 3"),
         ("#7a5a6e", "#b791a9", "8 3 2 3"), ("#8a7a1f", "#c4b24f", "5 2")]
 
 
@@ -27,7 +27,7 @@ class Palette:
     """Colour and dashes of every contender, by name."""
 
     def __init__(self):
-        self.of = {}
+        self.of, self.titles = {}, {}
         self.used = {"lazuli": 0, "whole": 0, "lazy": 0}
 
     def add(self, name, kind):
@@ -35,6 +35,9 @@ class Palette:
             colours = {"lazuli": LAZULI, "whole": WHOLE, "lazy": LAZY}[kind]
             self.of[name] = colours[self.used[kind] % len(colours)] + (f"k{len(self.of)}",)
             self.used[kind] += 1
+
+    def title(self, name):
+        return self.titles.get(name, name)
 
     def key(self, name):
         return self.of[name][3]
@@ -77,9 +80,9 @@ def number(value):
         return f"{value:,.0f}"
     if size >= 9.995:
         return f"{value:.1f}"
-    if size >= 0.0995 or size == 0:
+    if size >= 0.00995 or size == 0:
         return f"{value:.2f}" if size else "0"
-    return f"{value:.2g}"
+    return f"{value:.1g}"
 
 
 def short(value):
@@ -87,9 +90,9 @@ def short(value):
     return f"{value:,.0f}" if value >= 1 and value == int(value) else f"{value:g}"
 
 
-def width_of(text, size):
+def width_of(text, size, bold=False):
     """An estimate from above, for fonts that are not known."""
-    return sum(0.34 if letter in "iljt.,:;|'!()[] fr" else 0.9 if letter in "mwMW" else
+    return (1.13 if bold else 1) * sum(0.34 if letter in "iljt.,:;|'!()[] fr" else 0.9 if letter in "mwMW" else
                0.68 if letter.isupper() else 0.585 for letter in str(text)) * size
 
 
@@ -201,7 +204,7 @@ class Room:
 
 def place(room, owner, points, content, size):
     """Finds a label's place near the curve: x, y of the text, its anchor, and the leader."""
-    wide, high = width_of(content, size), size * 1.15
+    wide, high = width_of(content, size, True), size * 1.15
     best = None
     vertical = [(a, b) for a, b in zip(points, points[1:]) if abs(b[1] - a[1]) > 0.5]
     anchors = []
@@ -221,7 +224,7 @@ def place(room, owner, points, content, size):
                     if covered is None:
                         continue
                     others, labels = room.crossed(owner, ax, ay, near - side * 3, ay + dy)
-                    cost = covered * 7 + others * 14 + labels * 200 + gap * 0.35 + abs(dy) * 0.3
+                    cost = covered * 7 + others * 26 + labels * 200 + gap * 0.35 + abs(dy) * 0.3
                     if best is None or cost < best[0]:
                         best = (cost, near, ay + dy, side, (ax, ay), (left, top, left + wide, top + high))
     if best is None:
@@ -230,19 +233,20 @@ def place(room, owner, points, content, size):
     return best
 
 
-def cdf(curves, palette, title, xlabel, width=440, height=320, style=None, heading=(), foot=(),
-        size=13, domain=None):
+def cdf(curves, palette, title, xlabel, width=430, height=330, style=None, heading=(), foot=(),
+        size=14, domain=None):
     """One step curve per contender: `curves` is [(name, label, [(seconds, what)], of how many)].
 
     Values that are infinite are missing from the curve, which then ends below 100 %.
     """
-    left, right = 46 + (12 if style else 0), width - 12 - (10 if style else 0)
+    left, right = 53 + (8 if style else 0), width - 12 - (10 if style else 0)
     top = 14 + (30 + 20 * len(heading) if style else 0)
-    bottom = height - 46 - (18 * len(foot) + 6 if style else 0)
+    bottom = height - 46 - (18 * len(foot) + 14 if style else 0)
     parts = titles(heading, foot, height) if style else []
     finite = [value for _, _, values, _ in curves for value, _ in values if math.isfinite(value)]
     low, high = domain or (min(finite, default=0.1), max(finite, default=1))
-    x = Scale(low / 1.25, high * 1.25, left, right, log=True)
+    # Room at the left, for the names of the fastest.
+    x = Scale(low / max(1.3, (high / low) ** (0.34 if width < 500 else 0.22)), high * 1.2, left, right, log=True)
     y = Scale(0, 1, bottom, top)
     for share in (0, 0.25, 0.5, 0.75, 1):
         parts.append(line(left, y(share), right, y(share), "axis" if share == 0 else "grid"))
@@ -251,7 +255,7 @@ def cdf(curves, palette, title, xlabel, width=440, height=320, style=None, headi
         parts.append(line(x(tick), bottom, x(tick), bottom + 4, "axis"))
         parts.append(line(x(tick), top, x(tick), bottom, "grid"))
         parts.append(text(x(tick), bottom + 18, short(tick), "soft", size - 1, "middle"))
-    parts.append(text(left, bottom + 37, xlabel, "soft", size - 1))
+    parts.append(text(right, bottom + 36, xlabel, "soft", size - 1, "end"))
     room = Room((left + 2, top - 6, right, bottom - 3))
     drawn = []
     for name, label, values, count in curves:
@@ -300,14 +304,14 @@ def own(name):
 
 def titles(heading, foot, height):
     parts = [text(20, 30 + 20 * index, content, "t" if index == 0 else "soft",
-                  17 if index == 0 else 13, extra="font-weight='600'" if index == 0 else "")
+                  16 if index == 0 else 13, extra="font-weight='600'" if index == 0 else "")
              for index, content in enumerate(heading)]
     parts += [text(20, height - 16 - 18 * (len(foot) - 1 - index), content, "soft", 12)
               for index, content in enumerate(foot)]
     return parts
 
 
-def bar_rows(rows, palette, x0, width, top, unit, high=None, row=25, size=13, room=64):
+def bar_rows(rows, palette, x0, width, top, unit, high=None, row=25, size=13, room=64, form=number):
     """Bars from x0 on; `rows` is [(name, label, value or None, note)]."""
     parts = []
     values = [value for _, _, value, _ in rows if value is not None and math.isfinite(value)]
@@ -320,17 +324,17 @@ def bar_rows(rows, palette, x0, width, top, unit, high=None, row=25, size=13, ro
         length = max(1.5, (width - room) * value / high)
         parts.append(f"<rect x='{x0:.1f}' y='{y + 3:.1f}' width='{length:.1f}' height='{row - 7}'"
                      f" rx='1.5' class='f-{palette.key(name)}'><title>{escape(label)}:"
-                     f" {number(value)} {escape(unit)}{escape(', ' + note if note else '')}</title></rect>")
-        parts.append(text(x0 + length + 6, y + row / 2 + 4, f"{number(value)} {unit}".strip(),
+                     f" {form(value)} {escape(unit)}{escape(', ' + note if note else '')}</title></rect>")
+        parts.append(text(x0 + length + 6, y + row / 2 + 4, f"{form(value)} {unit}".strip(),
                           "t" + (" label" if own(name) else ""), size - 0.5))
     parts.append(line(x0, top, x0, top + len(rows) * row - 1, "axis"))
     return parts
 
 
-def bars(rows, palette, title, unit, high=None, width=440, size=13):
+def bars(rows, palette, title, unit, high=None, width=440, size=13, form=number):
     """Horizontal bars with the contenders' names at the left."""
-    x0 = max(width_of(label, size) for _, label, _, _ in rows) + 10
-    parts = bar_rows(rows, palette, x0, width - x0, 4, unit, high, size=size, room=74)
+    x0 = max(width_of(label, size, own(name)) for name, label, _, _ in rows) + 10
+    parts = bar_rows(rows, palette, x0, width - x0, 4, unit, high, size=size, room=74, form=form)
     for index, (name, label, _, _) in enumerate(rows):
         parts.append(text(x0 - 8, 4 + index * 25 + 17, label, "t" + (" label" if own(name) else ""),
                           size, "end"))
@@ -341,18 +345,18 @@ def twin_bars(rows, palette, title, panels, style, heading, foot, width=760):
     """The README's: two columns of bars that share the names. `rows`: (name, label, values)."""
     row, size, top = 30, 14, 30 + 20 * len(heading) + 26
     height = top + len(rows) * row + 34 + 18 * len(foot)
-    x0 = 20 + max(width_of(label, size) for _, label, _ in rows)
+    x0 = 26 + max(width_of(label, size, own(name)) for name, label, _ in rows)
     gap = 20
     each = (width - x0 - 16 - gap) / 2
     parts = titles(heading, foot, height)
     for index, (name, label, _) in enumerate(rows):
         parts.append(text(x0 - 8, top + index * row + row / 2 + 5, label,
                           "t" + (" label" if own(name) else ""), size, "end"))
-    for panel, (caption, unit) in enumerate(panels):
+    for panel, (caption, unit, form) in enumerate(panels):
         left = x0 + panel * (each + gap)
         parts.append(text(left, top - 10, caption, "soft", 13))
         parts += bar_rows([(name, label, values[panel], "") for name, label, values in rows],
-                          palette, left, each, top, unit, row=row, size=size, room=78)
+                          palette, left, each, top, unit, row=row, size=size, room=78, form=form)
     return svg(parts, width, height, title, style)
 
 
@@ -362,7 +366,7 @@ def strip(rows, palette, title, xlabel, mark=None, width=440, size=13):
     `rows`: [(name, label, [(value, what)], median)].
     """
     step, top = 27, 8
-    left = max(width_of(label, size) for _, label, _, _ in rows) + 16
+    left = max(width_of(label, size, own(name)) for name, label, _, _ in rows) + 12
     bottom, right = top + len(rows) * step, width - 14
     height = bottom + 44
     values = [value for _, _, dots, _ in rows for value, _ in dots if math.isfinite(value)]
@@ -397,7 +401,7 @@ def lines(series, palette, title, xlabel, ylabel, ticks=None, logy=False, logx=F
     series = [(name, label, [point for point in points if math.isfinite(point[1])])
               for name, label, points in series]
     series = [entry for entry in series if entry[2]]
-    margin = max((width_of(label, size) for _, label, _ in series), default=0) + 20
+    margin = max((width_of(label, size, True) for _, label, _ in series), default=0) + 16
     left, right, top, bottom = 48, width - margin, 30, height - (48 if xlabel else 34)
     xs = [px for _, _, points in series for px, _ in points]
     ys = [py for _, _, points in series for _, py in points]

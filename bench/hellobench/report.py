@@ -88,6 +88,7 @@ def palette_of(results):
     palette = plots.Palette()
     for result in results:
         for contender in result.get("contenders", []):
+            palette.titles.setdefault(contender["name"], contender.get("title", contender["name"]))
             palette.add(contender["name"], kind_of(contender["name"], is_lazy(contender)))
     for result in results:
         for entry in result.get("updates", []) + result.get("points", []):
@@ -129,8 +130,29 @@ def seconds(value):
     return "never" if math.isinf(value) else f"{number(value)} s"
 
 
+def factor(value):
+    """A ratio, for people: 0.85, 1.32, 4.7, 23."""
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 19.95 else f"{value:,.0f}"
+
+
 def times(value):
-    return "–" if value is None else f"{number(value)} ×"
+    return "–" if value is None else f"{factor(value)} ×"
+
+
+def megabytes(value):
+    return f"{value:.2f}" if value < 0.0995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def whole(value):
+    return f"{value:,.0f}"
+
+
+def said(title):
+    """A contender's title inside of a sentence, which has commas of its own."""
+    first, comma, rest = title.partition(", ")
+    return f"{first} ({rest})" if comma else title
 
 
 def percent(part, whole):
@@ -326,7 +348,8 @@ def figure(caption, picture):
 
 
 def figures(parts):
-    return "<div class='figures'>" + "\n".join(parts) + "</div>" if parts else ""
+    three = " three" if len(parts) % 3 == 0 else ""
+    return f"<div class='figures{three}'>" + "\n".join(parts) + "</div>" if parts else ""
 
 
 def paragraph(text, classes=""):
@@ -360,10 +383,10 @@ def hello_sections(result, palette):
     return [part for part in parts if part]
 
 
-def compared(ratio, long=False):
+def compared(ratio):
     if ratio >= 1:
-        return f"{number(ratio)} times sooner"
-    return f"{number(1 / ratio)} times later"
+        return f"{factor(ratio)} times sooner"
+    return f"{factor(1 / ratio)} times later"
 
 
 def headline(hello):
@@ -373,7 +396,7 @@ def headline(hello):
         for kind in ("deployment", "development"):
             ratio = median(hello.ratios(kind, ref, lazuli))
             if ratio is not None:
-                tiles.append((times(ratio), f"{kind} cycle, {hello.title[baseline]} ÷ {hello.title[lazuli]}",
+                tiles.append((times(ratio), f"{kind} cycle, {said(hello.title[baseline])} ÷ {said(hello.title[lazuli])}",
                               f"Slacker, FAST ’16: {SLACKER[kind]:g} ×"))
     if hello.own and hello.others:
         won, count = hello.wins(ref, hello.own)
@@ -383,12 +406,12 @@ def headline(hello):
         ratio = half_ready(value for value, _ in hello.above_bound(ref, lazuli))
         if ratio is not None:
             tiles.append((times(ratio) if math.isfinite(ratio) else "never",
-                          f"{hello.title[lazuli]} ÷ lower bound", "1 × is the least possible"))
+                          f"{said(hello.title[lazuli])} ÷ lower bound, median", "1 × is the least possible"))
     shown = "".join(f"<div class='tile'><b>{escape(value)}</b><span>{escape(what)}</span><i>{escape(note)}</i></div>"
                     for value, what, note in tiles)
     ratio = median(hello.ratios("deployment", ref, lazuli)) if baseline and lazuli else None
-    finding = (f"At {ref}, the median image is ready {compared(ratio)} with {hello.title[lazuli]}"
-               f" than with {hello.title[baseline]}" if ratio else f"Starts at {ref}")
+    finding = (f"At {ref}, the median image is ready {compared(ratio)} with {said(hello.title[lazuli])}"
+               f" than with {said(hello.title[baseline])}" if ratio else f"Starts at {ref}")
     rows = []
     if baseline:
         for kind, what in [("deployment", "Deployment cycle: pull and run"), ("development", "Development cycle: push, pull and run")]:
@@ -397,12 +420,13 @@ def headline(hello):
                 cells = []
                 for shape in hello.shapes:
                     ratios = hello.ratios(kind, shape["name"], name)
-                    cells.append(f"{times(median(ratios))}<small>{number(min(ratios))}–{number(max(ratios))},"
-                                 f" {plural(len(ratios), 'image')}</small>" if ratios else "–")
+                    of = f", {len(ratios)} of {len(hello.order)} images" if len(ratios) < len(hello.order) else ""
+                    cells.append(f"{times(median(ratios))}<small>{factor(min(ratios))}–{factor(max(ratios))}{of}</small>"
+                                 if ratios else "–")
                 if any(cell != "–" for cell in cells):
                     group.append([escape(hello.title[name])] + cells + [f"{SLACKER[kind]:g} ×"])
             if group:
-                rows += [f"{what}, {escape(hello.title[baseline])} ÷ …"] + group
+                rows += [f"{what}; {escape(said(hello.title[baseline]))} ÷ …"] + group
     if hello.own and hello.others:
         rows.append("Images on which it is faster than every contender that is not Lazuli (deployment cycle)")
         candidates = [("best of its drivers", hello.own)] if len(hello.own) > 1 else []
@@ -419,11 +443,10 @@ def headline(hello):
             for shape in hello.shapes:
                 pairs = [value for value, _ in hello.above_bound(shape["name"], name)]
                 finite = [value for value in pairs if math.isfinite(value)]
-                cells.append(f"{times(half_ready(pairs))}<small>{number(min(finite))}–{number(max(finite))}</small>"
+                cells.append(f"{times(half_ready(pairs))}<small>{factor(min(finite))}–{factor(max(finite))}</small>"
                              if finite else "–")
             rows.append([escape(hello.title[name])] + cells + ["–"])
     head = [""] + [escape(shape["name"]) for shape in hello.shapes] + ["Slacker, FAST ’16"]
-    # The page's own title is this finding, so the section has another.
     return section("Headline numbers", finding, f"<div class='tiles'>{shown}</div>",
                    table(head, rows, "wide") if rows else "",
                    paragraph("Medians over images; small: least and greatest. Slacker’s figures are those of its paper,"
@@ -474,11 +497,12 @@ def halves(hello, shape, kind):
     for name in [hello.lazuli, others[0] if others else None, hello.baseline]:
         if name and hello.middle(kind, shape, name) is not None:
             value = hello.middle(kind, shape, name)
-            named.append((hello.title[name], f"{number(value)} s" if math.isfinite(value) else None))
+            named.append((said(hello.title[name]), f"{number(value)} s" if math.isfinite(value) else None))
     if not named:
         return "no median"
-    parts = [f"{title} {'in ' + value if value else 'never'}" for title, value in named]
-    return f"half of the images are ready with {joined(parts)}"
+    return "half of the images are ready " + joined(
+        f"{'within ' if index == 0 else ''}{value} with {title}" if value else f"never with {title}"
+        for index, (title, value) in enumerate(named))
 
 
 def network_table(hello, kind):
@@ -505,13 +529,13 @@ def bound_section(hello, palette):
                 rows.append((name, hello.title[name], dots, half_ready(value for value, _ in dots)))
         if rows:
             best = min(rows, key=lambda row: row[3])
-            drawn.append(figure(f"{shape['name']}: nearest is {best[1]} with {times(best[3])}",
+            drawn.append(figure(f"{shape['name']}: nearest is {said(best[1])} with {times(best[3])}",
                                 plots.strip(rows, palette, f"Ready ÷ lower bound, {shape['name']}",
                                             "ready ÷ lower bound (log scale)", mark=1)))
     if not drawn or not hello.lazuli:
         return ""
     ratio = half_ready(value for value, _ in hello.above_bound(hello.reference, hello.lazuli))
-    finding = (f"At {hello.reference}, {hello.title[hello.lazuli]} takes {number(ratio)} times the lower bound"
+    finding = (f"At {hello.reference}, {said(hello.title[hello.lazuli])} takes {factor(ratio)} times the lower bound"
                if ratio is not None and math.isfinite(ratio) else "How near the lower bound starts come")
     note = paragraph("Lower bound of an image: its start with everything local and cached, and the fewest bytes that any lazy"
                      " contender fetched for it ÷ bandwidth, and four round trips. On loopback nothing is counted for bytes."
@@ -540,12 +564,12 @@ def category_section(hello, palette):
         best = min(finite, key=lambda row: row[2])
         won.append((category, best[0]))
         title = CATEGORY_TITLES.get(category, category)
-        drawn.append(figure(f"{title} ({plural(len(groups[category]), 'image')}): soonest {best[1]}, {seconds(best[2])}",
+        drawn.append(figure(f"{title} ({plural(len(groups[category]), 'image')}): soonest {said(best[1])}, {seconds(best[2])}",
                             plots.bars(rows, palette, f"Median seconds until ready, {title}, {shape}", "s", high)))
     if not drawn:
         return ""
     ours = [category for category, name in won if plots.own(name)]
-    lost = [f"{CATEGORY_TITLES.get(category, category).lower()} ({hello.title[name]})" for category, name in won if not plots.own(name)]
+    lost = [f"{CATEGORY_TITLES.get(category, category).lower()} ({said(hello.title[name])})" for category, name in won if not plots.own(name)]
     finding = f"At {shape}, a driver of Lazuli has the lowest median in {len(ours)} of {len(won)} categories"
     if lost:
         finding += f"; not in {joined(lost)}"
@@ -579,20 +603,21 @@ def network_section(hello, palette):
             values = [hello.middle("deployment", shape, name) for shape in ticks]
             values = [value for value in values if value is not None and math.isfinite(value)]
             if values:
-                growth.append(f"from {number(min(values))} to {number(max(values))} s with {hello.title[name]}")
+                growth.append(f"from {number(min(values))} to {number(max(values))} s with {said(hello.title[name])}")
     picture = plots.lines(series, palette, "Median seconds until ready by network", "", "median seconds until ready (log scale)",
                           ticks=ticks, logy=True, width=560, height=340)
     return section("Networks", f"Between the networks, medians go {joined(growth)}" if growth else "Medians by network",
-                   figures([figure("Median deployment cycle by network", picture)]),
-                   network_table(hello, "deployment"), id_="networks")
+                   figures([figure("Median deployment cycle by network", picture),
+                            f"<div class='beside'>{network_table(hello, 'deployment')}</div>"]), id_="networks")
 
 
 def cost_section(hello, palette):
     shape = hello.reference
-    fields = [("bytes", 1e6, "MB", "MB fetched"), ("requests", 1, "", "Requests"), ("cpu_s", 1, "s", "CPU seconds"),
-              ("rss_bytes", 2 ** 20, "MiB", "Memory of the system’s daemons, MiB")]
+    fields = [("bytes", 1e6, "MB", "MB fetched", megabytes), ("requests", 1, "", "Requests", whole),
+              ("cpu_s", 1, "s", "CPU seconds", number),
+              ("rss_bytes", 2 ** 20, "MiB", "Memory of its daemons", megabytes)]
     drawn = []
-    for field, scale, unit, title in fields:
+    for field, scale, unit, title, form in fields:
         rows = []
         for name in hello.contenders:
             value = hello.typical(field, shape, name)
@@ -600,8 +625,8 @@ def cost_section(hello, palette):
                 rows.append((name, hello.title[name], value / scale, ""))
         if rows:
             least = min(rows, key=lambda row: row[2])
-            drawn.append(figure(f"{title}: least with {least[1]}, {number(least[2])} {unit}".rstrip(),
-                                plots.bars(rows, palette, f"{title}, median, {shape}", unit)))
+            drawn.append(figure(f"{title}: least with {said(least[1])}, {form(least[2])} {unit}".rstrip(),
+                                plots.bars(rows, palette, f"{title}, median, {shape}", unit, form=form)))
     if not drawn:
         return ""
     rows = []
@@ -609,10 +634,10 @@ def cost_section(hello, palette):
         rows.append(escape(entry["name"]))
         for name in hello.contenders:
             cells = []
-            for field, scale, _, _ in fields:
+            for field, scale, _, _, form in fields:
                 value = hello.typical(field, entry["name"], name)
                 all_ = [one / scale for image in hello.order for one in hello.values(field, entry["name"], name, image)]
-                cells.append(f"{number(value / scale)}<small>{number(min(all_))}–{number(max(all_))}</small>"
+                cells.append(f"{form(value / scale)}<small>{form(min(all_))}–{form(max(all_))}</small>"
                              if value is not None else "–")
             steps = [median(start["pull_s"] for image in hello.order
                             for start in hello.starts.get((entry["name"], name, image), []) if start.get("pull_s") is not None),
@@ -625,13 +650,13 @@ def cost_section(hello, palette):
                             if key[:2] == (entry["name"], name) for push in pushes if push.get("bytes") is not None)
             if any(cell != "–" for cell in cells):
                 rows.append([escape(hello.title[name])] + cells + [number(step) for step in steps]
-                            + [number(pushed / 1e6) if pushed is not None else "–"])
+                            + [megabytes(pushed / 1e6) if pushed is not None else "–"])
     head = ["Median", "MB fetched", "requests", "CPU s", "memory MiB", "pull s", "create s", "run s", "MB pushed"]
     fetched = {name: hello.typical("bytes", shape, name) for name in hello.contenders}
     finding = "What a start takes"
     if hello.lazuli and hello.baseline and fetched[hello.lazuli] and fetched[hello.baseline]:
-        finding = (f"At {shape}, a median start fetches {number(fetched[hello.lazuli] / 1e6)} MB with {hello.title[hello.lazuli]}"
-                   f" and {number(fetched[hello.baseline] / 1e6)} MB with {hello.title[hello.baseline]}")
+        finding = (f"At {shape}, a median start fetches {megabytes(fetched[hello.lazuli] / 1e6)} MB with {said(hello.title[hello.lazuli])}"
+                   f" and {megabytes(fetched[hello.baseline] / 1e6)} MB with {said(hello.title[hello.baseline])}")
     return section("What a start takes", finding, paragraph(
         f"Medians over images of starts that worked, at {escape(shape)}; in the table small: least and greatest. The time is split into"
         " the pull, the creation of the container after it, and the run until ready; these are medians of their own, so they do"
@@ -674,9 +699,9 @@ def image_sections(hello):
                         won[contender] = won.get(contender, 0) + 1
                     cells.append((number(value) + small, "best" if value == best else "", "; ".join(sorted(set(errors)))))
             size = hello.images[image].get("bytes")
-            rows.append([escape(image), number(size / 1e6) if size else "–"] + cells)
+            rows.append([escape(image), megabytes(size / 1e6) if size else "–"] + cells)
         most = sorted(won.items(), key=lambda pair: -pair[1])
-        finding = f"{name}: soonest " + joined(f"{hello.title[contender]} on {number_of} of {count}" for contender, number_of in most) \
+        finding = f"{name}: soonest " + joined(f"{said(hello.title[contender])} on {number_of} of {count}" for contender, number_of in most) \
             if most else name
         listed = ("<details open><summary>" + escape(plural(len(failures), "failure") + " at " + name) + "</summary><ul class='failures'>"
                   + "".join(f"<li>{escape(text)}</li>" for text in failures) + "</ul></details>") if failures else ""
@@ -696,9 +721,9 @@ def noise(hello):
         ordered = sorted(spreads)
         text += (f"Between the rounds of the same start, slowest − fastest is {100 * statistics.median(ordered):.0f} % of the median"
                  f" for half of the starts, {100 * ordered[int(0.9 * (len(ordered) - 1))]:.0f} % or less for nine of ten,"
-                 f" {100 * ordered[-1]:.0f} % at most: differences below that say nothing.")
+                 f" {100 * ordered[-1]:.0f} % at most: smaller differences say little.")
     else:
-        text += "With one round nothing is known of the spread: small differences say nothing."
+        text += "With one round nothing is known of the spread: small differences say little."
     return text
 
 
@@ -792,14 +817,14 @@ def update_sections(result, palette):
     rows = []
     for entry in result["updates"]:
         failed = entry.get("error")
-        rows.append([escape(f"{entry['from']} → {entry['to']}"), (escape(entry.get("title", entry["contender"])), "name")]
+        rows.append([escape(f"{entry['from']} → {entry['to']}"), (escape(palette.title(entry["contender"])), "name")]
                     + ([("failed", "failed", failed)] + ["–"] * 3 if failed else
-                       [number(entry["pushed_bytes"] / 1e6), number(entry["push_s"]), number(entry["pulled_bytes"] / 1e6), number(entry["ready_s"])]))
+                       [megabytes(entry["pushed_bytes"] / 1e6), number(entry["push_s"]), megabytes(entry["pulled_bytes"] / 1e6), number(entry["ready_s"])]))
     typical = {}
     for entry in result["updates"]:
         if not entry.get("error"):
             typical.setdefault(entry["contender"], []).append(entry)
-    named = [f"{number(median(entry['pulled_bytes'] for entry in entries) / 1e6)} MB with {name}" for name, entries in typical.items()]
+    named = [f"{megabytes(median(entry['pulled_bytes'] for entry in entries) / 1e6)} MB with {said(palette.title(name))}" for name, entries in typical.items()]
     return [section("Update", f"An update pulls a median of {joined(named)}" if named else "Updates",
                     paragraph("A node has the first image and starts the second; the registry has the first one’s blobs too.", "note"),
                     table(["Update", ("contender", "name"), "MB pushed", "push s", "MB pulled", "ready s"], rows, first=1), id_="update")]
@@ -815,12 +840,12 @@ def scale_sections(result, palette):
         most = max(parallel for points in series.values() for parallel, _ in points)
         ends = {name: dict(points)[most] for name, points in series.items() if most in dict(points)}
         best = min(ends, key=ends.get)
-        parts.append(figure(f"{operation.capitalize()}, {most} at once: soonest {best}, {number(ends[best])} s",
-                            plots.lines([(name, name, points) for name, points in series.items()], palette,
+        parts.append(figure(f"{operation.capitalize()}, {most} at once: soonest {said(palette.title(best))}, {number(ends[best])} s",
+                            plots.lines([(name, palette.title(name), points) for name, points in series.items()], palette,
                                         f"Seconds by number of {operation}es" if operation.endswith("sh") else f"Seconds by number of {operation}s",
                                         "at the same time", "seconds until all are done")))
-        findings.append(f"{most} {operation}{'es' if operation.endswith('sh') else 's'} at once take {number(ends[best])} s with {best}"
-                        + (f" and {number(ends[BASELINE])} s with {BASELINE}" if BASELINE in ends and BASELINE != best else ""))
+        findings.append(f"{most} {operation}{'es' if operation.endswith('sh') else 's'} at once take {number(ends[best])} s with {said(palette.title(best))}"
+                        + (f" and {number(ends[BASELINE])} s with {said(palette.title(BASELINE))}" if BASELINE in ends and BASELINE != best else ""))
     return [section("Scale", "; ".join(findings), figures(parts), id_="scale")]
 
 
@@ -850,7 +875,7 @@ STYLE = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,-apple-system,'Segoe UI','Helvetica Neue',Arial,sans-serif}
-main,header,footer{max-width:1120px;margin:0 auto;padding:0 20px}
+main,header,footer{max-width:1240px;margin:0 auto;padding:0 20px}
 header{padding-top:40px}
 h1{font-size:clamp(1.5rem,1.1rem + 1.8vw,2.2rem);line-height:1.2;margin:0 0 .5rem;max-width:34ch;text-wrap:balance;letter-spacing:-.01em}
 header p{color:var(--soft);max-width:85ch;margin:.4rem 0}
@@ -867,8 +892,10 @@ section>p{max-width:85ch}
 .tile b{font-size:1.9rem;line-height:1.1;font-weight:650;font-variant-numeric:tabular-nums}
 .tile span{font-size:.9rem;line-height:1.35}.tile i{font-style:normal;color:var(--soft);font-size:.82rem;margin-top:auto;padding-top:.25rem}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:1.6rem 2.2rem;margin:1rem 0 1.4rem}
-figure{margin:0;min-width:0;max-width:600px}
-figcaption{font-size:.93rem;line-height:1.35;font-weight:600;margin-bottom:.5rem;max-width:62ch}
+.figures.three{grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));column-gap:1.8rem}
+figure,.beside{margin:0;min-width:0;max-width:540px;grid-row:span 2}
+@supports (grid-template-rows:subgrid){figure{display:grid;grid-template-rows:subgrid;row-gap:0}.figures{row-gap:0}.figures figure{margin-bottom:1.7rem}}
+figcaption{align-self:end;font-size:.93rem;line-height:1.35;font-weight:600;margin-bottom:.5rem;max-width:62ch}
 figure svg{display:block;width:100%;height:auto;overflow:visible}
 .scroll{overflow-x:auto;margin:.6rem 0 1.2rem;max-width:100%}
 table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;line-height:1.3}
@@ -962,9 +989,9 @@ def pictures(hello, palette):
     ours, theirs = (hello.middle("deployment", shape, name) if name else None for name in (hello.lazuli, hello.baseline))
     heading = ["Share of images that are ready, by time"]
     if ours is not None and theirs is not None:
-        heading = [f"Half of the images are ready within {seconds(ours)} with {hello.title[hello.lazuli]},"
-                   f" {seconds(theirs)} with {hello.title[hello.baseline]}"]
-        if plots.width_of(heading[0], 17) > 720:
+        heading = [f"Half of the images are ready within {seconds(ours)} with {said(hello.title[hello.lazuli])},"
+                   f" {seconds(theirs)} with {said(hello.title[hello.baseline])}"]
+        if plots.width_of(heading[0], 16, True) > 715:
             heading = [f"Half of the images are ready within {seconds(ours)} with Lazuli, {seconds(theirs)} with {hello.baseline}"]
     heading.append("Share of images whose container is ready, by seconds since the pull began; beside the names: medians")
     cycle = plots.cdf(curves, palette, heading[0], "seconds since the pull began (log scale)", width=760, height=470,
@@ -976,7 +1003,7 @@ def pictures(hello, palette):
     heading = ["What a start takes"]
     fetched = {name: values[1] for name, _, values in rows}
     if fetched.get(hello.lazuli) and fetched.get(hello.baseline):
-        heading = [f"A start fetches {number(fetched[hello.lazuli])} MB with Lazuli, {number(fetched[hello.baseline])} MB with {hello.baseline}"]
-    takes = plots.twin_bars(rows, palette, heading[0], [("seconds until ready, median", "s"), ("MB fetched until ready, median", "MB")],
+        heading = [f"A start fetches {megabytes(fetched[hello.lazuli])} MB with Lazuli, {megabytes(fetched[hello.baseline])} MB with {hello.baseline}"]
+    takes = plots.twin_bars(rows, palette, heading[0], [("seconds until ready, median", "s", number), ("MB fetched until ready, median", "MB", megabytes)],
                             style, heading, foot)
     return {"deployment-cycle.svg": cycle, "what-it-takes.svg": takes}

@@ -1,4 +1,5 @@
-/* What a compiler makes of one loop. At -O2, clang and gcc since version 12 use vector instructions for it; older gcc, pcc and tcc do not. */
+/* What a compiler makes of one loop. At -O2, clang and gcc since version 12 use vector instructions for it;
+   older gcc, pcc and tcc do not. */
 #include <stdio.h>
 #include <time.h>
 

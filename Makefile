@@ -4,7 +4,7 @@
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
-BENCHES := beside coldstart containerd convert fs prefetch pull
+BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
@@ -59,13 +59,15 @@ compat: ## our images in other readers, others' images in ours (needs minutes to
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
 
-bench: ## the benchmarks: cold start, containerd, conversion, file system, fetching ahead, whole images; one alone: bench-convert
+bench: ## HelloBench and the other benchmarks, and a page of the results (hours); one alone: bench-hello
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
+	bench/lazuli-bench report target/bench/*.json
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench
-	$(MAKE) --no-print-directory binary $(if $(filter convert,$*),$(NYDUS)/nydusd) $(if $(filter containerd pull,$*),cri) $(if $(filter beside prefetch pull,$*),wire)
-	$(ROOT) bench/$* $(if $(filter convert,$*),--nydus $(NYDUS))
+	$(MAKE) --no-print-directory binary cri wire $(NYDUS)/nydusd
+	$(ROOT) env LAZULI_NYDUS=$(NYDUS) CONTAINERD="$$(scripts/containerd)/containerd" \
+		LAZULI_CONTENDERS="$$(scripts/contenders)" bench/lazuli-bench $*
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
 	scripts/fuzz $(FUZZ_SECONDS)

@@ -2,27 +2,17 @@
 
 import os
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from lab.containerd import Service as Service
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Other ways that readers may look for, and why nobody measures them here.
 ABSENT = {
-    "SOCI": "its Go module, github.com/awslabs/soci-snapshotter, is not available from the Go module proxy, and other downloads are not made here",
+    "SOCI": "its Go module, github.com/awslabs/soci-snapshotter, is not to be had from the Go module proxy that was used",
     "Nydus v3": "no release was found to build: nydus-snapshotter v0.16.1, its newest Go module, runs the nydusd of v2",
 }
-
-
-@dataclass
-class Service:
-    """What runs on a node beside containerd for a contender."""
-
-    # The plugin's name in containerd's configuration, and its socket; none for what is built in.
-    snapshotter: str
-    socket: Path | None = None
-    # The ids of its processes, which may change.
-    processes: callable = field(default=lambda: [])
 
 
 class Contender:
@@ -62,5 +52,5 @@ def program(name, variable=None):
 def contenders():
     """All of them, in the order of tables."""
     from . import erofs, lazuli, nydus, overlayfs, stargz
-    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Optimized(), stargz.Stargz(), nydus.Nydus(),
+    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), stargz.Stargz(), nydus.Nydus(),
             erofs.Erofs()]

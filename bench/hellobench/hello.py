@@ -1,0 +1,185 @@
+"""Push, pull, create and ready of many images, for every way to bring them that is here.
+
+usage: lazuli-bench hello [--rounds N] [--shapes NAME,...] [--contenders NAME,...] [--json FILE] [IMAGE...]
+
+Each image of the corpus is pushed to an empty registry in the form that each contender wants. Then it is pulled and
+started in a pod through containerd's CRI service, with its own command, until it is ready: a line, an answer over HTTP, or
+its exit. Each start has a node of its own, whose daemons run and which has nothing of the image; no page is cached.
+Contenders take turns, in an order that changes from round to round.
+
+The registry is on loopback, or behind a proxy on which every byte takes half a round trip, all share a bandwidth, and each
+new connection begins with a window of ten segments that doubles with every round trip, as TCP's:
+
+  loopback            as it is
+  20 ms, 1 Gbit/s     another region's registry
+  50 ms, 100 Mbit/s   another continent's
+
+Images are pushed once, over the second of these. `warm` is the same start once more where all is local and cached.
+Processor seconds are those of containerd and the snapshotter's processes, from the pull to ready.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import shutil
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, median, megabytes, need_root, scratch, table
+from lab.coldstart import image_size
+from lab.containerd import containerd_version, node
+from lab.link import link
+from lab.registry import remote_registry
+from lab.oci import Layout, layers_size
+from lab.workload import ready_when
+
+from . import results
+from .contenders import ABSENT, contenders
+
+SHAPES = [{"name": "loopback", "round_trip_ms": 0, "megabits": None},
+          {"name": "20 ms, 1 Gbit/s", "round_trip_ms": 20, "megabits": 1000},
+          {"name": "50 ms, 100 Mbit/s", "round_trip_ms": 50, "megabits": 100}]
+PUSHED_OVER = SHAPES[1]
+SHAPER = "a proxy on loopback (wire of the test kit) with delay, bandwidth, handshakes and slow start; the kernel has no netem"
+IMAGES = ["busybox", "debian-slim", "debian", "hello-world", "redis", "memcached", "mariadb", "postgres", "lua",
+          "python-slim", "python", "perl", "ruby", "php", "golang", "gcc", "openjdk", "nginx", "httpd", "haproxy", "jetty",
+          "flask", "django", "node", "express", "registry", "prometheus"]
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage=argparse.SUPPRESS)
+    parser.add_argument("images", nargs="*", default=IMAGES, metavar="IMAGE", help="of bench/corpus")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", default="0,1,2", help="their numbers, separated by commas")
+    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here unless named")
+    parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/hello.json")
+    args = parser.parse_args(argv)
+    need_root()
+    directory = corpus(*args.images)
+    here, missing = choose(args.contenders)
+    shapes = [SHAPES[int(number)] for number in args.shapes.split(",")]
+    report = {"containerd": containerd_version(), "shaper": SHAPER, "rounds": args.rounds, "shapes": shapes,
+              "contenders": [{"name": c.name, "title": c.title, "version": c.version()} for c in here],
+              "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": []}
+    with scratch("hello") as work, fair_scheduling():
+        for name in args.images:
+            with remote_registry(work / "registry") as server:
+                Image(name, directory / name, server, work, here, report).measure(shapes, args.rounds)
+            shutil.rmtree(work / "registry")
+            # What is measured stays, whatever becomes of the images to come.
+            results.write(args.json, "hello", argv, **report)
+    print(summary(report))
+
+
+def choose(names):
+    """The contenders that are wanted and here, and why others are not."""
+    wanted = [c for c in contenders() if not names or c.name in ["overlayfs", *names.split(",")]]
+    reasons = {contender.title: contender.missing() for contender in wanted}
+    here = [contender for contender in wanted if not reasons[contender.title]]
+    return here, ABSENT | {title: reason for title, reason in reasons.items() if reason}
+
+
+class Image:
+    """One image of the corpus."""
+
+    def __init__(self, name, layout, server, work, here, report):
+        self.name, self.layout, self.server, self.work = name, layout, server, work
+        self.contenders, self.report = here, report
+        self.ready = ready_when(name)
+
+    def measure(self, shapes, rounds):
+        self.report["images"][self.name] = {"category": category(self.name), "bytes": layers_size(Layout(self.layout).manifest())}
+        usable = [contender for contender in self.contenders if self.push(contender)]
+        self.warm(rounds)
+        for shape in shapes:
+            with far(self.server, shape) as address:
+                for turn in range(rounds):
+                    for contender in usable[turn % len(usable):] + usable[:turn % len(usable)]:
+                        self.start(contender, shape, address, turn)
+
+    def push(self, contender):
+        """Make what a contender wants, and push it to a repository of its own; whether that went well."""
+        work, push = self.work / "push", {"image": self.name, "contender": contender.name, "shape": PUSHED_OVER["name"]}
+        work.mkdir()
+        drop_caches()
+        try:
+            with far(self.server, PUSHED_OVER) as address:
+                before, began = used_by_children(), time.monotonic()
+                contender.publish(f"{self.layout}:latest", f"{address}/{contender.name}:{self.name}", work)
+                push |= {"seconds": time.monotonic() - began, "cpu_s": used_by_children() - before}
+            push |= {"bytes": image_size(self.server.reference(f"{contender.name}:{self.name}"))}
+            said = f"{push['seconds']:.2f} s, {megabytes(push['bytes'])} MB"
+        except CommandFailed as error:
+            push |= {"error": str(error)}
+            said = str(error)
+        shutil.rmtree(work)
+        self.report["pushes"].append(push)
+        print(f"{self.name}: push, {contender.title}: {said}", file=sys.stderr)
+        return "error" not in push
+
+    def warm(self, rounds):
+        """The start when everything is local, unpacked and cached."""
+        plain = self.contenders[0]
+        reference = self.server.reference(f"{plain.name}:{self.name}")
+        with node(self.work / "node", plain) as this:
+            this.start(self.server, reference, self.ready)
+            for _ in range(rounds):
+                began = time.time()
+                _, done = this.run(reference, self.ready)
+                self.report["warm"].append({"image": self.name, "seconds": done - began})
+
+    def start(self, contender, shape, address, turn):
+        """One cold start."""
+        start = {"image": self.name, "contender": contender.name, "shape": shape["name"], "round": turn + 1}
+        try:
+            with node(self.work / "node", contender) as this:
+                found = this.start(self.server, f"{address}/{contender.name}:{self.name}", self.ready)
+            start |= {"pull_s": found.pulled, "create_s": found.created, "ready_s": found.ready, "requests": found.requests,
+                      "bytes": found.bytes, "cpu_s": found.cpu, "rss_bytes": found.rss}
+            said = f"ready after {found.ready:.2f} s, {megabytes(found.bytes)} MB"
+        except (CommandFailed, TimeoutError) as error:
+            start |= {"error": str(error)}
+            said = str(error)
+        self.report["starts"].append(start)
+        print(f"{self.name}: {shape['name']}, {contender.title}: {said}", file=sys.stderr)
+
+
+def far(server, shape):
+    """The registry's address at this distance."""
+    if shape["megabits"] is None:
+        return contextlib.nullcontext(server.address)
+    return link(server.address, shape["round_trip_ms"], shape["megabits"])
+
+
+def category(name):
+    """An image's, of the corpus."""
+    with open(REPOSITORY / "bench/corpus/workloads.toml", "rb") as file:
+        workloads = tomllib.load(file)["workload"]
+    workload = workloads[name]
+    return workload.get("category") or category(workload["like"])
+
+
+def used_by_children():
+    """Processor seconds of all programs that were run so far, with those that they have run."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def summary(report):
+    """A table for each shape: seconds until each image was ready."""
+    text, names = [], [contender["name"] for contender in report["contenders"]]
+    for shape in report["shapes"]:
+        rows = []
+        for image in report["images"]:
+            cells = []
+            for name in names:
+                found = [start["ready_s"] for start in report["starts"] if "ready_s" in start
+                         and (start["image"], start["contender"], start["shape"]) == (image, name, shape["name"])]
+                cells.append(f"{median(found):.2f}" if found else "–")
+            rows.append([image, *cells])
+        text.append(f"\n{shape['name']}: seconds from the pull to ready\n\n{table(['image', *names], rows)}")
+    return "\n".join(text)

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use lazuli_registry::{Hosts, ImageName, Mirrors, Options, hosts::DEFAULT_DIRECTORIES};
-use lazuli_runtime::prefetch;
+use lazuli_runtime::{daemon::DriverChoice, prefetch};
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -44,11 +44,14 @@ pub(crate) struct Config {
 pub(crate) struct Snapshotter {
     /// The Unix socket that containerd connects to.
     pub(crate) address: PathBuf,
+    /// What serves the images of containers.
+    pub(crate) driver: DriverChoice,
 }
 
 impl Default for Snapshotter {
     fn default() -> Self {
-        Snapshotter { address: "/run/lazuli/snapshotter.sock".into() }
+        let address = "/run/lazuli/snapshotter.sock".into();
+        Snapshotter { address, driver: DriverChoice::Auto }
     }
 }
 
@@ -248,6 +251,16 @@ mod tests {
         }
         let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
         assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
+    }
+
+    #[test]
+    fn drivers_have_names() {
+        let driver = |text: &str| toml::from_str::<Config>(&format!("[snapshotter]\n{text}\n"));
+        assert_eq!(driver("").unwrap().snapshotter.unwrap().driver, DriverChoice::Auto);
+        let fuse = driver("driver = 'fuse'").unwrap().snapshotter.unwrap();
+        assert_eq!(fuse.driver, DriverChoice::Fuse);
+        let error = driver("driver = 'erofs'").unwrap_err().to_string();
+        assert!(error.contains("`auto`, `fanotify`, `fuse`"), "{error}");
     }
 
     #[test]

@@ -17,12 +17,16 @@ use tokio::task::JoinHandle;
 
 /// Serves containerd, if the configuration says so. The task ends when another worker takes over. Readers of images are
 /// served also when this fails.
-pub(crate) fn serve(root: &Path, worker: &mut Worker) -> Option<JoinHandle<()>> {
+pub(crate) fn serve(
+    root: &Path,
+    driver: DriverChoice,
+    worker: &mut Worker,
+) -> Option<JoinHandle<()>> {
     let listener = worker.snapshots()?;
     let (root, images) = (root.to_owned(), worker.images());
     Some(tokio::spawn(async move {
         let leaving = images.clone();
-        let served = match Server::open(&root, Arc::new(Mounted(images))).await {
+        let served = match Server::open(&root, Arc::new(Mounted { images, driver })).await {
             Ok(server) => {
                 tracing::info!("serving containerd");
                 let overview = server.overview();
@@ -54,7 +58,10 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
     (status, mounts.collect())
 }
 
-struct Mounted(Images);
+struct Mounted {
+    images: Images,
+    driver: DriverChoice,
+}
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -65,26 +72,29 @@ fn outcome(result: Result<(), DaemonError>) -> Outcome {
 #[async_trait]
 impl snapshotter::Images for Mounted {
     async fn check(&self, image: &Image) -> Outcome {
-        outcome(self.0.check(&request(image, Path::new("/")), login(image).as_ref()).await)
+        let request = self.request(image, Path::new("/"));
+        outcome(self.images.check(&request, login(image).as_ref()).await)
     }
 
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
-        outcome(self.0.mount(request(image, at), login(image).as_ref()).await)
+        outcome(self.images.mount(self.request(image, at), login(image).as_ref()).await)
     }
 
     async fn unmount(&self, at: &Path) -> Outcome {
-        outcome(self.0.unmount(at).await)
+        outcome(self.images.unmount(at).await)
     }
 }
 
-fn request(image: &Image, at: &Path) -> MountRequest {
-    MountRequest {
-        image: pinned(image),
-        mountpoint: at.to_owned(),
-        driver: DriverChoice::Auto,
-        platform: None,
-        plain_http: false,
-        base: true,
+impl Mounted {
+    fn request(&self, image: &Image, at: &Path) -> MountRequest {
+        MountRequest {
+            image: pinned(image),
+            mountpoint: at.to_owned(),
+            driver: self.driver,
+            platform: None,
+            plain_http: false,
+            base: true,
+        }
     }
 }
 

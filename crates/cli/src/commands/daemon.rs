@@ -109,6 +109,7 @@ fn work(session: &Session) -> Result<ExitCode> {
     // Before anything else is opened.
     let (link, given) = Worker::enter().context("only a keeper can start a worker")?;
     link.attend(programs(session)).context("cannot listen to the keeper")?;
+    let snapshotter = session.config.snapshotter.as_ref();
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
@@ -116,12 +117,13 @@ fn work(session: &Session) -> Result<ExitCode> {
         prefetch: session.config.prefetch.settings(),
         images: session.config.prefetch.images.clone(),
         registry: session.config.registries()?,
-        snapshots: session.config.snapshotter.as_ref().map(|table| table.address.clone()),
+        snapshots: snapshotter.map(|table| table.address.clone()),
     };
+    let driver = snapshotter.map(|table| table.driver).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         let mut worker = Worker::open(&session.root, &settings, link, given).await?;
-        let service = containerd::serve(&session.root, &mut worker);
+        let service = containerd::serve(&session.root, driver, &mut worker);
         let ended = worker.serve().await.context("the worker ended")?;
         if let (Ended::Left, Some(service)) = (ended, service) {
             // Answers that are being written.

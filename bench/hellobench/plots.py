@@ -217,6 +217,9 @@ def place(room, owner, points, content, size):
                 for dy in (0, 9, -9, 20, -20, 36, -36):
                     if dy and gap < 16:
                         continue
+                    least = gap * 0.35 + abs(dy) * 0.3
+                    if best is not None and least >= best[0]:
+                        continue
                     near = ax + side * gap
                     left = near if side > 0 else near - wide
                     top = ay + dy - high / 2
@@ -224,7 +227,7 @@ def place(room, owner, points, content, size):
                     if covered is None:
                         continue
                     others, labels = room.crossed(owner, ax, ay, near - side * 3, ay + dy)
-                    cost = covered * 7 + others * 26 + labels * 200 + gap * 0.35 + abs(dy) * 0.3
+                    cost = covered * 16 + others * 26 + labels * 200 + least
                     if best is None or cost < best[0]:
                         best = (cost, near, ay + dy, side, (ax, ay), (left, top, left + wide, top + high))
     if best is None:
@@ -276,14 +279,20 @@ def cdf(curves, palette, title, xlabel, width=430, height=330, style=None, headi
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f"<polyline points='{path}' class='curve s-{key}{' own' if own(name) else ''}'>"
                      f"<title>{escape(label)}</title></polyline>")
+    # Which name is placed first matters, so several orders are tried.
+    orders = [sorted(drawn, key=lambda entry: -len(entry[1])), sorted(drawn, key=lambda entry: entry[2][0]),
+              sorted(drawn, key=lambda entry: entry[2][0], reverse=True), drawn]
+    tried = []
+    for order in orders:
+        room.labels = []
+        found = [(entry[0], entry[1], place(room, entry[0], entry[2], entry[1], size)) for entry in order]
+        tried.append((sum(spot[0] if spot else 1000 for _, _, spot in found), found))
     labels, leads = [], []
-    # Those whose curves are most alone are the easiest, so they come last.
-    for name, label, points, values, count in sorted(drawn, key=lambda entry: -len(entry[1])):
-        key = palette.key(name)
-        found = place(room, name, points, label, size)
-        if found is None:
+    for name, label, spot in min(tried, key=lambda entry: entry[0])[1] if drawn else []:
+        if spot is None:
             continue
-        _, near, cy, side, anchor, _ = found
+        key = palette.key(name)
+        _, near, cy, side, anchor, _ = spot
         if abs(near - anchor[0]) > 8:
             leads.append(f"<polyline points='{anchor[0]:.1f},{anchor[1]:.1f} {near - side * 3:.1f},"
                          f"{cy:.1f}' class='lead s-{key}' style='stroke-dasharray:none'/>")

@@ -59,6 +59,8 @@ def main(argv):
         hello = next((result for result in results if result["schema"].startswith("lazuli-bench/hello/")), None)
         if hello is None:
             return complain("--svg needs a result of lazuli-bench/hello/1")
+        if not hello["starts"]:
+            return complain("--svg needs a start")
         os.makedirs(options.svg, exist_ok=True)
         for name, picture in pictures(Hello(hello), palette).items():
             write(os.path.join(options.svg, name), picture)
@@ -143,6 +145,11 @@ def times(value):
 
 def megabytes(value):
     return f"{value:.2f}" if value < 0.0995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def unbroken(name):
+    """A network's name, broken at its comma only."""
+    return escape(name).replace(" ", "&nbsp;").replace(",&nbsp;", ", ")
 
 
 def whole(value):
@@ -411,7 +418,7 @@ def headline(hello):
                     for value, what, note in tiles)
     ratio = median(hello.ratios("deployment", ref, lazuli)) if baseline and lazuli else None
     finding = (f"At {ref}, the median image is ready {compared(ratio)} with {said(hello.title[lazuli])}"
-               f" than with {said(hello.title[baseline])}" if ratio else f"Starts at {ref}")
+               f" than with {said(hello.title[baseline])}" if ratio else f"At {ref}, {halves(hello, ref, 'deployment')}")
     rows = []
     if baseline:
         for kind, what in [("deployment", "Deployment cycle: pull and run"), ("development", "Development cycle: push, pull and run")]:
@@ -446,7 +453,7 @@ def headline(hello):
                 cells.append(f"{times(half_ready(pairs))}<small>{factor(min(finite))}–{factor(max(finite))}</small>"
                              if finite else "–")
             rows.append([escape(hello.title[name])] + cells + ["–"])
-    head = [""] + [escape(shape["name"]) for shape in hello.shapes] + ["Slacker, FAST ’16"]
+    head = [""] + [unbroken(shape["name"]) for shape in hello.shapes] + ["Slacker, FAST ’16"]
     return section("Headline numbers", finding, f"<div class='tiles'>{shown}</div>",
                    table(head, rows, "wide") if rows else "",
                    paragraph("Medians over images; small: least and greatest. Slacker’s figures are those of its paper,"
@@ -500,9 +507,12 @@ def halves(hello, shape, kind):
             named.append((said(hello.title[name]), f"{number(value)} s" if math.isfinite(value) else None))
     if not named:
         return "no median"
+    first = next((index for index, (_, value) in enumerate(named) if value), None)
+    if first is None:
+        return f"half or more of the starts failed with {joined(title for title, _ in named)}"
     return "half of the images are ready " + joined(
-        f"{'within ' if index == 0 else ''}{value} with {title}" if value else f"never with {title}"
-        for index, (title, value) in enumerate(named))
+        f"{'within ' if index == first else ''}{value} with {title}" if value else f"never with {title}"
+        for index, (title, value) in sorted(enumerate(named), key=lambda pair: pair[1][1] is None))
 
 
 def network_table(hello, kind):
@@ -516,7 +526,7 @@ def network_table(hello, kind):
             cells.append((seconds(value), "best" if value is not None and value == best[shape["name"]] else ""))
         if any(cell[0] != "–" for cell in cells):
             rows.append([escape(hello.title[name])] + cells)
-    return table([f"Median {kind} cycle"] + [escape(shape["name"]) for shape in hello.shapes], rows)
+    return table([f"Median {kind} cycle"] + [unbroken(shape["name"]) for shape in hello.shapes], rows)
 
 
 def bound_section(hello, palette):
@@ -605,7 +615,7 @@ def network_section(hello, palette):
             if values:
                 growth.append(f"from {number(min(values))} to {number(max(values))} s with {said(hello.title[name])}")
     picture = plots.lines(series, palette, "Median seconds until ready by network", "", "median seconds until ready (log scale)",
-                          ticks=ticks, logy=True, width=560, height=340)
+                          ticks=ticks, logy=True, width=460, height=330)
     return section("Networks", f"Between the networks, medians go {joined(growth)}" if growth else "Medians by network",
                    figures([figure("Median deployment cycle by network", picture),
                             f"<div class='beside'>{network_table(hello, 'deployment')}</div>"]), id_="networks")
@@ -615,7 +625,7 @@ def cost_section(hello, palette):
     shape = hello.reference
     fields = [("bytes", 1e6, "MB", "MB fetched", megabytes), ("requests", 1, "", "Requests", whole),
               ("cpu_s", 1, "s", "CPU seconds", number),
-              ("rss_bytes", 2 ** 20, "MiB", "Memory of its daemons", megabytes)]
+              ("rss_bytes", 2 ** 20, "MiB", "Memory of the daemons", megabytes)]
     drawn = []
     for field, scale, unit, title, form in fields:
         rows = []
@@ -708,6 +718,8 @@ def image_sections(hello):
         head = ["Image", "MB"] + [escape(hello.title[contender]) for contender in hello.contenders]
         unit = "Seconds until ready (pull and run): median" + (", small: fastest to slowest round" if hello.rounds() > 1 else "") \
             + ". MB: the OCI image, compressed. Bold: the soonest of the row."
+        if not hello.starts:
+            finding = f"{name}: every start failed"
         parts.append(section("Every image", finding, paragraph(unit, "note"), table(head, rows, "wide images"), listed,
                              id_=f"images-{hello.shapes.index(shape) + 1}"))
     return parts

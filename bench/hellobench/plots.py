@@ -18,7 +18,7 @@ GROUND = {"bg": ("#ffffff", "#0d1117"), "ink": ("#1c2330", "#e3e8ef"),
 # ones. Neighbours differ in lightness and in dashes too.
 LAZULI = [("#1d3fb8", "#7fa2ff", ""), ("#4580dd", "#5585ea", "6 3"), ("#0b1f5e", "#c2d2ff", "2 3"),
           ("#3f6f9f", "#7fb0d6", "9 3 2 3")]
-WHOLE = [("#565e6b", "#8e98a6", ""), ("#857f73", "#c2bdae", "7 3"), ("#4a4d52", "#6c7077", "3 3")]
+WHOLE = [("#565e6b", "#8e98a6", ""), ("#857f73", "#c2bdae", "7 3"), ("#4a4d52", "#a3a7ae", "3 3")]
 LAZY = [("#a96a1c", "#dba14e", ""), ("#8d3f30", "#d0776a", "8 3"), ("#a58b78", "#c9b09c", "3 3"),
         ("#7a5a6e", "#b791a9", "8 3 2 3"), ("#8a7a1f", "#c4b24f", "5 2")]
 

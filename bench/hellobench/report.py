@@ -917,9 +917,9 @@ thead th{color:var(--soft);font-weight:600;vertical-align:bottom;white-space:nor
 tbody th{font-weight:500}
 .name{text-align:left}
 th.name{position:sticky;left:0;background:var(--bg)}
-tr.group th{text-align:left;color:var(--soft);font-weight:600;padding-top:1rem;font-size:.84rem;white-space:normal}
+tr.group th{text-align:left;color:var(--soft);font-weight:600;padding-top:1em;font-size:.95em;white-space:normal}
 tr.group span{position:sticky;left:.6rem}
-td small{display:block;color:var(--soft);font-size:.76rem;font-weight:400}
+td small{display:block;color:var(--soft);font-size:.87em;font-weight:400}
 td.best,td.strong{font-weight:700}
 .failed,td small.failed{color:var(--bad)}
 .failures,details{font-size:.86rem;color:var(--soft)}.failures{margin:.3rem 0;padding-left:1.2rem;overflow-wrap:anywhere}
@@ -928,7 +928,8 @@ footer{color:var(--soft);font-size:.85rem;padding-bottom:40px}
 @media (max-width:520px){main,header,footer{padding-left:14px;padding-right:14px}header{padding-top:22px}table{font-size:.82rem}th,td{padding:.34rem .45rem}
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile{padding:.6rem .7rem}.tile b{font-size:1.45rem}.tile span{font-size:.82rem}table.images th.name,table.wide th.name{max-width:118px;white-space:normal}}
 @media print{body{font-size:10pt}.scroll{overflow:visible}figure,tr,.tile{break-inside:avoid}h2,.topic,figcaption,thead{break-after:avoid}nav{display:none}
-table{font-size:7.5pt}th,td{padding:2pt 3pt;white-space:normal}th.name{position:static}section{padding-top:14pt}.figures{grid-template-columns:1fr 1fr}}
+table{font-size:7.5pt}th,td{padding:2pt 3pt;white-space:normal}th.name{position:static}section{padding-top:14pt}.figures,.figures.three{grid-template-columns:1fr 1fr;column-gap:16pt}
+.tiles{grid-template-columns:repeat(4,1fr)}.tile b{font-size:16pt}h1{font-size:20pt}h2{font-size:13pt}tr.group{break-after:avoid}}
 """
 
 

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import time
+import tomllib
 from pathlib import Path
 
 from lab import REPOSITORY, background, run, unmount_below
@@ -82,10 +83,7 @@ class Nydus(Contender):
         return None
 
     def version(self):
-        snapshotter = run("go", "version", "-m", program(SNAPSHOTTER)).decode() if shutil.which("go") else ""
-        modules = [line.split() for line in snapshotter.splitlines() if "containerd/nydus-snapshotter\t" in line]
-        nydusd = [line.split()[-1] for line in run(upstream("nydusd"), "--version").decode().splitlines() if "ersion" in line]
-        return f"nydus-snapshotter {modules[0][2] if modules else '?'}, nydusd {nydusd[0] if nydusd else '?'}"
+        return f"nydus-snapshotter {snapshotter_version()}, nydusd {nydusd_version()}"
 
     def publish(self, layout, reference, work):
         converted = work / "layout"
@@ -116,6 +114,25 @@ def upstream(name):
     """One of upstream's programs: in the directory of LAZULI_NYDUS, where the Makefile builds them, or in PATH."""
     places = [os.environ.get("LAZULI_NYDUS"), str(REPOSITORY / "target/nydus/bin"), os.environ["PATH"]]
     return shutil.which(name, path=":".join(filter(None, places)))
+
+
+def snapshotter_version():
+    """The version of the snapshotter's module, which Go notes in what it builds."""
+    if not shutil.which("go"):
+        return "unknown"
+    lines = run("go", "version", "-m", program(SNAPSHOTTER)).decode().splitlines()
+    modules = [line.split() for line in lines if "\tgithub.com/containerd/nydus-snapshotter\t" in line]
+    return modules[0][2] if modules else "unknown"
+
+
+def nydusd_version():
+    """What nydusd says of itself, or what cargo has noted of it: one that cargo has built does not know its version."""
+    said = run(upstream("nydusd"), "--version").decode().splitlines()[0].split()[-1]
+    notes = Path(upstream("nydusd")).parents[1] / ".crates.toml"
+    if said != "unknown" or not notes.exists():
+        return said
+    crates = [name.split() for name in tomllib.loads(notes.read_text())["v1"]]
+    return next((version for name, version, *_ in crates if name == "nydus-rs"), said)
 
 
 def wrap(nydusd, path):

@@ -127,7 +127,8 @@ def snapshotter_version():
 
 def nydusd_version():
     """What nydusd says of itself, or what cargo has noted of it: one that cargo has built does not know its version."""
-    said = run(upstream("nydusd"), "--version").decode().splitlines()[0].split()[-1]
+    lines = run(upstream("nydusd"), "--version").decode().splitlines()
+    said = next((line.split()[-1] for line in lines if "Version:" in line), "unknown")
     notes = Path(upstream("nydusd")).parents[1] / ".crates.toml"
     if said != "unknown" or not notes.exists():
         return said

@@ -51,6 +51,8 @@ def main(argv):
         schema = result.get("schema") if isinstance(result, dict) else None
         if schema not in SECTIONS:
             return complain(f"{path}: schema {schema!r} is not known; known are {', '.join(SECTIONS)}")
+        # The day is enough.
+        result["date"] = str(result.get("date") or "")[:10]
         results.append(result)
     # The order of the page, whatever the order of the files.
     results.sort(key=lambda result: list(SECTIONS).index(result["schema"]))
@@ -727,7 +729,7 @@ def image_sections(hello):
 
 def noise(hello):
     result, spreads = hello.result, hello.spreads()
-    text = f"Measured {escape(result.get('date', 'at an unknown date'))} on a machine with {escape(machine_text(result.get('machine', {})) or 'unknown parts')}; "
+    text = f"Measured {escape(result.get('date') or 'at an unknown date')} on a machine with {escape(machine_text(result.get('machine', {})) or 'unknown parts')}; "
     text += f"{plural(hello.rounds(), 'round')} of every start. "
     if spreads:
         ordered = sorted(spreads)
@@ -766,10 +768,11 @@ def fs_sections(result, palette):
         tests.setdefault(entry["test"], {})[entry["side"]] = entry
     rows, medians = [], {}
     for test, sides in tests.items():
-        native = sides.get("native")
-        unit = (native or next(iter(sides.values()))).get("unit", "")
-        sooner = "/" not in unit
-        cells = [escape(test), f"{number(median(native['values']))}<small>{escape(unit)}</small>" if native and native["values"] else "–"]
+        native = sides.get("native") or sides.get("runc")
+        of = "" if "native" in sides or native is None else ", runc"
+        unit = (native or next(iter(sides.values()))).get("unit") or ""
+        sooner = unit in ("s", "ms", "µs", "us", "ns")
+        cells = [escape(test), f"{number(median(native['values']))}<small>{escape(unit + of)}</small>" if native and native["values"] else "–"]
         published = next((figures_ for names, figures_ in PUBLISHED if test in names), {})
         for side in ("fanotify", "fuse"):
             values = sides.get(side, {}).get("values", [])
@@ -791,7 +794,7 @@ def fs_sections(result, palette):
     finding = "With everything local, the slowest test has " + joined(
         f"{ratio(value)} of native speed with {titles[side]} ({test})" for side, (test, value) in slow.items()) if slow \
         else "File system, everything local"
-    return [section("File system", finding, paragraph("Speed as a ratio to the same tree on the disk’s own file system: 1 is the same, more is faster."
+    return [section("File system", finding, paragraph("Speed as a ratio to the same on the disk’s own file system, or in a container of runc’s on it where that is said: 1 is the same, more is faster."
                     " Beside each the ratio that is published for EROFS over fscache and for FUSE. Small: unit, least and greatest of the rounds. "
                     + escape(f"{result.get('date', '')}; {machine_text(result.get('machine', {}))}.".lstrip("; ")), "note"),
                     table(["Test", "native", "fanotify", "÷ native", "published", "FUSE", "÷ native", "published"], rows, "wide"), id_="fs")]
@@ -826,55 +829,89 @@ def density_sections(result, palette):
 
 
 def update_sections(result, palette):
-    rows = []
+    groups = {}
     for entry in result["updates"]:
-        failed = entry.get("error")
-        rows.append([escape(f"{entry['from']} → {entry['to']}"), (escape(palette.title(entry["contender"])), "name")]
-                    + ([("failed", "failed", failed)] + ["–"] * 3 if failed else
-                       [megabytes(entry["pushed_bytes"] / 1e6), number(entry["push_s"]), megabytes(entry["pulled_bytes"] / 1e6), number(entry["ready_s"])]))
-    typical = {}
-    for entry in result["updates"]:
-        if not entry.get("error"):
-            typical.setdefault(entry["contender"], []).append(entry)
-    named = [f"{megabytes(median(entry['pulled_bytes'] for entry in entries) / 1e6)} MB with {said(palette.title(name))}" for name, entries in typical.items()]
+        groups.setdefault((entry["from"], entry["to"], entry["contender"]), []).append(entry)
+    rows, typical = [], {}
+    for (before, after, contender), entries in groups.items():
+        worked = [entry for entry in entries if not entry.get("error")]
+        errors = "; ".join(sorted({entry["error"] for entry in entries if entry.get("error")}))
+        row = [escape(f"{before} → {after}"), (escape(palette.title(contender)), "name")]
+        if not worked:
+            rows.append(row + [("failed", "failed", errors)] + ["–"] * 3)
+            continue
+        for field, form in [("pushed_bytes", millions), ("push_s", number), ("pulled_bytes", millions), ("ready_s", number)]:
+            row.append((over_rounds([entry[field] for entry in worked], form), "", errors))
+        if errors:
+            row[-1] = (row[-1][0] + f"<small class='failed'>{len(entries) - len(worked)} of {len(entries)} failed</small>", "", errors)
+        rows.append(row)
+        typical.setdefault(contender, []).append(median(entry["pulled_bytes"] for entry in worked))
+    named = [f"{millions(median(values))} MB with {said(palette.title(name))}" for name, values in typical.items()]
     return [section("Update", f"An update pulls a median of {joined(named)}" if named else "Updates",
-                    paragraph("A node has the first image and starts the second; the registry has the first one’s blobs too.", "note"),
-                    table(["Update", ("contender", "name"), "MB pushed", "push s", "MB pulled", "ready s"], rows, first=1), id_="update")]
+                    paragraph("A node has the first image and starts the second; the registry has the first one’s blobs too."
+                              " Median; small: least and greatest of several rounds.", "note"),
+                    table(["Update", ("contender", "name"), "MB pushed", "push s", "MB pulled", "ready s"], rows), id_="update")]
+
+
+def millions(value):
+    return megabytes(value / 1e6)
+
+
+def over_rounds(values, form):
+    spread = f"<small>{form(min(values))}–{form(max(values))}</small>" if len(values) > 1 else ""
+    return form(median(values)) + spread
 
 
 def scale_sections(result, palette):
-    parts, findings = [], []
+    parts, findings, failures = [], [], []
     for operation in dict.fromkeys(point["operation"] for point in result["points"]):
-        series = {}
+        several = operation + ("es" if operation.endswith("sh") else "s")
+        values = {}
         for point in result["points"]:
-            if point["operation"] == operation:
-                series.setdefault(point["contender"], []).append((point["parallel"], point["seconds"]))
+            if point["operation"] != operation:
+                continue
+            if point.get("seconds") is None:
+                failures.append(f"{point['parallel']} {several}, {palette.title(point['contender'])}: {point.get('error') or 'no figures'}")
+            else:
+                values.setdefault(point["contender"], {}).setdefault(point["parallel"], []).append(point["seconds"])
+        series = {name: [(parallel, median(all_)) for parallel, all_ in sorted(points.items())] for name, points in values.items()}
+        if not series:
+            continue
         most = max(parallel for points in series.values() for parallel, _ in points)
         ends = {name: dict(points)[most] for name, points in series.items() if most in dict(points)}
         best = min(ends, key=ends.get)
         parts.append(figure(f"{operation.capitalize()}, {most} at once: soonest {said(palette.title(best))}, {number(ends[best])} s",
                             plots.lines([(name, palette.title(name), points) for name, points in series.items()], palette,
-                                        f"Seconds by number of {operation}es" if operation.endswith("sh") else f"Seconds by number of {operation}s",
-                                        "at the same time", "seconds until all are done")))
-        findings.append(f"{most} {operation}{'es' if operation.endswith('sh') else 's'} at once take {number(ends[best])} s with {said(palette.title(best))}"
-                        + (f" and {number(ends[BASELINE])} s with {said(palette.title(BASELINE))}" if BASELINE in ends and BASELINE != best else ""))
-    return [section("Scale", "; ".join(findings), figures(parts), id_="scale")]
+                                        f"Seconds by number of {several}", "at the same time", "seconds until all are done")))
+        findings.append(f"{most} {several} at once take {number(ends[best])} s with {said(palette.title(best))}"
+                        + (f" and {number(ends[BASELINE])} s with {said(palette.title(BASELINE))}"
+                           if BASELINE in ends and BASELINE != best else ""))
+    listed = "<ul class='failures'>" + "".join(f"<li>{escape(text)}</li>" for text in failures) + "</ul>" if failures else ""
+    return [section("Scale", "; ".join(findings) or "Every pull and push failed", figures(parts), listed, id_="scale")]
 
 
 def build_sections(result, palette):
-    rows, last, least = [], None, {}
+    groups, least = {}, {}
     for entry in result["builds"]:
-        if entry["image"] != last:
-            last = entry["image"]
-            rows.append(escape(last))
-        rows.append([escape(entry["tool"])] + [number(entry[field]) if entry.get(field) is not None else "–"
-                                               for field in ("cpu_s", "wall_s", "rss_mib", "mb")])
-        if entry.get("cpu_s") is not None:
-            best = least.get(last)
-            if best is None or entry["cpu_s"] < best["cpu_s"]:
-                least[last] = entry
-    finding = "Fewest CPU seconds: " + joined(f"{entry['tool']} for {image} ({number(entry['cpu_s'])})" for image, entry in least.items())
-    return [section("Build", finding if least else "Conversions", table(["Tool", "CPU s", "wall s", "peak MiB", "MB written"], rows), id_="build")]
+        image = entry.get("image") or result.get("image") or ""
+        groups.setdefault(image, {}).setdefault(entry["tool"], []).append(entry)
+    rows = []
+    for image, tools in groups.items():
+        if image:
+            rows.append(escape(image))
+        for tool, entries in tools.items():
+            row = [escape(tool)]
+            for field in ("cpu_s", "wall_s", "rss_mib", "mb"):
+                values = [entry[field] for entry in entries if entry.get(field) is not None]
+                row.append(over_rounds(values, number) if values else "–")
+                if field == "cpu_s" and values:
+                    least[image] = min(least.get(image, (INFINITE, "")), (median(values), tool))
+            rows.append(row)
+    finding = "Fewest CPU seconds: " + joined(f"{tool}{' for ' + image if image else ''} ({number(value)})"
+                                              for image, (value, tool) in least.items())
+    return [section("Build", finding if least else "Conversions",
+                    paragraph("CPU: user and system time of the whole command. Median; small: least and greatest of several rounds.", "note"),
+                    table(["Tool", "CPU s", "wall s", "peak MiB", "MB written"], rows), id_="build")]
 
 
 SECTIONS = {"lazuli-bench/hello/1": hello_sections, "lazuli-bench/update/1": update_sections,

@@ -13,13 +13,14 @@ is also what the kernel and `lazuli run` keep for each. What the memory that is 
 
 import argparse
 import contextlib
+import itertools
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from lab import REPOSITORY, CommandFailed, corpus, drop_caches, end, fair_scheduling, need_root, scratch, table
+from lab import REPOSITORY, CommandFailed, corpus, drop_caches, end, fair_scheduling, median, need_root, scratch, table
 from lab.lazuli import Node
 from lab.workload import kill_container
 
@@ -65,13 +66,14 @@ def point(work, source, start, count, driver):
         with node.mounted(image, work / "node/first", driver):
             pass
         drop_caches()
-        before, began = available(), time.monotonic()
+        before, times = available(), [time.monotonic()]
         for number in range(count):
             stack.enter_context(start(node, image, number, driver))
-        seconds = time.monotonic() - began
+            times.append(time.monotonic())
         drop_caches()
         sizes = [proportional_size(process) for process in node.processes()]
-        return {"seconds": seconds, "rss_bytes": dict(zip(("keeper", "worker"), sizes)), "machine_bytes": before - available()}
+        return {"seconds": times[-1] - times[0], "starts": [round(done - begin, 4) for begin, done in itertools.pairwise(times)],
+                "rss_bytes": dict(zip(("keeper", "worker"), sizes)), "machine_bytes": before - available()}
 
 
 def mount(node, image, number, driver):
@@ -114,11 +116,12 @@ def kibibytes(path, name):
 
 
 def summary(points):
-    """One line per kind and number."""
+    """One line per kind and number. The last tenth of the starts says whether those before make one slower."""
     rows = []
     for one in points:
         each = one["count"]
         rows.append([f"{each} {one['kind']}", f"{one['seconds']:.2f}", f"{1000 * one['seconds'] / each:.1f}",
+                     f"{1000 * median(one['starts'][-max(1, each // 10):]):.1f}",
                      *(f"{one['rss_bytes'][name] / 2**20:.1f}" for name in ("keeper", "worker")),
                      f"{one['machine_bytes'] / 2**20:.0f}", f"{one['machine_bytes'] / 2**20 / each:.2f}"])
-    return table(["", "s", "ms each", "keeper MiB", "worker MiB", "machine MiB", "MiB each"], rows)
+    return table(["", "s", "ms each", "the last", "keeper MiB", "worker MiB", "machine MiB", "MiB each"], rows)

@@ -89,7 +89,7 @@ class Image:
     def __init__(self, name, layout, server, work, here, report):
         self.name, self.layout, self.server, self.work = name, layout, server, work
         self.contenders, self.report = here, report
-        self.ready = ready_when(name)
+        self.ready, self.pushed = ready_when(name), {}
 
     def measure(self, shapes, rounds):
         self.report["images"][self.name] = {"category": category(self.name), "bytes": layers_size(Layout(self.layout).manifest())}
@@ -102,29 +102,36 @@ class Image:
                         self.start(contender, shape, address, turn)
 
     def push(self, contender):
-        """Make what a contender wants, and push it to a repository of its own; whether that went well."""
-        work, push = self.work / "push", {"image": self.name, "contender": contender.name, "shape": PUSHED_OVER["name"]}
+        """Have what a contender pulls in the registry; whether that went well."""
+        form = contender.form
+        if form not in self.pushed:
+            self.pushed[form] = self.push_form(contender)
+        self.report["pushes"].append({"image": self.name, "contender": contender.name} | self.pushed[form])
+        return "error" not in self.pushed[form]
+
+    def push_form(self, contender):
+        """Make images for a contender, and push them to a repository of their own."""
+        work, push, name = self.work / "push", {"shape": PUSHED_OVER["name"]}, f"{contender.form}:{self.name}"
         work.mkdir()
         drop_caches()
         try:
             with far(self.server, PUSHED_OVER) as address:
                 before, began = used_by_children(), time.monotonic()
-                contender.publish(f"{self.layout}:latest", f"{address}/{contender.name}:{self.name}", work)
+                contender.publish(f"{self.layout}:latest", f"{address}/{name}", work)
                 push |= {"seconds": time.monotonic() - began, "cpu_s": used_by_children() - before}
-            push |= {"bytes": image_size(self.server.reference(f"{contender.name}:{self.name}"))}
+            push |= {"bytes": image_size(self.server.reference(name))}
             said = f"{push['seconds']:.2f} s, {megabytes(push['bytes'])} MB"
         except CommandFailed as error:
             push |= {"error": str(error)}
             said = str(error)
         shutil.rmtree(work)
-        self.report["pushes"].append(push)
         print(f"{self.name}: push, {contender.title}: {said}", file=sys.stderr)
-        return "error" not in push
+        return push
 
     def warm(self, rounds):
         """The start when everything is local, unpacked and cached."""
         plain = self.contenders[0]
-        reference = self.server.reference(f"{plain.name}:{self.name}")
+        reference = self.server.reference(f"{plain.form}:{self.name}")
         with node(self.work / "node", plain) as this:
             this.start(self.server, reference, self.ready)
             for _ in range(rounds):
@@ -137,7 +144,7 @@ class Image:
         start = {"image": self.name, "contender": contender.name, "shape": shape["name"], "round": turn + 1}
         try:
             with node(self.work / "node", contender) as this:
-                found = this.start(self.server, f"{address}/{contender.name}:{self.name}", self.ready)
+                found = this.start(self.server, f"{address}/{contender.form}:{self.name}", self.ready)
             start |= {"pull_s": found.pulled, "create_s": found.created, "ready_s": found.ready, "requests": found.requests,
                       "bytes": found.bytes, "cpu_s": found.cpu, "rss_bytes": found.rss}
             said = f"ready after {found.ready:.2f} s, {megabytes(found.bytes)} MB"

@@ -20,6 +20,11 @@ class Contender:
 
     name = title = ""
 
+    @property
+    def form(self):
+        """The name of the contender whose images it takes: its own, or that of one before it."""
+        return self.name
+
     def missing(self):
         """Why it cannot be measured here, or nothing."""
         return None

@@ -16,7 +16,7 @@ SINCE = (2, 1)
 
 
 class Erofs(Overlayfs):
-    name, title = "erofs", "OCI, EROFS"
+    name, title, form = "erofs", "OCI, EROFS", Overlayfs.name
 
     def missing(self):
         if not shutil.which(containerd_program()):

@@ -38,7 +38,7 @@ class Fanotify(Contender):
 class Fuse(Fanotify):
     """On machines whose kernel has no pre-content events."""
 
-    name, title, driver = "lazuli-fuse", "Lazuli, FUSE", "fuse"
+    name, title, form, driver = "lazuli-fuse", "Lazuli, FUSE", Fanotify.name, "fuse"
 
 
 class Traced(Fanotify):

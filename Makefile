@@ -8,7 +8,7 @@ BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd test package-test soak check compat bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd test package-test soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -68,6 +68,11 @@ $(addprefix bench-,$(BENCHES)): bench-%:
 	$(MAKE) --no-print-directory binary cri wire $(NYDUS)/nydusd
 	$(ROOT) env LAZULI_NYDUS=$(NYDUS) CONTAINERD="$$(scripts/containerd)/containerd" \
 		LAZULI_CONTENDERS="$$(scripts/contenders)" bench/lazuli-bench $*
+
+multimake: ## one C file with every compiler of Debian, each in a lazily started image (the first time builds them: 20 minutes)
+	scripts/install-deps multimake
+	$(MAKE) --no-print-directory binary wire
+	$(ROOT) examples/multimake/multimake
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
 	scripts/fuzz $(FUZZ_SECONDS)

@@ -235,7 +235,8 @@ impl Client {
                 }
             }
         };
-        tokio::spawn(join_all((0..CONNECTIONS).map(ping)));
+        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
+        tokio::spawn(join_all((0..=CONNECTIONS).map(ping)));
     }
 
     /// Whether the server may have a referrers API.

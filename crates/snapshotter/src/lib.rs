@@ -102,7 +102,8 @@ impl Image {
 /// Whoever can mount lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {
-    /// Finds out whether the image and all of its data can be reached. An error says what cannot, and why.
+    /// Finds out whether the image and all of its data can be reached, also while it is being mounted. An error says what
+    /// cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Mounts the image at the directory `at`, unless it is mounted there. From then on until it is unmounted, the image's

@@ -110,7 +110,6 @@ impl Snapshotter {
             }
             other => return other.map(drop),
         }
-        turn.attempt(&image, self.images.check(&image)).await?;
         let Wanted { key, parent, labels } = wanted;
         let new = New {
             name: key.clone(),
@@ -126,7 +125,13 @@ impl Snapshotter {
                 Ok((snapshot, at))
             })
             .await?;
-        let committed = match turn.attempt(&image, self.images.mount(&image, &at)).await {
+        // At the same time: each of them is some round trips. Neither is given up half-way. What the check says tells more.
+        let bring = async {
+            let (checked, mounted) =
+                tokio::join!(self.images.check(&image), self.images.mount(&image, &at));
+            checked.and(mounted)
+        };
+        let committed = match turn.attempt(&image, bring).await {
             Ok(()) => {
                 let target = target.to_owned();
                 self.local(move |local| local.commit(&snapshot.name, &target, None, labels)).await

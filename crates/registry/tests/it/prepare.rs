@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Connections that are opened.
-const PREPARED: u64 = lazuli_registry::CONNECTIONS;
+const PREPARED: u64 = lazuli_registry::CONNECTIONS + 1;
 
 const CONTENT: usize = 100_000;
 

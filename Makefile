@@ -61,7 +61,7 @@ compat: ## our images in other readers, others' images in ours (needs minutes to
 
 bench: ## HelloBench and the other benchmarks, and a page of the results (hours); one alone: bench-hello
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
-	bench/lazuli-bench report target/bench/*.json
+	bench/lazuli-bench report --html target/bench/report.html $(patsubst %,target/bench/%.json,hello update scale fs density build)
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench

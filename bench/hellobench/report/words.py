@@ -102,4 +102,4 @@ def plural(count, word):
 def machine_text(machine):
     """What a measurement was done on."""
     return (f"{plural(machine['cpus'], 'core')}, {number(machine['memory_gib'])} GiB, Linux {machine['kernel']},"
-            f" load {number(machine['load'])} at the start")
+            f" load {number(machine['load'])} when it ended")

@@ -278,7 +278,9 @@ mod tests {
         let address = config.snapshotter.unwrap().address;
         assert_eq!(address, Path::new("/run/lazuli/snapshotter.sock"));
         for address in ["relative.sock".to_owned(), format!("/{}", "x".repeat(107))] {
-            let error = Snapshotter { address: address.into() }.check().unwrap_err();
+            let error = Snapshotter { address: address.into(), ..Snapshotter::default() }
+                .check()
+                .unwrap_err();
             assert!(error.to_string().contains("snapshotter.address"), "{error}");
         }
     }

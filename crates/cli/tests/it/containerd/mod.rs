@@ -22,6 +22,7 @@ on_both!(
     ordinary_images_are_what_overlayfs_makes_of_them,
     lazy_images_arrive_as_they_are_read,
     lazy_images_show_the_same_tree,
+    the_driver_is_the_configurations,
     an_image_without_its_data_is_refused,
     media_types_of_docker_make_no_difference,
     images_of_upstream_are_pulled_and_run,
@@ -108,6 +109,20 @@ fn lazy_images_show_the_same_tree(containerd: Containerd) {
     let ours = rig.tree("lazuli", &rig.pull(&lazy).unwrap());
     assert_same(&theirs, &ours);
     rig.remove_images(&[&lazy, &ordinary]);
+    rig.nothing_left();
+}
+
+/// Nodes may be told to serve containers through FUSE.
+fn the_driver_is_the_configurations(containerd: Containerd) {
+    let Some(rig) = Rig::configured(containerd, "busybox", "driver = \"fuse\"\n") else { return };
+    let image = rig.push_lazy();
+    rig.pull(&image).unwrap();
+    let [mounted] = &rig.mounts()[..] else { panic!("{:#?}", rig.mounts()) };
+    assert_eq!(mounted["driver"], "fuse", "{mounted:#}");
+    let name = rig.own("c");
+    let run = ["run", "--rm", "--snapshotter", "lazuli", &image, &name, "ls", "/bin/sh"];
+    assert_eq!(rig.ctr(&run), "/bin/sh\n");
+    rig.remove_images(&[&image]);
     rig.nothing_left();
 }
 

@@ -63,6 +63,11 @@ struct Processes {
 impl Rig {
     /// Starts everything, for tests with one image of the corpus.
     pub(super) fn new(containerd: Containerd, image: &str) -> Option<Self> {
+        Self::configured(containerd, image, "")
+    }
+
+    /// The same with more in Lazuli's `[snapshotter]`.
+    pub(super) fn configured(containerd: Containerd, image: &str, settings: &str) -> Option<Self> {
         let programs = ["runc", "docker-registry", "skopeo"];
         let needed = [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked];
         let needed = needed.into_iter().chain(programs.map(Feature::Program));
@@ -73,7 +78,7 @@ impl Rig {
         let lazuli = Lazuli::new();
         let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
-        let config = format!("[snapshotter]\naddress = {snapshotter:?}\n");
+        let config = format!("[snapshotter]\naddress = {snapshotter:?}\n{settings}");
         fs::write(lazuli.path("config.toml"), config).unwrap();
         fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
         let archive = lazuli.path("pause.tar");

@@ -17,7 +17,7 @@ pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/prefetch.md.
-const HABITS: [Habit; 14] = [
+const HABITS: [Habit; 15] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
     Habit {
@@ -110,7 +110,24 @@ const HABITS: [Habit; 14] = [
         of: &["apache2ctl", "apachectl"],
         reads: &["$DIR/apache2|$DIR/httpd", "/etc/apache2/envvars"],
     },
-    Habit { of: &["apache2"], reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*"] },
+    Habit {
+        of: &["apache2"],
+        reads: &[
+            "/etc/apache2/*.conf",
+            "/etc/apache2/*-enabled/*",
+            // Which of them are loaded is in those files; all of them are 3 MB.
+            "/usr/lib/apache2/modules/*.so",
+            "/etc/mime.types",
+        ],
+    },
+    Habit {
+        of: &["php*"],
+        reads: &[
+            "/etc/php/*/cli/php.ini|/usr/local/etc/php/php.ini",
+            "/etc/php/*/cli/conf.d/*.ini|/usr/local/etc/php/conf.d/*.ini",
+            "/usr/lib/php/20*/*.so|/usr/local/lib/php/extensions/*/*.so",
+        ],
+    },
     Habit {
         of: &["initdb"],
         reads: &[

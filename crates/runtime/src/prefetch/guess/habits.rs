@@ -110,16 +110,7 @@ const HABITS: [Habit; 15] = [
         of: &["apache2ctl", "apachectl"],
         reads: &["$DIR/apache2|$DIR/httpd", "/etc/apache2/envvars"],
     },
-    Habit {
-        of: &["apache2"],
-        reads: &[
-            "/etc/apache2/*.conf",
-            "/etc/apache2/*-enabled/*",
-            // Which of them are loaded is in those files; all of them are 3 MB.
-            "/usr/lib/apache2/modules/*.so",
-            "/etc/mime.types",
-        ],
-    },
+    Habit { of: &["apache2"], reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*"] },
     Habit {
         of: &["php*"],
         reads: &[

@@ -9,7 +9,13 @@ from lab import machine
 
 def write(path, verb, argv, **fields):
     """Write the result of a verb: what it was asked, when, on which machine, and its own fields."""
-    head = {"schema": f"lazuli-bench/{verb}/1", "command": shlex.join(["lazuli-bench", verb, *argv]),
+    head = {"schema": f"lazuli-bench/{verb}/1", "command": shlex.join(["lazuli-bench", verb, *without_json(argv)]),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(head | fields, indent=1) + "\n")
+
+
+def without_json(argv):
+    """What a verb was asked, but for where it writes to."""
+    at = argv.index("--json") if "--json" in argv else len(argv)
+    return [*argv[:at], *argv[at + 2:]]

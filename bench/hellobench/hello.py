@@ -1,6 +1,6 @@
 """Push, pull, create and ready of many images, for every way to bring them that is here.
 
-usage: lazuli-bench hello [--rounds N] [--shapes NAME,...] [--contenders NAME,...] [--json FILE] [IMAGE...]
+usage: lazuli-bench hello [--rounds N] [--shapes 0,1,2] [--contenders NAME,...] [--json FILE] [IMAGE...]
 
 Each image of the corpus is pushed to an empty registry in the form that each contender wants. Then it is pulled and
 started in a pod through containerd's CRI service, with its own command, until it is ready: a line, an answer over HTTP, or

@@ -176,7 +176,7 @@ def node(work, contender, **environment):
         service = stack.enter_context(contender.service(work / "service"))
         this = Node(work, service)
         config = work / "containerd.toml"
-        config.write_text(configuration(work, this.socket, service) + contender.containerd_config(service))
+        config.write_text(configuration(work, this.socket, service))
         # ctr and the shim of the same containerd.
         path = f"{Path(containerd_program()).parent}:{os.environ['PATH']}"
         environment = os.environ | {"PATH": path} | environment

@@ -1,12 +1,10 @@
-"""The ways to bring an image to a node that are compared. A new one is a module here, and a line in `ALL`."""
+"""The ways to bring an image to a node that are compared. A new one is a module here, and a name in `contenders`."""
 
 import os
 import shutil
-from pathlib import Path
 
+from lab import REPOSITORY
 from lab.containerd import Service as Service
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Other ways that readers may look for, and why nobody measures them here.
 ABSENT = {
@@ -42,16 +40,11 @@ class Contender:
         """A context with the `Service` of a node that has nothing yet. All of its files are below `work`."""
         raise NotImplementedError
 
-    def containerd_config(self, service):
-        """What containerd's configuration needs besides the snapshotter, as TOML."""
-        return ""
 
-
-def program(name, variable=None):
-    """A program's path: what a variable of the environment names, or what is in PATH or where scripts/contenders builds."""
-    named = os.environ.get(variable) if variable else None
+def program(name):
+    """A program's path: in PATH, or where scripts/contenders builds."""
     built = os.environ.get("LAZULI_CONTENDERS", REPOSITORY / "target/contenders")
-    return named or shutil.which(name, path=f"{os.environ['PATH']}:{built}")
+    return shutil.which(name, path=f"{os.environ['PATH']}:{built}")
 
 
 def contenders():

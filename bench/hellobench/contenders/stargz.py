@@ -8,29 +8,29 @@ from lab.containerd import listens
 from . import Contender, Service, program
 
 # A program of ours around upstream's packages, see bench/contenders/stargz.
-PROGRAM, VARIABLE = "contender-stargz", "LAZULI_STARGZ"
+PROGRAM = "contender-stargz"
 
 
 class Stargz(Contender):
     name, title = "stargz", "eStargz"
 
     def missing(self):
-        if not program(PROGRAM, VARIABLE):
+        if not program(PROGRAM):
             return f"no {PROGRAM}: scripts/contenders builds it"
         return None
 
     def version(self):
-        return f"stargz-snapshotter {run(program(PROGRAM, VARIABLE), 'version').decode().strip()}"
+        return f"stargz-snapshotter {run(program(PROGRAM), 'version').decode().strip()}"
 
     def publish(self, layout, reference, work):
         converted = work / "layout"
-        run(program(PROGRAM, VARIABLE), "convert", directory(layout), converted)
+        run(program(PROGRAM), "convert", directory(layout), converted)
         run("skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", f"oci:{converted}:latest", f"docker://{reference}")
 
     @contextlib.contextmanager
     def service(self, work):
         socket = work / "stargz.sock"
-        command = [program(PROGRAM, VARIABLE), "serve", "--address", socket, "--root", work / "stargz"]
+        command = [program(PROGRAM), "serve", "--address", socket, "--root", work / "stargz"]
         try:
             with background(*command, log=work / "stargz.log", ready=lambda: listens(socket)) as process:
                 yield Service("stargz", socket, lambda: [process.pid])

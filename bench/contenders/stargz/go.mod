@@ -8,8 +8,8 @@ require (
 	github.com/containerd/log v0.2.0
 	github.com/containerd/platforms v1.0.0-rc.5
 	github.com/containerd/stargz-snapshotter v0.19.1
-	github.com/opencontainers/go-digest v1.0.0
-	github.com/opencontainers/image-spec v1.1.1
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
 	google.golang.org/grpc v1.84.0
 )
 
@@ -64,3 +64,7 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 	k8s.io/cri-api v0.37.1 // indirect
 )
+
+require lazuli/bench/contenders/layout v0.0.0
+
+replace lazuli/bench/contenders/layout => ../layout

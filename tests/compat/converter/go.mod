@@ -6,8 +6,8 @@ require (
 	github.com/containerd/containerd/v2 v2.0.13
 	github.com/containerd/nydus-snapshotter v0.16.1
 	github.com/containerd/platforms v1.0.0-rc.1
-	github.com/opencontainers/go-digest v1.0.0
-	github.com/opencontainers/image-spec v1.1.1
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
 )
 
 require (
@@ -36,3 +36,7 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )
+
+require lazuli/bench/contenders/layout v0.0.0
+
+replace lazuli/bench/contenders/layout => ../../../bench/contenders/layout

@@ -8,24 +8,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"sync"
 
-	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/images/converter"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	nydus "github.com/containerd/nydus-snapshotter/pkg/converter"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"lazuli/bench/contenders/layout"
 )
 
 func main() {
@@ -49,11 +42,11 @@ func run(builder, compressor, source, target string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	store, err := local.NewLabeledStore(filepath.Join(work, "content"), &labels{known: map[digest.Digest]map[string]string{}})
+	store, err := layout.NewStore(filepath.Join(work, "content"))
 	if err != nil {
 		return err
 	}
-	image, err := load(ctx, store, source)
+	image, err := layout.Load(ctx, store, source)
 	if err != nil {
 		return err
 	}
@@ -68,102 +61,5 @@ func run(builder, compressor, source, target string) error {
 	if made == nil {
 		return errors.New("nothing was converted")
 	}
-	return save(ctx, store, *made, target)
-}
-
-// load copies the first image of an OCI layout into the store.
-func load(ctx context.Context, store content.Store, layout string) (ocispec.Descriptor, error) {
-	text, err := os.ReadFile(filepath.Join(layout, "index.json"))
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	var index ocispec.Index
-	if err := json.Unmarshal(text, &index); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if len(index.Manifests) == 0 {
-		return ocispec.Descriptor{}, fmt.Errorf("%s holds no image", layout)
-	}
-	image := index.Manifests[0]
-	copyBlob := func(ctx context.Context, blob ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		file, err := os.Open(filepath.Join(layout, "blobs", blob.Digest.Algorithm().String(), blob.Digest.Encoded()))
-		if err != nil {
-			return nil, err
-		}
-		defer file.Close()
-		return nil, content.WriteBlob(ctx, store, blob.Digest.String(), file, blob)
-	}
-	handler := images.Handlers(images.HandlerFunc(copyBlob), images.ChildrenHandler(store))
-	return image, images.Walk(ctx, handler, image)
-}
-
-// save writes an image into a new OCI layout.
-func save(ctx context.Context, store content.Store, image ocispec.Descriptor, layout string) error {
-	blobs := filepath.Join(layout, "blobs", "sha256")
-	if err := os.MkdirAll(blobs, 0o755); err != nil {
-		return err
-	}
-	copyBlob := func(ctx context.Context, blob ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		reader, err := store.ReaderAt(ctx, blob)
-		if err != nil {
-			return nil, err
-		}
-		defer reader.Close()
-		file, err := os.Create(filepath.Join(blobs, blob.Digest.Encoded()))
-		if err != nil {
-			return nil, err
-		}
-		_, err = io.Copy(file, content.NewReader(reader))
-		return nil, errors.Join(err, file.Close())
-	}
-	handler := images.Handlers(images.HandlerFunc(copyBlob), images.ChildrenHandler(store))
-	if err := images.Walk(ctx, handler, image); err != nil {
-		return err
-	}
-	image.Annotations = map[string]string{ocispec.AnnotationRefName: "latest"}
-	index := ocispec.Index{Manifests: []ocispec.Descriptor{image}}
-	index.SchemaVersion = 2
-	text, err := json.Marshal(index)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(layout, "index.json"), text, 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(layout, "oci-layout"), []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
-}
-
-// labels keeps what converters note of blobs.
-type labels struct {
-	mutex sync.Mutex
-	known map[digest.Digest]map[string]string
-}
-
-func (l *labels) Get(blob digest.Digest) (map[string]string, error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return maps.Clone(l.known[blob]), nil
-}
-
-func (l *labels) Set(blob digest.Digest, values map[string]string) error {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.known[blob] = maps.Clone(values)
-	return nil
-}
-
-func (l *labels) Update(blob digest.Digest, values map[string]string) (map[string]string, error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	if l.known[blob] == nil {
-		l.known[blob] = map[string]string{}
-	}
-	for key, value := range values {
-		if value == "" {
-			delete(l.known[blob], key)
-		} else {
-			l.known[blob][key] = value
-		}
-	}
-	return maps.Clone(l.known[blob]), nil
+	return layout.Save(ctx, store, *made, target)
 }

@@ -1,6 +1,6 @@
 //! The whole way from layers to an image.
 
-use std::{path::PathBuf, time::Instant};
+use std::{collections::HashSet, path::PathBuf, time::Instant};
 
 use lazuli_image::{
     Algorithm, ChunkRef, Codec, Digest, Tree,
@@ -9,7 +9,7 @@ use lazuli_image::{
 };
 
 use crate::{
-    Layer,
+    Dictionary, Layer, LayerSource, ReadLayer,
     dedup::Chunks,
     entry::EntryKind,
     error::BuildError,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Most blobs of an image, and so most layers.
-const MAX_BLOBS: usize = 254;
+pub(crate) const MAX_BLOBS: usize = 254;
 
 /// How to make an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,10 +103,23 @@ pub fn build(
     options: &Options,
     progress: &dyn Progress,
 ) -> Result<Built, BuildError> {
+    build_with(Dictionary::default(), layers, options, progress, &mut |_| {})
+}
+
+/// The same image with all content that blobs of `dictionary` have taken from there. Blobs that do not go with
+/// `options`, or for which there is no room, are not used. `keep` is shown each layer that was read.
+pub fn build_with(
+    mut dictionary: Dictionary,
+    layers: Vec<Layer>,
+    options: &Options,
+    progress: &dyn Progress,
+    keep: &mut dyn FnMut(ReadLayer<'_>),
+) -> Result<Built, BuildError> {
     let start = Instant::now();
     options.check()?;
     let count = layers.len();
     check_blobs("layers", count)?;
+    dictionary.fit(options, MAX_BLOBS - count);
     let scratch = Scratch::new(&options.scratch)?;
     let spools: Vec<_> =
         (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
@@ -117,19 +130,28 @@ pub fn build(
         threads: options.threads,
         store: Some(store),
     };
-    let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
+    let is_read = |layer: &Layer| !matches!(layer.source, LayerSource::Known(_));
+    let read: Vec<bool> = layers.iter().map(is_read).collect();
+    let Ingested { layers, chunks } = ingest(layers, &plan, &dictionary, progress)?;
+    for (layer, (_, entries)) in layers.iter().enumerate().filter(|(layer, _)| read[*layer]) {
+        keep(ReadLayer { chunk_size: options.chunk_size, layer, entries, chunks: &chunks });
+    }
     let mut report = figures(&layers, &chunks);
     let (mut tree, dropped_xattrs) = stack(layers)?;
     let spools = spools.into_iter().filter_map(Spool::finish).collect();
-    let packing = Packing::new(chunks, spools, &mut tree);
+    let packing = Packing::new(chunks, spools, dictionary, &mut tree);
     let blobs = packing.write(&scratch, options)?;
     let records: Vec<BlobRecord> = blobs.iter().map(|blob| blob.record.clone()).collect();
     let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };
     let bootstrap = write_bootstrap(&tree, &records, &layout)?;
     report.inodes = tree.len();
     report.dropped_xattrs = dropped_xattrs;
+    report.read_layers = read.iter().filter(|read| **read).count();
     report.stored_bytes = records.iter().map(|record| record.blob.stored_size).sum();
     report.blobs = blobs.len();
+    let known = blobs.iter().filter(|blob| blob.file.is_none());
+    report.known_blobs = known.clone().count();
+    report.known_bytes = known.map(|blob| blob.record.blob.stored_size).sum();
     report.bootstrap_bytes = bootstrap.len() as u64;
     report.elapsed = start.elapsed();
     Ok(Built { bootstrap, blobs, report })
@@ -168,7 +190,8 @@ pub fn merge(
     check_chunk_size(chunk_size)?;
     check_blobs("layers", layers.len())?;
     let plan = Plan { chunk_size, algorithm, threads: threads.max(1), store: None };
-    let Ingested { layers, chunks } = ingest(layers, &plan, progress)?;
+    let none = Dictionary::default();
+    let Ingested { layers, chunks } = ingest(layers, &plan, &none, progress)?;
     let (tree, _) = stack(layers)?;
     Ok(Merged { tree, chunks })
 }
@@ -198,12 +221,15 @@ fn figures(layers: &Entries, chunks: &Chunks) -> Report {
         EntryKind::Regular { size, .. } => size,
         _ => 0,
     });
+    // Not all that the dictionary has.
+    let used: HashSet<_> = chunks.layers.iter().flatten().map(|id| id.0 as usize).collect();
+    let distinct = used.iter().map(|id| u64::from(chunks.distinct[*id].decoded_size));
     Report {
         layers: layers.len(),
         content_bytes: content.sum(),
         chunks: chunks.layers.iter().map(|layer| layer.len() as u64).sum(),
-        distinct_chunks: chunks.distinct.len() as u64,
-        distinct_bytes: chunks.distinct.iter().map(|chunk| u64::from(chunk.decoded_size)).sum(),
+        distinct_chunks: used.len() as u64,
+        distinct_bytes: distinct.sum(),
         ..Report::default()
     }
 }

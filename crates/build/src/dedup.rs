@@ -1,4 +1,4 @@
-//! Which chunks are the same, over all layers of an image.
+//! Which chunks are the same, over all layers of an image and the blobs of its [`Dictionary`].
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -7,6 +7,8 @@ use std::{
 
 use lazuli_image::Digest;
 
+use crate::Dictionary;
+
 /// A chunk that differs from all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Distinct {
@@ -14,15 +16,17 @@ pub(crate) struct Distinct {
     pub(crate) digest: Digest,
     /// Bytes once decoded.
     pub(crate) decoded_size: u32,
-    /// Lowest layer that has it as far as is known, and the first use there.
+    /// The dictionary's first blob that has it; else the lowest layer, as far as is known, and the first use there.
     pub(crate) owner: Owner,
 }
 
-/// A chunk of a layer: index of the layer and number of the chunk.
+/// Where a chunk is stored. What is stored already comes before what is to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Owner {
-    pub(crate) layer: u8,
-    pub(crate) number: u32,
+pub(crate) enum Owner {
+    /// In this blob of the dictionary, under this number.
+    Dictionary { blob: u8, number: u32 },
+    /// In the blob of this layer, of which it is this chunk.
+    Layer { layer: u8, number: u32 },
 }
 
 /// Number of a [`Distinct`] chunk. The numbers depend on thread timing; nothing that is written may.
@@ -56,9 +60,20 @@ pub(crate) struct Fresh {
 }
 
 impl Index {
-    pub(crate) fn new(layers: usize) -> Self {
-        let chunks = Chunks { layers: vec![Vec::new(); layers], distinct: Vec::new() };
-        Index(Mutex::new(State { ids: HashMap::new(), chunks }))
+    pub(crate) fn new(layers: usize, dictionary: &Dictionary) -> Self {
+        let mut chunks = Chunks { layers: vec![Vec::new(); layers], distinct: Vec::new() };
+        let mut ids = HashMap::new();
+        for (blob, known) in (0..).zip(dictionary.blobs()) {
+            for chunk in &known.record.blob.chunks {
+                if let Entry::Vacant(place) = ids.entry(chunk.digest.hash) {
+                    let owner = Owner::Dictionary { blob, number: chunk.number };
+                    place.insert(DistinctId(chunks.distinct.len() as u32));
+                    let (digest, decoded_size) = (chunk.digest, chunk.decoded_size);
+                    chunks.distinct.push(Distinct { digest, decoded_size, owner });
+                }
+            }
+        }
+        Index(Mutex::new(State { ids, chunks }))
     }
 
     /// Enters consecutive chunks of a layer, given as digest and decoded size. Says which of them the layer has to
@@ -74,7 +89,7 @@ impl Index {
         }
         let mut fresh = Vec::new();
         for (position, &(digest, decoded_size)) in digests.iter().enumerate() {
-            let owner = Owner { layer, number: first + position as u32 };
+            let owner = Owner::Layer { layer, number: first + position as u32 };
             let id = match ids.entry(digest.hash) {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(place) => {

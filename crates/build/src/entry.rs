@@ -7,9 +7,10 @@ use lazuli_image::{
     path::InvalidName,
     tree::{Device, Kind},
 };
+use serde::{Deserialize, Serialize};
 
 /// One entry of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Where in the tree.
     pub path: EntryPath,
@@ -22,7 +23,7 @@ pub struct Entry {
 }
 
 /// What an [`Entry`] puts at its path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
     /// A directory: merges with one that is already there.
     Directory,
@@ -70,7 +71,7 @@ impl EntryKind {
 
 /// A path from the root of the image: names joined by `/`, nothing before the first or after the
 /// last, no `.` and no `..`. The root itself is the empty path.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct EntryPath(Box<[u8]>);
 
 /// Why bytes are not an [`EntryPath`].

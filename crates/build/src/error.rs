@@ -72,6 +72,14 @@ pub enum BuildError {
         /// What was found and what was expected.
         problem: String,
     },
+    /// A layer was to be taken from what is stored, but not all of it is.
+    #[error("layer {layer}: {chunks} of its chunks are not in the dictionary")]
+    NotStored {
+        /// [`crate::Layer::name`].
+        layer: String,
+        /// How many.
+        chunks: usize,
+    },
     /// The codec cannot be set up.
     #[error("cannot set up the compressor: {0}")]
     Compress(#[source] io::Error),

@@ -2,7 +2,8 @@
 //!
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
-//! what it was made from. [`bake`] moves the chunks of a finished image to where a start finds them soon.
+//! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
+//! before from their [`LayerRecord`]. [`bake`] moves the chunks of a finished image to where a start finds them soon.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -10,27 +11,31 @@
 //! directory ────────────┘                     └─ dedup ─ compress ─ spool ─ pack ─ blobs
 //! ```
 //!
-//! The same layers and options give the same bytes, on any machine and with any number of threads.
+//! The same layers, options and dictionary give the same bytes, on any machine and with any number of threads.
 #![forbid(unsafe_code)]
 
 pub mod bake;
 mod build;
 mod chunk;
 mod dedup;
+mod dictionary;
 mod entry;
 mod error;
 mod layer;
 mod overlay;
 mod pack;
 mod pipeline;
+mod record;
 mod report;
 pub mod source;
 mod spool;
 
-pub use build::{Built, Merged, Options, build, merge};
+pub use build::{Built, Merged, Options, build, build_with, merge};
+pub use dictionary::Dictionary;
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
 pub use error::{BuildError, OverlayProblem, SourceError};
 pub use layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};
 pub use pack::BuiltBlob;
+pub use record::{LayerRecord, ReadLayer};
 pub use report::{Progress, Report};
 pub use source::{Layer, LayerSource};

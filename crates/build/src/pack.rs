@@ -21,8 +21,10 @@ use lazuli_image::{
 };
 
 use crate::{
+    Dictionary,
     build::Options,
-    dedup::{Chunks, Distinct, DistinctId},
+    dedup::{Chunks, Distinct, DistinctId, Owner},
+    dictionary::KnownBlob,
     error::BuildError,
     spool::{Finished, Scratch, Spooled},
 };
@@ -35,8 +37,8 @@ const BUFFER: u64 = 1 << 20;
 pub struct BuiltBlob {
     /// What the bootstrap says about it.
     pub record: BlobRecord,
-    /// The blob. Goes when this is dropped.
-    pub file: PathBuf,
+    /// The blob, which goes when this is dropped; `None` if it is stored already, see [`Dictionary`].
+    pub file: Option<PathBuf>,
     /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.
     pub meta_file: Vec<u8>,
     /// Stored bytes at its beginning that a start reads, if that is known.
@@ -71,7 +73,7 @@ impl Unsealed {
         };
         Ok(BuiltBlob {
             record: BlobRecord { blob, tail: tail.info },
-            file: path,
+            file: Some(path),
             meta_file: tail.meta_file,
             hot_bytes: None,
             scratch: scratch.clone(),
@@ -82,6 +84,8 @@ impl Unsealed {
 /// The chunks of every blob.
 pub(crate) struct Packing {
     distinct: Vec<Distinct>,
+    /// Of the dictionary, those in use. They come first.
+    known: Vec<KnownBlob>,
     blobs: Vec<Packed>,
 }
 
@@ -96,16 +100,27 @@ struct Packed {
 impl Packing {
     /// Deals the chunks out to blobs, and turns the [`ChunkRef`]s of `tree` from layers to blobs. A blob
     /// that no file of the tree uses is left out. `spools` has one of each layer.
-    pub(crate) fn new(chunks: Chunks, spools: Vec<Finished>, tree: &mut Tree) -> Self {
+    pub(crate) fn new(
+        chunks: Chunks,
+        spools: Vec<Finished>,
+        dictionary: Dictionary,
+        tree: &mut Tree,
+    ) -> Self {
         let Chunks { layers, distinct } = chunks;
-        let mut places = vec![ChunkRef { blob: BlobIndex(0), number: 0 }; distinct.len()];
+        let known = dictionary.into_blobs();
+        // At first each blob of the dictionary and each layer has a number, then those in use.
+        let blob_of = |layer: usize| BlobIndex((known.len() + layer) as u8);
+        let place = |chunk: &Distinct| match chunk.owner {
+            Owner::Dictionary { blob, number } => ChunkRef { blob: BlobIndex(blob), number },
+            Owner::Layer { layer, .. } => ChunkRef { blob: blob_of(layer.into()), number: 0 },
+        };
+        let mut places: Vec<_> = distinct.iter().map(place).collect();
         let mut owned = vec![Vec::new(); layers.len()];
         for (layer, ids) in layers.iter().enumerate() {
             for (number, &id) in ids.iter().enumerate() {
-                let owner = distinct[id.0 as usize].owner;
-                if (usize::from(owner.layer), owner.number as usize) == (layer, number) {
-                    let number = owned[layer].len() as u32;
-                    places[id.0 as usize] = ChunkRef { blob: BlobIndex(owner.layer), number };
+                let here = Owner::Layer { layer: layer as u8, number: number as u32 };
+                if distinct[id.0 as usize].owner == here {
+                    places[id.0 as usize].number = owned[layer].len() as u32;
                     owned[layer].push(id);
                 }
             }
@@ -116,16 +131,26 @@ impl Packing {
             *chunk = places[id.0 as usize];
             used.insert(chunk.blob);
         });
-        let mut index = vec![BlobIndex(0); owned.len()];
+        let mut index = vec![BlobIndex(0); known.len() + layers.len()];
+        let mut numbers = (0..).map(BlobIndex);
+        let mut is_used = |blob: BlobIndex| {
+            let used = used.contains(&blob);
+            if used {
+                index[usize::from(blob.0)] = numbers.next().unwrap_or(blob);
+            }
+            used
+        };
         let mut blobs = Vec::new();
-        for (layer, (chunks, spool)) in owned.into_iter().zip(spools).enumerate() {
-            if used.contains(&BlobIndex(layer as u8)) {
-                index[layer] = BlobIndex(blobs.len() as u8);
+        let layer_blobs: Vec<_> = (0..layers.len()).map(blob_of).collect();
+        let known = known.into_iter().zip((0..).map(BlobIndex)).filter(|(_, blob)| is_used(*blob));
+        let known: Vec<_> = known.map(|(known, _)| known).collect();
+        for ((chunks, spool), blob) in owned.into_iter().zip(spools).zip(layer_blobs) {
+            if is_used(blob) {
                 blobs.push(Packed { chunks, spool });
             }
         }
         for_each_chunk(tree, |chunk| chunk.blob = index[usize::from(chunk.blob.0)]);
-        Packing { distinct, blobs }
+        Packing { distinct, known, blobs }
     }
 
     /// Finishes all blobs, several at a time.
@@ -134,7 +159,7 @@ impl Packing {
         scratch: &Scratch,
         options: &Options,
     ) -> Result<Vec<BuiltBlob>, BuildError> {
-        let Packing { distinct, blobs } = self;
+        let Packing { distinct, known, blobs } = self;
         let count = blobs.len();
         let todo = Mutex::new(blobs.into_iter().enumerate());
         let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
@@ -151,7 +176,8 @@ impl Packing {
             }
         });
         let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        done.into_iter().flatten().collect()
+        let known = known.into_iter().map(|known| Ok(known.into_built(scratch)));
+        known.chain(done.into_iter().flatten()).collect()
     }
 }
 

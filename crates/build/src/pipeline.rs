@@ -14,13 +14,13 @@ use std::{
     thread,
 };
 
-use lazuli_image::{Algorithm, Codec, codec::Encoder};
+use lazuli_image::{Algorithm, BlobIndex, Codec, codec::Encoder};
 
 use crate::{
-    Layer,
+    Dictionary, Layer, LayerRecord, LayerSource,
     chunk::{Batch, Cutter, Stopped},
     dedup::{Chunks, Index},
-    entry::Entry,
+    entry::{Entry, EntryKind},
     error::BuildError,
     report::Progress,
     source::{self, ReadError},
@@ -56,6 +56,7 @@ pub(crate) struct Ingested {
 pub(crate) fn ingest(
     layers: Vec<Layer>,
     plan: &Plan<'_>,
+    dictionary: &Dictionary,
     progress: &dyn Progress,
 ) -> Result<Ingested, BuildError> {
     let names: Vec<String> = layers.iter().map(|layer| layer.name.clone()).collect();
@@ -64,7 +65,7 @@ pub(crate) fn ingest(
     let shared = Shared {
         plan,
         progress,
-        index: Index::new(count),
+        index: Index::new(count, dictionary),
         todo: Mutex::new(layers.into_iter().enumerate().collect()),
         done: Mutex::new((0..count).map(|_| Vec::new()).collect()),
         buffers: Mutex::default(),
@@ -124,6 +125,10 @@ impl Shared<'_> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some((index, layer)) = lock(&self.todo).pop_front() else { break };
             let name = layer.name.clone();
+            if let LayerSource::Known(record) = layer.source {
+                self.known(index, name, *record);
+                continue;
+            }
             let mut cutter = Cutter::new(index as u8, self.plan.chunk_size, &hand_over);
             match source::read(layer, index, &mut cutter, self.progress) {
                 Ok(entries) => lock(&self.done)[index] = entries,
@@ -133,6 +138,22 @@ impl Shared<'_> {
                 }
             }
         }
+    }
+
+    /// Enters a layer that nobody has to read.
+    fn known(&self, layer: usize, name: String, record: LayerRecord) {
+        let fresh = self.index.enter(layer as u8, 0, &record.chunks());
+        if self.plan.store.is_some() && !fresh.is_empty() {
+            return self.fail(layer, BuildError::NotStored { layer: name, chunks: fresh.len() });
+        }
+        let mut entries = record.entries;
+        for entry in &mut entries {
+            if let EntryKind::Regular { chunks, .. } = &mut entry.kind {
+                chunks.iter_mut().for_each(|chunk| chunk.blob = BlobIndex(layer as u8));
+            }
+        }
+        lock(&self.done)[layer] = entries;
+        self.progress.layer_done(layer);
     }
 
     fn work(&self, receiver: Arc<Mutex<Receiver<Batch>>>) {

@@ -19,8 +19,10 @@ impl Progress for () {
 /// Figures of a conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Layers read.
+    /// Layers.
     pub layers: usize,
+    /// How many of them were read. The others were read before.
+    pub read_layers: usize,
     /// Inodes in the tree; hard links count once.
     pub inodes: usize,
     /// Bytes of file content in all layers, also of files that upper layers hide.
@@ -35,6 +37,10 @@ pub struct Report {
     pub stored_bytes: u64,
     /// Blobs of the image.
     pub blobs: usize,
+    /// How many of these were stored already.
+    pub known_blobs: usize,
+    /// Bytes of them as stored.
+    pub known_bytes: u64,
     /// Bytes of the bootstrap, not compressed.
     pub bootstrap_bytes: u64,
     /// Extended attributes dropped because Linux has no namespace for them.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use lazuli_build::{Layer, LayerSource};
+use lazuli_build::{Dictionary, Layer, LayerSource, Options};
 use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
@@ -16,12 +16,14 @@ use lazuli_image::{
 use lazuli_registry::{DockerArchive, Repository, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
-use crate::{config::Config, names::Access};
+use crate::{config::Config, layers::LayerCache, names::Access};
 
 /// An opened source.
 pub(crate) struct Opened {
     /// Lowest first.
     pub(crate) layers: Vec<Layer>,
+    /// What each layer is known by, if it has a digest.
+    pub(crate) digests: Vec<Option<Digest>>,
     /// Its config, or an empty one.
     pub(crate) config: ImageConfig,
     /// What the manifest of the lazy image says about where it comes from.
@@ -29,9 +31,32 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Bytes to be read, if they are known for every layer.
+    /// Bytes of all layers, if they are known.
     pub(crate) fn stored_size(&self) -> Option<u64> {
         self.layers.iter().map(|layer| layer.stored_size).sum()
+    }
+
+    /// The same without layers that nobody has to read.
+    pub(crate) fn unread_size(&self) -> Option<u64> {
+        let unread = |layer: &&Layer| !matches!(layer.source, LayerSource::Known(_));
+        self.layers.iter().filter(unread).map(|layer| layer.stored_size).sum()
+    }
+
+    /// Takes the layers that were read before, as far as `dictionary` has their content, and leaves there what is worth it.
+    pub(crate) fn take_known(
+        &mut self,
+        dictionary: &mut Dictionary,
+        cache: &LayerCache,
+        options: &Options,
+    ) {
+        let record = |digest: &Option<Digest>| cache.get(digest.as_ref()?, options);
+        let records: Vec<_> = self.digests.iter().map(record).collect();
+        let here = dictionary.trim(&records, options);
+        for ((layer, record), here) in self.layers.iter_mut().zip(records).zip(here) {
+            if let (Some(record), true) = (record, here) {
+                layer.source = LayerSource::Known(Box::new(record));
+            }
+        }
     }
 }
 
@@ -56,7 +81,8 @@ pub(crate) fn open(
                 stored_size: Some(layer.size()),
                 source: LayerSource::Tar(Box::new(layer.reader())),
             });
-            Ok(Opened { layers: layers.collect(), config, origin: BTreeMap::new() })
+            let digests = archive.layers().iter().map(|layer| Some(layer.diff_id())).collect();
+            Ok(Opened { layers: layers.collect(), digests, config, origin: BTreeMap::new() })
         }
         Source::Tar(path) => {
             let context = || format!("cannot read {}", path.display());
@@ -78,7 +104,7 @@ fn rootfs(
 ) -> Opened {
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
     let config = ImageConfig::new(&platform.unwrap_or_else(Platform::host));
-    Opened { layers: vec![layer], config, origin: BTreeMap::new() }
+    Opened { layers: vec![layer], digests: vec![None], config, origin: BTreeMap::new() }
 }
 
 async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> Result<Opened> {
@@ -91,16 +117,13 @@ async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> 
     let layers = manifest.parsed.layers.iter().map(|layer| {
         let reader = Fetch::Waiting(repository.clone(), Box::new(layer.clone()), Handle::current());
         Layer {
-            name: layer_name(&layer.digest),
+            name: layer.digest.to_string(),
             stored_size: Some(layer.size),
             source: LayerSource::Tar(Box::new(reader)),
         }
     });
-    Ok(Opened { layers: layers.collect(), config, origin: origin.into() })
-}
-
-fn layer_name(digest: &Digest) -> String {
-    format!("layer {digest}")
+    let digests = manifest.parsed.layers.iter().map(|layer| Some(layer.digest)).collect();
+    Ok(Opened { layers: layers.collect(), digests, config, origin: origin.into() })
 }
 
 /// A layer that is requested when its first byte is read: an image has more layers than a

@@ -39,10 +39,24 @@ pub(crate) fn neighbour<'a>(source: &'a ImageName, target: &ImageName) -> Option
     }
 }
 
-/// A blob that was built, as one to store.
-pub(crate) fn built(blob: &BuiltBlob) -> Blob {
+/// A blob that was built, as one to store; `None` if it is stored.
+pub(crate) fn built(blob: &BuiltBlob) -> Option<Blob> {
     let record = &blob.record.blob;
-    (record.id, record.stored_size, BlobContent::File(blob.file.clone()))
+    Some((record.id, record.stored_size, BlobContent::File(blob.file.clone()?)))
+}
+
+/// Whether what one image has needs no way to the other.
+pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
+    match (a, b) {
+        (ImageName::Registry(a), ImageName::Registry(b)) => {
+            a.registry() == b.registry() && a.repository() == b.repository()
+        }
+        (ImageName::Layout(a), ImageName::Layout(b)) => {
+            let real = |path: &PathBuf| path.canonicalize().ok();
+            real(&a.directory).is_some_and(|a| real(&b.directory) == Some(a))
+        }
+        _ => false,
+    }
 }
 
 /// A blob that was built, as a layer.

@@ -1,13 +1,15 @@
 //! Chunks and the blobs that hold them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Codec, Decoded, Digest, Stored};
 
 /// Position of a blob in its image's blob table, from 0. EROFS calls the same blob device `index + 1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlobIndex(pub u8);
 
 /// One chunk of a file: which blob, and which chunk in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkRef {
     /// The blob.
     pub blob: BlobIndex,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ChunkRef, Name};
 
 /// Index of an inode in its [`Tree`].
@@ -24,7 +26,7 @@ pub struct Inode {
 }
 
 /// What every type of file has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// Permission bits including set-uid, set-gid and sticky: `0..=0o7777`, without the file type.
     pub permissions: u16,
@@ -40,7 +42,7 @@ pub struct Metadata {
 }
 
 /// A point in time. Seconds count from 1970 and may be negative; nanoseconds are added to them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Mtime {
     /// Seconds since 1970-01-01 00:00 UTC.
     pub seconds: i64,
@@ -73,7 +75,7 @@ pub enum Kind {
 }
 
 /// A device number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// `0..4096` (12 bits in Linux).
     pub major: u32,

@@ -105,20 +105,28 @@ impl Layout {
         Ok(content.into())
     }
 
-    /// The descriptors of index.json that the name selects.
-    fn selected(&self) -> Result<Vec<Descriptor>, RegistryError> {
+    /// The descriptors of index.json.
+    fn entries(&self) -> Result<Vec<Descriptor>, RegistryError> {
         let raw = self.read_bounded(&self.index_path(), "image (there is no index.json)")?;
-        let entries = match manifest::parse(&self.place(), raw, None, None)? {
-            Parsed::Index(entries) => entries,
+        match manifest::parse(&self.place(), raw, None, None)? {
+            Parsed::Index(entries) => Ok(entries),
             Parsed::Image(_) => {
-                return Err(RegistryError::malformed(
-                    &self.place(),
-                    "index.json",
-                    "it is not an index",
-                ));
+                Err(RegistryError::malformed(&self.place(), "index.json", "it is not an index"))
             }
-        };
-        let tag = |entry: &Descriptor| entry.annotations.get(REF_NAME).cloned();
+        }
+    }
+
+    fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        match self.entries() {
+            Ok(entries) => Ok(entries.iter().filter_map(tag).collect()),
+            Err(RegistryError::Missing { .. }) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Those that the name selects.
+    fn selected(&self) -> Result<Vec<Descriptor>, RegistryError> {
+        let entries = self.entries()?;
         let found: Vec<Descriptor> = match &self.name.image {
             Some(Selector::Tag(wanted)) => entries
                 .iter()
@@ -351,6 +359,10 @@ impl Layout {
     }
 }
 
+fn tag(entry: &Descriptor) -> Option<String> {
+    entry.annotations.get(REF_NAME).cloned()
+}
+
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), RegistryError> {
     write_atomically(path, |file| file.write_all(content).map_err(RegistryError::io(path)))
 }
@@ -447,6 +459,11 @@ impl Repository for Layout {
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
         let (layout, media_type) = (self.clone(), media_type.to_owned());
         blocking(move || layout.put_manifest(&raw, &media_type)).await
+    }
+
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        let layout = self.clone();
+        blocking(move || layout.tags()).await
     }
 
     async fn referrers(

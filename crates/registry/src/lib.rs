@@ -45,6 +45,7 @@ mod referrers;
 pub mod remote;
 mod server;
 mod small;
+mod tags;
 mod tls;
 mod token;
 mod unusable;
@@ -71,6 +72,9 @@ pub use small::SmallBlob;
 /// bootstrap, and of the first chunks. A new connection carries ten segments, 14.6 kB, in its first round trip and twice as many in each one
 /// that follows, so twice as many connections are faster by one round trip, and half as many slower by one.
 pub const CONNECTIONS: u64 = 16;
+
+/// Tags that a registry is asked for: what most have on a page at most.
+pub const TAGS: usize = 1000;
 
 /// One place where one image lives, and the blobs beside it.
 ///
@@ -112,6 +116,10 @@ pub trait Repository: Send + Sync + Debug {
 
     /// Makes the repository's tag name this manifest. Its blobs have to be there.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
+
+    /// Tags of the repository, in no order: those that its registry lists in one answer, of at most [`TAGS`] where one can say so. None if
+    /// it keeps its tags to itself.
+    async fn tags(&self) -> Result<Vec<String>, RegistryError>;
 
     /// The manifests of `artifact_type` whose subject is the manifest `subject`, as the OCI distribution specification 1.1
     /// lists referrers, with their annotations; none is an empty list. One request, two to a registry without the

@@ -218,6 +218,11 @@ impl Repository for Mirrored {
         self.target()?.push_manifest(raw, media_type).await
     }
 
+    /// Of where pushes go: a mirror has only what somebody pulled.
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        self.target()?.tags().await
+    }
+
     /// A mirror that knows of none has the last word only if nobody else answers: many never copy referrers.
     async fn referrers(
         &self,

@@ -96,6 +96,31 @@ impl fmt::Display for Selector {
     }
 }
 
+impl ImageName {
+    /// What has this tag in the same place; `None` if no image there can have it.
+    pub fn tagged(&self, tag: &str) -> Option<Self> {
+        match self {
+            ImageName::Registry(reference) => reference.tagged(tag).map(ImageName::Registry),
+            ImageName::Layout(LayoutName { directory, .. }) => {
+                let (directory, image) = (directory.clone(), Some(Selector::Tag(tag.to_owned())));
+                Some(ImageName::Layout(LayoutName { directory, image }))
+            }
+        }
+    }
+
+    /// The tag that decides, if one does.
+    pub fn tag(&self) -> Option<String> {
+        let selector = match self {
+            ImageName::Registry(reference) => Some(reference.selector()),
+            ImageName::Layout(layout) => layout.image.clone(),
+        };
+        selector.and_then(|selector| match selector {
+            Selector::Tag(tag) => Some(tag),
+            Selector::Digest(_) => None,
+        })
+    }
+}
+
 impl Reference {
     /// Host and port of the registry as a user spells it, `docker.io` for Docker Hub.
     pub fn registry(&self) -> &str {
@@ -119,6 +144,11 @@ impl Reference {
     /// The same repository, at a fixed manifest.
     pub fn at(&self, digest: Digest) -> Self {
         Reference { digest: Some(digest), ..self.clone() }
+    }
+
+    /// What has this tag in the same repository; `None` if it is no tag.
+    fn tagged(&self, tag: &str) -> Option<Self> {
+        is_tag(tag).then(|| Reference { tag: Some(tag.into()), digest: None, ..self.clone() })
     }
 
     /// The same image at another host.

@@ -22,6 +22,7 @@ use crate::{
     range::{self, Locations},
     referrers::{self, Referrer},
     server::{Capabilities, Server},
+    tags,
 };
 
 /// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
@@ -100,6 +101,10 @@ impl Repository for Registry {
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
         push::manifest(&self.client, &self.reference.selector(), raw, media_type).await
+    }
+
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        tags::list(&self.client).await
     }
 
     async fn referrers(

@@ -72,6 +72,10 @@ impl Repository for Unusable {
         self.refuse()
     }
 
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        self.refuse()
+    }
+
     async fn referrers(&self, _: &Digest, _: &str) -> Result<Vec<Descriptor>, RegistryError> {
         self.refuse()
     }

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File},
     os::unix::fs::FileExt as _,
+    path::Path,
 };
 
 use lazuli_image::{
@@ -15,7 +16,7 @@ use super::{Hot, rewrite, writer::BlobWriter};
 use crate::{build::Built, error::BuildError, pack::BuiltBlob};
 
 /// The same image with the hot chunks of each blob at its beginning, in their order; the others follow in the
-/// order that they had. Blobs without hot chunks stay as they are.
+/// order that they had. Blobs without hot chunks stay as they are, and those that are stored already.
 pub fn hot_first(built: Built, hot: &Hot) -> Result<Built, BuildError> {
     let Built { bootstrap, blobs, mut report } = built;
     let (tree, options) = {
@@ -28,17 +29,17 @@ pub fn hot_first(built: Built, hot: &Hot) -> Result<Built, BuildError> {
     for (blob, index) in blobs.into_iter().zip((0..).map(BlobIndex)) {
         let mine = hot.chunks.iter().filter(|chunk| chunk.blob == index);
         let mine: Vec<u32> = mine.map(|chunk| chunk.number).collect();
-        if mine.is_empty() {
+        let Some(file) = blob.file.clone().filter(|_| !mine.is_empty()) else {
             reordered.push(blob);
             continue;
-        }
+        };
         let order = order(&blob, &mine);
         let moved = order.iter().zip(0..).map(|(chunk, number)| (chunk.number, number));
         for (old, number) in moved {
             let old = ChunkRef { blob: index, number: old };
             places.insert(old, ChunkRef { blob: index, number });
         }
-        reordered.push(reorder(blob, &order, mine.len(), index)?);
+        reordered.push(reorder(blob, &file, &order, mine.len(), index)?);
     }
     let records: Vec<_> = reordered.iter().map(|blob| blob.record.clone()).collect();
     let place = |chunk: ChunkRef| places.get(&chunk).copied().unwrap_or(chunk);
@@ -61,13 +62,14 @@ fn order(blob: &BuiltBlob, hot: &[u32]) -> Vec<Chunk> {
 /// Writes a blob anew with its chunks in this order, of which so many are hot.
 fn reorder(
     old: BuiltBlob,
+    path: &Path,
     order: &[Chunk],
     hot: usize,
     index: BlobIndex,
 ) -> Result<BuiltBlob, BuildError> {
     let scratch = old.scratch.clone();
     let failed = |problem| scratch.failed(problem);
-    let file = File::open(&old.file).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
     let mut writer = BlobWriter::create(scratch.clone(), &format!("hot{}", index.0))?;
     let mut stored = Vec::new();
     for chunk in order {
@@ -75,7 +77,7 @@ fn reorder(
         file.read_exact_at(&mut stored, chunk.stored.0).map_err(failed)?;
         writer.add(chunk, &stored)?;
     }
-    fs::remove_file(&old.file).map_err(failed)?;
+    fs::remove_file(path).map_err(failed)?;
     let hot_bytes = writer.chunks()[..hot].last().map_or(0, |last| last.stored_end().0);
     writer.finish(old.record.blob.codec, hot_bytes)
 }

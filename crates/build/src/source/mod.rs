@@ -7,6 +7,7 @@ pub mod tar;
 use std::{fmt, io::Read, path::PathBuf};
 
 use crate::{
+    LayerRecord,
     chunk::{CutError, Cutter},
     entry::{Entry, EntryKind},
     error::SourceError,
@@ -31,6 +32,8 @@ pub enum LayerSource {
     Tar(Box<dyn Read + Send>),
     /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just names.
     Directory(PathBuf),
+    /// It was read before, and all of its content is in the dictionary.
+    Known(Box<LayerRecord>),
 }
 
 impl fmt::Debug for LayerSource {
@@ -38,6 +41,7 @@ impl fmt::Debug for LayerSource {
         match self {
             LayerSource::Tar(_) => f.write_str("Tar"),
             LayerSource::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
+            LayerSource::Known(_) => f.write_str("Known"),
         }
     }
 }
@@ -65,6 +69,7 @@ pub(crate) fn read(
     progress: &dyn Progress,
 ) -> Result<Vec<Entry>, ReadError> {
     let entries = match layer.source {
+        LayerSource::Known(record) => record.entries,
         LayerSource::Directory(root) => {
             dir::read(&root, cutter, &|bytes| progress.bytes_read(index, bytes))?
         }

@@ -95,7 +95,10 @@ fn hot_chunks_come_first_in_each_blob() {
     let (again, ..) = bake();
     assert!(again.bootstrap == built.bootstrap);
     for (one, other) in again.blobs.iter().zip(&built.blobs) {
-        assert!(fs::read(&one.file).unwrap() == fs::read(&other.file).unwrap());
+        assert!(
+            fs::read(one.file.as_ref().unwrap()).unwrap()
+                == fs::read(other.file.as_ref().unwrap()).unwrap()
+        );
     }
     drop((built, again));
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
@@ -145,14 +148,15 @@ fn with_hot_blob(
     let optimized = optimize(&bootstrap, &hot, &blob).unwrap();
     let record = blob.record.blob.clone();
     assert_eq!(blob.hot_bytes, record.chunks.last().map(|last| last.stored_end().0));
-    (optimized, record, fs::read(&blob.file).unwrap())
+    (optimized, record, fs::read(blob.file.as_ref().unwrap()).unwrap())
 }
 
 #[test]
 fn a_hot_blob_leaves_the_others_alone() {
     let scratch = tempfile::tempdir().unwrap();
     let built = plain(scratch.path());
-    let stored: Vec<_> = built.blobs.iter().map(|blob| fs::read(&blob.file).unwrap()).collect();
+    let stored: Vec<_> =
+        built.blobs.iter().map(|blob| fs::read(blob.file.as_ref().unwrap()).unwrap()).collect();
     let before = blobs(&built);
     let all = trace(&before);
     let (optimized, hot, content) = with_hot_blob(scratch.path(), &built.bootstrap, &stored, &all);
@@ -196,7 +200,7 @@ fn wrong_bytes_do_not_get_into_a_hot_blob() {
     let scratch = tempfile::tempdir().unwrap();
     let built = plain(scratch.path());
     let blob = &built.blobs[0].record.blob;
-    let stored = fs::read(&built.blobs[0].file).unwrap();
+    let stored = fs::read(built.blobs[0].file.as_ref().unwrap()).unwrap();
     for chunk in &blob.chunks[..5] {
         let good = &stored[chunk.stored.0 as usize..chunk.stored_end().0 as usize];
         let mut bad = good.to_vec();

@@ -5,5 +5,6 @@ mod bake;
 mod directories;
 mod images;
 mod malformed;
+mod reuse;
 mod tarball;
 mod writers;

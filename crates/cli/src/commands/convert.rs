@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_build::{
-    BootstrapLayer, Built, Options,
+    BootstrapLayer, Built, Dictionary, Options, ReadLayer,
     bake::{Hot, hot_first},
-    bootstrap_layer,
+    bootstrap_layer, build_with,
 };
 use lazuli_image::{
     Blob, Trace,
@@ -14,13 +14,16 @@ use lazuli_image::{
 };
 use lazuli_registry::{ImageName, Source};
 
-use crate::{Session, names, progress, rehearse, source, store, trace};
+use crate::{
+    Session, layers::LayerCache, names, progress, rehearse, reuse::Target, source, store, trace,
+};
 
 /// Convert an image into a lazy one and store it
 ///
 /// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE or dir:PATH;
-/// TARGET a registry reference or oci:DIR[:TAG]. The same input gives the same bytes, and what TARGET already
-/// has is not stored again.
+/// TARGET a registry reference or oci:DIR[:TAG]. Layers and chunks that a lazy image in TARGET's repository has are not made
+/// again: the image that has TARGET's name now, or those with the nearest tags. The same input, and the same images
+/// there, give the same bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// What to convert
@@ -29,6 +32,9 @@ pub(crate) struct Arguments {
     /// Where the lazy image goes
     #[arg(value_name = "TARGET")]
     target: String,
+    /// Use the chunks of this lazy image in TARGET's repository, too
+    #[arg(long, value_name = "IMAGE", conflicts_with_all = ["trace", "trace_run"])]
+    dict: Option<String>,
     /// Put first in each blob what this trace says that a start reads; it is one of SOURCE, converted without this
     /// option
     #[arg(long, value_name = "FILE")]
@@ -58,19 +64,40 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         _ => None,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let access = arguments.access.options(&session.config)?;
+    let target = lazuli_registry::open(&name, &access)?;
     let known = arguments.trace.as_deref().map(trace::read).transpose()?;
-    let source = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let mut source = source::open(&source, &arguments.access, &session.config, &runtime)?;
     let total = source.stored_size();
-    let bar = progress::bytes(total, "converting");
     let options = Options::new(store::scratch());
-    let mut built = lazuli_build::build(source.layers, &options, &progress::Reading(&bar))?;
+    let cache = LayerCache::open();
+    let mut dictionary = Dictionary::default();
+    // A trace speaks of an image that was made of its layers alone.
+    if known.is_none() && arguments.trace_run.is_none() {
+        let platform = arguments.access.platform()?;
+        let platform = platform.as_ref();
+        let place = Target { name: &name, repository: &target, options: &access, platform };
+        let wanted = arguments.dict.as_deref().map(str::parse).transpose()?;
+        dictionary = runtime.block_on(place.dictionary(wanted.as_ref()))?;
+        if !dictionary.is_empty() {
+            source.take_known(&mut dictionary, &cache, &options);
+        }
+    }
+    let bar = progress::bytes(source.unread_size(), "converting");
+    let digests = source.digests;
+    let mut remember = |read: ReadLayer<'_>| {
+        if let Some(digest) = &digests[read.layer()] {
+            cache.put(digest, &options, read.record());
+        }
+    };
+    let reading = progress::Reading(&bar);
+    let mut built = build_with(dictionary, source.layers, &options, &reading, &mut remember)?;
     bar.finish_and_clear();
     let trace = match &arguments.trace_run {
         Some(command) => {
             let bootstrap = bootstrap_layer(&built);
             let image = describe(&built, &bootstrap, &source.config, BTreeMap::new())?;
-            let blobs = built.blobs.iter().map(store::built).collect();
+            let blobs = built.blobs.iter().filter_map(store::built).collect();
             Some(runtime.block_on(rehearse::run(blobs, bootstrap, image, command))?)
         }
         None => known,
@@ -84,7 +111,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bootstrap = bootstrap_layer(&built);
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
     let stored = built.report.stored_bytes + bootstrap.size();
-    let blobs = built.blobs.iter().map(store::built).collect();
+    let blobs = built.blobs.iter().filter_map(store::built).collect();
     let uploaded = runtime.block_on(store::push(&*target, blobs, bootstrap, image, neighbour))?;
     report(&name, &built, hot.as_ref(), stored, uploaded, total, started);
     Ok(())
@@ -132,7 +159,11 @@ fn report(
     let report = &built.report;
     println!("{name}");
     if let Some(source) = source {
-        println!("  source    {} in {} layers", BinaryBytes(source), report.layers);
+        let known = match report.layers - report.read_layers {
+            0 => String::new(),
+            known => format!(", {known} of them known"),
+        };
+        println!("  source    {} in {} layers{known}", BinaryBytes(source), report.layers);
     }
     println!(
         "  image     {} in {} blobs, metadata {} for {} files",
@@ -141,6 +172,10 @@ fn report(
         BinaryBytes(report.bootstrap_bytes),
         report.inodes
     );
+    if report.known_blobs > 0 {
+        let bytes = BinaryBytes(report.known_bytes);
+        println!("  reused    {bytes} in {} blobs that the target has", report.known_blobs);
+    }
     println!(
         "  dedup     {} of content, {} distinct in {} of {} chunks",
         BinaryBytes(report.content_bytes),

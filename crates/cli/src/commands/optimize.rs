@@ -70,12 +70,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let description = describe(&image, &optimized, &hot_blob, &layer, &config)?;
 
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
-    let copies = match same_place(&image.name, &name) {
+    let copies = match store::same_place(&image.name, &name) {
         true => None,
         false => Some(copy(&image, &*target, &optimized.kept, &runtime)?),
     };
     let mut blobs = copies.as_ref().map_or_else(Vec::new, |copies| copies.blobs.clone());
-    blobs.push(store::built(&hot_blob));
+    blobs.extend(store::built(&hot_blob));
     let neighbour = store::neighbour(&image.name, &name);
     let push = store::push(&*target, blobs, layer, description, neighbour);
     let uploaded = runtime.block_on(push)?;
@@ -98,20 +98,6 @@ fn is_fixed(name: &ImageName) -> bool {
     match name {
         ImageName::Registry(reference) => matches!(reference.selector(), Selector::Digest(_)),
         ImageName::Layout(layout) => matches!(layout.image, Some(Selector::Digest(_))),
-    }
-}
-
-/// Whether what one image has needs no way to the other.
-fn same_place(a: &ImageName, b: &ImageName) -> bool {
-    match (a, b) {
-        (ImageName::Registry(a), ImageName::Registry(b)) => {
-            a.registry() == b.registry() && a.repository() == b.repository()
-        }
-        (ImageName::Layout(a), ImageName::Layout(b)) => {
-            let real = |path: &PathBuf| path.canonicalize().ok();
-            real(&a.directory).is_some_and(|a| real(&b.directory) == Some(a))
-        }
-        _ => false,
     }
 }
 

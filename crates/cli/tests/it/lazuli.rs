@@ -73,6 +73,7 @@ impl Lazuli {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lazuli"));
         command.arg("--root").arg(self.root()).arg("--config").arg(self.path("config.toml"));
         command.args(arguments).current_dir(self.directory.path());
+        command.env("XDG_CACHE_HOME", self.path("cache"));
         command
     }
 

@@ -18,5 +18,6 @@ mod nodes;
 mod prefetch;
 mod registry;
 mod reliability;
+mod reuse;
 mod run;
 mod scrub;

@@ -63,14 +63,7 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     }
     let data_size = last.stored_end().0;
     let decoded_size = round_up_to_block(last.decoded_end().0).ok_or_else(|| error("too big"))?;
-    let mut ci = Vec::with_capacity(chunks.len() * CI_ENTRY_SIZE as usize);
-    for chunk in chunks {
-        let entry = CiEntry::of(chunk).encode().ok_or_else(|| {
-            let problem = format!("does not fit a CI entry: {chunk:?}");
-            FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
-        })?;
-        ci.extend_from_slice(&entry);
-    }
+    let ci = ci_table(chunks)?;
     let mut encoder = Encoder::new(codec, CI_LEVEL)
         .map_err(|reason: io::Error| error(&format!("no compressor: {reason}")))?;
     let compressed = encoder.encode(&ci);
@@ -88,18 +81,17 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
 
     let ci_offset = out.position();
     out.write(stored_ci);
-    let header = CiHeader {
-        magic: CI_MAGIC.into(),
-        features: features::WRITTEN.into(),
-        compressor: (ci_codec as u32).into(),
-        entries: (chunks.len() as u32).into(),
-        offset: ci_offset.into(),
-        stored_size: (stored_ci.len() as u64).into(),
-        size: (ci.len() as u64).into(),
-        contexts: [0; 20],
-        reserved: [0; 4032],
-        magic2: CI_MAGIC.into(),
+    let mut info = TailInfo {
+        features: features::WRITTEN,
+        chunk_count: chunks.len() as u32,
+        ci_offset,
+        ci_stored_size: stored_ci.len() as u64,
+        ci_size: ci.len() as u64,
+        ci_codec,
+        toc_size: 0,
+        toc_digest: None,
     };
+    let header = ci_header(&info);
     let header_offset = out.position();
     out.write(header.as_bytes());
     out.write(&footer::encode(CI, stored_ci.len() as u64 + CI_HEADER_SIZE));
@@ -136,20 +128,39 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     out.write(toc.as_bytes());
     out.write(&footer::encode(TOC, size_of_val(&toc) as u64));
     let toc_bytes = &out.bytes[toc_start..];
-    let info = TailInfo {
-        features: features::WRITTEN,
-        chunk_count: chunks.len() as u32,
-        ci_offset,
-        ci_stored_size: ci_stored,
-        ci_size,
-        ci_codec,
-        toc_size: toc_bytes.len() as u32,
-        toc_digest: Some(sha256(toc_bytes)),
-    };
+    (info.toc_size, info.toc_digest) = (toc_bytes.len() as u32, Some(sha256(toc_bytes)));
     hash.update(&out.bytes[footer::SIZE as usize..]);
     let stored_size = out.position();
     let meta_file = join_meta_file(ci, header.as_bytes());
     Ok(Tail { bytes: out.bytes, info, meta_file, id: hash.finish(), stored_size, decoded_size })
+}
+
+fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {
+    let mut ci = Vec::with_capacity(chunks.len() * CI_ENTRY_SIZE as usize);
+    for chunk in chunks {
+        let entry = CiEntry::of(chunk).encode().ok_or_else(|| {
+            let problem = format!("does not fit a CI entry: {chunk:?}");
+            FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
+        })?;
+        ci.extend_from_slice(&entry);
+    }
+    Ok(ci)
+}
+
+/// The header of the CI table that `tail` describes.
+fn ci_header(tail: &TailInfo) -> CiHeader {
+    CiHeader {
+        magic: CI_MAGIC.into(),
+        features: tail.features.into(),
+        compressor: (tail.ci_codec as u32).into(),
+        entries: tail.chunk_count.into(),
+        offset: tail.ci_offset.into(),
+        stored_size: tail.ci_stored_size.into(),
+        size: tail.ci_size.into(),
+        contexts: [0; 20],
+        reserved: [0; 4032],
+        magic2: CI_MAGIC.into(),
+    }
 }
 
 fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
@@ -166,6 +177,21 @@ pub fn meta_file(tail: &[u8], record: &BlobRecord) -> Result<Vec<u8>, FormatErro
     let (ci, header) = TailReader { bytes: tail, info: record.tail }.ci()?;
     check_ci_entries(&record.blob, 0, &ci)?;
     Ok(join_meta_file(ci, header))
+}
+
+/// [`Tail::meta_file`] of a blob that [`blob_tail`] ended, from what a bootstrap says about it; `None` if it may have been another writer:
+/// they describe more, and list fewer chunks.
+pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
+    let BlobRecord { blob, tail } = record;
+    if tail.features != features::WRITTEN
+        || tail.chunk_count as usize != blob.chunks.len()
+        || validate_packed(&blob.chunks).is_err()
+        || tail.toc_digest.is_none()
+    {
+        return None;
+    }
+    let ci = ci_table(&blob.chunks).ok()?;
+    (ci.len() as u64 == tail.ci_size).then(|| join_meta_file(ci, ci_header(tail).as_bytes()))
 }
 
 /// Bytes with their place in the blob.

@@ -14,7 +14,9 @@ mod footer;
 mod tables;
 mod writer;
 
-pub use blob::{Tail, blob_tail, check_blob, check_ci_entries, check_ci_header, meta_file};
+pub use blob::{
+    Tail, blob_tail, check_blob, check_ci_entries, check_ci_header, meta_file, written_meta_file,
+};
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};

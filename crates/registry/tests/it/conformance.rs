@@ -24,6 +24,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     let absent = sha256(b"absent");
 
     // Nothing is there at first.
+    assert_eq!(repository.tags().await.unwrap(), [""; 0]);
     assert!(!repository.has_blob(&absent).await.unwrap());
     for error in [
         repository.manifest(None).await.map(drop).unwrap_err(),
@@ -129,6 +130,10 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     for number in 0..8 {
         reopen(&format!("many-{number}")).manifest(None).await.unwrap();
     }
+    let mut tags = repository.tags().await.unwrap();
+    tags.sort();
+    let many = (0..8).map(|number| format!("many-{number}"));
+    assert_eq!(tags, ["1".to_owned(), "2".to_owned()].into_iter().chain(many).collect::<Vec<_>>());
 
     // A synchronous reader gets the same bytes.
     let reader = repository.blob(&sha256(&content), 70_000).await.unwrap();

@@ -248,7 +248,7 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
         return Response::error(404, "NOT_FOUND");
     };
     let split = |kind: &str| path.split_once(kind).map(|(a, b)| (a.to_owned(), b.to_owned()));
-    let found = ["/blobs/uploads/", "/blobs/", "/manifests/", "/referrers/"]
+    let found = ["/blobs/uploads/", "/blobs/", "/manifests/", "/referrers/", "/tags/"]
         .into_iter()
         .find_map(|k| Some((k, split(k)?)));
     let repository = found.as_ref().map_or("", |(_, (repository, _))| repository.as_str());
@@ -284,6 +284,7 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
         Some(("/referrers/", (repository, subject))) => {
             referrers::list(&state, request, &repository, &subject)
         }
+        Some(("/tags/", (repository, _))) => tags(&state, &repository),
         Some((_, (repository, name))) => manifest(&mut state, request, &repository, &name, body),
         None => Response::new(200),
     }
@@ -386,6 +387,17 @@ fn upload(
 
 fn last_of(offset: usize, length: usize) -> Option<String> {
     Some(format!("{offset}-{}", (offset + length).checked_sub(1)?))
+}
+
+fn tags(state: &State, repository: &str) -> Response {
+    let names = state.manifests.keys().filter(|(owner, _)| owner == repository);
+    let mut tags: Vec<_> = names.map(|(_, name)| name).filter(|name| !name.contains(':')).collect();
+    if tags.is_empty() {
+        return Response::error(404, "NAME_UNKNOWN");
+    }
+    tags.sort();
+    let body = serde_json::json!({"name": repository, "tags": tags});
+    Response::new(200).body(body.to_string().into_bytes())
 }
 
 fn manifest(

@@ -1,0 +1,115 @@
+//! Blobs that are stored already, whose chunks a new image can use: a chunk dictionary.
+
+use std::collections::HashSet;
+
+use lazuli_image::{
+    Algorithm, Blob, Digest,
+    rafs::{self, BlobRecord, Bootstrap},
+};
+
+use crate::{Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch};
+
+/// What the place where a new image goes already has.
+#[derive(Debug, Default)]
+pub struct Dictionary {
+    blobs: Vec<KnownBlob>,
+    chunk_size: u32,
+}
+
+/// A blob that is stored already.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownBlob {
+    pub(crate) record: BlobRecord,
+    meta_file: Vec<u8>,
+    hot_bytes: Option<u64>,
+}
+
+impl KnownBlob {
+    pub(crate) fn into_built(self, scratch: &Scratch) -> BuiltBlob {
+        let KnownBlob { record, meta_file, hot_bytes } = self;
+        BuiltBlob { record, file: None, meta_file, hot_bytes, scratch: scratch.clone() }
+    }
+}
+
+impl Dictionary {
+    /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further blob of an image is one more
+    /// request of a start. Without a limit each version of an image would leave a small blob behind that all later ones need.
+    const WORTHWHILE: u64 = 1 << 20;
+
+    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and how many hot ones at its beginning; `None`
+    /// leaves the blob out. So does everything that Lazuli would not write: tables at the end that only their maker can describe.
+    pub fn add<B: AsRef<[u8]>>(
+        &mut self,
+        image: &Bootstrap<B>,
+        stored: impl Fn(&Digest) -> Option<(u64, Option<u64>)>,
+    ) {
+        if image.digest_algorithm() != Algorithm::Blake3
+            || !self.blobs.is_empty() && self.chunk_size != image.chunk_size()
+        {
+            return;
+        }
+        self.chunk_size = image.chunk_size();
+        for record in image.blob_records() {
+            let known = self.blobs.iter().any(|known| known.record.blob.id == record.blob.id);
+            let Some((size, hot_bytes)) = stored(&record.blob.id).filter(|_| !known) else {
+                continue;
+            };
+            if let Some(meta_file) = rafs::written_meta_file(&record)
+                && size == record.blob.stored_size
+            {
+                self.blobs.push(KnownBlob { record, meta_file, hot_bytes });
+            }
+        }
+    }
+
+    /// The ids of all blobs.
+    pub fn ids(&self) -> impl Iterator<Item = Digest> {
+        self.blobs.iter().map(|known| known.record.blob.id)
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.blobs.is_empty()
+    }
+
+    /// Leaves out what an image of `layers` and `options` cannot have, or should not: blobs that are too small for the sake of single chunks. Layers
+    /// that were read before are as they were. Returns which of `layers` consist of nothing but chunks in here.
+    pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
+        self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
+        let all: HashSet<[u8; 32]> = chunks(&self.blobs).collect();
+        let is_here = |layer: &Option<LayerRecord>| {
+            layer.as_ref().is_some_and(|layer| {
+                layer.chunk_size() == self.chunk_size
+                    && layer.digests().all(|digest| all.contains(digest))
+            })
+        };
+        let here: Vec<bool> = layers.iter().map(is_here).collect();
+        let known = layers.iter().zip(&here).filter(|(_, here)| **here);
+        let known = known.filter_map(|(layer, _)| layer.as_ref());
+        let wanted: HashSet<[u8; 32]> = known.flat_map(LayerRecord::digests).copied().collect();
+        let is_wanted = |blob: &Blob| blob.chunks.iter().any(|c| wanted.contains(&c.digest.hash));
+        self.blobs.retain(|KnownBlob { record, .. }| {
+            record.blob.stored_size >= Self::WORTHWHILE || is_wanted(&record.blob)
+        });
+        here
+    }
+
+    /// Leaves out what an image of `options` cannot have, and what is beyond the first `limit` blobs.
+    pub(crate) fn fit(&mut self, options: &Options, limit: usize) {
+        let same_size = self.chunk_size == options.chunk_size;
+        self.blobs.retain(|known| same_size && known.record.blob.codec == options.codec);
+        self.blobs.truncate(limit);
+    }
+
+    pub(crate) fn blobs(&self) -> &[KnownBlob] {
+        &self.blobs
+    }
+
+    pub(crate) fn into_blobs(self) -> Vec<KnownBlob> {
+        self.blobs
+    }
+}
+
+fn chunks(blobs: &[KnownBlob]) -> impl Iterator<Item = [u8; 32]> {
+    blobs.iter().flat_map(|known| &known.record.blob.chunks).map(|chunk| chunk.digest.hash)
+}

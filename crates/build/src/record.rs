@@ -1,0 +1,114 @@
+//! What a layer consists of, kept by whoever makes images: a layer that was read before need not be read again.
+
+use std::io::{self, Read as _};
+
+use lazuli_image::{Algorithm, Digest};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    dedup::Chunks,
+    entry::{Entry, EntryKind},
+};
+
+/// Of a file with a record. The number goes up with each change of what follows: the version is all that says whether an entry
+/// means today what it meant then.
+const MAGIC: &[u8] = b"lazuli layer 1\n";
+
+/// Bytes of a BLAKE3 digest, which comes behind [`MAGIC`]: of all that follows.
+const DIGEST: usize = 32;
+
+/// Most bytes of a record when it is unpacked: a layer of two million files has that many.
+const LIMIT: u64 = 1 << 30;
+
+/// Compression of records: they are read as often as they are written.
+const LEVEL: i32 = 1;
+
+/// The entries of a layer, and its content as digests of chunks.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct LayerRecord {
+    chunk_size: u32,
+    pub(crate) entries: Vec<Entry>,
+    /// By number.
+    chunks: Vec<([u8; DIGEST], u32)>,
+}
+
+/// A layer that was just read, see [`crate::build_with`].
+#[derive(Debug)]
+pub struct ReadLayer<'a> {
+    pub(crate) chunk_size: u32,
+    pub(crate) layer: usize,
+    pub(crate) entries: &'a [Entry],
+    pub(crate) chunks: &'a Chunks,
+}
+
+/// What is written of it.
+#[derive(Serialize)]
+struct Written<'a> {
+    chunk_size: u32,
+    entries: &'a [Entry],
+    chunks: Vec<([u8; DIGEST], u32)>,
+}
+
+impl ReadLayer<'_> {
+    /// Which of the layers given to the builder.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Its record as bytes, for [`LayerRecord::from_bytes`].
+    ///
+    /// # Errors
+    /// Only if there is no memory for a compressor.
+    pub fn record(&self) -> io::Result<Vec<u8>> {
+        let distinct = |id: &crate::dedup::DistinctId| {
+            let chunk = &self.chunks.distinct[id.0 as usize];
+            (chunk.digest.hash, chunk.decoded_size)
+        };
+        let chunks = self.chunks.layers[self.layer].iter().map(distinct).collect();
+        let written = Written { chunk_size: self.chunk_size, entries: self.entries, chunks };
+        let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
+        let packed = postcard::to_io(&written, packed).map_err(io::Error::other)?.finish()?;
+        let digest = Algorithm::Blake3.digest(&packed);
+        Ok([MAGIC, &digest.hash, &packed].concat())
+    }
+}
+
+impl LayerRecord {
+    /// The record that [`ReadLayer::record`] wrote; `None` if another version did, or the bytes are damaged.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (digest, packed) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
+        if !Digest::blake3(digest.try_into().ok()?).matches(packed) {
+            return None;
+        }
+        let mut unpacked = Vec::new();
+        let reader = zstd::Decoder::with_buffer(packed).ok()?;
+        reader.take(LIMIT).read_to_end(&mut unpacked).ok()?;
+        let record: LayerRecord = postcard::from_bytes(&unpacked).ok()?;
+        record.is_sound().then_some(record)
+    }
+
+    /// Whether every chunk of a file is in the list.
+    fn is_sound(&self) -> bool {
+        self.entries.iter().all(|entry| match &entry.kind {
+            EntryKind::Regular { chunks, .. } => {
+                chunks.iter().all(|chunk| (chunk.number as usize) < self.chunks.len())
+            }
+            _ => true,
+        })
+    }
+
+    /// Bytes per chunk.
+    pub fn chunk_size(&self) -> u32 {
+        self.chunk_size
+    }
+
+    /// Of the content of each chunk, in order.
+    pub(crate) fn digests(&self) -> impl Iterator<Item = &[u8; DIGEST]> {
+        self.chunks.iter().map(|(hash, _)| hash)
+    }
+
+    /// The chunks in order, as [`crate::dedup::Index::enter`] takes them.
+    pub(crate) fn chunks(&self) -> Vec<(Digest, u32)> {
+        self.chunks.iter().map(|(hash, size)| (Digest::blake3(*hash), *size)).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! A conversion makes and stores only what the target's repository does not have.
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing,
+    oci::{Compression, Image, Layer},
+    odd,
+};
+
+use crate::{lazuli::Lazuli, mount::tar_of, registry::Registry};
+
+/// A version of an app: a base of 4 MB, two small layers, of which the lower one differs from version to version, and in each version
+/// one of 2 MB that was made anew from mostly the same files.
+fn write(lazuli: &Lazuli, version: u64) -> String {
+    let built = [odd::random(3, 2 << 20), odd::random(200 + version, 3000)].concat();
+    let tars = [
+        tar_of("base/file", &odd::random(1, 4_000_000)),
+        tar_of("app/version", &odd::random(100 + version, 5000)),
+        tar_of("app/same", &odd::random(2, 6000)),
+        tar_of("built/file", &built),
+    ];
+    let layers = tars.into_iter().map(|tar| Layer::new(tar, Compression::Gzip));
+    let name = format!("app{version}");
+    Image::new(layers).write_layout(&lazuli.path(&name), "x").unwrap();
+    format!("oci:{name}:x")
+}
+
+/// Bytes that a conversion stored.
+fn stored(said: &str) -> u64 {
+    let (_, uploaded) = said.rsplit_once("uploaded ").unwrap();
+    let mut words = uploaded.split_whitespace();
+    let number: f64 = words.next().unwrap().parse().unwrap();
+    let unit = match words.next().unwrap() {
+        "B" => 1.0,
+        "KiB" => 1024.0,
+        "MiB" => 1048576.0,
+        other => panic!("{other}"),
+    };
+    (number * unit) as u64
+}
+
+#[test]
+fn the_next_version_costs_what_changed() {
+    let lazuli = Lazuli::new();
+    let registry = Registry::start();
+    let image = |tag: &str| registry.image(&format!("app:{tag}"));
+    let versions: Vec<String> = (0..4).map(|version| write(&lazuli, version)).collect();
+
+    let first = lazuli.ok(["convert", &versions[0], &image("1.0")]);
+    assert!(stored(&first) > 6_000_000 && !first.contains("known"), "{first}");
+
+    // The changed layer, one chunk of the one that was made anew, and the tables.
+    let second = lazuli.ok(["convert", &versions[1], &image("1.1")]);
+    assert!(second.contains("in 4 layers, 2 of them known"), "{second}");
+    assert!(stored(&second) < 60_000, "{second}");
+
+    // Nothing is read when nothing has changed, and what the tag names stays the same.
+    let again = lazuli.ok(["convert", &versions[1], &image("1.1")]);
+    assert!(again.contains("4 of them known") && stored(&again) == 0, "{again}");
+
+    // A machine that remembers nothing reads the layers and stores as little. Blobs that are too small to be looked into are made
+    // again, and are the same: nobody stores them twice.
+    std::fs::remove_dir_all(lazuli.path("cache")).unwrap();
+    let third = lazuli.ok(["convert", &versions[2], &image("1.2")]);
+    assert!(!third.contains("known"), "{third}");
+    assert!(stored(&third) < 60_000, "{third}");
+    for (version, tag) in [(1, "1.1"), (2, "1.2")] {
+        lazuli.ok(["check", &image(tag), "--against", &versions[version]]);
+    }
+}
+
+#[test]
+fn what_is_not_stored_any_more_is_made_again() {
+    let lazuli = Lazuli::new();
+    let registry = Registry::start();
+    let image = registry.image("app:x");
+    let source = write(&lazuli, 0);
+    lazuli.ok(["convert", &source, &image]);
+    let said = lazuli.ok(["inspect", &image, "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    registry.remove_blob(said["blobs"][0]["id"].as_str().unwrap());
+    let again = lazuli.ok(["convert", &source, &image]);
+    assert!(again.contains("in 4 layers, 3 of them known"), "{again}");
+    assert!(stored(&again) > 3_900_000, "{again}");
+    lazuli.ok(["check", &image]);
+}
+
+#[test]
+fn chunks_of_an_image_that_is_named() {
+    let lazuli = Lazuli::new();
+    let registry = Registry::start();
+    let (one, two) = (write(&lazuli, 0), write(&lazuli, 1));
+    let image = |tag: &str| registry.image(&format!("app:{tag}"));
+    // Four tags: more than are looked at.
+    lazuli.ok(["convert", &one, &image("zzz")]);
+    for tag in ["a1", "a2", "a3"] {
+        let other = lazuli.directory(tag);
+        std::fs::write(other.join("file"), tag).unwrap();
+        lazuli.ok(["convert", &format!("dir:{tag}"), &image(tag)]);
+    }
+    std::fs::remove_dir_all(lazuli.path("cache")).unwrap();
+    let with = lazuli.ok(["convert", &two, &image("a4"), "--dict", &image("zzz")]);
+    assert!(stored(&with) < 60_000, "{with}");
+    lazuli.ok(["check", &image("a4"), "--against", &two]);
+
+    let elsewhere = registry.image("other:x");
+    let error = lazuli.fails(["convert", &two, &elsewhere, "--dict", &image("zzz")]);
+    assert!(error.contains("is not in the repository of"), "{error}");
+    let missing = lazuli.fails(["convert", &two, &image("a4"), "--dict", &image("none")]);
+    assert!(missing.contains("none"), "{missing}");
+    let usage = lazuli.fails(["convert", &two, &image("a5"), "--dict", "x", "--trace", "y"]);
+    assert!(usage.contains("cannot be used with"), "{usage}");
+}
+
+#[test]
+fn an_image_of_old_and_new_blobs_mounts_as_one() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let (one, two) = (write(&lazuli, 0), write(&lazuli, 1));
+    lazuli.ok(["convert", &one, "oci:lazy:1"]);
+    lazuli.ok(["convert", &two, "oci:lazy:2"]);
+    lazuli.ok(["convert", &two, "oci:whole:2"]);
+    let mount = |image: &str, at: &str| {
+        let mountpoint = lazuli.directory(at);
+        lazuli.ok(["mount", image, mountpoint.to_str().unwrap()]);
+        mountpoint
+    };
+    let (old, new) = (mount("oci:whole:2", "old"), mount("oci:lazy:2", "new"));
+    listing::assert_equal(&old, &new);
+    for mountpoint in [old, new] {
+        lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    }
+}

@@ -191,8 +191,7 @@ fn the_bootstrap_layer_is_a_tar_of_bootstrap_and_meta_files() {
     let built = build(layers(), &options(scratch.path(), Codec::Zstd, 2), &()).unwrap();
     let packed = bootstrap_layer(&built);
     assert!(packed.digest.matches(&packed.bytes));
-    let mut tar = Vec::new();
-    flate2::read::GzDecoder::new(&packed.bytes[..]).read_to_end(&mut tar).unwrap();
+    let tar = zstd::stream::decode_all(&packed.bytes[..]).unwrap();
     assert!(packed.diff_id.matches(&tar));
     let found = crate::tarball::entries(&tar).unwrap();
     let mut expected = vec![

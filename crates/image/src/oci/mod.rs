@@ -32,6 +32,8 @@ pub mod media_type {
     pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
     /// A layer that is a gzipped tar.
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    /// A layer that is a tar compressed with zstd.
+    pub const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// A data blob.
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
     /// What has no content of its own: two bytes, `{}`.
@@ -247,7 +249,7 @@ impl LazyImage {
             .collect();
         let notes = [(annotation::BOOTSTRAP, "true"), (annotation::FS_VERSION, "6")];
         layers.push(Descriptor::new(
-            media_type::LAYER_GZIP,
+            media_type::LAYER_ZSTD,
             bootstrap.digest,
             bootstrap.size,
             &notes,

@@ -1,12 +1,12 @@
-//! The bootstrap layer: a gzipped tar with `image/image.boot` in it.
+//! The bootstrap layer: a tar with `image/image.boot` in it, compressed with zstd, or with gzip by others.
 
 use std::{
     fs::File,
-    io::{self, BufWriter, IntoInnerError, Read},
+    io::{self, BufRead, BufReader, BufWriter, IntoInnerError, Read},
     path::Path,
 };
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{FormatError, rafs::Bootstrap};
 use lazuli_sys::mmap::Map;
 
@@ -18,7 +18,10 @@ const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 /// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
 const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
 
-/// Bytes that are written at a time.
+/// How zstd begins, RFC 8878.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// Bytes that are read and written at a time.
 const PIECE: usize = 256 << 10;
 
 /// Where converters put the bootstrap: since Nydus 2.0, and before.
@@ -27,7 +30,7 @@ const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
 /// Why a layer has no usable bootstrap.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The layer did not arrive, is not a gzipped tar, or the disk is full.
+    /// The layer did not arrive, is not a compressed tar, or the disk is full.
     #[error("the bootstrap layer cannot be unpacked: {0}")]
     Io(#[from] io::Error),
     /// It holds something else.
@@ -55,7 +58,8 @@ pub enum UnpackError {
 /// Copies the bootstrap out of `layer` to the new file `to`, and compares the `.blob.meta` files behind it with
 /// it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
 /// error explains every other one.
-pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
+pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
+    let mut layer = BufReader::with_capacity(PIECE, layer);
     let unpacked = search(&mut layer, to);
     io::copy(&mut layer, &mut io::sink())?;
     unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)
@@ -63,8 +67,12 @@ pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, 
 
 type Opened = Result<Bootstrap<Map>, FormatError>;
 
-fn search(layer: impl Read, to: &Path) -> Result<Option<Opened>, UnpackError> {
-    let mut archive = tar::Archive::new(MultiGzDecoder::new(layer).take(LAYER_LIMIT));
+fn search(layer: &mut impl BufRead, to: &Path) -> Result<Option<Opened>, UnpackError> {
+    let layer: Box<dyn Read + '_> = match layer.fill_buf()?.starts_with(&ZSTD_MAGIC) {
+        true => Box::new(zstd::Decoder::with_buffer(layer)?),
+        false => Box::new(MultiGzDecoder::new(layer)),
+    };
+    let mut archive = tar::Archive::new(layer.take(LAYER_LIMIT));
     let mut bootstrap = None;
     for entry in archive.entries()? {
         let mut entry = entry?;
@@ -104,29 +112,38 @@ mod tests {
         header.set_path(name).unwrap();
         header.set_size(size);
         header.set_cksum();
+        let padding = vec![0; 1024 + 512 - content.len() % 512];
+        [header.as_bytes(), content, &padding].concat()
+    }
+
+    fn gzip(tar: &[u8]) -> Vec<u8> {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-        gzip.write_all(header.as_bytes()).unwrap();
-        gzip.write_all(content).unwrap();
-        gzip.write_all(&vec![0; 1024 + 512 - content.len() % 512]).unwrap();
+        gzip.write_all(tar).unwrap();
         gzip.finish().unwrap()
+    }
+
+    fn zstd(tar: &[u8]) -> Vec<u8> {
+        zstd::bulk::compress(tar, 1).unwrap()
     }
 
     #[test]
     fn finds_the_bootstrap_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
-        for (index, name) in
-            ["image/image.boot", "./image/image.boot", "image.boot"].iter().enumerate()
-        {
-            let to = directory.path().join(index.to_string());
-            let unpacked = unpack(&layer(name, 5, b"hello")[..], &to);
-            assert!(matches!(unpacked, Err(UnpackError::Format(_))), "{unpacked:?}");
-            assert_eq!(std::fs::read(to).unwrap(), b"hello");
+        let names = ["image/image.boot", "./image/image.boot", "image.boot"];
+        for (pack, kind) in [(gzip as fn(&[u8]) -> Vec<u8>, "gzip"), (zstd, "zstd")] {
+            for (index, name) in names.iter().enumerate() {
+                let to = directory.path().join(format!("{kind}{index}"));
+                let unpacked = unpack(&pack(&layer(name, 5, b"hello"))[..], &to);
+                assert!(matches!(unpacked, Err(UnpackError::Format(_))), "{unpacked:?}");
+                assert_eq!(std::fs::read(to).unwrap(), b"hello");
+            }
+            let to = directory.path().join("none");
+            let unpacked = |tar: &[u8]| unpack(&pack(tar)[..], &to).map(drop);
+            assert!(matches!(unpacked(&layer("a", 1, b"x")), Err(UnpackError::Missing)));
+            let huge = layer("image.boot", BOOTSTRAP_LIMIT + 1, b"x");
+            assert!(matches!(unpacked(&huge), Err(UnpackError::TooLarge(_))));
+            let whole = pack(&layer("image.boot", 5, b"hello"));
+            assert!(matches!(unpack(&whole[..20], &to), Err(UnpackError::Io(_))));
         }
-        let to = directory.path().join("none");
-        assert!(matches!(unpack(&layer("a", 1, b"x")[..], &to), Err(UnpackError::Missing)));
-        let huge = layer("image.boot", BOOTSTRAP_LIMIT + 1, b"x");
-        assert!(matches!(unpack(&huge[..], &to), Err(UnpackError::TooLarge(_))));
-        let whole = layer("image.boot", 5, b"hello");
-        assert!(matches!(unpack(&whole[..20], &to), Err(UnpackError::Io(_))));
     }
 }

@@ -45,7 +45,7 @@ impl Forge {
     /// The files of the bootstrap layer.
     pub(crate) fn members(&self) -> Vec<(String, Vec<u8>)> {
         let layer = fs::read(self.blob_path(&self.bootstrap_layer())).unwrap();
-        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(&layer[..]));
+        let mut archive = tar::Archive::new(zstd::Decoder::new(&layer[..]).unwrap());
         let members = archive.entries().unwrap().map(|entry| {
             let mut entry = entry.unwrap();
             let name = entry.path().unwrap().to_str().unwrap().to_owned();
@@ -80,7 +80,7 @@ impl Forge {
             header.set_mode(0o444);
             tar.append_data(&mut header, name, &content[..]).unwrap();
         }
-        let layer = Layer::new(tar.into_inner().unwrap(), Compression::Gzip).stored().unwrap();
+        let layer = Layer::new(tar.into_inner().unwrap(), Compression::Zstd).stored().unwrap();
         let mut manifest: Value = serde_json::from_slice(&self.manifest().1).unwrap();
         let descriptor = manifest["layers"].as_array_mut().unwrap().last_mut().unwrap();
         descriptor["digest"] = self.put(&layer).to_string().into();

@@ -38,7 +38,7 @@ fn bootstrap(lazuli: &Lazuli) -> PathBuf {
     let manifest: Value = serde_json::from_slice(&manifest).unwrap();
     let layer = manifest["layers"].as_array().unwrap().last().unwrap()["digest"].as_str().unwrap();
     let layer = image.registry.blob("cold", &layer.parse::<Digest>().unwrap()).unwrap();
-    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(&layer[..]));
+    let mut archive = tar::Archive::new(zstd::Decoder::new(&layer[..]).unwrap());
     let mut entries = archive.entries().unwrap().map(Result::unwrap);
     let mut entry = entries.find(|entry| entry.path().unwrap().ends_with("image.boot")).unwrap();
     let mut bytes = Vec::new();

@@ -143,7 +143,7 @@ async fn starts_of_real_images_are_foreseen() {
             .blobs
             .iter()
             .map(|blob| {
-                let memory = Arc::new(Memory::new(fs::read(&blob.file).unwrap()));
+                let memory = Arc::new(Memory::new(fs::read(blob.file.as_ref().unwrap()).unwrap()));
                 cache.blob(&blob.record.blob, memory).unwrap()
             })
             .collect();

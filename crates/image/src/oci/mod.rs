@@ -131,10 +131,11 @@ impl Descriptor {
         }
     }
 
-    /// Whether this is a bootstrap layer of RAFS v6.
+    /// Whether this is a bootstrap layer of RAFS v6, or of v5.
     pub fn is_bootstrap(&self) -> bool {
         let version = self.annotations.get(annotation::FS_VERSION);
-        self.has(annotation::BOOTSTRAP) && version.is_none_or(|version| version == "6")
+        self.has(annotation::BOOTSTRAP)
+            && version.is_none_or(|version| version == "6" || version == "5")
     }
 
     /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its maker knew.

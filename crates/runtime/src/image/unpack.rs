@@ -1,13 +1,16 @@
 //! The bootstrap layer: a gzipped tar with `image/image.boot` in it.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufWriter, IntoInnerError, Read},
     path::Path,
 };
 
 use flate2::read::MultiGzDecoder;
-use lazuli_image::{FormatError, rafs::Bootstrap};
+use lazuli_image::{
+    FormatError,
+    rafs::{Bootstrap, v5},
+};
 use lazuli_sys::mmap::Map;
 
 use super::meta;
@@ -52,7 +55,7 @@ pub enum UnpackError {
     },
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`, and compares the `.blob.meta` files behind it with
+/// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5, and compares the `.blob.meta` files behind it with
 /// it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
 /// error explains every other one.
 pub(super) fn unpack(mut layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
@@ -86,9 +89,24 @@ fn search(layer: impl Read, to: &Path) -> Result<Option<Opened>, UnpackError> {
         let mut file = BufWriter::with_capacity(PIECE, File::create_new(to)?);
         io::copy(&mut entry, &mut file)?;
         file.into_inner().map_err(IntoInnerError::into_error)?;
-        bootstrap = Some(Bootstrap::open(Map::new(&File::open(to)?)?));
+        bootstrap = Some(open(to)?);
     }
     Ok(bootstrap)
+}
+
+/// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
+fn open(path: &Path) -> io::Result<Opened> {
+    let map = Map::new(&File::open(path)?)?;
+    if !v5::is_v5(map.as_ref()) {
+        return Ok(Bootstrap::open(map));
+    }
+    let translated = match v5::translate(map.as_ref()) {
+        Ok(translated) => translated,
+        Err(error) => return Ok(Err(error)),
+    };
+    drop(map);
+    fs::write(path, translated)?;
+    Ok(Bootstrap::open(Map::new(&File::open(path)?)?))
 }
 
 #[cfg(test)]

@@ -20,3 +20,4 @@ mod registry;
 mod reliability;
 mod run;
 mod scrub;
+mod v5;

@@ -48,7 +48,7 @@ pub mod annotation {
     pub const DATA_BLOB: &str = "containerd.io/snapshot/nydus-blob";
     /// On the bootstrap layer: `true`.
     pub const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
-    /// On the bootstrap layer: `6`.
+    /// On the bootstrap layer: `6`, or `5`.
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";

@@ -114,6 +114,8 @@ mod tests {
     use std::io::Write;
 
     use flate2::{Compression, write::GzEncoder};
+    use lazuli_image::rafs::BootstrapOptions;
+    use lazuli_testkit::{packed, v5};
 
     use super::*;
 
@@ -146,5 +148,23 @@ mod tests {
         assert!(matches!(unpack(&huge[..], &to), Err(UnpackError::TooLarge(_))));
         let whole = layer("image.boot", 5, b"hello");
         assert!(matches!(unpack(&whole[..20], &to), Err(UnpackError::Io(_))));
+    }
+
+    #[test]
+    fn v5_becomes_v6() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), b"content").unwrap();
+        let made = Bootstrap::open(packed::pack(directory.path()).unwrap().bootstrap).unwrap();
+        let options = BootstrapOptions::default();
+        let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
+        let to = directory.path().join("bootstrap");
+        let image = |old: &[u8]| layer("image/image.boot", old.len() as u64, old);
+        let unpacked = unpack(&image(&old)[..], &to).unwrap();
+        assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
+        assert!(unpacked.bytes() == fs::read(&to).unwrap());
+        old[5] = 4;
+        let to = directory.path().join("v4");
+        let error = unpack(&image(&old)[..], &to).unwrap_err().to_string();
+        assert!(error.contains("version 0x400"), "{error}");
     }
 }

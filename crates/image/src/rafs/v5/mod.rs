@@ -18,8 +18,9 @@ use crate::FormatError;
 /// Label of a translated bootstrap.
 pub(super) const LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
 
-/// Largest v5 bootstrap in bytes; a file takes some 300 of them. It is held in memory as a tree, which takes several times as much.
-const LIMIT: usize = 256 << 20;
+/// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes four times as much memory,
+/// and up to nine times if somebody means it to.
+const LIMIT: usize = 128 << 20;
 
 /// Whether `bytes` begin as a v5 bootstrap does.
 pub fn is_v5(bytes: &[u8]) -> bool {

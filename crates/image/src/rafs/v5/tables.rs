@@ -92,10 +92,10 @@ fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
             Some(row) => {
                 refuse_features(row.features.get()).map_err(error)?;
                 let stored_size = row.stored_size.get();
-                if !(1..=MAX_STORED).contains(&stored_size) {
+                if stored_size > MAX_STORED {
                     return Err(error(format!("{stored_size} stored bytes")));
                 }
-                Some(stored_size)
+                (stored_size != 0).then_some(stored_size)
             }
         };
         blobs.push(BlobEntry { id, stored_size });

@@ -10,13 +10,19 @@ mod support;
 #[path = "../../crates/build/tests/it/tarball.rs"]
 mod tarball;
 
+#[path = "../../crates/testkit/src/v5.rs"]
+mod v5;
+
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "blob_tail", "tar_source"] {
+    for target in ["bootstrap", "bootstrap_v5", "blob_tail", "tar_source"] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
     for (name, sample) in [("sample", support::sample()), ("small", support::small_sample())] {
         fs::write(format!("{corpus}/bootstrap/{name}"), &sample.bootstrap)?;
+        let blobs: Vec<_> = sample.blobs.iter().map(|blob| blob.record.blob.clone()).collect();
+        let old = v5::write(&sample.tree, &blobs, &support::small_chunks());
+        fs::write(format!("{corpus}/bootstrap_v5/{name}"), old)?;
         for (index, blob) in sample.blobs.iter().enumerate() {
             let info = &blob.record.tail;
             let words = [

@@ -23,11 +23,28 @@ ANNOTATION = "containerd.io/snapshot/nydus-"
 # with the blob's id as a tag of 64 bytes.
 DEVICE_COUNT, DEVICE_SLOTS, SLOT, TAG = 1024 + 86, 1408, 128, 64
 
+# Bootstrap of RAFS v5: the superblock, at 0, says where the blob table is and how many bytes it has. It has two words for
+# each blob, the id, and a NUL between two blobs.
+V5_MAGIC, V5_TABLE, V5_TABLE_SIZE, V5_WORDS = b"SFAR", 48, 64, 8
+
+
+def fs_version(bootstrap):
+    """The version of RAFS, 5 or 6."""
+    with open(bootstrap, "rb") as file:
+        return 5 if file.read(len(V5_MAGIC)) == V5_MAGIC else 6
+
 
 def blob_ids(bootstrap):
     """The ids of an image's blobs, in the order of its devices."""
     with open(bootstrap, "rb") as file:
         head = file.read(DEVICE_SLOTS)
+        if head.startswith(V5_MAGIC):
+            offset, = struct.unpack_from("<Q", head, V5_TABLE)
+            size, = struct.unpack_from("<I", head, V5_TABLE_SIZE)
+            file.seek(offset)
+            row = V5_WORDS + TAG
+            table = file.read(size)
+            return [table[at + V5_WORDS:at + row].decode() for at in range(0, size - V5_WORDS, row + 1)]
         count, = struct.unpack_from("<H", head, DEVICE_COUNT)
         return [file.read(SLOT)[:TAG].decode() for _ in range(count)]
 
@@ -51,6 +68,10 @@ VARIANTS = {
     "lz4": ("beside", ["--compressor", "lz4_block"]),
     "none sha256": ("beside", ["--compressor", "none", "--digester", "sha256"]),
     "64 KiB chunks": ("beside", ["--chunk-size", "0x10000"]),
+    "v5": ("beside", ["--fs-version", "5"]),
+    "v5 lz4": ("beside", ["--fs-version", "5", "--compressor", "lz4_block"]),
+    "v5 none sha256": ("beside", ["--fs-version", "5", "--compressor", "none", "--digester", "sha256"]),
+    "v5 64 KiB chunks": ("beside", ["--fs-version", "5", "--chunk-size", "0x10000"]),
 }
 
 
@@ -165,7 +186,7 @@ def wrap(layout, tag, made, config):
     packed = made.bootstrap.with_name(f"{tag}.tar.gz")
     packed.write_bytes(gzip.compress(tar, mtime=0))
     layers.append(layout.add_file(packed, f"{MEDIA}.layer.v1.tar+gzip", annotations={
-        f"{ANNOTATION}bootstrap": "true", f"{ANNOTATION}fs-version": "6"}))
+        f"{ANNOTATION}bootstrap": "true", f"{ANNOTATION}fs-version": str(fs_version(made.bootstrap))}))
     diff_ids = [f"sha256:{name}" for name in ids] + [f"sha256:{hashlib.sha256(tar).hexdigest()}"]
     layout.add_image(config | {"rootfs": {"type": "layers", "diff_ids": diff_ids}}, layers, tag)
 

@@ -16,4 +16,5 @@ pub mod reading;
 pub mod registry;
 pub mod tarball;
 pub mod tls;
+pub mod v5;
 pub mod wire;

@@ -52,7 +52,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     println!(
-        "{name}: {} names, {} files with {}, {} chunks in {} blobs: every digest is right",
+        "{name}: RAFS v{}, {} names, {} files with {}, {} chunks in {} blobs: every digest is right",
+        bootstrap.version(),
         summary.names,
         summary.files,
         BinaryBytes(summary.file_bytes),
@@ -96,9 +97,13 @@ fn blob(
         }
         progress(u64::from(chunk.stored_size));
     }
+    // At its end the reader compares the digest of the whole blob.
+    if tail.ci_size == 0 {
+        std::io::copy(&mut reader, &mut std::io::sink())?;
+        return Ok(());
+    }
     skip(&mut reader, tail.ci_offset.saturating_sub(at))?;
     let mut rest = Vec::new();
-    // At its end the reader compares the digest of the whole blob.
     reader.read_to_end(&mut rest)?;
     rafs::check_blob(&rest, record)?;
     Ok(())

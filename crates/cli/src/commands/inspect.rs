@@ -35,6 +35,8 @@ pub(crate) struct Arguments {
 struct Description {
     image: String,
     manifest_digest: Digest,
+    /// 5 or 6.
+    rafs_version: u8,
     /// Bytes of all layers as stored.
     bytes_total: u64,
     bootstrap_bytes: u64,
@@ -73,6 +75,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let description = Description {
         image: name.to_string(),
         manifest_digest: image.manifest_digest,
+        rafs_version: bootstrap.version(),
         bytes_total: image.bytes_total,
         bootstrap_bytes: bootstrap.bytes().len() as u64,
         chunk_size: bootstrap.chunk_size(),
@@ -92,7 +95,8 @@ fn print(description: &Description) {
     println!("  digest     {}", description.manifest_digest);
     println!("  stored     {}", BinaryBytes(description.bytes_total));
     println!(
-        "  bootstrap  {} for {} names, chunks of {}",
+        "  bootstrap  RAFS v{}, {} for {} names, chunks of {}",
+        description.rafs_version,
         BinaryBytes(description.bootstrap_bytes),
         description.names,
         BinaryBytes(description.chunk_size.into())

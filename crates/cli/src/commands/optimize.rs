@@ -51,6 +51,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("cannot store a new image as {name}, a digest names one image for ever: say TARGET");
     }
     let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    if image.image.bootstrap.version() == 5 {
+        let from = &image.name;
+        bail!(
+            "{from} is RAFS v5, which has no place for a hot blob: convert its source with `lazuli convert`"
+        );
+    }
     let trace = match &arguments.trace {
         Some(path) => trace::read(path)?,
         None => trace::find(session, &image, &runtime)?,

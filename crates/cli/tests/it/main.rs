@@ -21,3 +21,4 @@ mod reliability;
 mod reuse;
 mod run;
 mod scrub;
+mod v5;

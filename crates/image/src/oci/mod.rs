@@ -50,7 +50,7 @@ pub mod annotation {
     pub const DATA_BLOB: &str = "containerd.io/snapshot/nydus-blob";
     /// On the bootstrap layer: `true`.
     pub const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
-    /// On the bootstrap layer: `6`.
+    /// On the bootstrap layer: `6`, or `5`.
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
@@ -133,10 +133,11 @@ impl Descriptor {
         }
     }
 
-    /// Whether this is a bootstrap layer of RAFS v6.
+    /// Whether this is a bootstrap layer of RAFS v6, or of v5.
     pub fn is_bootstrap(&self) -> bool {
         let version = self.annotations.get(annotation::FS_VERSION);
-        self.has(annotation::BOOTSTRAP) && version.is_none_or(|version| version == "6")
+        self.has(annotation::BOOTSTRAP)
+            && version.is_none_or(|version| version == "6" || version == "5")
     }
 
     /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its maker knew.

@@ -32,6 +32,11 @@ fn a_lazy_image_keeps_what_the_source_says() {
     assert_eq!(manifest.config.digest, image.config_digest);
     assert!(!manifest.layers[0].is_bootstrap());
     assert_eq!(manifest.bootstrap().map(|layer| layer.size), Some(1));
+    for (version, known) in [("6", true), ("5", true), ("4", false)] {
+        let mut bootstrap = manifest.layers[1].clone();
+        bootstrap.annotations.insert(annotation::FS_VERSION.to_owned(), version.to_owned());
+        assert_eq!(bootstrap.is_bootstrap(), known, "{version}");
+    }
     assert_eq!(
         manifest.layers.iter().map(Descriptor::hot_bytes).collect::<Vec<_>>(),
         [Some(1 << 40), None]

@@ -47,6 +47,11 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         self.bytes.as_ref()
     }
 
+    /// The version of RAFS in which the image was made: 6, or 5 before it was [translated](super::v5).
+    pub fn version(&self) -> u8 {
+        if self.tables.v5 { 5 } else { 6 }
+    }
+
     /// Bytes per chunk, a power of two from 4 KiB to 16 MiB.
     pub fn chunk_size(&self) -> u32 {
         self.tables.geometry.chunk_size

@@ -5,6 +5,7 @@
 //! more, for readers that want the information without the bootstrap. `docs/format.md` has every byte.
 
 pub mod layout;
+pub mod v5;
 
 mod blob;
 mod bootstrap;
@@ -43,7 +44,7 @@ pub struct TailInfo {
     pub ci_offset: u64,
     /// Stored bytes of the CI table.
     pub ci_stored_size: u64,
-    /// Decoded bytes of the CI table: 16 for each chunk.
+    /// Decoded bytes of the CI table: 16 for each chunk; 0 when there are no tables behind the chunks, as in RAFS v5.
     pub ci_size: u64,
     /// How the CI table is compressed.
     pub ci_codec: Codec,

@@ -8,6 +8,7 @@ use super::{
         BlobEntry, CHUNK_SIZES, CI_ENTRY_SIZE, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
         EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, chunk_flags, features, flags,
     },
+    v5,
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Decoded, Digest, FormatError, Stored,
@@ -22,14 +23,12 @@ use crate::{
     },
 };
 
-/// First bytes of a RAFS v5 bootstrap.
-const V5_MAGIC: &[u8] = b"SFAR";
 /// Limits of the format on the size of a blob, in bytes.
-const MAX_STORED: u64 = 1 << 40;
+pub(super) const MAX_STORED: u64 = 1 << 40;
 const MAX_DECODED: u64 = 1 << 44;
 
 /// What upstream's tarfs mode writes where a chunk's digest belongs. No content has this digest.
-const NO_DIGEST: [u8; 32] = [0; 32];
+pub(super) const NO_DIGEST: [u8; 32] = [0; 32];
 
 /// Everything in front of the inodes, checked.
 #[derive(Debug)]
@@ -41,6 +40,8 @@ pub(super) struct Tables {
     pub(super) blobs: Vec<Blob>,
     pub(super) tails: Vec<TailInfo>,
     pub(super) prefetch: Vec<Nid>,
+    /// Whether the image was one of RAFS v5.
+    pub(super) v5: bool,
 }
 
 /// Parses the tables of `bytes`.
@@ -83,6 +84,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
         return Err(error("tables overlap".into()));
     }
 
+    let v5 = sb.volume_name == v5::LABEL;
     let blob_rows = slice(bytes, blob_table.0, blob_table.1, || "blob table".into())?;
     let mut blobs = Vec::new();
     let mut tails = Vec::new();
@@ -91,7 +93,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
         let entry = BlobEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let slot_at = DEVICE_TABLE_OFFSET + index as u64 * DEVICE_SLOT_SIZE;
         let slot: DeviceSlot = structure(bytes, slot_at, || format!("device slot {index}"))?;
-        let found = blob(&entry, index, chunk_size, digest, &slot).map_err(|problem| {
+        let found = blob(&entry, index, chunk_size, digest, v5, &slot).map_err(|problem| {
             FormatError::new(format!("blob table entry {index}"), at, problem)
         })?;
         if blobs.iter().any(|other: &Blob| other.id == found.blob.id) {
@@ -122,14 +124,15 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
         blobs,
         tails,
         prefetch,
+        v5,
     })
 }
 
 fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
     let object = || "superblock".to_owned();
     let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
-    if bytes.starts_with(V5_MAGIC) {
-        return Err(FormatError::new(object(), 0, "RAFS v5 is not supported, only v6"));
+    if v5::is_v5(bytes) {
+        return Err(FormatError::new(object(), 0, "RAFS v5, expected v6"));
     }
     let sb: SuperBlock = structure(bytes, SUPERBLOCK_OFFSET, object)?;
     if sb.magic.get() != SUPERBLOCK_MAGIC {
@@ -172,7 +175,7 @@ fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
 }
 
 /// The chunk digest algorithm, if `bits` have nothing that is unsupported or contradictory.
-fn flags_digest(bits: u64) -> Result<Algorithm, String> {
+pub(super) fn flags_digest(bits: u64) -> Result<Algorithm, String> {
     for (bit, what) in [
         (flags::TARFS, "tarfs, which has no digests of chunks,"),
         (flags::ENCRYPTION_AES, "encryption"),
@@ -194,14 +197,8 @@ fn flags_digest(bits: u64) -> Result<Algorithm, String> {
     }
 }
 
-fn blob(
-    entry: &BlobEntry,
-    index: usize,
-    chunk_size: u32,
-    digest: Algorithm,
-    slot: &DeviceSlot,
-) -> Result<BlobRecord, String> {
-    let bits = entry.features.get();
+/// Refuses blobs with features, of the blob table, that are not supported.
+pub(super) fn refuse_features(bits: u32) -> Result<(), String> {
     for (bit, what) in [
         (features::TARFS, "tarfs, which has no digests of chunks,"),
         (features::ZRAN, "an unconverted gzip layer (zran)"),
@@ -217,6 +214,19 @@ fn blob(
             return Err(format!("features {bits:#x}: {what} is not supported"));
         }
     }
+    Ok(())
+}
+
+fn blob(
+    entry: &BlobEntry,
+    index: usize,
+    chunk_size: u32,
+    digest: Algorithm,
+    v5: bool,
+    slot: &DeviceSlot,
+) -> Result<BlobRecord, String> {
+    let bits = entry.features.get();
+    refuse_features(bits)?;
     if bits & features::ALIGNED == 0 {
         return Err(format!("features {bits:#x}: chunks that are not aligned to blocks"));
     }
@@ -232,6 +242,8 @@ fn blob(
     let ci_codec = codec(entry.ci_compressor.get())?;
     let count = entry.chunk_count.get();
     let decoded_size = entry.decoded_size.get();
+    // Blobs of v5 end with their chunks.
+    let ci_size = if v5 { 0 } else { CI_ENTRY_SIZE * u64::from(count) };
     let facts = [
         ("index", entry.index.get() as usize == index),
         ("chunk size", entry.chunk_size.get() == chunk_size),
@@ -243,7 +255,7 @@ fn blob(
         ("decoded size", (1..=MAX_DECODED).contains(&decoded_size)),
         ("decoded size", decoded_size.is_multiple_of(BLOCK_SIZE)),
         ("device size", u64::from(slot.blocks.get()) == decoded_size / BLOCK_SIZE),
-        ("chunk information size", entry.ci_size.get() == CI_ENTRY_SIZE * u64::from(count)),
+        ("chunk information size", entry.ci_size.get() == ci_size),
         ("chunk information size", entry.ci_stored_size.get() <= entry.ci_size.get()),
         ("chunk information offset", entry.ci_offset.get() <= MAX_STORED),
     ];
@@ -276,7 +288,7 @@ pub(super) const fn digester(algorithm: Algorithm) -> u32 {
     }
 }
 
-fn parse_id(id: &[u8]) -> Option<Digest> {
+pub(super) fn parse_id(id: &[u8]) -> Option<Digest> {
     Digest::from_hex(Algorithm::Sha256, std::str::from_utf8(id).ok()?)
 }
 

@@ -57,12 +57,23 @@ pub fn write_bootstrap_with_prefetch(
     options: &BootstrapOptions,
     prefetch: &[InodeId],
 ) -> Result<Vec<u8>, FormatError> {
+    write(tree, blobs, options, prefetch, [0; 16])
+}
+
+/// The same image with the label `volume_name`.
+pub(super) fn write(
+    tree: &Tree,
+    blobs: &[BlobRecord],
+    options: &BootstrapOptions,
+    prefetch: &[InodeId],
+    volume_name: [u8; 16],
+) -> Result<Vec<u8>, FormatError> {
     let codec = validate(blobs, options)?;
     let plain: Vec<&Blob> = blobs.iter().map(|record| &record.blob).collect();
     let plan = plan(tree, &plain, options.chunk_size)?;
     let prefetch = prefetch.iter().filter_map(|file| plan.slots.get(file).copied()).collect();
     let chunk_table = chunk_table(blobs, &plan, options);
-    let image = Image { plan, blobs, chunk_table, prefetch, options, codec };
+    let image = Image { plan, blobs, chunk_table, prefetch, options, codec, volume_name };
 
     let mut measured = Output::measure(image.plan.inodes.len());
     image.write(&mut measured)?;
@@ -79,6 +90,7 @@ struct Image<'a> {
     prefetch: Vec<Slot>,
     options: &'a BootstrapOptions,
     codec: Codec,
+    volume_name: [u8; 16],
 }
 
 impl Image<'_> {
@@ -136,7 +148,7 @@ impl Image<'_> {
             meta_block: ((out.place(Mark::Meta) / BLOCK_SIZE) as u32).into(),
             xattr_block: 0.into(),
             uuid: [0; 16],
-            volume_name: [0; 16],
+            volume_name: self.volume_name,
             feature_incompat: (INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE).into(),
             compression: 0.into(),
             device_count: (self.blobs.len() as u16).into(),

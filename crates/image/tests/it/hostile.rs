@@ -50,7 +50,7 @@ fn tables_and_superblocks_are_validated() {
     let blob_table = 4096;
     let chunk_table = u64::from_le_bytes(image[1152 + 24..1152 + 32].try_into().unwrap()) as usize;
     let cases: &[(usize, &[u8], &str)] = &[
-        (0, b"SFAR", "v5"),
+        (0, b"SFAR", "RAFS v5"),
         (1024, &[0], "magic"),
         (1024 + 4, &[1], "checksum"),
         (1024 + 8, &[0, 0, 0, 0], "not a RAFS v6"),

@@ -7,4 +7,5 @@ mod round_trip;
 mod snapshot;
 mod support;
 mod tail;
+mod v5;
 mod vectors;

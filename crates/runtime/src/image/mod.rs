@@ -4,7 +4,7 @@
 //! images/<manifest digest>/
 //!   manifest.json   as the registry holds it; its digest is the directory's name
 //!   config.json     as the registry holds it; its digest is in the manifest
-//!   bootstrap       unpacked from the layer whose digest is in the manifest
+//!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
 //! ```
 //!

@@ -1,13 +1,16 @@
 //! The bootstrap layer: a tar with `image/image.boot` in it, compressed with zstd, or with gzip by others.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead, BufReader, BufWriter, IntoInnerError, Read},
     path::Path,
 };
 
 use flate2::bufread::MultiGzDecoder;
-use lazuli_image::{FormatError, rafs::Bootstrap};
+use lazuli_image::{
+    FormatError,
+    rafs::{Bootstrap, v5},
+};
 use lazuli_sys::mmap::Map;
 
 use super::meta;
@@ -55,8 +58,8 @@ pub enum UnpackError {
     },
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`, and compares the `.blob.meta` files behind it with
-/// it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
+/// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5, and compares the `.blob.meta`
+/// files behind it with it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
 /// error explains every other one.
 pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
     let mut layer = BufReader::with_capacity(PIECE, layer);
@@ -94,9 +97,29 @@ fn search(layer: &mut impl BufRead, to: &Path) -> Result<Option<Opened>, UnpackE
         let mut file = BufWriter::with_capacity(PIECE, File::create_new(to)?);
         io::copy(&mut entry, &mut file)?;
         file.into_inner().map_err(IntoInnerError::into_error)?;
-        bootstrap = Some(Bootstrap::open(Map::new(&File::open(to)?)?));
+        bootstrap = Some(open(to)?);
     }
     Ok(bootstrap)
+}
+
+/// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
+fn open(path: &Path) -> io::Result<Opened> {
+    let map = Map::new(&File::open(path)?)?;
+    if !v5::is_v5(map.as_ref()) {
+        // Only what was translated here may do without the tables of v6.
+        let own = |bootstrap: Bootstrap<Map>| match bootstrap.version() {
+            6 => Ok(bootstrap),
+            _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
+        };
+        return Ok(Bootstrap::open(map).and_then(own));
+    }
+    let translated = match v5::translate(map.as_ref()) {
+        Ok(translated) => translated,
+        Err(error) => return Ok(Err(error)),
+    };
+    drop(map);
+    fs::write(path, translated)?;
+    Ok(Bootstrap::open(Map::new(&File::open(path)?)?))
 }
 
 #[cfg(test)]
@@ -104,6 +127,8 @@ mod tests {
     use std::io::Write;
 
     use flate2::{Compression, write::GzEncoder};
+    use lazuli_image::rafs::BootstrapOptions;
+    use lazuli_testkit::{packed, v5};
 
     use super::*;
 
@@ -145,5 +170,25 @@ mod tests {
             let whole = pack(&layer("image.boot", 5, b"hello"));
             assert!(matches!(unpack(&whole[..20], &to), Err(UnpackError::Io(_))));
         }
+    }
+
+    #[test]
+    fn v5_becomes_v6() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), b"content").unwrap();
+        let made = Bootstrap::open(packed::pack(directory.path()).unwrap().bootstrap).unwrap();
+        let options = BootstrapOptions::default();
+        let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
+        let to = directory.path().join("bootstrap");
+        let image = |old: &[u8]| zstd(&layer("image/image.boot", old.len() as u64, old));
+        let unpacked = unpack(&image(&old)[..], &to).unwrap();
+        assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
+        assert!(unpacked.bytes() == fs::read(&to).unwrap());
+        let error = unpack(&image(unpacked.bytes())[..], &directory.path().join("v6")).unwrap_err();
+        assert!(error.to_string().contains("a label that no image may have"), "{error}");
+        old[5] = 4;
+        let to = directory.path().join("v4");
+        let error = unpack(&image(&old)[..], &to).unwrap_err().to_string();
+        assert!(error.contains("version 0x400"), "{error}");
     }
 }

@@ -6,8 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lazuli_image::{Algorithm, Digest};
-use lazuli_testkit::oci::{Compression, Layer};
+use lazuli_image::{
+    Algorithm, Digest,
+    rafs::{Bootstrap, BootstrapOptions},
+};
+use lazuli_testkit::{
+    oci::{Compression, Layer},
+    v5,
+};
 use serde_json::{Value, json};
 
 /// The only image of an OCI layout, open for changes.
@@ -85,6 +91,21 @@ impl Forge {
         let descriptor = manifest["layers"].as_array_mut().unwrap().last_mut().unwrap();
         descriptor["digest"] = self.put(&layer).to_string().into();
         descriptor["size"] = layer.len().into();
+        self.put_manifest(manifest.to_string().as_bytes());
+    }
+
+    /// Makes the image one of RAFS v5, of the same blobs.
+    pub(crate) fn make_v5(&self) {
+        let bootstrap = Bootstrap::open(self.bootstrap()).unwrap();
+        let options = BootstrapOptions {
+            chunk_size: bootstrap.chunk_size(),
+            digest: bootstrap.digest_algorithm(),
+        };
+        let old = v5::write(&bootstrap.tree().unwrap(), bootstrap.blobs(), &options);
+        self.change_members(|members| *members = vec![("image/image.boot".to_owned(), old)]);
+        let mut manifest: Value = serde_json::from_slice(&self.manifest().1).unwrap();
+        let descriptor = manifest["layers"].as_array_mut().unwrap().last_mut().unwrap();
+        descriptor["annotations"]["containerd.io/snapshot/nydus-fs-version"] = "5".into();
         self.put_manifest(manifest.to_string().as_bytes());
     }
 

@@ -2,7 +2,8 @@
 //!
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
-//! what it was made from. [`bake`] moves the chunks of a finished image to where a start finds them soon.
+//! what it was made from. [`bake`] moves the chunks of a finished image to where a start finds them soon; [`unpack`] makes something
+//! plain of an image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -26,6 +27,7 @@ mod pipeline;
 mod report;
 pub mod source;
 mod spool;
+pub mod unpack;
 
 pub use build::{Built, Merged, Options, build, merge};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};

@@ -35,39 +35,34 @@ pub fn directory<C: Content>(
     content: &mut C,
 ) -> Result<(), C::Error> {
     let mut writer = Writer { plan, root: prepare(plan, root)?, parent: None };
-    for &at in &plan.bare {
-        let inode = &plan.tree[plan.places[at].inode];
-        if at > 0 {
-            writer.at(at, |parent, name| bare(parent, name, &inode.kind))?;
+    for (at, place) in plan.places.iter().enumerate().skip(1) {
+        let inode = plan.inode(at);
+        if place.first != at {
+            writer.link(at, place.first)?;
+            continue;
+        }
+        match &inode.kind {
+            Kind::Regular { size, chunks } => {
+                let file = writer.at(at, file)?;
+                let mut offset = 0;
+                for _ in chunks {
+                    let chunk = content.next()?;
+                    // What is not written is a hole.
+                    if chunk.iter().any(|byte| *byte != 0) {
+                        file.write_all_at(chunk, offset).map_err(|error| plan.error(at, error))?;
+                    }
+                    offset += chunk.len() as u64;
+                }
+                file.set_len(*size).map_err(|error| plan.error(at, error))?;
+            }
+            kind => writer.at(at, |parent, name| bare(parent, name, kind))?,
         }
         if !matches!(inode.kind, Kind::Directory(_)) {
             writer.at(at, |parent, name| metadata(parent, name, inode))?;
         }
     }
-    for &at in &plan.files {
-        let inode = &plan.tree[plan.places[at].inode];
-        let Kind::Regular { size, chunks } = &inode.kind else { continue };
-        let file = writer.at(at, file)?;
-        let mut offset = 0;
-        for _ in chunks {
-            let chunk = content.next()?;
-            // What is not written is a hole.
-            if chunk.iter().any(|byte| *byte != 0) {
-                file.write_all_at(chunk, offset).map_err(|error| plan.error(at, error))?;
-            }
-            offset += chunk.len() as u64;
-        }
-        file.set_len(*size).map_err(|error| plan.error(at, error))?;
-        writer.at(at, |parent, name| metadata(parent, name, inode))?;
-    }
-    for &(at, first) in &plan.links {
-        let (from, name) = writer.open(first)?;
-        let from = from.try_clone_to_owned().map_err(|error| plan.error(first, error))?;
-        writer.at(at, |parent, new| Ok(linkat(&from, name, parent, new, AtFlags::empty())?))?;
-    }
     // A directory's time changes with each entry, and its mode may forbid entries.
-    for &at in plan.bare.iter().rev() {
-        let inode = &plan.tree[plan.places[at].inode];
+    for (at, inode) in plan.inodes().rev() {
         if let Kind::Directory(_) = inode.kind {
             writer.at(at, |parent, name| metadata(parent, name, inode))?;
         }
@@ -120,6 +115,14 @@ impl<'a> Writer<'a> {
         Ok((self.parent.insert(parent).1.as_fd(), name.as_bytes()))
     }
 
+    /// Makes one more name of what is at `first`.
+    fn link(&mut self, at: usize, first: usize) -> Result<(), UnpackError> {
+        let plan = self.plan;
+        let (from, name) = self.open(first)?;
+        let from = from.try_clone_to_owned().map_err(|error| plan.error(first, error))?;
+        self.at(at, |parent, new| Ok(linkat(&from, name, parent, new, AtFlags::empty())?))
+    }
+
     /// Does something to an entry, in the directory that holds it.
     fn at<T>(
         &mut self,
@@ -137,7 +140,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Makes an entry without content.
+/// Makes an entry that is no file.
 fn bare(parent: BorrowedFd<'_>, name: &[u8], kind: &Kind) -> io::Result<()> {
     let own = Mode::RUSR | Mode::WUSR;
     let node =
@@ -145,7 +148,7 @@ fn bare(parent: BorrowedFd<'_>, name: &[u8], kind: &Kind) -> io::Result<()> {
     let none = Device { major: 0, minor: 0 };
     match kind {
         Kind::Directory(_) => mkdirat(parent, name, PRIVATE)?,
-        Kind::Regular { .. } => return file(parent, name).map(drop),
+        Kind::Regular { .. } => drop(file(parent, name)?),
         Kind::Symlink(target) => symlinkat(&target[..], parent, name)?,
         Kind::CharDevice(device) => node(FileType::CharacterDevice, *device)?,
         Kind::BlockDevice(device) => node(FileType::BlockDevice, *device)?,
@@ -185,4 +188,62 @@ fn metadata(parent: BorrowedFd<'_>, name: &[u8], inode: &Inode) -> io::Result<()
         Timespec { tv_sec: metadata.mtime.seconds, tv_nsec: metadata.mtime.nanoseconds.into() };
     let times = Timestamps { last_access: time, last_modification: time };
     Ok(utimensat(parent, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::Permissions,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    };
+
+    use lazuli_image::{BlobIndex, ChunkRef, Metadata, Name, Tree};
+
+    use super::*;
+
+    /// Gives one chunk, and puts a symbolic link in the place of a directory meanwhile.
+    struct Swap<'a>(&'a Path, &'a Path);
+
+    impl Content for Swap<'_> {
+        type Error = UnpackError;
+
+        fn next(&mut self) -> Result<&[u8], UnpackError> {
+            fs::rename(self.0.join("d"), self.0.join("away"))?;
+            symlink(self.1, self.0.join("d"))?;
+            Ok(b"x")
+        }
+    }
+
+    #[test]
+    fn symbolic_links_lead_nowhere() {
+        let metadata = Metadata {
+            permissions: 0o777,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            ..Metadata::default()
+        };
+        let mut tree = Tree::new(metadata.clone());
+        let mut at = Tree::ROOT;
+        let chunks = vec![ChunkRef { blob: BlobIndex(0), number: 0 }];
+        let kinds = [
+            ("d", Kind::Directory(Default::default())),
+            ("n", Kind::Directory(Default::default())),
+            ("f", Kind::Regular { size: 1, chunks }),
+        ];
+        for (name, kind) in kinds {
+            let id = tree.add(Inode { metadata: metadata.clone(), kind });
+            tree.children_mut(at).unwrap().insert(Name::new(name.as_bytes()).unwrap(), id);
+            at = id;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let (root, outside) = (scratch.path().join("root"), scratch.path().join("outside"));
+        fs::create_dir_all(outside.join("n")).unwrap();
+        fs::set_permissions(outside.join("n"), Permissions::from_mode(0o700)).unwrap();
+        let plan = Plan::new(&tree);
+        let error = directory(&plan, &root, &mut Swap(&root, &outside)).unwrap_err();
+        assert!(error.to_string().contains("/d"), "{error}");
+        assert_eq!(fs::read_dir(outside.join("n")).unwrap().count(), 0);
+        assert_eq!(fs::metadata(outside.join("n")).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::read(root.join("away/n/f")).unwrap(), b"x");
+    }
 }

@@ -6,8 +6,8 @@
 //!              └─ directory   files on this machine
 //! ```
 //!
-//! The order of a plan is the same each time: what has no content, in order of path; files, in the order in which their
-//! content lies in the blobs, so that it can be fetched in large ranges; further names of all of these.
+//! The order is that of a walk that has done a directory with all below it before the next one: who extracts a tar then knows
+//! when to set the time of a directory. What has been named before is a hard link.
 
 mod directory;
 mod layer;
@@ -15,7 +15,7 @@ mod tar;
 
 use std::io;
 
-use lazuli_image::{ChunkRef, InodeId, Kind, Name, Tree};
+use lazuli_image::{ChunkRef, Inode, InodeId, Kind, Name, Tree};
 
 pub use directory::directory;
 pub use layer::{FlatLayer, layer};
@@ -56,6 +56,8 @@ struct Place<'a> {
     parent: usize,
     name: Option<&'a Name>,
     inode: InodeId,
+    /// The first place with this inode.
+    first: usize,
 }
 
 /// What is written, and in which order.
@@ -64,59 +66,41 @@ pub struct Plan<'a> {
     tree: &'a Tree,
     /// The root first, each directory before what is in it.
     places: Vec<Place<'a>>,
-    /// Everything but files with content.
-    bare: Vec<usize>,
-    files: Vec<usize>,
-    /// Further names, with the first one.
-    links: Vec<(usize, usize)>,
 }
 
 impl<'a> Plan<'a> {
     /// Orders the entries of `tree`.
     pub fn new(tree: &'a Tree) -> Self {
-        let root = Place { parent: 0, name: None, inode: Tree::ROOT };
-        let mut plan =
-            Plan { tree, places: Vec::new(), bare: vec![], files: vec![], links: vec![] };
-        let mut first = vec![None; tree.len()];
-        let mut pending = vec![root];
-        while let Some(place) = pending.pop() {
-            let at = plan.places.len();
-            plan.places.push(place);
-            let inode = place.inode;
-            if let Some(known) = first[inode.0 as usize] {
-                plan.links.push((at, known));
-                continue;
-            }
-            first[inode.0 as usize] = Some(at);
-            match &tree[inode].kind {
-                Kind::Regular { chunks, .. } if !chunks.is_empty() => plan.files.push(at),
-                Kind::Directory(children) => {
-                    let child = |(name, inode): (&'a Name, &InodeId)| Place {
-                        parent: at,
-                        name: Some(name),
-                        inode: *inode,
-                    };
-                    pending.extend(children.iter().rev().map(child));
-                    plan.bare.push(at);
-                }
-                _ => plan.bare.push(at),
-            }
+        let mut places = Vec::new();
+        let mut known = vec![None; tree.len()];
+        let mut pending = vec![(0, None, Tree::ROOT)];
+        while let Some((parent, name, inode)) = pending.pop() {
+            let at = places.len();
+            let first = *known[inode.0 as usize].get_or_insert(at);
+            places.push(Place { parent, name, inode, first });
+            let children = tree.children(inode).into_iter().flatten().rev();
+            pending.extend(children.map(|(name, inode)| (at, Some(name), *inode)));
         }
-        let places = &plan.places;
-        plan.files.sort_by_key(|at| match &tree[places[*at].inode].kind {
-            Kind::Regular { chunks, .. } => chunks.first().copied(),
-            _ => None,
-        });
-        plan
+        Plan { tree, places }
     }
 
     /// The chunks of all files, in the order in which they are wanted.
     pub fn chunks(&self) -> Vec<ChunkRef> {
-        let chunks = |at: &usize| match &self.tree[self.places[*at].inode].kind {
+        let chunks = |inode: &'a Inode| match &inode.kind {
             Kind::Regular { chunks, .. } => &chunks[..],
             _ => &[],
         };
-        self.files.iter().flat_map(chunks).copied().collect()
+        self.inodes().flat_map(|(_, inode)| chunks(inode)).copied().collect()
+    }
+
+    /// Every inode, at its first place.
+    fn inodes(&self) -> impl DoubleEndedIterator<Item = (usize, &'a Inode)> {
+        let firsts = (0..self.places.len()).filter(|at| self.places[*at].first == *at);
+        firsts.map(|at| (at, self.inode(at)))
+    }
+
+    fn inode(&self, at: usize) -> &'a Inode {
+        &self.tree[self.places[at].inode]
     }
 
     /// Names in the tree; hard links count each.
@@ -126,11 +110,11 @@ impl<'a> Plan<'a> {
 
     /// Bytes of all files, each once however many names it has.
     pub fn bytes(&self) -> u64 {
-        let size = |at: &usize| match self.tree[self.places[*at].inode].kind {
+        let size = |(_, inode): (usize, &Inode)| match inode.kind {
             Kind::Regular { size, .. } => size,
             _ => 0,
         };
-        self.files.iter().map(size).sum()
+        self.inodes().map(size).sum()
     }
 
     /// The sockets, which have no place in a tar.
@@ -139,7 +123,7 @@ impl<'a> Plan<'a> {
     }
 
     fn is_socket(&self, at: usize) -> bool {
-        matches!(self.tree[self.places[at].inode].kind, Kind::Socket)
+        matches!(self.inode(at).kind, Kind::Socket)
     }
 
     /// The path from the root: `a/b`, and nothing for the root itself.

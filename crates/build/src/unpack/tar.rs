@@ -22,30 +22,25 @@ pub fn tar<C: Content>(
     out: &mut impl Write,
     content: &mut C,
 ) -> Result<(), C::Error> {
-    let inode = |at: usize| &plan.tree[plan.places[at].inode];
-    for &at in plan.bare.iter().filter(|at| !plan.is_socket(**at)) {
-        member(out, &name(plan, at), None, inode(at)).map_err(UnpackError::from)?;
-    }
-    for &at in &plan.files {
-        let Kind::Regular { size, chunks } = &inode(at).kind else { continue };
-        member(out, &name(plan, at), None, inode(at)).map_err(UnpackError::from)?;
-        let mut left = *size;
-        for _ in chunks {
-            let chunk = content.next()?;
-            left = left.checked_sub(chunk.len() as u64).ok_or_else(|| {
-                plan.error(at, format!("its chunks are more than its {size} bytes"))
-            })?;
-            out.write_all(chunk).map_err(UnpackError::from)?;
+    for (at, place) in plan.places.iter().enumerate().filter(|(at, _)| !plan.is_socket(*at)) {
+        let inode = plan.inode(at);
+        let first = (place.first != at).then(|| plan.path(place.first));
+        member(out, &name(plan, at), first.as_deref(), inode).map_err(UnpackError::from)?;
+        if let (Kind::Regular { size, chunks }, None) = (&inode.kind, &first) {
+            let mut left = *size;
+            for _ in chunks {
+                let chunk = content.next()?;
+                left = left.checked_sub(chunk.len() as u64).ok_or_else(|| {
+                    plan.error(at, format!("its chunks are more than its {size} bytes"))
+                })?;
+                out.write_all(chunk).map_err(UnpackError::from)?;
+            }
+            if left > 0 {
+                let problem = format!("its chunks are {left} less than its {size} bytes");
+                return Err(plan.error(at, problem).into());
+            }
+            pad(out, *size).map_err(UnpackError::from)?;
         }
-        if left > 0 {
-            let problem = format!("its chunks are {left} less than its {size} bytes");
-            return Err(plan.error(at, problem).into());
-        }
-        pad(out, *size).map_err(UnpackError::from)?;
-    }
-    for &(at, first) in plan.links.iter().filter(|(at, _)| !plan.is_socket(*at)) {
-        let target = plan.path(first);
-        member(out, &plan.path(at), Some(&target), inode(at)).map_err(UnpackError::from)?;
     }
     out.write_all(&[0; 2 * BLOCK]).map_err(UnpackError::from)?;
     Ok(())
@@ -54,7 +49,7 @@ pub fn tar<C: Content>(
 /// The path as a member has it: directories end with a slash.
 fn name(plan: &Plan<'_>, at: usize) -> Vec<u8> {
     let path = plan.path(at);
-    match plan.tree[plan.places[at].inode].kind {
+    match plan.inode(at).kind {
         Kind::Directory(_) if path.is_empty() => b"./".to_vec(),
         Kind::Directory(_) => [&path[..], b"/"].concat(),
         _ => path,

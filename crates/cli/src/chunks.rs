@@ -26,16 +26,17 @@ pub(crate) const WINDOW: u64 = 8 << 20;
 const GAP: u64 = 64 << 10;
 
 /// Requests at the same time: enough to hide round trips, few enough for any registry.
-const REQUESTS: usize = 8;
+pub(crate) const REQUESTS: usize = 8;
 
 /// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for pushes.
 const RETRIES: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-/// The stored bytes of these chunks, in a few requests.
+/// The stored bytes of these chunks, in a few requests, so many of them at the same time.
 pub(crate) async fn read(
     repository: &dyn Repository,
     chunks: &[(&Blob, &Chunk)],
+    at_once: usize,
 ) -> Result<Vec<Bytes>> {
     let mut order: Vec<usize> = (0..chunks.len()).collect();
     order.sort_unstable_by_key(|at| (chunks[*at].0.id, chunks[*at].1.stored));
@@ -63,7 +64,7 @@ pub(crate) async fn read(
         .boxed()
     };
     let answers: Vec<_> = requests.into_iter().map(answer).collect();
-    let answers: Vec<_> = stream::iter(answers).buffered(REQUESTS).try_collect().await?;
+    let answers: Vec<_> = stream::iter(answers).buffered(at_once).try_collect().await?;
     let mut stored = vec![Bytes::new(); chunks.len()];
     for (start, bytes, members) in answers {
         for at in members {
@@ -115,7 +116,7 @@ const DECODED: u64 = 16 << 20;
 const PLACES: usize = 1 << 16;
 
 /// Windows that are on their way or wait to be used.
-const AHEAD: usize = 4;
+const AHEAD: usize = 2;
 
 /// The chunks of an image one after the other, fetched ahead of who uses them, decoded and checked.
 pub(crate) struct Chunks<'a> {
@@ -156,7 +157,7 @@ impl<'a> Chunks<'a> {
             // On its own: it goes on while earlier ones wait to be used.
             let filled = tokio::spawn(async move {
                 let found = places(bootstrap.blobs(), &window.chunks);
-                let stored = read(&*repository, &found).await?;
+                let stored = read(&*repository, &found, REQUESTS / AHEAD).await?;
                 count.fetch_add(stored.iter().map(|it| it.len() as u64).sum(), Ordering::Relaxed);
                 let bootstrap = bootstrap.clone();
                 spawn_blocking(move || {

@@ -11,7 +11,7 @@ use lazuli_image::{Blob, Chunk, ChunkRef, Codec};
 use lazuli_registry::Repository;
 
 use crate::{
-    chunks::{self, WINDOW},
+    chunks::{self, REQUESTS, WINDOW},
     progress,
 };
 
@@ -39,7 +39,7 @@ pub(crate) async fn fetch(
             bytes > WINDOW
         });
         let (window, later) = rest.split_at(end.unwrap_or(rest.len()).max(1));
-        let stored = chunks::read(repository, window).await?;
+        let stored = chunks::read(repository, window, REQUESTS).await?;
         for ((blob, chunk), stored) in window.iter().zip(&stored) {
             writer.add(blob, chunk, stored)?;
             bar.inc(stored.len() as u64);

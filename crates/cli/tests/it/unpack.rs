@@ -243,7 +243,7 @@ fn a_name_that_leads_out_is_refused() {
     fs::write(layout.join("index.json"), index.to_string()).unwrap();
     for target in ["directory", "tar:x.tar", "oci:flat:x"] {
         let error = lazuli.fails(["unpack", "oci:lazy:x", target]);
-        assert!(error.contains("../../"), "{error}");
+        assert!(error.contains("no valid name"), "{error}");
         assert_eq!(left(&lazuli), ["lazy"]);
     }
 }

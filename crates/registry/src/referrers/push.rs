@@ -94,7 +94,7 @@ pub(crate) async fn push(
     if processed.is_some_and(|processed| processed == subject.to_string()) {
         client.lists_referrers(true);
     } else {
-        list(client, subject, &[entry.clone()], replaces).await?;
+        list(client, subject, std::slice::from_ref(&entry), replaces).await?;
     }
     if let Some(old) = replaces.filter(|old| **old != digest) {
         remove(client, old).await;

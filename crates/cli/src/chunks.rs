@@ -226,14 +226,11 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
     let mut known = HashMap::new();
     let (mut stored, mut decoded) = (0, 0);
     for chunk in wanted {
-        let is_new = !known.contains_key(chunk);
-        let size = places(blobs, &[*chunk])
-            .pop()
-            .filter(|_| is_new)
-            .map_or((0, 0), |(_, it)| (u64::from(it.stored_size), u64::from(it.decoded_size)));
-        let full =
-            stored + size.0 > WINDOW || decoded + size.1 > DECODED || window.order.len() == PLACES;
-        if full && !window.order.is_empty() {
+        let size = |(_, it): (_, &Chunk)| (u64::from(it.stored_size), u64::from(it.decoded_size));
+        let (more, larger) = places(blobs, &[*chunk]).pop().map_or((0, 0), size);
+        let fits = stored + more <= WINDOW && decoded + larger <= DECODED;
+        let fits = (fits || known.contains_key(chunk)) && window.order.len() < PLACES;
+        if !fits && !window.order.is_empty() {
             windows.push(std::mem::take(&mut window));
             known.clear();
             (stored, decoded) = (0, 0);
@@ -241,9 +238,8 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
         if let Entry::Vacant(new) = known.entry(*chunk) {
             new.insert(window.chunks.len());
             window.chunks.push(*chunk);
-            let size = places(blobs, &[*chunk]).pop();
-            stored += size.map_or(0, |(_, it)| u64::from(it.stored_size));
-            decoded += size.map_or(0, |(_, it)| u64::from(it.decoded_size));
+            stored += more;
+            decoded += larger;
         }
         window.order.push(known[chunk]);
     }
@@ -292,6 +288,9 @@ mod tests {
         // A chunk that is bigger than a window has one of its own.
         assert_eq!(windows(blob(2, 16 << 20, 16 << 20), [0, 1, 1, 0]), [(1, 1), (1, 2), (1, 1)]);
         // Zeros without end are one chunk.
-        assert_eq!(windows(blob(1, 50, 1 << 20), [0; PLACES + 1]), [(1, PLACES), (1, 1)]);
+        assert_eq!(
+            windows(blob(1, 50, 1 << 20), std::iter::repeat_n(0, PLACES + 1)),
+            [(1, PLACES), (1, 1)]
+        );
     }
 }

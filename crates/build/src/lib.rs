@@ -3,7 +3,8 @@
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
 //! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
-//! before from their [`LayerRecord`]. [`bake`] moves the chunks of a finished image to where a start finds them soon.
+//! before from their [`LayerRecord`]. [`bake`] moves the chunks of a finished image to where a start finds
+//! them soon; [`unpack`] makes something plain of an image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -29,6 +30,7 @@ mod record;
 mod report;
 pub mod source;
 mod spool;
+pub mod unpack;
 
 pub use build::{Built, Merged, Options, build, build_with, merge};
 pub use dictionary::Dictionary;

@@ -1,9 +1,9 @@
-//! A lazy image as `check` and `inspect` look at it: its metadata in a temporary directory, no daemon.
+//! A lazy image as `check`, `inspect` and others look at it: its metadata in a temporary directory, no daemon.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lazuli_image::Blob;
+use lazuli_image::{Blob, ChunkRef, Digest, Tree, compare::Content, rafs::Bootstrap};
 use lazuli_registry::{ImageName, Manifest, Repository};
 use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
@@ -45,4 +45,21 @@ pub(crate) fn open(
     let fetch = StoredImage::fetch(&repository, &manifest, directory.path());
     let (image, _) = runtime.block_on(fetch)?;
     Ok(LazyImage { name, manifest, image, repository, _directory: directory })
+}
+
+/// What an image shows, to compare it with another.
+pub(crate) struct Shown<'a, B> {
+    pub(crate) tree: Tree,
+    pub(crate) bootstrap: &'a Bootstrap<B>,
+}
+
+impl<B: AsRef<[u8]>> Content for Shown<'_, B> {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
+        blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links, reason = "comments on arguments are the help text")]
 
+mod chunks;
 mod commands;
 mod config;
 mod container;

@@ -21,7 +21,62 @@ pub struct Difference {
     /// Where, from `/`.
     pub path: Vec<u8>,
     /// What.
-    pub what: String,
+    pub what: What,
+}
+
+/// What is not the same at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The second tree has nothing there. What is below is not listed.
+    OnlyFirst,
+    /// The first tree has nothing there. What is below is not listed.
+    OnlySecond,
+    /// Both have something. The text has what the first has, a comma, and what the second has.
+    Changed(Aspect, String),
+}
+
+/// In which way two inodes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Aspect {
+    /// Directory, file, symbolic link, …
+    Type,
+    /// Bytes of a file, target of a symbolic link, number of a device.
+    Content,
+    /// Permissions.
+    Mode,
+    /// User or group.
+    Owner,
+    /// Time of last modification.
+    Time,
+    /// Extended attributes, ACLs among them.
+    Xattr,
+    /// Which names are the same file.
+    Links,
+}
+
+impl Aspect {
+    /// In one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Aspect::Type => "type",
+            Aspect::Content => "content",
+            Aspect::Mode => "mode",
+            Aspect::Owner => "owner",
+            Aspect::Time => "time",
+            Aspect::Xattr => "xattr",
+            Aspect::Links => "links",
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::OnlyFirst => f.write_str("only in the first"),
+            What::OnlySecond => f.write_str("only in the second"),
+            What::Changed(_, how) => f.write_str(how),
+        }
+    }
 }
 
 impl fmt::Display for Difference {
@@ -62,9 +117,9 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    fn note(&mut self, path: &[u8], what: impl Into<String>) {
+    fn note(&mut self, path: &[u8], what: What) {
         if self.differences.len() < self.limit {
-            self.differences.push(Difference { path: path.to_vec(), what: what.into() });
+            self.differences.push(Difference { path: path.to_vec(), what });
         }
     }
 
@@ -90,8 +145,8 @@ impl Comparison<'_> {
                         pending.push((child, l, r));
                     }
                 }
-                (Some(_), None) => self.note(&child, "only in the first"),
-                (None, _) => self.note(&child, "only in the second"),
+                (Some(_), None) => self.note(&child, What::OnlyFirst),
+                (None, _) => self.note(&child, What::OnlySecond),
             }
         }
     }
@@ -105,14 +160,19 @@ impl Comparison<'_> {
                 self.partners[0].insert(left, right);
                 self.partners[1].insert(right, left);
             }
-            _ => self.note(path, "not the same hard links"),
+            _ => {
+                let how = "not the same hard links".to_owned();
+                self.note(path, What::Changed(Aspect::Links, how));
+            }
         }
         let (l, r) = (&self.left.tree()[left], &self.right.tree()[right]);
-        for what in metadata(&l.metadata, &r.metadata) {
-            self.note(path, what);
+        for (aspect, how) in metadata(&l.metadata, &r.metadata) {
+            self.note(path, What::Changed(aspect, how));
         }
-        if let Some(what) = self.kinds(l, r) {
-            self.note(path, what);
+        if let Some(how) = self.kinds(l, r) {
+            let aspect =
+                if l.kind.mode() == r.kind.mode() { Aspect::Content } else { Aspect::Type };
+            self.note(path, What::Changed(aspect, how));
         }
         matches!((&l.kind, &r.kind), (Kind::Directory(_), Kind::Directory(_)))
     }
@@ -137,19 +197,24 @@ impl Comparison<'_> {
     }
 }
 
-fn metadata(left: &Metadata, right: &Metadata) -> Vec<String> {
+fn metadata(left: &Metadata, right: &Metadata) -> Vec<(Aspect, String)> {
     let mut differences = Vec::new();
-    let mut field = |name: &str, left: String, right: String| {
+    let mut field = |aspect, name: &str, left: String, right: String| {
         if left != right {
-            differences.push(format!("{name} {left}, {right}"));
+            differences.push((aspect, format!("{name} {left}, {right}")));
         }
     };
     let time = |m: &Metadata| format!("{}.{:09}", m.mtime.seconds, m.mtime.nanoseconds);
-    field("mode", format!("{:04o}", left.permissions), format!("{:04o}", right.permissions));
-    field("uid", left.uid.to_string(), right.uid.to_string());
-    field("gid", left.gid.to_string(), right.gid.to_string());
-    field("mtime", time(left), time(right));
-    field("xattrs", xattrs(&left.xattrs), xattrs(&right.xattrs));
+    field(
+        Aspect::Mode,
+        "mode",
+        format!("{:04o}", left.permissions),
+        format!("{:04o}", right.permissions),
+    );
+    field(Aspect::Owner, "uid", left.uid.to_string(), right.uid.to_string());
+    field(Aspect::Owner, "gid", left.gid.to_string(), right.gid.to_string());
+    field(Aspect::Time, "mtime", time(left), time(right));
+    field(Aspect::Xattr, "xattrs", xattrs(&left.xattrs), xattrs(&right.xattrs));
     differences
 }
 

@@ -5,6 +5,7 @@ use std::{
     io::{self, Read},
     path::PathBuf,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -13,7 +14,7 @@ use lazuli_image::{Digest, digest::Hasher};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::io::SyncIoBridge;
 
-use crate::error::RegistryError;
+use crate::{Repository, error::RegistryError};
 
 /// What is pushed as a blob.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub enum BlobContent {
     File(PathBuf),
     /// Bytes in memory, for configurations and other small things.
     Bytes(Bytes),
+    /// The blob as another place has it. It is read as it is pushed, and checked before the push ends.
+    Stored(Arc<dyn Repository>),
 }
 
 /// What a push had to do.

@@ -39,10 +39,11 @@ use tempfile::NamedTempFile;
 use self::unnamed::Unnamed;
 use crate::{
     Repository,
-    blob::{BlobContent, BlobReader, Progress, Pushed},
-    error::RegistryError,
-    manifest::{self, DOCUMENT_LIMIT, Manifest, Parsed},
+    blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking},
+    error::{self, RegistryError},
+    manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
+    referrers::is_list_tag,
 };
 
 /// The annotation that holds the tag.
@@ -136,10 +137,14 @@ impl Layout {
             Some(Selector::Digest(wanted)) => {
                 entries.iter().filter(|entry| entry.digest == *wanted).take(1).cloned().collect()
             }
-            None if entries.len() == 1 => entries.clone(),
             None => {
-                let tags = entries.iter().filter_map(tag).collect();
-                return Err(RegistryError::Ambiguous { place: self.place(), tags });
+                let is_list = |entry: &&Descriptor| tag(entry).is_some_and(|t| is_list_tag(&t));
+                let images: Vec<_> = entries.iter().filter(|e| !is_list(e)).cloned().collect();
+                if images.len() != 1 {
+                    let tags = images.iter().filter_map(tag).collect();
+                    return Err(RegistryError::Ambiguous { place: self.place(), tags });
+                }
+                images
             }
         };
         if found.is_empty() {
@@ -153,6 +158,41 @@ impl Layout {
     fn load(&self, digest: &Digest, media_type: &str) -> Result<Parsed, RegistryError> {
         let raw = self.read_bounded(&self.blob_path(digest), &format!("manifest {digest}"))?;
         manifest::parse(&self.place(), raw, Some(media_type), Some(digest))
+    }
+
+    fn find_document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
+        let fixed = match (digest, &self.name.image) {
+            (Some(digest), _) | (None, Some(Selector::Digest(digest))) => {
+                Some((*digest, String::new()))
+            }
+            _ => None,
+        };
+        let (digest, media_type) = match fixed {
+            Some(fixed) => fixed,
+            None => match &self.selected()?[..] {
+                [only] => (only.digest, only.media_type.clone()),
+                several => {
+                    let problem = format!("{} entries have this tag, expected one", several.len());
+                    return Err(RegistryError::malformed(&self.place(), "index.json", problem));
+                }
+            },
+        };
+        let raw = self.read_bounded(&self.blob_path(&digest), &format!("manifest {digest}"))?;
+        manifest::document(&self.place(), raw, Some(&media_type), Some(&digest))
+    }
+
+    fn put_document(&self, document: &Document, named: bool) -> Result<Pushed, RegistryError> {
+        let Document { raw, digest, media_type } = document;
+        let size = raw.len() as u64;
+        if !named {
+            return self.put_blob(digest, size, &BlobContent::Bytes(raw.clone()), &|_| {});
+        }
+        if self.find_document(None).is_ok_and(|there| there.digest == *digest) {
+            self.unnamed.named();
+            return Ok(Pushed::Existed);
+        }
+        self.put_manifest(raw, media_type)?;
+        Ok(Pushed::Uploaded(size))
     }
 
     fn find_manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
@@ -248,19 +288,26 @@ impl Layout {
         if !path.exists() {
             write_whole(&path, raw)?;
         }
-        let lock_path = self.name.directory.join(".lazuli.lock");
-        let lock = File::options().create(true).append(true).open(&lock_path);
-        let lock = lock.map_err(RegistryError::io(&lock_path))?;
-        flock(&lock, FlockOperation::LockExclusive)
-            .map_err(|e| RegistryError::io(&lock_path)(e.into()))?;
-        self.update_index(raw.len(), &digest, media_type)?;
+        let _lock = self.lock()?;
+        self.update_index(self.name.image.as_ref(), raw.len(), &digest, media_type)?;
         self.unnamed.named();
         Ok(digest)
     }
 
-    /// Replaces this name's entry. The caller holds the lock. Entries of others are kept to the letter.
+    /// Waits until nobody else changes index.json, and keeps others from it.
+    fn lock(&self) -> Result<File, RegistryError> {
+        let path = self.name.directory.join(".lazuli.lock");
+        let lock = File::options().create(true).append(true).open(&path);
+        let lock = lock.map_err(RegistryError::io(&path))?;
+        flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|e| RegistryError::io(&path)(e.into()))?;
+        Ok(lock)
+    }
+
+    /// Replaces the entry of `image`. The caller holds the lock. Entries of others are kept to the letter.
     fn update_index(
         &self,
+        image: Option<&Selector>,
         size: usize,
         digest: &Digest,
         media_type: &str,
@@ -282,7 +329,7 @@ impl Layout {
             RegistryError::malformed(&self.place(), "index.json", "`manifests` is not a list")
         })?;
         let mut entry = json!({"mediaType": media_type, "digest": digest, "size": size});
-        match &self.name.image {
+        match image {
             Some(Selector::Tag(tag)) => {
                 entries.retain(|entry| entry["annotations"][REF_NAME] != tag.as_str());
                 entry["annotations"] = json!({ REF_NAME: tag });
@@ -315,27 +362,34 @@ impl Layout {
         write_atomically(&path, |file| {
             let mut hasher = digest.algorithm.hasher();
             let mut seen = 0;
-            let mut write = |piece: &[u8], file: &mut NamedTempFile| {
-                hasher.update(piece);
-                seen += piece.len() as u64;
-                file.write_all(piece).map_err(RegistryError::io(&path))?;
-                progress(piece.len() as u64);
-                Ok::<_, RegistryError>(())
-            };
-            match content {
-                BlobContent::Bytes(bytes) => write(bytes, file)?,
-                BlobContent::File(from) => {
-                    let mut source = File::open(from).map_err(RegistryError::io(from))?;
-                    let mut buffer = vec![0; COPY_BUFFER];
-                    loop {
-                        match source.read(&mut buffer).map_err(RegistryError::io(from))? {
-                            0 => break,
-                            read => write(&buffer[..read], file)?,
-                        }
-                    }
-                }
-            }
             let (place, object) = (self.place(), format!("blob {digest}"));
+            let mut source: Box<dyn io::Read> = match content {
+                BlobContent::Bytes(bytes) => Box::new(&bytes[..]),
+                BlobContent::File(from) => {
+                    Box::new(File::open(from).map_err(RegistryError::io(from))?)
+                }
+                BlobContent::Stored(from) => {
+                    let runtime = tokio::runtime::Handle::current();
+                    let reader = runtime.block_on(from.blob(digest, size))?;
+                    Box::new(into_blocking(reader, runtime))
+                }
+            };
+            let unreadable = |problem| match content {
+                BlobContent::File(from) => RegistryError::io(from)(problem),
+                _ => error::from_reader(problem, &place, &object),
+            };
+            let mut buffer = vec![0; COPY_BUFFER];
+            loop {
+                let read = source.read(&mut buffer).map_err(unreadable)?;
+                if read == 0 {
+                    break;
+                }
+                let piece = &buffer[..read];
+                hasher.update(piece);
+                seen += read as u64;
+                file.write_all(piece).map_err(RegistryError::io(&path))?;
+                progress(read as u64);
+            }
             if seen != size {
                 return Err(RegistryError::WrongSize { place, object, expected: size, got: seen });
             }
@@ -408,6 +462,11 @@ impl Repository for Layout {
         blocking(move || layout.find_manifest(platform.as_ref())).await
     }
 
+    async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
+        let (layout, digest) = (self.clone(), digest.copied());
+        blocking(move || layout.find_document(digest.as_ref())).await
+    }
+
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         let path = self.blob_path(digest);
         tokio::fs::try_exists(&path).await.map_err(RegistryError::io(path))
@@ -466,14 +525,24 @@ impl Repository for Layout {
         blocking(move || layout.tags()).await
     }
 
+    async fn push_document(
+        &self,
+        document: &Document,
+        named: bool,
+    ) -> Result<Pushed, RegistryError> {
+        let (layout, document) = (self.clone(), document.clone());
+        blocking(move || layout.put_document(&document, named)).await
+    }
+
     async fn referrers(
         &self,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let (layout, subject) = (self.clone(), *subject);
-        let artifact_type = artifact_type.to_owned();
-        blocking(move || layout.find_referrers(&subject, &artifact_type)).await
+        let artifact_type = artifact_type.map(str::to_owned);
+        let list = move || Ok(layout.list_of(&subject)?.of_type(artifact_type.as_deref()));
+        blocking(list).await
     }
 
     /// Refused: tools that open a directory without naming an image want it to hold one entry.
@@ -486,6 +555,15 @@ impl Repository for Layout {
     ) -> Result<Digest, RegistryError> {
         let object = format!("referrer of {}", subject.digest);
         Err(RegistryError::NotInLayouts { place: self.place(), object })
+    }
+
+    async fn enlist_referrers(
+        &self,
+        subject: &Digest,
+        entries: &[Descriptor],
+    ) -> Result<(), RegistryError> {
+        let (layout, subject, entries) = (self.clone(), *subject, entries.to_vec());
+        blocking(move || layout.enlist(&subject, &entries)).await
     }
 
     fn describe(&self) -> String {

@@ -27,6 +27,7 @@ use unusable::Unusable;
 pub mod auth;
 pub mod blob;
 mod client;
+pub mod copy;
 pub mod docker_archive;
 mod endpoints;
 pub mod error;
@@ -53,6 +54,7 @@ mod unusable;
 pub use auth::Login;
 pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
+pub use copy::{Copied, Copy};
 pub use docker_archive::DockerArchive;
 pub use endpoints::Endpoints;
 pub use error::RegistryError;
@@ -61,7 +63,7 @@ pub use hosts::{Hosts, HostsError};
 pub use keyring::Keyring;
 pub use layout::Layout;
 pub use lazuli_image::oci::Platform;
-pub use manifest::Manifest;
+pub use manifest::{Document, Manifest};
 pub use mirror::{Mirror, Mirrors};
 pub use mirrored::Mirrored;
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
@@ -88,6 +90,9 @@ pub trait Repository: Send + Sync + Debug {
     /// The manifest that the repository was opened at; if that is an index, the entry for `platform`
     /// (Linux on this machine's processor by default).
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError>;
+
+    /// The manifest or index `digest`, or the one that the repository was opened at.
+    async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError>;
 
     /// Whether the blob is there, whole.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError>;
@@ -121,7 +126,15 @@ pub trait Repository: Send + Sync + Debug {
     /// it keeps its tags to itself.
     async fn tags(&self) -> Result<Vec<String>, RegistryError>;
 
-    /// The manifests of `artifact_type` whose subject is the manifest `subject`, as the OCI distribution specification 1.1
+    /// Makes sure that the manifest or index is there, and if `named` that the repository's tag names it. What it names has to
+    /// be there.
+    async fn push_document(
+        &self,
+        document: &Document,
+        named: bool,
+    ) -> Result<Pushed, RegistryError>;
+
+    /// The manifests of `artifact_type`, or of any, whose subject is the manifest `subject`, as the OCI distribution specification 1.1
     /// lists referrers, with their annotations; none is an empty list. One request, two to a registry without the
     /// referrers API that was not asked within the last hour: it has the list under the tag `sha256-HEX`.
     ///
@@ -130,7 +143,7 @@ pub trait Repository: Send + Sync + Debug {
     async fn referrers(
         &self,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError>;
 
     /// Pushes a manifest without content that refers to `subject` and carries `annotations`, and takes the one that it
@@ -144,6 +157,13 @@ pub trait Repository: Send + Sync + Debug {
         annotations: &BTreeMap<String, String>,
         replaces: Option<&Digest>,
     ) -> Result<Digest, RegistryError>;
+
+    /// Makes sure that manifests that refer to `subject`, and were pushed with [`Repository::push_document`], are listed as `entries`.
+    async fn enlist_referrers(
+        &self,
+        subject: &Digest,
+        entries: &[Descriptor],
+    ) -> Result<(), RegistryError>;
 
     /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration, a bootstrap. From a server it comes in
     /// parts at the same time, if that is faster.

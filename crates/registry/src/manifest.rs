@@ -42,6 +42,17 @@ impl Manifest {
     }
 }
 
+/// A manifest or an index as it was stored, whatever it says.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// The bytes that [`Document::digest`] covers.
+    pub raw: Bytes,
+    /// Its identity.
+    pub digest: Digest,
+    /// One of [`IMAGE_TYPES`] or [`INDEX_TYPES`].
+    pub media_type: String,
+}
+
 /// Either kind of answer to the request for a manifest.
 #[derive(Debug)]
 pub(crate) enum Parsed {
@@ -65,7 +76,38 @@ pub(crate) fn parse(
     content_type: Option<&str>,
     expected: Option<&Digest>,
 ) -> Result<Parsed, RegistryError> {
-    let object = "the manifest";
+    let (Document { raw, digest, media_type }, entries) =
+        probe(place, raw, content_type, expected)?;
+    if IMAGE_TYPES.contains(&media_type.as_str()) {
+        let parsed = oci::Manifest::parse(&raw)
+            .map_err(|error| RegistryError::malformed(place, OBJECT, error.to_string()))?;
+        return Ok(Parsed::Image(Box::new(Manifest { raw, digest, media_type, parsed })));
+    }
+    // An entry that we could not use anyway (sha512, no media type) must not hide the others.
+    Ok(Parsed::Index(entries.into_iter().filter_map(|e| serde_json::from_value(e).ok()).collect()))
+}
+
+/// The same without a look at what the document says.
+pub(crate) fn document(
+    place: &str,
+    raw: Bytes,
+    content_type: Option<&str>,
+    expected: Option<&Digest>,
+) -> Result<Document, RegistryError> {
+    probe(place, raw, content_type, expected).map(|(document, _)| document)
+}
+
+/// What messages call a manifest or an index.
+const OBJECT: &str = "the manifest";
+
+/// Checks the digest and finds out what it is; also the entries of an index.
+fn probe(
+    place: &str,
+    raw: Bytes,
+    content_type: Option<&str>,
+    expected: Option<&Digest>,
+) -> Result<(Document, Vec<serde_json::Value>), RegistryError> {
+    let object = OBJECT;
     let algorithm = expected.map_or(Algorithm::Sha256, |digest| digest.algorithm);
     let digest = algorithm.digest(&raw);
     if let Some(&expected) = expected
@@ -91,18 +133,11 @@ pub(crate) fn parse(
         (None, _) if probe.manifests.is_some() => INDEX_TYPES[0].to_owned(),
         (None, _) => IMAGE_TYPES[0].to_owned(),
     };
-    if IMAGE_TYPES.contains(&media_type.as_str()) {
-        let parsed = oci::Manifest::parse(&raw)
-            .map_err(|error| RegistryError::malformed(place, object, error.to_string()))?;
-        return Ok(Parsed::Image(Box::new(Manifest { raw, digest, media_type, parsed })));
-    }
-    if !INDEX_TYPES.contains(&media_type.as_str()) {
+    if !IMAGE_TYPES.into_iter().chain(INDEX_TYPES).any(|known| known == media_type) {
         let problem = format!("media type `{media_type}` is not that of an image or an index");
         return Err(RegistryError::malformed(place, object, problem));
     }
-    // An entry that we could not use anyway (sha512, no media type) must not hide the others.
-    let entries = probe.manifests.unwrap_or_default();
-    Ok(Parsed::Index(entries.into_iter().filter_map(|e| serde_json::from_value(e).ok()).collect()))
+    Ok((Document { raw, digest, media_type }, probe.manifests.unwrap_or_default()))
 }
 
 /// Chooses the manifest for `wanted` (this machine by default) from an index.

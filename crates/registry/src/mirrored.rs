@@ -24,7 +24,7 @@ use crate::{
     client::Options,
     error::RegistryError,
     health::Health,
-    manifest::Manifest,
+    manifest::{Document, Manifest},
     name::{Reference, Selector},
     remote::Registry,
     server::{Capabilities, Server},
@@ -162,6 +162,16 @@ impl Repository for Mirrored {
         }
     }
 
+    async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
+        match (digest, self.reference.selector()) {
+            (None, Selector::Tag(_)) => {
+                let places = self.trusted(|may| may.pull && may.resolve).collect();
+                self.first("resolve", places, |place| place.document(None)).await
+            }
+            _ => self.pulled(|place| place.document(digest)).await,
+        }
+    }
+
     /// Whether anybody has it.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         let asked = self.pulled(|place| async move {
@@ -223,11 +233,19 @@ impl Repository for Mirrored {
         self.target()?.tags().await
     }
 
+    async fn push_document(
+        &self,
+        document: &Document,
+        named: bool,
+    ) -> Result<Pushed, RegistryError> {
+        self.target()?.push_document(document, named).await
+    }
+
     /// A mirror that knows of none has the last word only if nobody else answers: many never copy referrers.
     async fn referrers(
         &self,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         // Who is trusted with the meaning of a tag is trusted with this, as in containerd.
         let places = self.trusted(|may| may.referrers || may.resolve).collect();
@@ -257,6 +275,14 @@ impl Repository for Mirrored {
         replaces: Option<&Digest>,
     ) -> Result<Digest, RegistryError> {
         self.target()?.push_referrer(subject, artifact_type, annotations, replaces).await
+    }
+
+    async fn enlist_referrers(
+        &self,
+        subject: &Digest,
+        entries: &[Descriptor],
+    ) -> Result<(), RegistryError> {
+        self.target()?.enlist_referrers(subject, entries).await
     }
 
     fn prepare(&self) {

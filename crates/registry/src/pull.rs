@@ -14,7 +14,7 @@ use crate::{
     blob::BlobReader,
     client::{Call, Client, read_bounded},
     error::RegistryError,
-    manifest::{self, DOCUMENT_LIMIT, IMAGE_TYPES, INDEX_TYPES, Manifest, Parsed},
+    manifest::{self, DOCUMENT_LIMIT, Document, IMAGE_TYPES, INDEX_TYPES, Manifest, Parsed},
     name::Selector,
 };
 
@@ -39,14 +39,35 @@ pub(crate) async fn manifest(
     }
 }
 
+/// What `selector` names, as it is stored.
+pub(crate) async fn document(
+    client: &Client,
+    selector: &Selector,
+) -> Result<Document, RegistryError> {
+    let (raw, content_type) = raw(client, selector).await?;
+    manifest::document(&client.place, raw, content_type.as_deref(), expected(selector))
+}
+
 async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryError> {
-    let object = format!("manifest {selector}");
-    let mut headers = HeaderMap::new();
-    for name in IMAGE_TYPES.into_iter().chain(INDEX_TYPES) {
-        headers.append(ACCEPT, HeaderValue::from_static(name));
+    let (raw, content_type) = raw(client, selector).await?;
+    manifest::parse(&client.place, raw, content_type.as_deref(), expected(selector))
+}
+
+fn expected(selector: &Selector) -> Option<&Digest> {
+    match selector {
+        Selector::Digest(digest) => Some(digest),
+        Selector::Tag(_) => None,
     }
+}
+
+/// The bytes of a manifest or an index, and what the server says that they are.
+async fn raw(
+    client: &Client,
+    selector: &Selector,
+) -> Result<(Bytes, Option<String>), RegistryError> {
+    let object = format!("manifest {selector}");
     let url = client.url(&format!("manifests/{selector}"))?;
-    let scope = client.scope("pull");
+    let (scope, headers) = (client.scope("pull"), any_manifest());
     let call =
         Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
     let (response, _) = client.follow(call).await?;
@@ -54,12 +75,30 @@ async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryE
         return Err(client.refuse(response, &object).await);
     }
     let content_type = content_type(&response);
-    let raw: Bytes = read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?;
-    let expected = match selector {
-        Selector::Digest(digest) => Some(digest),
-        Selector::Tag(_) => None,
-    };
-    manifest::parse(&client.place, raw, content_type.as_deref(), expected)
+    Ok((read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?, content_type))
+}
+
+/// Accepts all that can be an image.
+fn any_manifest() -> HeaderMap {
+    let types = IMAGE_TYPES.into_iter().chain(INDEX_TYPES);
+    types.map(|name| (ACCEPT, HeaderValue::from_static(name))).collect()
+}
+
+/// Whether `selector` names the manifest `digest` there.
+pub(crate) async fn has_manifest(
+    client: &Client,
+    selector: &Selector,
+    digest: &Digest,
+) -> Result<bool, RegistryError> {
+    let object = format!("manifest {selector}");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let (scope, headers) = (client.scope("pull,push"), any_manifest());
+    let call =
+        Call { method: Method::HEAD, url, scope: &scope, headers, body: None, object: &object };
+    let response = client.send(&call).await?;
+    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
+    let found = header.and_then(|text| text.parse().ok()).or(expected(selector).copied());
+    Ok(response.status() == StatusCode::OK && found == Some(*digest))
 }
 
 /// The Content-Type. Parameters such as a charset do not change what it is.

@@ -25,9 +25,10 @@ use tokio::{
 };
 
 use crate::{
-    blob::{BlobContent, Progress, Pushed},
+    blob::{BlobContent, BlobReader, Progress, Pushed},
     client::{Call, Client, location},
-    error::RegistryError,
+    error::{self, RegistryError},
+    manifest::Document,
     name::Selector,
     pull,
 };
@@ -59,6 +60,16 @@ struct Upload<'a> {
     sent: u64,
 }
 
+/// A blob on its way from another place, as far as it was read.
+#[derive(Debug)]
+struct Passing {
+    reader: BlobReader,
+    /// Where in the blob `piece` begins.
+    start: u64,
+    /// What was read last, to be sent again.
+    piece: Bytes,
+}
+
 /// Where an upload stands.
 #[derive(Debug)]
 struct Position {
@@ -79,12 +90,12 @@ pub(crate) async fn blob(
     let scope = client.scope("pull,push");
     let object = format!("blob {digest}");
     let mut upload = Upload { client, scope, object, digest: *digest, size, content, sent: 0 };
-    let (mut position, mut looked) = (None, false);
+    let (mut position, mut looked, mut passing) = (None, false, None);
     let (mut failures, mut reported) = (0, 0);
     loop {
         let step = match looked {
             false => upload.look(mount_from, &mut position).await,
-            true => upload.advance(&mut position).await,
+            true => upload.advance(&mut position, &mut passing).await,
         };
         let error = match step {
             Ok(step) => {
@@ -160,8 +171,12 @@ impl Upload<'_> {
     }
 
     /// Sends the next piece. `position` is `None` before the upload has begun, and again once the blob is
-    /// complete.
-    async fn advance(&mut self, position: &mut Option<Position>) -> Result<Step, RegistryError> {
+    /// complete, `passing` where reading from another place is.
+    async fn advance(
+        &mut self,
+        position: &mut Option<Position>,
+        passing: &mut Option<Passing>,
+    ) -> Result<Step, RegistryError> {
         let (url, offset) = match position {
             Some(position) => (position.location.clone(), position.offset),
             None => {
@@ -171,7 +186,7 @@ impl Upload<'_> {
         };
         let length = (self.size - offset).min(PIECE);
         let end = offset + length;
-        let piece = self.piece(offset, length).await?;
+        let piece = self.piece(offset, length, passing).await?;
         let closing = end == self.size;
         let mut call =
             self.call(if closing { Method::PUT } else { Method::PATCH }, url, Some(piece));
@@ -241,7 +256,12 @@ impl Upload<'_> {
         Ok(Position { location, offset })
     }
 
-    async fn piece(&self, offset: u64, length: u64) -> Result<Bytes, RegistryError> {
+    async fn piece(
+        &self,
+        offset: u64,
+        length: u64,
+        passing: &mut Option<Passing>,
+    ) -> Result<Bytes, RegistryError> {
         let path = match &self.content {
             BlobContent::Bytes(bytes) if bytes.len() as u64 == self.size => {
                 return Ok(bytes.slice(offset as usize..(offset + length) as usize));
@@ -252,6 +272,20 @@ impl Upload<'_> {
                 return Err(RegistryError::WrongSize { place, object, expected, got });
             }
             BlobContent::File(path) => path,
+            BlobContent::Stored(place) => {
+                let known = passing.take().filter(|known| known.start <= offset);
+                let known = match known {
+                    Some(known) => known,
+                    None => {
+                        let reader = place.blob(&self.digest, self.size).await?;
+                        Passing { reader, start: 0, piece: Bytes::new() }
+                    }
+                };
+                let read = known.advance(offset, length, self.size).await;
+                let read = read
+                    .map_err(|error| error::from_reader(error, &place.describe(), &self.object))?;
+                return Ok(passing.insert(read).piece.clone());
+            }
         };
         let read = async {
             let mut file = File::open(path).await?;
@@ -261,6 +295,27 @@ impl Upload<'_> {
             Ok::<_, io::Error>(piece)
         };
         Ok(read.await.map_err(RegistryError::io(path))?.into())
+    }
+}
+
+impl Passing {
+    /// Reads on to these bytes of a blob of `size` bytes. At the end of the blob, after it was checked.
+    async fn advance(mut self, offset: u64, length: u64, size: u64) -> io::Result<Self> {
+        let known = self.start + self.piece.len() as u64;
+        if known < offset {
+            let skipped = (&mut self.reader).take(offset - known);
+            tokio::io::copy(&mut { skipped }, &mut tokio::io::sink()).await?;
+        }
+        let kept = self.piece.slice(((offset.min(known)) - self.start) as usize..);
+        let mut piece = vec![0; length as usize];
+        let (again, new) = piece.split_at_mut(kept.len().min(length as usize));
+        again.copy_from_slice(&kept[..again.len()]);
+        self.reader.read_exact(new).await?;
+        if offset + length == size {
+            // Nothing follows, and the digest is compared.
+            tokio::io::copy(&mut self.reader, &mut tokio::io::sink()).await?;
+        }
+        Ok(Passing { reader: self.reader, start: offset, piece: piece.into() })
     }
 }
 
@@ -287,6 +342,20 @@ pub(crate) async fn manifest(
     media_type: &str,
 ) -> Result<Digest, RegistryError> {
     put(client, selector, raw, media_type).await.map(|(digest, _)| digest)
+}
+
+/// Makes sure that `selector` names the document.
+pub(crate) async fn document(
+    client: &Client,
+    selector: &Selector,
+    document: &Document,
+) -> Result<Pushed, RegistryError> {
+    // Whatever speaks against it is said again when it is pushed.
+    if let Ok(true) = pull::has_manifest(client, selector, &document.digest).await {
+        return Ok(Pushed::Existed);
+    }
+    manifest(client, selector, document.raw.clone(), &document.media_type).await?;
+    Ok(Pushed::Uploaded(document.raw.len() as u64))
 }
 
 /// Puts a manifest under `selector`; also the headers of the answer.

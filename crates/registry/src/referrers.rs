@@ -28,17 +28,17 @@ use crate::{
 };
 
 pub(crate) use index::Index;
-pub(crate) use push::{Referrer, push};
+pub(crate) use push::{Referrer, enlist, push};
 
 /// Most pages of a list that are read. Registries that page at all put hundreds of entries on each, and most of them filter,
 /// so that what we look for is on the first.
 const PAGE_LIMIT: usize = 4;
 
-/// The referrers of `subject` that are of `artifact_type`.
+/// The referrers of `subject`, of one type or of all.
 pub(crate) async fn list(
     client: &Client,
     subject: &Digest,
-    artifact_type: &str,
+    artifact_type: Option<&str>,
 ) -> Result<Vec<Descriptor>, RegistryError> {
     if client.may_list_referrers()
         && let Some(found) = listed(client, subject, artifact_type).await?
@@ -60,12 +60,14 @@ pub(crate) async fn list(
 async fn listed(
     client: &Client,
     subject: &Digest,
-    artifact_type: &str,
+    artifact_type: Option<&str>,
 ) -> Result<Option<Vec<Descriptor>>, RegistryError> {
     let object = format!("the list of referrers of {subject}");
     let scope = client.scope("pull");
     let mut url = client.url(&format!("referrers/{subject}"))?;
-    url.query_pairs_mut().append_pair("artifactType", artifact_type);
+    if let Some(wanted) = artifact_type {
+        url.query_pairs_mut().append_pair("artifactType", wanted);
+    }
     let (mut asked, mut left) = (Vec::new(), DOCUMENT_LIMIT);
     let (mut found, mut known) = (Vec::new(), HashSet::new());
     loop {
@@ -183,6 +185,11 @@ pub(crate) fn tag(subject: &Digest) -> String {
     format!("{}-{}", subject.algorithm.name(), subject.hex())
 }
 
+/// Whether a tag is one of those.
+pub(crate) fn is_list_tag(name: &str) -> bool {
+    name.replacen('-', ":", 1).parse().is_ok_and(|subject| tag(&subject) == name)
+}
+
 /// The target of relation type `next` in a Link header, RFC 8288: `<target>; rel="next", <target>; …`.
 fn next_link(header: &str) -> Option<&str> {
     let mut rest = header;
@@ -212,6 +219,12 @@ mod tests {
         let digest = Algorithm::Sha256.digest(b"{}");
         let hex = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
         assert_eq!(tag(&digest), format!("sha256-{hex}"));
+        assert!(is_list_tag(&tag(&digest)));
+        for other in
+            ["sha256-44136f", "latest", &digest.to_string(), &format!("{}.sig", tag(&digest))]
+        {
+            assert!(!is_list_tag(other), "{other}");
+        }
     }
 
     #[test]

@@ -16,8 +16,8 @@ use crate::{
     error::RegistryError,
     health::Health,
     hosts::Hosts,
-    manifest::Manifest,
-    name::Reference,
+    manifest::{Document, Manifest},
+    name::{Reference, Selector},
     pull, push,
     range::{self, Locations},
     referrers::{self, Referrer},
@@ -71,6 +71,11 @@ impl Repository for Registry {
         pull::manifest(&self.client, &self.reference.selector(), platform).await
     }
 
+    async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
+        let selector = digest.map_or_else(|| self.reference.selector(), |d| Selector::Digest(*d));
+        pull::document(&self.client, &selector).await
+    }
+
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         pull::has_blob(&self.client, digest, &self.client.scope("pull")).await
     }
@@ -107,10 +112,20 @@ impl Repository for Registry {
         tags::list(&self.client).await
     }
 
+    async fn push_document(
+        &self,
+        document: &Document,
+        named: bool,
+    ) -> Result<Pushed, RegistryError> {
+        let selector =
+            if named { self.reference.selector() } else { Selector::Digest(document.digest) };
+        push::document(&self.client, &selector, document).await
+    }
+
     async fn referrers(
         &self,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         referrers::list(&self.client, subject, artifact_type).await
     }
@@ -124,6 +139,14 @@ impl Repository for Registry {
     ) -> Result<Digest, RegistryError> {
         let referrer = Referrer::new(subject, artifact_type, annotations);
         referrers::push(&self.client, &referrer, replaces).await
+    }
+
+    async fn enlist_referrers(
+        &self,
+        subject: &Digest,
+        entries: &[Descriptor],
+    ) -> Result<(), RegistryError> {
+        referrers::enlist(&self.client, subject, entries).await
     }
 
     fn prepare(&self) {

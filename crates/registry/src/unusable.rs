@@ -14,7 +14,7 @@ use crate::{
     blob::{BlobContent, BlobReader, Progress, Pushed},
     error::RegistryError,
     hosts::HostsError,
-    manifest::Manifest,
+    manifest::{Document, Manifest},
 };
 
 /// Says why to whoever asks. Images that are in use already must not suffer from a file that somebody is just writing.
@@ -37,6 +37,10 @@ impl Unusable {
 #[async_trait]
 impl Repository for Unusable {
     async fn manifest(&self, _: Option<&Platform>) -> Result<Manifest, RegistryError> {
+        self.refuse()
+    }
+
+    async fn document(&self, _: Option<&Digest>) -> Result<Document, RegistryError> {
         self.refuse()
     }
 
@@ -76,7 +80,15 @@ impl Repository for Unusable {
         self.refuse()
     }
 
-    async fn referrers(&self, _: &Digest, _: &str) -> Result<Vec<Descriptor>, RegistryError> {
+    async fn push_document(&self, _: &Document, _: bool) -> Result<Pushed, RegistryError> {
+        self.refuse()
+    }
+
+    async fn referrers(
+        &self,
+        _: &Digest,
+        _: Option<&str>,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
         self.refuse()
     }
 
@@ -87,6 +99,10 @@ impl Repository for Unusable {
         _: &BTreeMap<String, String>,
         _: Option<&Digest>,
     ) -> Result<Digest, RegistryError> {
+        self.refuse()
+    }
+
+    async fn enlist_referrers(&self, _: &Digest, _: &[Descriptor]) -> Result<(), RegistryError> {
         self.refuse()
     }
 

@@ -4,16 +4,16 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{
-    ChunkRef, Digest, Tree,
-    compare::{Content, compare},
+    codec::Decoder,
+    compare::compare,
     rafs::{self, BlobRecord, Bootstrap},
 };
 use lazuli_registry::{Repository, into_blocking};
 
 use crate::{
-    Session,
+    Session, chunks,
     config::Config,
-    lazy::{self, LazyImage},
+    lazy::{self, LazyImage, Shown},
     names, progress, source,
 };
 
@@ -80,21 +80,13 @@ fn blob(
     let mut reader = into_blocking(reader, runtime.handle().clone());
     let mut at = 0;
     let (mut stored, mut decoded) = (Vec::new(), Vec::new());
+    let mut decoder = Decoder::new();
     for chunk in &blob.chunks {
         skip(&mut reader, chunk.stored.0.saturating_sub(at))?;
         stored.resize(chunk.stored_size as usize, 0);
         reader.read_exact(&mut stored)?;
         at = chunk.stored_end().0;
-        decoded.resize(chunk.decoded_size as usize, 0);
-        let codec = if chunk.is_compressed() { blob.codec } else { lazuli_image::Codec::None };
-        codec
-            .decode(&stored, &mut decoded)
-            .with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
-        if !chunk.digest.matches(&decoded) {
-            let got = chunk.digest.algorithm.digest(&decoded);
-            let (number, wanted) = (chunk.number, chunk.digest);
-            bail!("chunk {number} at {}: its digest is {got}, expected {wanted}", chunk.stored);
-        }
+        chunks::decode(&mut decoder, blob, chunk, &stored, &mut decoded)?;
         progress(u64::from(chunk.stored_size));
     }
     // At its end the reader compares the digest of the whole blob.
@@ -132,27 +124,11 @@ fn against<B: AsRef<[u8]>>(
         &progress::Reading(&bar),
     )?;
     bar.finish_and_clear();
-    let ours = Ours { tree: bootstrap.tree()?, bootstrap };
+    let ours = Shown { tree: bootstrap.tree()?, bootstrap };
     let differences = compare(&ours, &merged, DIFFERENCES);
     if differences.is_empty() {
         return Ok(());
     }
     let lines: Vec<_> = differences.iter().map(|difference| format!("\n  {difference}")).collect();
     bail!("{} (first) is not {text} (second):{}", arguments.image, lines.concat())
-}
-
-struct Ours<'a, B> {
-    tree: Tree,
-    bootstrap: &'a Bootstrap<B>,
-}
-
-impl<B: AsRef<[u8]>> Content for Ours<'_, B> {
-    fn tree(&self) -> &Tree {
-        &self.tree
-    }
-
-    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
-        let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
-        blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
-    }
 }

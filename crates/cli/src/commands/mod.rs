@@ -2,7 +2,9 @@
 
 mod check;
 mod convert;
+mod copy;
 mod daemon;
+mod diff;
 mod inspect;
 mod manual;
 mod mount;
@@ -14,6 +16,7 @@ mod status;
 mod stop;
 mod trace;
 mod umount;
+mod unpack;
 
 use std::process::ExitCode;
 
@@ -26,6 +29,8 @@ use crate::Session;
 pub(crate) enum Verb {
     Convert(convert::Arguments),
     Optimize(optimize::Arguments),
+    Unpack(unpack::Arguments),
+    Copy(copy::Arguments),
     Mount(mount::Arguments),
     #[command(visible_alias = "unmount")]
     Umount(umount::Arguments),
@@ -34,6 +39,7 @@ pub(crate) enum Verb {
     Trace(trace::Arguments),
     Check(check::Arguments),
     Inspect(inspect::Arguments),
+    Diff(diff::Arguments),
     Scrub(scrub::Arguments),
     Status(status::Arguments),
     Daemon(daemon::Arguments),
@@ -48,6 +54,8 @@ impl Verb {
         match self {
             Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
             Verb::Optimize(arguments) => optimize::run(session, &arguments).map(done),
+            Verb::Unpack(arguments) => unpack::run(session, &arguments).map(done),
+            Verb::Copy(arguments) => copy::run(session, &arguments).map(done),
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),
@@ -55,6 +63,7 @@ impl Verb {
             Verb::Trace(arguments) => trace::run(session, &arguments).map(done),
             Verb::Check(arguments) => check::run(session, &arguments).map(done),
             Verb::Inspect(arguments) => inspect::run(session, &arguments).map(done),
+            Verb::Diff(arguments) => diff::run(session, &arguments),
             Verb::Scrub(arguments) => scrub::run(session, &arguments),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
@@ -65,7 +74,11 @@ impl Verb {
 
     /// The exit code when [`Verb::run`] fails, see [`crate::exit`].
     pub(crate) fn failure_code(&self) -> u8 {
-        if matches!(self, Verb::Run(_)) { 125 } else { 1 }
+        match self {
+            Verb::Run(_) => 125,
+            Verb::Diff(_) => 2,
+            _ => 1,
+        }
     }
 
     /// A daemon's log is read later, so it says more than a command that somebody watches.

@@ -1,4 +1,4 @@
-use std::{fs::File, io, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -13,14 +13,13 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::{BlobRecord, meta_file},
 };
-use lazuli_registry::{BlobContent, ImageName, Repository, Selector, into_blocking};
-use tempfile::TempDir;
+use lazuli_registry::{BlobContent, ImageName, Repository, Selector};
 use tokio::runtime::Runtime;
 
 use crate::{
     Session, hot,
     lazy::{self, LazyImage},
-    names, progress, store, trace,
+    names, store, trace,
 };
 
 /// Give a lazy image one more blob with all that its starts read, to be fetched in a few large requests
@@ -76,12 +75,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let description = describe(&image, &optimized, &hot_blob, &layer, &config)?;
 
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
-    let copies = match store::same_place(&image.name, &name) {
-        true => None,
-        false => Some(copy(&image, &*target, &optimized.kept, &runtime)?),
-    };
-    let mut blobs = copies.as_ref().map_or_else(Vec::new, |copies| copies.blobs.clone());
-    blobs.extend(store::built(&hot_blob));
+    let mut blobs = Vec::from_iter(store::built(&hot_blob));
+    if !store::same_place(&image.name, &name) {
+        let kept = optimized.kept.iter().map(|BlobRecord { blob, .. }| {
+            let content = BlobContent::Stored(image.repository.clone());
+            (blob.id, image.stored_size(blob), content)
+        });
+        blobs.extend(kept);
+    }
     let neighbour = store::neighbour(&image.name, &name);
     let push = store::push(&*target, blobs, layer, description, neighbour);
     let uploaded = runtime.block_on(push)?;
@@ -144,37 +145,4 @@ fn describe(
     let config =
         ImageConfig::parse(config).with_context(|| format!("the config of {}", image.name))?;
     Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, notes)?)
-}
-
-/// Blobs on their way from one place to another.
-struct Copies {
-    blobs: Vec<store::Blob>,
-    _directory: TempDir,
-}
-
-/// Fetches what the target does not have yet.
-fn copy(
-    image: &LazyImage,
-    to: &dyn Repository,
-    kept: &[BlobRecord],
-    runtime: &Runtime,
-) -> Result<Copies> {
-    let directory = tempfile::Builder::new().prefix("lazuli-copy-").tempdir_in(store::scratch())?;
-    let mut blobs = Vec::new();
-    let total = kept.iter().map(|record| image.stored_size(&record.blob)).sum();
-    let bar = progress::bytes(Some(total), "copying");
-    for BlobRecord { blob, .. } in kept {
-        let size = image.stored_size(blob);
-        if !runtime.block_on(to.has_blob(&blob.id))? {
-            let path = directory.path().join(blob.id.hex());
-            let reader = runtime.block_on(image.repository.blob(&blob.id, size))?;
-            let mut reader = into_blocking(reader, runtime.handle().clone());
-            io::copy(&mut reader, &mut File::create_new(&path)?)
-                .with_context(|| format!("cannot copy blob {}", blob.id))?;
-            blobs.push((blob.id, size, BlobContent::File(path)));
-        }
-        bar.inc(size);
-    }
-    bar.finish_and_clear();
-    Ok(Copies { blobs, _directory: directory })
 }

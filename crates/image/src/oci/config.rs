@@ -7,7 +7,7 @@ use serde::{
     de::{Error as _, MapAccess, Visitor},
     ser::SerializeMap,
 };
-use serde_json::{json, value::RawValue};
+use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{OciError, Platform, parse};
 use crate::Digest;
@@ -19,6 +19,9 @@ pub struct ImageConfig {
 }
 
 const DOCUMENT: &str = "image configuration";
+
+/// What the history says about the step that made a lazy image.
+const CONVERT: &str = "lazuli convert";
 
 impl ImageConfig {
     /// Parses a configuration of at most [`super::MAX_DOCUMENT`] bytes.
@@ -73,12 +76,29 @@ impl ImageConfig {
     pub(super) fn lazy(&self, diff_ids: Vec<Digest>) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
-        let step = raw(&json!({ "created_by": "lazuli convert", "comment": "bootstrap layer" }));
+        let step = raw(&json!({ "created_by": CONVERT, "comment": "bootstrap layer" }));
         if history.last().is_none_or(|last| last.get() != step.get()) {
             history.push(step);
         }
         config.set("rootfs", json!({ "type": "layers", "diff_ids": diff_ids }));
         config.set("history", history);
+        Ok(config)
+    }
+
+    /// The configuration of the ordinary image of one layer made from this one. What the history tells of the former
+    /// layers stays, as steps that have none any more.
+    pub(super) fn flat(&self, diff_id: Digest) -> Result<Self, OciError> {
+        let mut config = self.clone();
+        let mut history: Vec<Map<String, Value>> = self.field("history")?.unwrap_or_default();
+        let is_ours = |step: &Map<String, Value>| step.get("created_by") == Some(&json!(CONVERT));
+        history.retain(|step| !is_ours(step));
+        for step in &mut history {
+            step.insert("empty_layer".to_owned(), json!(true));
+        }
+        let history: Vec<_> = history.into_iter().map(Value::Object).collect();
+        let step = json!({ "created_by": "lazuli unpack", "comment": "all layers in one" });
+        config.set("rootfs", json!({ "type": "layers", "diff_ids": [diff_id] }));
+        config.set("history", [history, vec![step]].concat());
         Ok(config)
     }
 

@@ -238,7 +238,6 @@ impl LazyImage {
         // A data blob is not compressed as a whole, so it is its own "uncompressed" form.
         let diff_ids = blobs.iter().map(|blob| blob.digest).chain([diff_id]);
         let config = source.lazy(diff_ids.collect())?.to_json();
-        let config_digest = Algorithm::Sha256.digest(&config);
         let mut layers: Vec<Descriptor> = blobs
             .iter()
             .map(|blob| {
@@ -255,19 +254,60 @@ impl LazyImage {
             bootstrap.size,
             &notes,
         ));
-        let manifest = Manifest {
-            schema_version: 2,
-            media_type: Some(media_type::MANIFEST.to_owned()),
-            config: Descriptor::plain(media_type::CONFIG, config_digest, config.len() as u64),
-            layers,
-            annotations,
-        };
-        let document = "manifest";
-        let manifest =
-            serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })?;
+        let (config_digest, manifest) = describe(&config, layers, annotations)?;
         let digest = Algorithm::Sha256.digest(&manifest);
         Ok(LazyImage { config, config_digest, manifest, digest })
     }
+}
+
+/// The documents of an ordinary image with one layer. The same input gives the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlatImage {
+    /// The image configuration.
+    pub config: Vec<u8>,
+    /// Digest of `config`.
+    pub config_digest: Digest,
+    /// The manifest.
+    pub manifest: Vec<u8>,
+}
+
+impl FlatImage {
+    /// Describes an image of one gzipped layer of `size` bytes, made from the lazy image with the configuration `source`.
+    /// `diff_id` is the digest of its tar; `annotations` are those of the lazy image's manifest.
+    pub fn new(
+        source: &ImageConfig,
+        layer: Digest,
+        size: u64,
+        diff_id: Digest,
+        mut annotations: BTreeMap<String, String>,
+    ) -> Result<Self, OciError> {
+        // It speaks of what became the lazy image.
+        annotations.remove(annotation::SOURCE_DIGEST);
+        let config = source.flat(diff_id)?.to_json();
+        let layers = vec![Descriptor::plain(media_type::LAYER_GZIP, layer, size)];
+        let (config_digest, manifest) = describe(&config, layers, annotations)?;
+        Ok(FlatImage { config, config_digest, manifest })
+    }
+}
+
+/// The digest of `config`, and a manifest of an image that has it.
+fn describe(
+    config: &[u8],
+    layers: Vec<Descriptor>,
+    annotations: BTreeMap<String, String>,
+) -> Result<(Digest, Vec<u8>), OciError> {
+    let digest = Algorithm::Sha256.digest(config);
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::MANIFEST.to_owned()),
+        config: Descriptor::plain(media_type::CONFIG, digest, config.len() as u64),
+        layers,
+        annotations,
+    };
+    let document = "manifest";
+    let manifest =
+        serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })?;
+    Ok((digest, manifest))
 }
 
 #[cfg(test)]

@@ -42,11 +42,11 @@ impl Index {
         Ok(Index { fields, entries: entries.unwrap_or_default() })
     }
 
-    /// The entries of `artifact_type` that may be manifests.
-    pub(crate) fn of_type(&self, artifact_type: &str) -> Vec<Descriptor> {
+    /// The entries of one type, or of all, that may be manifests.
+    pub(crate) fn of_type(&self, artifact_type: Option<&str>) -> Vec<Descriptor> {
         let types = || IMAGE_TYPES.into_iter().chain(INDEX_TYPES);
         let fits = |entry: &Descriptor| {
-            entry.artifact_type.as_deref() == Some(artifact_type)
+            artifact_type.is_none_or(|wanted| entry.artifact_type.as_deref() == Some(wanted))
                 && entry.size <= DOCUMENT_LIMIT
                 && types().any(|known| known == entry.media_type)
         };
@@ -119,8 +119,8 @@ mod tests {
         let json = String::from_utf8(index.to_json().unwrap()).unwrap();
         assert!(json.contains(theirs) && json.contains(note) && json.contains(",7,"), "{json}");
         let again = Index::parse(json.as_bytes()).unwrap();
-        assert_eq!(again.of_type("application/x"), [entry("two")]);
-        assert!(again.of_type("application/y").is_empty());
+        assert_eq!(again.of_type(Some("application/x")), [entry("two")]);
+        assert!(again.of_type(Some("application/y")).is_empty());
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         }
         index.update(&entry("good"), None).unwrap();
         let index = Index::parse(&index.to_json().unwrap()).unwrap();
-        assert_eq!(index.of_type("application/x"), [entry("good")]);
+        assert_eq!(index.of_type(Some("application/x")), [entry("good")]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use lazuli_image::{
 use reqwest::{Method, header::HeaderMap};
 use serde::Serialize;
 
-use super::{Index, tag, tagged};
+use super::{Index, listed, tag, tagged};
 use crate::{
     blob::BlobContent,
     client::{Call, Client},
@@ -94,7 +94,7 @@ pub(crate) async fn push(
     if processed.is_some_and(|processed| processed == subject.to_string()) {
         client.lists_referrers(true);
     } else {
-        list(client, subject, &entry, replaces).await?;
+        list(client, subject, std::slice::from_ref(&entry), replaces).await?;
     }
     if let Some(old) = replaces.filter(|old| **old != digest) {
         remove(client, old).await;
@@ -102,11 +102,23 @@ pub(crate) async fn push(
     Ok(digest)
 }
 
-/// Adds `entry` to the list that the clients of a registry without referrers API keep.
+/// Makes sure that manifests that were pushed are listed: a registry with the referrers API has seen to that.
+pub(crate) async fn enlist(
+    client: &Client,
+    subject: &Digest,
+    entries: &[Descriptor],
+) -> Result<(), RegistryError> {
+    if client.may_list_referrers() && listed(client, subject, None).await?.is_some() {
+        return Ok(());
+    }
+    list(client, subject, entries, None).await
+}
+
+/// Adds `entries` to the list that the clients of a registry without referrers API keep.
 async fn list(
     client: &Client,
     subject: &Digest,
-    entry: &Descriptor,
+    entries: &[Descriptor],
     replaces: Option<&Digest>,
 ) -> Result<(), RegistryError> {
     let tag = tag(subject);
@@ -114,9 +126,12 @@ async fn list(
     let scope = client.scope("pull,push");
     for _ in 0..RACE_LIMIT {
         let mut index = tagged(client, subject, &scope).await?.unwrap_or_else(Index::empty);
-        let changed = index.update(entry, replaces);
-        let changed = changed
-            .map_err(|error| RegistryError::malformed(&client.place, &object, error.to_string()))?;
+        let mut changed = false;
+        for entry in entries {
+            changed |= index.update(entry, replaces).map_err(|error| {
+                RegistryError::malformed(&client.place, &object, error.to_string())
+            })?;
+        }
         // Also what a second look finds: somebody who had read the list before may have pushed after us.
         if !changed {
             return Ok(());
@@ -126,10 +141,10 @@ async fn list(
         tokio::time::sleep(vary(RACE_PAUSE)).await;
     }
     let index = tagged(client, subject, &scope).await?;
-    if index.is_some_and(|index| index.lists(&entry.digest)) {
+    if index.is_some_and(|index| entries.iter().all(|entry| index.lists(&entry.digest))) {
         return Ok(());
     }
-    let cause = "others kept pushing it without our entry".to_owned();
+    let cause = "others kept pushing it without our entries".to_owned();
     Err(RegistryError::Interrupted { place: client.place.clone(), object, cause })
 }
 

@@ -87,7 +87,7 @@ impl Far {
         let (config, bootstrap, referrers) = tokio::join!(
             config(&*image, &found),
             image.small_blob(layer),
-            image.referrers(&found.digest, "application/x")
+            image.referrers(&found.digest, Some("application/x"))
         );
         assert!(bootstrap.unwrap().content == bootstrap_layer());
         config.unwrap();

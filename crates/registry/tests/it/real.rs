@@ -146,11 +146,11 @@ async fn docker_registry_keeps_referrers_under_a_tag() {
     let listed = || open(&list.parse().unwrap(), &options()).unwrap();
     // The tag is a list of artifacts, which name no platform.
     assert!(matches!(listed().manifest(None).await, Err(RegistryError::NoPlatform { .. })));
-    let found = repository.referrers(&subject.digest, referrers::TYPE).await.unwrap();
+    let found = repository.referrers(&subject.digest, Some(referrers::TYPE)).await.unwrap();
     let note = referrers::note("new");
     let (old, kind) = (&found[0].digest, referrers::TYPE);
     let new = repository.push_referrer(&subject, kind, &note, Some(old)).await.unwrap();
-    let after = repository.referrers(&subject.digest, kind).await.unwrap();
+    let after = repository.referrers(&subject.digest, Some(kind)).await.unwrap();
     let digests: Vec<_> = after.iter().map(|entry| entry.digest).collect();
     assert_eq!(digests, [found[1].digest, new]);
 }

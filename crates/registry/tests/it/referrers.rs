@@ -29,7 +29,7 @@ pub(crate) async fn image(repository: &dyn Repository) -> Descriptor {
 /// What a registry promises about referrers, whether it has the API or not.
 pub(crate) async fn check(repository: &dyn Repository) {
     let subject = image(repository).await;
-    let list = |kind: &'static str| repository.referrers(&subject.digest, kind);
+    let list = |kind: &'static str| repository.referrers(&subject.digest, Some(kind));
     assert_eq!(list(TYPE).await.unwrap(), []);
 
     let one = repository.push_referrer(&subject, TYPE, &note("one"), None).await.unwrap();
@@ -56,7 +56,7 @@ pub(crate) async fn check(repository: &dyn Repository) {
     assert_eq!(digests(list(TYPE).await.unwrap()), both);
     assert_eq!(digests(list("application/x").await.unwrap()), [other]);
 
-    assert_eq!(repository.referrers(&sha256(b"absent"), TYPE).await.unwrap(), []);
+    assert_eq!(repository.referrers(&sha256(b"absent"), Some(TYPE)).await.unwrap(), []);
 }
 
 fn paths(server: &FakeRegistry) -> Vec<String> {
@@ -76,8 +76,8 @@ async fn a_registry_with_the_api_is_asked_once() {
     assert_eq!(server.violations(), Vec::<String>::new());
     let subject = repository.manifest(None).await.unwrap().descriptor();
     server.reset_stats();
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap().len(), 2);
-    assert_eq!(repository.referrers(&sha256(b"absent"), TYPE).await.unwrap().len(), 0);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len(), 2);
+    assert_eq!(repository.referrers(&sha256(b"absent"), Some(TYPE)).await.unwrap().len(), 0);
     assert_eq!(paths(&server), ["GET referrers", "GET referrers"]);
     assert!(server.log()[0].target.ends_with("?artifactType=application%2Fvnd.example.notes.v1"));
     let tag = subject.digest.to_string().replace(':', "-");
@@ -122,12 +122,12 @@ async fn a_registry_without_the_api_is_asked_for_it_once() {
     let repository = open("app:1");
     let subject = repository.manifest(None).await.unwrap().digest;
     server.reset_stats();
-    assert_eq!(repository.referrers(&subject, TYPE).await.unwrap().len(), 2);
+    assert_eq!(repository.referrers(&subject, Some(TYPE)).await.unwrap().len(), 2);
     assert_eq!(paths(&server), ["GET referrers", "GET manifests"]);
     drop(repository);
     server.reset_stats();
-    assert_eq!(open("app:2").referrers(&subject, TYPE).await.unwrap().len(), 2);
-    assert_eq!(open("other:1").referrers(&subject, TYPE).await.unwrap().len(), 0);
+    assert_eq!(open("app:2").referrers(&subject, Some(TYPE)).await.unwrap().len(), 2);
+    assert_eq!(open("other:1").referrers(&subject, Some(TYPE)).await.unwrap().len(), 0);
     assert_eq!(paths(&server), ["GET manifests", "GET manifests"]);
 }
 
@@ -138,8 +138,8 @@ async fn an_unknown_repository_says_nothing_about_the_api() {
     let subject = image(&repository).await;
     repository.push_referrer(&subject, TYPE, &note("one"), None).await.unwrap();
     server.fault("GET", "/referrers/", 1, Fault::Coded(404, "NAME_UNKNOWN"));
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap(), []);
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap().len(), 1);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap(), []);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn what_is_replaced_goes() {
         let kept = push("kept", None).await;
         let two = push("two", Some(&one)).await;
         let list = async || {
-            let found = repository.referrers(&subject.digest, TYPE).await.unwrap();
+            let found = repository.referrers(&subject.digest, Some(TYPE)).await.unwrap();
             let mut digests: Vec<Digest> = found.iter().map(|entry| entry.digest).collect();
             digests.sort();
             digests
@@ -199,7 +199,7 @@ async fn who_pushes_at_once_is_listed_at_last() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap().len(), 3);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len(), 3);
 }
 
 #[tokio::test]
@@ -215,7 +215,7 @@ async fn lists_have_pages_and_filters_are_ours_as_well() {
     server.ignore_artifact_type();
     server.page_referrers(3);
     server.reset_stats();
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap().len(), 4);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len(), 4);
     assert_eq!(server.stats().requests, 3);
 
     // A page that fails does not spoil those before it, unless nothing was found there.
@@ -223,14 +223,14 @@ async fn lists_have_pages_and_filters_are_ours_as_well() {
     server.reset_stats();
     let link = |target: &str| Fault::Header("link", format!(r#"<{target}>; rel="next""#));
     server.fault("GET", "/referrers/", 1, link("/v2/app/referrers/lost"));
-    let found = repository.referrers(&subject.digest, TYPE).await.unwrap().len();
+    let found = repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len();
     assert!((3..=4).contains(&found), "{found}");
     assert_eq!(server.stats().requests, 2);
 
     // Pages without end, pages that lead in a circle, and pages of others.
     server.page_referrers(1);
     server.reset_stats();
-    repository.referrers(&subject.digest, TYPE).await.unwrap();
+    repository.referrers(&subject.digest, Some(TYPE)).await.unwrap();
     assert_eq!(server.stats().requests, 4);
     server.page_referrers(0);
     let own = server.log()[0].target.clone();
@@ -238,7 +238,7 @@ async fn lists_have_pages_and_filters_are_ours_as_well() {
     for target in [own, format!("http://{}/v2/app/referrers/x", elsewhere.host())] {
         server.reset_stats();
         server.fault("GET", "/referrers/", 10, link(&target));
-        assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap().len(), 4);
+        assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap().len(), 4);
         server.clear_faults();
         assert_eq!((server.stats().requests, elsewhere.stats().requests), (1, 0));
     }
@@ -249,7 +249,7 @@ async fn hostile_lists_are_errors_or_ignored() {
     let server = FakeRegistry::start().unwrap();
     let repository = support::open(&server, "app:1");
     let subject = image(&repository).await;
-    let list = || repository.referrers(&subject.digest, TYPE);
+    let list = || repository.referrers(&subject.digest, Some(TYPE));
     let instead = |body: &str| server.fault("GET", "/referrers/", 1, Fault::Instead(body.into()));
 
     instead(&" ".repeat(manifest::DOCUMENT_LIMIT as usize + 1));
@@ -299,7 +299,7 @@ async fn a_tag_that_is_no_list_is_left_alone() {
     let theirs = support::manifest(b"{}", &[]);
     for (kind, raw) in [(media_type::MANIFEST, &theirs), (media_type::INDEX, &b"{".to_vec())] {
         server.put_manifest("app", &tag, kind, raw);
-        assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap(), []);
+        assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap(), []);
         let error = repository.push_referrer(&subject, TYPE, &note("one"), None).await.unwrap_err();
         assert!(matches!(error, RegistryError::Malformed { .. }), "{error}");
         assert!(error.to_string().contains(&tag), "{error}");
@@ -324,12 +324,12 @@ async fn mirrors_are_read_and_never_written() {
     assert_eq!(mirror.stats().requests, 0);
 
     // A mirror with the API that has none, and one without the API.
-    let list = || repository.referrers(&subject.digest, TYPE);
+    let list = || repository.referrers(&subject.digest, Some(TYPE));
     assert_eq!(list().await.unwrap().len(), 1);
     assert!(mirror.log()[0].target.contains("&artifactType="), "{:?}", mirror.log());
     mirror.without_referrers();
     assert_eq!(list().await.unwrap().len(), 1);
-    assert_eq!(repository.referrers(&sha256(b"absent"), TYPE).await.unwrap(), []);
+    assert_eq!(repository.referrers(&sha256(b"absent"), Some(TYPE)).await.unwrap(), []);
     // One that has it is enough.
     let direct = support::open(&mirror, "app:1");
     image(&direct).await;
@@ -354,9 +354,9 @@ async fn layouts_are_read() {
         lazuli_registry::open(&name.parse().unwrap(), &options()).unwrap()
     };
     let repository = open("1");
-    assert_eq!(repository.referrers(&sha256(b"absent"), TYPE).await.unwrap(), []);
+    assert_eq!(repository.referrers(&sha256(b"absent"), Some(TYPE)).await.unwrap(), []);
     let subject = image(&*repository).await;
-    assert_eq!(repository.referrers(&subject.digest, TYPE).await.unwrap(), []);
+    assert_eq!(repository.referrers(&subject.digest, Some(TYPE)).await.unwrap(), []);
     let error = repository.push_referrer(&subject, TYPE, &note("one"), None).await.unwrap_err();
     assert!(matches!(error, RegistryError::NotInLayouts { .. }), "{error}");
 
@@ -365,11 +365,11 @@ async fn layouts_are_read() {
     let list = json!({"schemaVersion": 2, "mediaType": media_type::INDEX, "manifests": [entry]});
     let tag = subject.digest.to_string().replace(':', "-");
     open(&tag).push_manifest(list.to_string().into(), media_type::INDEX).await.unwrap();
-    let found = repository.referrers(&subject.digest, TYPE).await.unwrap();
+    let found = repository.referrers(&subject.digest, Some(TYPE)).await.unwrap();
     assert_eq!(found[0].annotations, note("one"));
-    assert_eq!(repository.referrers(&subject.digest, "application/x").await.unwrap(), []);
+    assert_eq!(repository.referrers(&subject.digest, Some("application/x")).await.unwrap(), []);
     let blob = root.join("blobs/sha256").join(sha256(list.to_string().as_bytes()).hex());
     std::fs::write(blob, "other").unwrap();
-    let error = repository.referrers(&subject.digest, TYPE).await.unwrap_err();
+    let error = repository.referrers(&subject.digest, Some(TYPE)).await.unwrap_err();
     assert!(matches!(error, RegistryError::Malformed { .. }), "{error}");
 }

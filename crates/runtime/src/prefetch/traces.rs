@@ -116,7 +116,7 @@ pub async fn find(
     repository: &dyn Repository,
     manifest: &Digest,
 ) -> Result<Option<Trace>, RegistryError> {
-    let artifacts = repository.referrers(manifest, ARTIFACT_TYPE).await?;
+    let artifacts = repository.referrers(manifest, Some(ARTIFACT_TYPE)).await?;
     let mut found: Option<Trace> = None;
     for artifact in artifacts.iter().take(ARTIFACTS) {
         match read(artifact) {

@@ -1,0 +1,147 @@
+//! The way back: an image as something plain.
+//!
+//! ```text
+//! tree ─ plan ─┬─ tar         one archive
+//!              ├─ layer       the same, as the one layer of an ordinary image
+//!              └─ directory   files on this machine
+//! ```
+//!
+//! The order is that of a walk that has done a directory with all below it before the next one: who extracts a tar then knows
+//! when to set the time of a directory. What has been named before is a hard link.
+
+mod directory;
+mod layer;
+mod tar;
+
+use std::io;
+
+use lazuli_image::{ChunkRef, Inode, InodeId, Kind, Name, Tree};
+
+pub use directory::directory;
+pub use layer::{FlatLayer, layer};
+pub use tar::tar;
+
+/// Why an image was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// An entry cannot be made.
+    #[error("{path}: {problem}")]
+    Entry {
+        /// Its path, bytes that are not printable ASCII escaped.
+        path: String,
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// The output cannot be written.
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// What files contain: chunk after chunk, in the order of [`Plan::chunks`].
+pub trait Content {
+    /// Why there is no next chunk.
+    type Error: From<UnpackError>;
+
+    /// The next chunk, decoded and checked.
+    ///
+    /// # Errors
+    /// It could not be fetched, or it is not what the image says.
+    fn next(&mut self) -> Result<&[u8], Self::Error>;
+}
+
+/// One name in the tree.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    /// The directory that holds it; the root holds itself.
+    parent: usize,
+    name: Option<&'a Name>,
+    inode: InodeId,
+    /// The first place with this inode.
+    first: usize,
+}
+
+/// What is written, and in which order.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    tree: &'a Tree,
+    /// The root first, each directory before what is in it.
+    places: Vec<Place<'a>>,
+}
+
+impl<'a> Plan<'a> {
+    /// Orders the entries of `tree`.
+    pub fn new(tree: &'a Tree) -> Self {
+        let mut places = Vec::new();
+        let mut known = vec![None; tree.len()];
+        let mut pending = vec![(0, None, Tree::ROOT)];
+        while let Some((parent, name, inode)) = pending.pop() {
+            let at = places.len();
+            let first = *known[inode.0 as usize].get_or_insert(at);
+            places.push(Place { parent, name, inode, first });
+            let children = tree.children(inode).into_iter().flatten().rev();
+            pending.extend(children.map(|(name, inode)| (at, Some(name), *inode)));
+        }
+        Plan { tree, places }
+    }
+
+    /// The chunks of all files, in the order in which they are wanted.
+    pub fn chunks(&self) -> Vec<ChunkRef> {
+        let chunks = |inode: &'a Inode| match &inode.kind {
+            Kind::Regular { chunks, .. } => &chunks[..],
+            _ => &[],
+        };
+        self.inodes().flat_map(|(_, inode)| chunks(inode)).copied().collect()
+    }
+
+    /// Every inode, at its first place.
+    fn inodes(&self) -> impl DoubleEndedIterator<Item = (usize, &'a Inode)> {
+        let firsts = (0..self.places.len()).filter(|at| self.places[*at].first == *at);
+        firsts.map(|at| (at, self.inode(at)))
+    }
+
+    fn inode(&self, at: usize) -> &'a Inode {
+        &self.tree[self.places[at].inode]
+    }
+
+    /// Names in the tree; hard links count each.
+    pub fn names(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Bytes of all files, each once however many names it has.
+    pub fn bytes(&self) -> u64 {
+        let size = |(_, inode): (usize, &Inode)| match inode.kind {
+            Kind::Regular { size, .. } => size,
+            _ => 0,
+        };
+        self.inodes().map(size).sum()
+    }
+
+    /// The sockets, which have no place in a tar.
+    pub fn sockets(&self) -> Vec<String> {
+        (0..self.places.len()).filter(|at| self.is_socket(*at)).map(|at| self.shown(at)).collect()
+    }
+
+    fn is_socket(&self, at: usize) -> bool {
+        matches!(self.inode(at).kind, Kind::Socket)
+    }
+
+    /// The path from the root: `a/b`, and nothing for the root itself.
+    fn path(&self, mut at: usize) -> Vec<u8> {
+        let mut names = Vec::new();
+        while let Place { parent, name: Some(name), .. } = self.places[at] {
+            names.push(name.as_bytes());
+            at = parent;
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    fn shown(&self, at: usize) -> String {
+        format!("/{}", self.path(at).escape_ascii())
+    }
+
+    fn error(&self, at: usize, problem: impl ToString) -> UnpackError {
+        UnpackError::Entry { path: self.shown(at), problem: problem.to_string() }
+    }
+}

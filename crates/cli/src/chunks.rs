@@ -1,0 +1,296 @@
+//! Fetching the chunks of an image, many in one request.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Error, Result, bail};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use lazuli_build::unpack::Content;
+use lazuli_image::{Blob, Chunk, ChunkRef, Codec, Stored, codec::Decoder};
+use lazuli_registry::Repository;
+use lazuli_runtime::image::StoredImage;
+use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
+
+/// Stored bytes of the chunks that are fetched together, and most of one request unless a chunk has more.
+pub(crate) const WINDOW: u64 = 8 << 20;
+
+/// Stored bytes between two chunks that are rather fetched than asked about twice.
+const GAP: u64 = 64 << 10;
+
+/// Requests at the same time: enough to hide round trips, few enough for any registry.
+pub(crate) const REQUESTS: usize = 8;
+
+/// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for pushes.
+const RETRIES: u32 = 5;
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// The stored bytes of these chunks, in a few requests, so many of them at the same time.
+pub(crate) async fn read(
+    repository: &dyn Repository,
+    chunks: &[(&Blob, &Chunk)],
+    at_once: usize,
+) -> Result<Vec<Bytes>> {
+    let mut order: Vec<usize> = (0..chunks.len()).collect();
+    order.sort_unstable_by_key(|at| (chunks[*at].0.id, chunks[*at].1.stored));
+    let near = |a: &usize, b: &usize| {
+        let ((a_blob, a), (b_blob, b)) = (chunks[*a], chunks[*b]);
+        a_blob.id == b_blob.id && b.stored.0 <= a.stored_end().0 + GAP
+    };
+    let mut requests: Vec<(&Blob, Range<Stored>, &[usize])> = Vec::new();
+    for run in order.chunk_by(near) {
+        let mut run = run;
+        while let Some(first) = run.first() {
+            let (blob, start) = (chunks[*first].0, chunks[*first].1.stored);
+            let fits = |at: &usize| chunks[*at].1.stored_end().0 <= start.0 + WINDOW;
+            let (here, later) = run.split_at(run.partition_point(fits).max(1));
+            let end = here.last().map_or(start, |last| chunks[*last].1.stored_end());
+            requests.push((blob, start..end, here));
+            run = later;
+        }
+    }
+    let answer = |(blob, range, members): (_, Range<Stored>, _)| {
+        async move {
+            let Range { start, .. } = range;
+            Ok::<_, Error>((start, range_of(repository, blob, range).await?, members))
+        }
+        .boxed()
+    };
+    let answers: Vec<_> = requests.into_iter().map(answer).collect();
+    let answers: Vec<_> = stream::iter(answers).buffered(at_once).try_collect().await?;
+    let mut stored = vec![Bytes::new(); chunks.len()];
+    for (start, bytes, members) in answers {
+        for at in members {
+            let chunk = chunks[*at].1;
+            let from = (chunk.stored.0 - start.0) as usize;
+            stored[*at] = bytes.slice(from..from + chunk.stored_size as usize);
+        }
+    }
+    Ok(stored)
+}
+
+async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
+    let mut failures = 0;
+    loop {
+        match repository.read(&blob.id, range.clone(), &|_| {}).await {
+            Err(error) if error.is_transient() && failures < RETRIES => {
+                tracing::debug!(%error, failures, "asking again");
+                sleep(error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures))).await;
+                failures += 1;
+            }
+            read => return Ok(read?),
+        }
+    }
+}
+
+/// Decodes a chunk and compares it with its digest.
+pub(crate) fn decode(
+    decoder: &mut Decoder,
+    blob: &Blob,
+    chunk: &Chunk,
+    stored: &[u8],
+    decoded: &mut Vec<u8>,
+) -> Result<()> {
+    decoded.resize(chunk.decoded_size as usize, 0);
+    let codec = if chunk.is_compressed() { blob.codec } else { Codec::None };
+    let (number, at) = (chunk.number, chunk.stored);
+    decoder.decode(codec, stored, decoded).with_context(|| format!("chunk {number} at {at}"))?;
+    if !chunk.digest.matches(decoded) {
+        let got = chunk.digest.algorithm.digest(decoded);
+        bail!("chunk {number} at {at}: its digest is {got}, expected {}", chunk.digest);
+    }
+    Ok(())
+}
+
+/// Decoded bytes of the chunks that are fetched together; with [`WINDOW`] and [`AHEAD`] this bounds memory.
+const DECODED: u64 = 16 << 20;
+
+/// Places for chunks in a window, which may repeat.
+const PLACES: usize = 1 << 16;
+
+/// Windows that are on their way or wait to be used.
+const AHEAD: usize = 2;
+
+/// The chunks of an image one after the other, fetched ahead of who uses them, decoded and checked.
+pub(crate) struct Chunks<'a> {
+    windows: mpsc::Receiver<Result<Window>>,
+    window: Window,
+    next: usize,
+    fetched: Arc<AtomicU64>,
+    used: &'a dyn Fn(u64),
+}
+
+/// Chunks that are fetched together.
+#[derive(Default)]
+struct Window {
+    /// Each once.
+    chunks: Vec<ChunkRef>,
+    /// The same, decoded.
+    decoded: Vec<Vec<u8>>,
+    /// In which order they are wanted.
+    order: Vec<usize>,
+}
+
+impl<'a> Chunks<'a> {
+    /// Begins to fetch `wanted`. `used` hears of decoded bytes as they are used.
+    pub(crate) fn fetch(
+        repository: &Arc<dyn Repository>,
+        image: &StoredImage,
+        wanted: &[ChunkRef],
+        used: &'a dyn Fn(u64),
+        runtime: &Runtime,
+    ) -> Self {
+        let planned = plan(image.bootstrap.blobs(), wanted);
+        let fetched = Arc::new(AtomicU64::new(0));
+        let (repository, bootstrap) = (repository.clone(), image.bootstrap.clone());
+        let count = fetched.clone();
+        let fill = move |mut window: Window| {
+            let (repository, bootstrap) = (repository.clone(), bootstrap.clone());
+            let count = count.clone();
+            // On its own: it goes on while earlier ones wait to be used.
+            let filled = tokio::spawn(async move {
+                let found = places(bootstrap.blobs(), &window.chunks);
+                let stored = read(&*repository, &found, REQUESTS / AHEAD).await?;
+                count.fetch_add(stored.iter().map(|it| it.len() as u64).sum(), Ordering::Relaxed);
+                let bootstrap = bootstrap.clone();
+                spawn_blocking(move || {
+                    let mut decoder = Decoder::new();
+                    let found = places(bootstrap.blobs(), &window.chunks);
+                    for ((blob, chunk), stored) in found.into_iter().zip(stored) {
+                        let mut decoded = Vec::new();
+                        decode(&mut decoder, blob, chunk, &stored, &mut decoded).with_context(
+                            || format!("blob {} from {}", blob.id, repository.describe()),
+                        )?;
+                        window.decoded.push(decoded);
+                    }
+                    Ok(window)
+                })
+                .await?
+            });
+            async move { filled.await? }
+        };
+        let (sender, windows) = mpsc::channel(1);
+        runtime.spawn(async move {
+            let mut filled = stream::iter(planned).map(fill).buffered(AHEAD);
+            while let Some(window) = filled.next().await {
+                if sender.send(window).await.is_err() {
+                    break;
+                }
+            }
+        });
+        Chunks { windows, window: Window::default(), next: 0, fetched, used }
+    }
+
+    /// Stored bytes of all chunks that were fetched so far.
+    pub(crate) fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+}
+
+impl Content for Chunks<'_> {
+    type Error = Error;
+
+    fn next(&mut self) -> Result<&[u8]> {
+        if self.next == self.window.order.len() {
+            let window = self.windows.blocking_recv();
+            self.window = window.context("more chunks were used than were asked for")??;
+            self.next = 0;
+        }
+        let chunk = &self.window.decoded[self.window.order[self.next]];
+        self.next += 1;
+        (self.used)(chunk.len() as u64);
+        Ok(chunk)
+    }
+}
+
+/// Where chunks of an image that was checked are.
+fn places<'a>(blobs: &'a [Blob], chunks: &[ChunkRef]) -> Vec<(&'a Blob, &'a Chunk)> {
+    let place = |chunk: &ChunkRef| {
+        let blob = &blobs[usize::from(chunk.blob.0)];
+        Some((blob, blob.chunk(chunk.number)?))
+    };
+    chunks.iter().filter_map(place).collect()
+}
+
+/// Cuts what is wanted into windows.
+fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
+    let mut windows = Vec::new();
+    let mut window = Window::default();
+    let mut known = HashMap::new();
+    let (mut stored, mut decoded) = (0, 0);
+    for chunk in wanted {
+        let size = |(_, it): (_, &Chunk)| (u64::from(it.stored_size), u64::from(it.decoded_size));
+        let (more, larger) = places(blobs, &[*chunk]).pop().map_or((0, 0), size);
+        let fits = stored + more <= WINDOW && decoded + larger <= DECODED;
+        let fits = (fits || known.contains_key(chunk)) && window.order.len() < PLACES;
+        if !fits && !window.order.is_empty() {
+            windows.push(std::mem::take(&mut window));
+            known.clear();
+            (stored, decoded) = (0, 0);
+        }
+        if let Entry::Vacant(new) = known.entry(*chunk) {
+            new.insert(window.chunks.len());
+            window.chunks.push(*chunk);
+            stored += more;
+            decoded += larger;
+        }
+        window.order.push(known[chunk]);
+    }
+    windows.extend((!window.order.is_empty()).then_some(window));
+    windows
+}
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::{Algorithm, BlobIndex, Decoded};
+
+    use super::*;
+
+    fn blob(chunks: u32, stored_size: u32, decoded_size: u32) -> Blob {
+        let chunk = |number| Chunk {
+            number,
+            digest: Algorithm::Blake3.digest(&[]),
+            stored: Stored(u64::from(number) * u64::from(stored_size)),
+            stored_size,
+            decoded: Decoded(u64::from(number) * u64::from(decoded_size)),
+            decoded_size,
+        };
+        Blob {
+            id: Algorithm::Sha256.digest(&[]),
+            codec: Codec::Zstd,
+            stored_size: 0,
+            decoded_size: 0,
+            chunks: (0..chunks).map(chunk).collect(),
+        }
+    }
+
+    fn windows(blob: Blob, numbers: impl IntoIterator<Item = u32>) -> Vec<(usize, usize)> {
+        let chunk = |number| ChunkRef { blob: BlobIndex(0), number };
+        let wanted: Vec<_> = numbers.into_iter().map(chunk).collect();
+        let planned = plan(&[blob], &wanted);
+        let order = planned.iter().flat_map(|it| it.order.iter().map(|at| it.chunks[*at]));
+        assert!(order.eq(wanted.iter().copied()));
+        planned.iter().map(|window| (window.chunks.len(), window.order.len())).collect()
+    }
+
+    #[test]
+    fn windows_are_bounded() {
+        assert_eq!(windows(blob(9, 1 << 20, 1 << 20), []), []);
+        assert_eq!(windows(blob(9, 1 << 20, 1 << 20), 0..9), [(8, 8), (1, 1)]);
+        assert_eq!(windows(blob(20, 10, 1 << 20), 0..20), [(16, 16), (4, 4)]);
+        // A chunk that is bigger than a window has one of its own.
+        assert_eq!(windows(blob(2, 16 << 20, 16 << 20), [0, 1, 1, 0]), [(1, 1), (1, 2), (1, 1)]);
+        // Zeros without end are one chunk.
+        assert_eq!(
+            windows(blob(1, 50, 1 << 20), std::iter::repeat_n(0, PLACES + 1)),
+            [(1, PLACES), (1, 1)]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_registry::{Copy, ImageName, Options, copy::Count};
+
+use crate::{Session, progress, store};
+
+/// Copy an image from one place to another, for all platforms and with its traces
+///
+/// Any image, lazy or not. Manifests stay to the letter, so digests do. With it go the artifacts that refer to it: traces,
+/// signatures, lists of its parts. What DST has is not sent, what another repository of the same registry has is linked, and the rest
+/// passes through without touching the disk.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "SRC")]
+    source: String,
+    /// The same; what it named before is replaced
+    #[arg(value_name = "DST")]
+    target: String,
+    /// Talk HTTP to the registries; loopback addresses always do
+    #[arg(long)]
+    plain_http: bool,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    let (source, target): (ImageName, ImageName) =
+        (arguments.source.parse()?, arguments.target.parse()?);
+    let options = Options { plain_http: arguments.plain_http, ..session.config.registries()? };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let from = lazuli_registry::open(&source, &options)?;
+    let to = lazuli_registry::open(&target, &options)?;
+    let copy = runtime.block_on(Copy::plan(from))?;
+    let bar = progress::bytes(Some(copy.bytes()), "copying");
+    let neighbour = store::neighbour(&source, &target);
+    let copied = runtime.block_on(copy.run(&*to, neighbour, &|bytes| bar.inc(bytes)))?;
+    bar.finish_and_clear();
+
+    println!("{target}");
+    println!("  digest    {}", copy.digest());
+    let print = |what, Count { objects, bytes }| {
+        println!("  {what:<8}  {} in {objects} blobs and manifests", BinaryBytes(bytes));
+    };
+    print("sent", copied.sent);
+    print("mounted", copied.mounted);
+    print("there", copied.existed);
+    if copy.referrers() > 0 {
+        println!("  with it   {} artifacts that refer to it", copy.referrers());
+    }
+    println!("  time      {:.1} s", started.elapsed().as_secs_f64());
+    Ok(())
+}

@@ -1,0 +1,167 @@
+use std::{
+    fs::{File, Permissions},
+    io::{self, BufWriter, IsTerminal as _, Write},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_build::unpack::{self, Plan};
+use lazuli_image::oci::{FlatImage, ImageConfig, media_type};
+use lazuli_registry::{BlobContent, ImageName};
+use tempfile::NamedTempFile;
+use tokio::runtime::Runtime;
+
+use crate::{
+    Session,
+    chunks::Chunks,
+    lazy::{self, LazyImage},
+    names, progress, store,
+};
+
+/// Make something plain of a lazy image: a directory, a tar, or an ordinary image
+///
+/// Everything is fetched in large ranges and checked; no daemon is asked. A directory gets owners, modes, times, extended
+/// attributes, hard links and device nodes, so it takes root; the others do not. A tar cannot have sockets. The same image gives the
+/// same bytes.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// A directory that is empty or does not exist; tar:FILE, or tar:- for standard output; oci:DIR[:TAG] for an
+    /// image of one layer
+    #[arg(value_name = "TARGET")]
+    target: String,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+enum Target {
+    Directory(PathBuf),
+    Output,
+    Tar(PathBuf),
+    Image(ImageName),
+}
+
+impl Target {
+    fn parse(text: &str) -> Result<Self> {
+        let path = |path: &str| match path {
+            "" => bail!("`{text}`: a path is expected after the prefix, as in tar:rootfs.tar"),
+            path => Ok(PathBuf::from(path)),
+        };
+        if let Some(file) = text.strip_prefix("tar:") {
+            return Ok(if file == "-" { Target::Output } else { Target::Tar(path(file)?) });
+        }
+        if text.starts_with("oci:") {
+            return Ok(Target::Image(text.parse()?));
+        }
+        path(text.strip_prefix("dir:").unwrap_or(text)).map(Target::Directory)
+    }
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    let target = Target::parse(&arguments.target)?;
+    if matches!(target, Target::Output) && io::stdout().is_terminal() {
+        bail!("a tar is not for a terminal: send it to a file or a program");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    image.image.must_be_whole_unless(false, image.name.to_string())?;
+    let tree = image.image.bootstrap.tree()?;
+    let plan = Plan::new(&tree);
+    let bar = progress::bytes(Some(plan.bytes()), "unpacking");
+    let used = |bytes| bar.inc(bytes);
+    let mut chunks =
+        Chunks::fetch(&image.repository, &image.image, &plan.chunks(), &used, &runtime);
+    let unpacked = match &target {
+        Target::Directory(path) => unpack::directory(&plan, path, &mut chunks),
+        Target::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),
+        Target::Tar(path) => tar_file(&plan, path, &mut chunks),
+        Target::Image(name) => flat(&image, &plan, name, &mut chunks, &runtime, session, arguments),
+    };
+    bar.finish_and_clear();
+    unpacked.with_context(|| format!("{} was not unpacked to {}", image.name, arguments.target))?;
+
+    let mut report = format!("{}\n", arguments.target);
+    let content = BinaryBytes(plan.bytes());
+    report += &format!("  content   {} names, {content} in files\n", plan.names());
+    let sockets = plan.sockets();
+    if !sockets.is_empty() && !matches!(target, Target::Directory(_)) {
+        report += &format!("  skipped   sockets, which a tar cannot have: {}\n", sockets.join(" "));
+    }
+    let (seconds, fetched) = (started.elapsed().as_secs_f64(), BinaryBytes(chunks.fetched()));
+    report += &format!("  time      {seconds:.1} s, fetched {fetched}");
+    match target {
+        Target::Output => eprintln!("{report}"),
+        _ => println!("{report}"),
+    }
+    Ok(())
+}
+
+fn tar(plan: &Plan<'_>, out: &mut impl Write, chunks: &mut Chunks<'_>) -> Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, out);
+    unpack::tar(plan, &mut out, chunks)?;
+    Ok(out.flush()?)
+}
+
+/// Writes a tar that appears whole or not at all, unless `path` is a device or a pipe.
+fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        let context = || format!("cannot write to {}", path.display());
+        let mut file = File::options().write(true).open(&path).with_context(context)?;
+        return tar(plan, &mut file, chunks);
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let mut file = partial()
+        .tempfile_in(directory)
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
+    tar(plan, file.as_file_mut(), chunks)?;
+    file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+fn partial() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    // What others may read is the umask's business, as for any file.
+    builder.prefix(".lazuli-unpack-").permissions(Permissions::from_mode(0o666));
+    builder
+}
+
+/// Stores an ordinary image of one layer.
+fn flat(
+    image: &LazyImage,
+    plan: &Plan<'_>,
+    name: &ImageName,
+    chunks: &mut Chunks<'_>,
+    runtime: &Runtime,
+    session: &Session,
+    arguments: &Arguments,
+) -> Result<()> {
+    let scratch = store::scratch();
+    let mut file: NamedTempFile = partial()
+        .tempfile_in(&scratch)
+        .with_context(|| format!("cannot write to {}", scratch.display()))?;
+    let layer = unpack::layer(plan, file.as_file_mut(), chunks)?;
+    let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;
+    let config = ImageConfig::parse(&config)?;
+    let notes = image.manifest.parsed.annotations.clone();
+    let flat = FlatImage::new(&config, layer.digest, layer.size, layer.diff_id, notes)?;
+    let target = lazuli_registry::open(name, &arguments.access.options(&session.config)?)?;
+    let content = BlobContent::File(file.path().to_owned());
+    runtime.block_on(async {
+        target.push_blob(&layer.digest, layer.size, content, None, &|_| {}).await?;
+        let (size, content) = (flat.config.len() as u64, Bytes::from(flat.config));
+        let content = BlobContent::Bytes(content);
+        target.push_blob(&flat.config_digest, size, content, None, &|_| {}).await?;
+        target.push_manifest(flat.manifest.into(), media_type::MANIFEST).await
+    })?;
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! Copying an image from one place to another: manifests to the letter, blobs, and all that refers to it.
+//!
+//! ```text
+//! index ─▶ manifest ─▶ config, layers                copied before what names them
+//!   ▲         ▲
+//! referrer  referrer ─▶ config, layers               copied after the image, and listed there
+//! ```
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
+use lazuli_image::{Digest, oci::Descriptor};
+use serde::Deserialize;
+
+use crate::{
+    Repository,
+    blob::{BlobContent, Progress, Pushed},
+    error::RegistryError,
+    manifest::{Document, IMAGE_TYPES, INDEX_TYPES},
+};
+
+/// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips, few enough for any registry.
+const AT_ONCE: usize = 4;
+
+/// Most bytes of manifests that belong to one image, referrers included. Each has a few hundred bytes, or a few kB.
+const LIMIT: u64 = 64 << 20;
+
+/// How deep indexes may hold indexes, and referrers have referrers: a signature of an attestation of an image is 2.
+const DEPTH: usize = 4;
+
+/// An image that is to be copied: all of its manifests, and what they name.
+#[derive(Debug)]
+pub struct Copy {
+    from: Arc<dyn Repository>,
+    /// Each behind those that it names.
+    documents: Vec<Document>,
+    /// How many of them make the image; the last of these is the one that was asked for.
+    image: usize,
+    blobs: Vec<Descriptor>,
+    /// By what they refer to.
+    referrers: BTreeMap<Digest, Vec<Descriptor>>,
+    known: HashSet<Digest>,
+    /// Bytes of all documents.
+    bytes: u64,
+}
+
+/// What a copy came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// What was sent; uploads that were repeated count each time.
+    pub sent: Count,
+    /// What the registry linked from another of its repositories.
+    pub mounted: Count,
+    /// What the place had.
+    pub existed: Count,
+}
+
+/// Blobs and manifests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// How many.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Copied {
+    fn add(&mut self, pushed: Pushed, size: u64) {
+        let (count, bytes) = match pushed {
+            Pushed::Existed => (&mut self.existed, size),
+            Pushed::Mounted => (&mut self.mounted, size),
+            Pushed::Uploaded(bytes) => (&mut self.sent, bytes),
+        };
+        count.objects += 1;
+        count.bytes += bytes;
+    }
+}
+
+/// What a manifest or an index names.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Named {
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
+    subject: Option<Descriptor>,
+    artifact_type: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+impl Copy {
+    /// Reads all manifests of the image that `from` was opened at, for every platform, and those that refer to them.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or names something in a way that is not understood: a copy would not be whole.
+    pub async fn plan(from: Arc<dyn Repository>) -> Result<Self, RegistryError> {
+        let root = from.document(None).await?;
+        let mut copy = Copy {
+            from,
+            documents: Vec::new(),
+            image: 0,
+            blobs: Vec::new(),
+            referrers: BTreeMap::new(),
+            known: HashSet::new(),
+            bytes: 0,
+        };
+        copy.visit(root, 0).await?;
+        copy.image = copy.documents.len();
+        let mut asked = 0;
+        for _ in 0..DEPTH {
+            let subjects: Vec<_> = copy.documents[asked..].iter().map(|it| it.digest).collect();
+            asked = copy.documents.len();
+            let from = &copy.from;
+            let ask = subjects.into_iter().map(|subject| async move {
+                let listed = from.referrers(&subject, None).await?;
+                Ok::<_, RegistryError>((subject, listed))
+            });
+            let found: Vec<_> = stream::iter(ask).buffered(AT_ONCE).try_collect().await?;
+            for (subject, listed) in found {
+                for entry in listed {
+                    copy.refer(&subject, &entry.digest).await?;
+                }
+            }
+        }
+        Ok(copy)
+    }
+
+    /// What is to be copied, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes + self.blobs.iter().map(|blob| blob.size).sum::<u64>()
+    }
+
+    /// The digest of the manifest or index that was asked for.
+    pub fn digest(&self) -> Digest {
+        self.documents[self.image - 1].digest
+    }
+
+    /// Manifests that refer to the image, or to a part of it.
+    pub fn referrers(&self) -> usize {
+        self.referrers.values().map(Vec::len).sum()
+    }
+
+    /// Stores all of it in `to`, under the name that it was opened at. `mount_from` is another repository of the same registry
+    /// that has it.
+    ///
+    /// # Errors
+    /// Something could not be read or stored. What the name in `to` means is changed only when all of the image is there.
+    pub async fn run(
+        &self,
+        to: &dyn Repository,
+        mount_from: Option<&str>,
+        progress: Progress<'_>,
+    ) -> Result<Copied, RegistryError> {
+        let mut copied = Copied::default();
+        let pushes = self.blobs.iter().map(|Descriptor { digest, size, .. }| async move {
+            let content = BlobContent::Stored(self.from.clone());
+            let pushed = to.push_blob(digest, *size, content, mount_from, progress).await?;
+            Ok::<_, RegistryError>((pushed, *size))
+        });
+        let mut pushes = stream::iter(pushes).buffer_unordered(AT_ONCE);
+        while let Some((pushed, size)) = pushes.try_next().await? {
+            copied.add(pushed, size);
+        }
+        for (number, document) in self.documents.iter().enumerate() {
+            let size = document.raw.len() as u64;
+            copied.add(to.push_document(document, number + 1 == self.image).await?, size);
+            progress(size);
+        }
+        for (subject, entries) in &self.referrers {
+            to.enlist_referrers(subject, entries).await?;
+        }
+        Ok(copied)
+    }
+
+    /// Adds a document behind everything that it names.
+    fn visit(
+        &mut self,
+        document: Document,
+        depth: usize,
+    ) -> BoxFuture<'_, Result<(), RegistryError>> {
+        Box::pin(async move {
+            if !self.known.insert(document.digest) {
+                return Ok(());
+            }
+            let object = format!("manifest {}", document.digest);
+            self.bytes += document.raw.len() as u64;
+            if self.bytes > LIMIT || depth > DEPTH {
+                let problem =
+                    format!("with all that it names it is more than {LIMIT} bytes, or too deep");
+                return Err(RegistryError::malformed(&self.from.describe(), &object, problem));
+            }
+            let named = self.parse(&document)?;
+            for entry in named.manifests.into_iter().flatten() {
+                let types = || IMAGE_TYPES.into_iter().chain(INDEX_TYPES);
+                if types().any(|known| known == entry.media_type) {
+                    let inner = self.from.document(Some(&entry.digest)).await?;
+                    self.visit(inner, depth + 1).await?;
+                } else {
+                    // A build cache is an index of layers.
+                    self.add_blob(entry);
+                }
+            }
+            let layers = named.layers.into_iter().flatten();
+            named.config.into_iter().chain(layers).for_each(|blob| self.add_blob(blob));
+            self.documents.push(document);
+            Ok(())
+        })
+    }
+
+    fn add_blob(&mut self, blob: Descriptor) {
+        // Layers that are not to be given away are not in the registry.
+        let elsewhere = ["nondistributable", "foreign"];
+        if !elsewhere.iter().any(|word| blob.media_type.contains(word))
+            && self.known.insert(blob.digest)
+        {
+            self.blobs.push(blob);
+        }
+    }
+
+    fn parse(&self, document: &Document) -> Result<Named, RegistryError> {
+        serde_json::from_slice(&document.raw).map_err(|error| {
+            let object = format!("manifest {}", document.digest);
+            RegistryError::malformed(&self.from.describe(), &object, error.to_string())
+        })
+    }
+
+    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Whoever may push can write lists, and what is
+    /// deleted stays in those that are tags.
+    async fn refer(&mut self, subject: &Digest, referrer: &Digest) -> Result<(), RegistryError> {
+        let document = match self.from.document(Some(referrer)).await {
+            Err(RegistryError::Missing { .. }) => {
+                tracing::warn!(%subject, %referrer, "listed as a referrer, but not there");
+                return Ok(());
+            }
+            other => other?,
+        };
+        let named = self.parse(&document)?;
+        if named.subject.is_none_or(|named| named.digest != *subject) {
+            tracing::warn!(%subject, %referrer, "listed as a referrer, but it refers to something else");
+            return Ok(());
+        }
+        let entry = Descriptor {
+            artifact_type: named.artifact_type.or(named.config.map(|config| config.media_type)),
+            annotations: named.annotations.unwrap_or_default(),
+            ..Descriptor::plain(&document.media_type, document.digest, document.raw.len() as u64)
+        };
+        self.referrers.entry(*subject).or_default().push(entry);
+        self.visit(document, 0).await
+    }
+}

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{
-    Blob, Chunk, Digest, Tree,
+    Blob, Chunk, Digest, InodeId, Kind, Tree,
     compare::{What, compare},
 };
 use serde::Serialize;
@@ -103,7 +103,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
     let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);
     let report = Report {
         files: files(&a, &b)?,
-        chunks: chunks(&a, &b),
+        chunks: chunks(&a, &b)?,
         fetch: fetch(&a, &b),
         a: Image { image: a.name.to_string(), manifest_digest: a.image.manifest_digest },
         b: Image { image: b.name.to_string(), manifest_digest: b.image.manifest_digest },
@@ -186,13 +186,9 @@ fn below(tree: &Tree, path: Vec<u8>) -> Vec<Vec<u8>> {
     found
 }
 
-/// What differs in content, wherever it lies.
-fn chunks(a: &LazyImage, b: &LazyImage) -> Chunks {
-    let stored = |image: &LazyImage| -> HashMap<Digest, u32> {
-        let chunks = image.image.bootstrap.blobs().iter().flat_map(|blob| &blob.chunks);
-        chunks.map(|chunk| (chunk.digest, chunk.stored_size)).collect()
-    };
-    let (left, right) = (stored(a), stored(b));
+/// What differs in content of files, wherever it lies.
+fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
+    let (left, right) = (stored(a)?, stored(b)?);
     let amount = |chunks: &HashMap<Digest, u32>, wanted: &dyn Fn(&Digest) -> bool| {
         let sizes = chunks.iter().filter(|(digest, _)| wanted(digest)).map(|(_, size)| *size);
         sizes.fold(Amount::default(), |sum, size| Amount {
@@ -200,11 +196,25 @@ fn chunks(a: &LazyImage, b: &LazyImage) -> Chunks {
             stored_bytes: sum.stored_bytes + u64::from(size),
         })
     };
-    Chunks {
+    Ok(Chunks {
         shared: amount(&right, &|digest| left.contains_key(digest)),
         only_a: amount(&left, &|digest| !right.contains_key(digest)),
         only_b: amount(&right, &|digest| !left.contains_key(digest)),
+    })
+}
+
+/// The stored sizes of the chunks that files have. Blobs may have more, of layers below and of other images.
+fn stored(image: &LazyImage) -> Result<HashMap<Digest, u32>> {
+    let bootstrap = &image.image.bootstrap;
+    let (tree, blobs) = (bootstrap.tree()?, bootstrap.blobs());
+    let mut stored = HashMap::new();
+    for id in (0..tree.len() as u32).map(InodeId) {
+        let Kind::Regular { chunks, .. } = &tree[id].kind else { continue };
+        let chunks =
+            chunks.iter().filter_map(|c| blobs.get(usize::from(c.blob.0))?.chunk(c.number));
+        stored.extend(chunks.map(|chunk| (chunk.digest, chunk.stored_size)));
     }
+    Ok(stored)
 }
 
 fn fetch(a: &LazyImage, b: &LazyImage) -> Fetch {

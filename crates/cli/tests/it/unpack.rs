@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File},
-    io::{Read as _, Write as _},
     os::unix::{ffi::OsStrExt as _, fs::symlink, net::UnixListener},
     path::Path,
     process::Command,
@@ -225,9 +224,7 @@ fn a_name_that_leads_out_is_refused() {
     let mut manifest = document(&layout, &index["manifests"][0]);
     let bootstrap = manifest["layers"].as_array_mut().unwrap().last_mut().unwrap();
     let file = bootstrap["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
-    let mut tar = Vec::new();
-    let stored = File::open(blobs.join(file)).unwrap();
-    flate2::read::GzDecoder::new(stored).read_to_end(&mut tar).unwrap();
+    let mut tar = zstd::decode_all(File::open(blobs.join(file)).unwrap()).unwrap();
     let at = tar.windows(6).position(|bytes| bytes == b"victim").unwrap();
     tar[at..at + 6].copy_from_slice(b"../../");
     let put = |content: &[u8]| {
@@ -235,9 +232,7 @@ fn a_name_that_leads_out_is_refused() {
         fs::write(blobs.join(digest.hex()), content).unwrap();
         (json!(digest), json!(content.len()))
     };
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    gzip.write_all(&tar).unwrap();
-    (bootstrap["digest"], bootstrap["size"]) = put(&gzip.finish().unwrap());
+    (bootstrap["digest"], bootstrap["size"]) = put(&zstd::bulk::compress(&tar, 1).unwrap());
     let entry = &mut index["manifests"][0];
     (entry["digest"], entry["size"]) = put(manifest.to_string().as_bytes());
     fs::write(layout.join("index.json"), index.to_string()).unwrap();

@@ -36,8 +36,9 @@ impl Dictionary {
     /// request of a start. Without a limit each version of an image would leave a small blob behind that all later ones need.
     const WORTHWHILE: u64 = 1 << 20;
 
-    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and how many hot ones at its beginning; `None`
-    /// leaves the blob out. So does everything that Lazuli would not write: tables at the end that only their maker can describe.
+    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and how many hot ones at its
+    /// beginning; `None` leaves the blob out. Left out is also what Lazuli does not write: tables at the end of a blob that only
+    /// their maker can describe.
     pub fn add<B: AsRef<[u8]>>(
         &mut self,
         image: &Bootstrap<B>,
@@ -72,8 +73,9 @@ impl Dictionary {
         self.blobs.is_empty()
     }
 
-    /// Leaves out what an image of `layers` and `options` cannot have, or should not: blobs that are too small for the sake of single chunks. Layers
-    /// that were read before are as they were. Returns which of `layers` consist of nothing but chunks in here.
+    /// Leaves out blobs that an image of so many `layers` with `options` cannot have, and those that are too small to be worth it,
+    /// unless a layer needs them that was read before: `layers` has the records of these. Returns which of them have all of
+    /// their chunks in here.
     pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
         self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
         let all: HashSet<[u8; 32]> = chunks(&self.blobs).collect();

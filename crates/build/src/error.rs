@@ -72,14 +72,6 @@ pub enum BuildError {
         /// What was found and what was expected.
         problem: String,
     },
-    /// A layer was to be taken from what is stored, but not all of it is.
-    #[error("layer {layer}: {chunks} of its chunks are not in the dictionary")]
-    NotStored {
-        /// [`crate::Layer::name`].
-        layer: String,
-        /// How many.
-        chunks: usize,
-    },
     /// The codec cannot be set up.
     #[error("cannot set up the compressor: {0}")]
     Compress(#[source] io::Error),
@@ -117,6 +109,12 @@ pub enum SourceError {
         /// What the system said.
         #[source]
         problem: io::Error,
+    },
+    /// It was to be taken from what is stored, but not all of it is.
+    #[error("{chunks} of its chunks are not in the dictionary")]
+    NotStored {
+        /// How many.
+        chunks: usize,
     },
 }
 

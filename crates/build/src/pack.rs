@@ -1,7 +1,7 @@
 //! Decides which blob each chunk belongs to, and writes the blobs.
 //!
-//! A chunk belongs to the lowest layer that has it, at its first use there. So the blob of a layer depends
-//! on this layer and the ones below only, and images on the same base share its blobs.
+//! A chunk that a blob of the [`Dictionary`] has stays there. Any other belongs to the lowest layer that has it, at its first use there. So
+//! without a dictionary the blob of a layer depends on this layer and the ones below only, and images on the same base share its blobs.
 
 use std::{
     collections::HashSet,

@@ -21,7 +21,7 @@ use crate::{
     chunk::{Batch, Cutter, Stopped},
     dedup::{Chunks, Index},
     entry::{Entry, EntryKind},
-    error::BuildError,
+    error::{BuildError, SourceError},
     report::Progress,
     source::{self, ReadError},
     spool::Spool,
@@ -124,14 +124,21 @@ impl Shared<'_> {
         };
         while !self.stop.load(Ordering::Relaxed) {
             let Some((index, layer)) = lock(&self.todo).pop_front() else { break };
-            let name = layer.name.clone();
-            if let LayerSource::Known(record) = layer.source {
-                self.known(index, name, *record);
-                continue;
-            }
+            let Layer { name, stored_size, source } = layer;
             let mut cutter = Cutter::new(index as u8, self.plan.chunk_size, &hand_over);
-            match source::read(layer, index, &mut cutter, self.progress) {
-                Ok(entries) => lock(&self.done)[index] = entries,
+            let on_read = |bytes| self.progress.bytes_read(index, bytes);
+            let entries = match source {
+                LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
+                LayerSource::Directory(root) => source::dir::read(&root, &mut cutter, &on_read),
+                LayerSource::Known(record) => self.known(index, *record),
+            };
+            let flushed =
+                |entries| cutter.flush().map(|()| entries).map_err(|Stopped| ReadError::Stopped);
+            match entries.and_then(flushed) {
+                Ok(entries) => {
+                    self.progress.layer_done(index);
+                    lock(&self.done)[index] = entries;
+                }
                 Err(ReadError::Stopped) => {}
                 Err(ReadError::Source(problem)) => {
                     self.fail(index, BuildError::Layer { layer: name, problem });
@@ -141,10 +148,10 @@ impl Shared<'_> {
     }
 
     /// Enters a layer that nobody has to read.
-    fn known(&self, layer: usize, name: String, record: LayerRecord) {
+    fn known(&self, layer: usize, record: LayerRecord) -> Result<Vec<Entry>, ReadError> {
         let fresh = self.index.enter(layer as u8, 0, &record.chunks());
         if self.plan.store.is_some() && !fresh.is_empty() {
-            return self.fail(layer, BuildError::NotStored { layer: name, chunks: fresh.len() });
+            return Err(SourceError::NotStored { chunks: fresh.len() }.into());
         }
         let mut entries = record.entries;
         for entry in &mut entries {
@@ -152,8 +159,7 @@ impl Shared<'_> {
                 chunks.iter_mut().for_each(|chunk| chunk.blob = BlobIndex(layer as u8));
             }
         }
-        lock(&self.done)[layer] = entries;
-        self.progress.layer_done(layer);
+        Ok(entries)
     }
 
     fn work(&self, receiver: Arc<Mutex<Receiver<Batch>>>) {

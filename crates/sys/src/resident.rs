@@ -56,7 +56,8 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
 
 /// Gives the pages of program files back that this process has mapped, code and constants. They stay in the page
 /// cache, where other processes of the same program need them anyway, and come back one by one when they are used. For
-/// a process that did much at its start and does next to nothing afterwards.
+/// a process that did much at its start and does next to nothing afterwards, and has one thread: what another one unmapped
+/// meanwhile would be asked for by an address that is nobody's any more, or somebody else's.
 pub fn forget_program() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/smaps")?;
     let mut found = Vec::new();
@@ -72,7 +73,8 @@ pub fn forget_program() -> io::Result<()> {
     for (start, end) in found {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a private mapping
         // of a file that cannot be written to and has no page of its own (relocated constants have), so its
-        // pages are equal to the file's and the next access maps them again.
+        // pages are equal to the file's and the next access maps them again; and this thread, the only one, mapped
+        // nothing since it was found.
         unsafe {
             madvise(std::ptr::without_provenance_mut(start), end - start, Advice::LinuxDontNeed)?;
         }
@@ -126,12 +128,5 @@ mod tests {
         }
         assert_eq!(header("Private_Dirty:         0 kB"), None);
         assert_eq!(kilobytes("        12 kB"), Ok(12));
-    }
-
-    #[test]
-    fn code_still_runs_afterwards() {
-        forget_program().unwrap();
-        let text = format!("{:?}", "still here".to_uppercase());
-        assert_eq!(text, "\"STILL HERE\"");
     }
 }

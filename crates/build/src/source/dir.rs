@@ -23,7 +23,7 @@ use crate::{
 
 /// Reads everything below `root`: all entries of a directory in byte order of their names, then
 /// each subdirectory the same way, so that files that lie together are fetched together.
-pub(super) fn read(
+pub(crate) fn read(
     root: &Path,
     cutter: &mut Cutter<'_>,
     on_read: &dyn Fn(u64),

@@ -1,6 +1,6 @@
 //! Where layers come from.
 
-mod dir;
+pub(crate) mod dir;
 mod stream;
 pub mod tar;
 
@@ -61,28 +61,8 @@ impl From<SourceError> for ReadError {
     }
 }
 
-/// Reads all of a layer: content goes to `cutter`, entries come back in order.
-pub(crate) fn read(
-    layer: Layer,
-    index: usize,
-    cutter: &mut Cutter<'_>,
-    progress: &dyn Progress,
-) -> Result<Vec<Entry>, ReadError> {
-    let entries = match layer.source {
-        LayerSource::Known(record) => record.entries,
-        LayerSource::Directory(root) => {
-            dir::read(&root, cutter, &|bytes| progress.bytes_read(index, bytes))?
-        }
-        LayerSource::Tar(raw) => {
-            read_tar(raw, layer.stored_size, cutter, &|bytes| progress.bytes_read(index, bytes))?
-        }
-    };
-    cutter.flush().map_err(|_| ReadError::Stopped)?;
-    progress.layer_done(index);
-    Ok(entries)
-}
-
-fn read_tar(
+/// Reads all of an archive: content goes to `cutter`, entries come back in order.
+pub(crate) fn read_tar(
     raw: Box<dyn Read + Send>,
     stored_size: Option<u64>,
     cutter: &mut Cutter<'_>,

@@ -11,7 +11,6 @@ use crate::{
     chunk::{CutError, Cutter},
     entry::{Entry, EntryKind},
     error::SourceError,
-    report::Progress,
 };
 
 /// One layer of an image, lowest first.

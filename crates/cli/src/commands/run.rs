@@ -54,7 +54,7 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
     let mut daemon = crate::daemon::connect(session)?;
     // A registry may take long to answer. The daemon gives up when this process is gone.
     let (answer, mut mounted) = oneshot::channel();
-    std::thread::spawn(move || answer.send(mount::call(&mut daemon, &request)));
+    std::thread::spawn(move || answer.send(mount::call(&mut daemon, &request)).is_ok());
     let mounted = loop {
         tokio::select! {
             mounted = &mut mounted => break mounted.context("the mount request failed")??,

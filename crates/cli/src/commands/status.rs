@@ -81,6 +81,9 @@ fn print(status: &Status) {
             BinaryBytes(mount.bytes_total),
             mount.requests
         );
+        if mount.bytes_copied > 0 {
+            println!("  copied   {} from other images here", BinaryBytes(mount.bytes_copied));
+        }
         println!(
             "  ready    {} of {} chunks ({share:.1} %)",
             mount.chunks_ready, mount.chunks_total

@@ -29,9 +29,15 @@ fn status_has_what_programs_rely_on() {
     assert!(daemon["worker_pid"].as_u64().is_some() && daemon["version"].as_str().is_some());
     let mount = lazuli.mount_status(&mountpoint);
     assert!(mount["image"].as_str().unwrap().ends_with("lazy:image"), "{mount:#}");
-    for counter in
-        ["bytes_fetched", "requests", "bytes_total", "chunks_ready", "chunks_total", "events"]
-    {
+    for counter in [
+        "bytes_fetched",
+        "bytes_copied",
+        "requests",
+        "bytes_total",
+        "chunks_ready",
+        "chunks_total",
+        "events",
+    ] {
         assert!(mount[counter].as_u64().is_some(), "{counter} in {mount:#}");
     }
     assert_eq!(mount["chunks_total"], 4);
@@ -96,6 +102,27 @@ fn the_cache_is_found_again_after_a_restart() {
     // Manifest and config say what the name means now; the bootstrap and the data are here.
     let again = lazuli.mount_status(&mountpoint);
     assert!(again["bytes_fetched"].as_u64().unwrap() < 10_000, "{again:#}");
+}
+
+#[test]
+fn what_another_image_has_is_not_fetched() {
+    let Some((lazuli, mountpoint)) = mounted() else { return };
+    std::fs::read(mountpoint.join("a")).unwrap();
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    // The worker of now knows the first image only from the disk.
+    lazuli.ok(["stop"]);
+    let next = lazuli.directory("next");
+    std::fs::write(next.join("a"), odd::random(1, 2 << 20)).unwrap();
+    std::fs::write(next.join("c"), odd::random(3, 2 << 20)).unwrap();
+    lazuli.ok(["convert", "dir:next", "oci:other:image"]);
+    let mountpoint = mountpoint.to_str().unwrap();
+    lazuli.ok(["mount", "oci:other:image", mountpoint]);
+    listing::assert_equal(lazuli.path("next"), mountpoint);
+    let status = lazuli.mount_status(mountpoint.as_ref());
+    assert_eq!(status["bytes_copied"], 2 << 20, "{status:#}");
+    let fetched = status["bytes_fetched"].as_u64().unwrap();
+    assert!((2 << 20..(2 << 20) + 20_000).contains(&fetched), "{status:#}");
+    assert!(lazuli.ok(["status"]).contains("copied   2"));
 }
 
 #[test]

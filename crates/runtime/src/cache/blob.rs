@@ -113,6 +113,7 @@ pub(super) struct Counters {
     requests: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
+    pub(super) bytes_copied: AtomicU64,
     pub(super) checked: AtomicU64,
     pub(super) wrong: AtomicU64,
 }
@@ -128,6 +129,8 @@ pub struct BlobStats {
     pub hits: u64,
     /// Questions that had to wait for a fetch.
     pub misses: u64,
+    /// Decoded bytes that were copied from other blobs in the cache.
+    pub bytes_copied: u64,
     /// Chunks that are in the cache and right.
     pub chunks_ready: u64,
     /// Chunks that are in the cache as an earlier process left them, and not checked yet.
@@ -183,6 +186,7 @@ impl CachedBlob {
             checking: AtomicBool::new(false),
             cut_off: RwLock::default(),
         });
+        blob.tell_others((0..chunks).filter(|at| blob.has(*at)));
         if !blob.suspect.is_empty() {
             blob.check_soon();
             blob.flush_soon();
@@ -263,6 +267,7 @@ impl CachedBlob {
         let mut seats = Vec::new();
         let mut requests = Vec::new();
         let mut checks = Vec::new();
+        let mut copies = Vec::new();
         {
             let mut tower = self.flights.lock();
             // Flights first: one that lands in between has set the bit before it left the map. Suspicion before
@@ -280,6 +285,8 @@ impl CachedBlob {
                 missing.extend(wide.filter(|at| is_missing(*at)));
             }
             checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
+            let elsewhere = self.take_elsewhere(&mut missing);
+            copies.extend(elsewhere.into_iter().map(|at| tower.start(at, wanted.contains(&at))));
             for request in fetch::plan(chunks, &missing) {
                 let run = &missing[request];
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
@@ -297,6 +304,7 @@ impl CachedBlob {
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }
         self.check(checks);
+        self.copy(copies, false);
         for request in requests {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
@@ -350,12 +358,17 @@ impl CachedBlob {
         if digest != chunk.digest {
             return Err(corrupt(format!("digest is {digest}, expected {}", chunk.digest)));
         }
+        self.keep(at, bytes)
+    }
+
+    /// Writes the right bytes of a chunk and marks it ready. Blocks.
+    pub(super) fn keep(self: &Arc<Self>, at: usize, bytes: &[u8]) -> Result<(), ReadError> {
         let cut_off = self.cut_off.read().unwrap_or_else(PoisonError::into_inner);
         if *cut_off {
             return Err(ReadError::CutOff { blob: self.id() });
         }
         self.put(at, bytes).map_err(|error| self.write_error(error))?;
-        let size = u64::from(chunk.decoded_size);
+        let size = bytes.len() as u64;
         if let Some(cache) = self.cache.upgrade() {
             cache.wrote(size);
         }
@@ -479,6 +492,7 @@ impl CachedBlob {
             requests: count(&self.counters.requests),
             hits: count(&self.counters.hits),
             misses: count(&self.counters.misses),
+            bytes_copied: count(&self.counters.bytes_copied),
             chunks_ready: self.ready.count() as u64,
             chunks_suspect: self.suspect.count() as u64,
             chunks_checked: count(&self.counters.checked),

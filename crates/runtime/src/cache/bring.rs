@@ -20,7 +20,7 @@ const AHEAD: Duration = Duration::from_secs(10);
 
 impl CachedBlob {
     /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
-    /// who wait already go first. Returns the requests, whose bytes are counted as stored.
+    /// who wait already go first. Returns the requests, whose bytes are counted as stored; what another blob has needs none.
     /// `part` is what one connection is asked for at most, in bytes. What was asked for `early` is not asked for again.
     pub(crate) fn bring(
         self: &Arc<Self>,
@@ -31,12 +31,15 @@ impl CachedBlob {
         let all = self.layout.chunks();
         let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
         let mut requests = Vec::new();
+        let copies;
         {
             let mut tower = self.flights.lock();
             let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
-            let missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
+            let mut missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
             // What is wanted soon is not what eviction takes first.
             missing.iter().for_each(|at| self.asked.note(*at..at + 1));
+            let elsewhere = self.take_elsewhere(&mut missing);
+            copies = elsewhere.into_iter().map(|at| tower.start(at, false)).collect();
             for request in fetch::plan(all, &missing) {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
@@ -49,7 +52,8 @@ impl CachedBlob {
             let bytes = request.stored.end.0 - request.stored.start.0;
             (bytes, self.workers.runtime().spawn(fetch::run(self.clone(), request)))
         };
-        requests.into_iter().map(spawn).collect()
+        let copies = self.copy(copies, true).into_iter().map(|copy| (0, copy));
+        copies.chain(requests.into_iter().map(spawn)).collect()
     }
 
     /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, readers go before him, and a full disk is

@@ -187,6 +187,7 @@ impl Cache {
             if !key.starts_with(AWAY) {
                 fs::rename(dir, &away)?;
             }
+            self.elsewhere.forget_all(key);
         }
         let away = if key.starts_with(AWAY) { dir } else { &away };
         let bytes = super::occupied(away);

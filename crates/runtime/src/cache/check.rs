@@ -18,7 +18,10 @@ use super::{
     CachedBlob, Lease,
     durable::{Touch, lock},
 };
-use crate::fetch::{self, JOB, Request};
+use crate::{
+    error::ReadError,
+    fetch::{self, JOB, Request},
+};
 
 /// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes first.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
@@ -30,7 +33,7 @@ impl CachedBlob {
     /// Checks suspect chunks that somebody waits for.
     pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
         for job in fetch::batches(self, leases) {
-            self.workers.runtime().spawn(check_job(self.clone(), job, false));
+            self.workers.runtime().spawn(settle(self.clone(), job, false, check));
         }
     }
 
@@ -126,20 +129,32 @@ impl CachedBlob {
     }
 }
 
-/// Checks some chunks, and fetches those that are wrong and asked for.
-async fn check_job(blob: Arc<CachedBlob>, leases: Vec<Lease>, background: bool) {
+/// A way to make a chunk ready without any network: whether it is now. Blocks.
+pub(super) type Locally = fn(&Arc<CachedBlob>, usize) -> Result<bool, ReadError>;
+
+fn check(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
+    Ok(blob.resolve(at))
+}
+
+/// Makes some chunks ready `locally`, and fetches those that are not and that somebody waits for.
+pub(super) async fn settle(
+    blob: Arc<CachedBlob>,
+    leases: Vec<Lease>,
+    background: bool,
+    locally: Locally,
+) {
     let worker = blob.clone();
-    let check = move |lease: Lease| {
-        if worker.resolve(lease.chunk()) {
-            lease.finish(Ok(()));
-            return None;
-        }
+    let attempt = move |lease: Lease| match locally(&worker, lease.chunk()) {
         // Dropped, the lease sends those to the network who have joined meanwhile.
-        lease.is_wanted().then_some(lease)
+        Ok(false) => lease.is_wanted().then_some(lease),
+        result => {
+            lease.finish(result.map(|_| ()));
+            None
+        }
     };
-    let check_all = move || leases.into_iter().filter_map(check).collect::<Vec<_>>();
-    let wrong = blob.workers.run(background, check_all).await;
-    for lease in wrong {
+    let attempt_all = move || leases.into_iter().filter_map(attempt).collect::<Vec<_>>();
+    let missing = blob.workers.run(background, attempt_all).await;
+    for lease in missing {
         let chunk = blob.chunk(lease.chunk());
         let request = Request {
             stored: chunk.stored..chunk.stored_end(),
@@ -179,6 +194,6 @@ async fn check_all(blob: Weak<CachedBlob>) {
             }
             return;
         }
-        check_job(blob, leases, true).await;
+        settle(blob, leases, true, check).await;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io,
+    io, iter,
     os::unix::fs::FileExt as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread,
@@ -93,6 +93,7 @@ impl CachedBlob {
         self.asked.note(at..at + 1);
         self.ready.set(at);
         self.note(&touch, at / 64);
+        self.tell_others(iter::once(at));
         Ok(())
     }
 
@@ -208,6 +209,7 @@ impl CachedBlob {
                 self.suspect.clear(at);
                 self.note(&touch, at / 64);
             }
+            self.tell_others_not(chunks);
             let known = self.known(&touch);
             let both = durable.words.iter().zip(known).map(|(durable, known)| durable & known);
             both.collect::<Vec<_>>()

@@ -14,6 +14,7 @@ mod bring;
 mod budget;
 mod check;
 mod durable;
+mod elsewhere;
 mod evict;
 mod flight;
 mod layout;
@@ -48,7 +49,7 @@ pub use self::{
     evict::Guard,
     scrub::{Scrubbed, WrongChunk},
 };
-use self::{budget::Budget, layout::Layout, workers::Workers};
+use self::{budget::Budget, elsewhere::Elsewhere, layout::Layout, workers::Workers};
 use crate::source::BlobSource;
 
 /// How the cache behaves.
@@ -126,6 +127,8 @@ pub struct Cache {
     /// See [`Cache::give`], by device and inode.
     given: store::Given,
     budget: Arc<Budget>,
+    /// What a blob can have from another one.
+    elsewhere: Elsewhere,
     /// When this process began to use it.
     opened: Instant,
     own: Weak<Cache>,
@@ -165,6 +168,7 @@ impl Cache {
             blobs: Mutex::default(),
             given: Mutex::default(),
             budget: Arc::default(),
+            elsewhere: Elsewhere::default(),
             opened: Instant::now(),
             own: own.clone(),
             lock: Arc::new(lock),

@@ -83,6 +83,21 @@ impl Times {
     }
 }
 
+/// What the maps of one data file begin with.
+struct Bindings {
+    durable: [u8; HASH],
+    live: [u8; HASH],
+}
+
+impl Bindings {
+    fn new(layout: &Layout, data: &fs::Metadata, boot: &str) -> Self {
+        Bindings {
+            durable: bind("durable", layout.digest(), data, ""),
+            live: bind("live", layout.digest(), data, boot),
+        }
+    }
+}
+
 /// What was found in a blob's directory, as words of [`super::ready::ReadyMap`].
 #[derive(Debug)]
 pub(crate) struct Found {
@@ -96,6 +111,34 @@ pub(crate) struct Found {
     pub(crate) times: Times,
 }
 
+impl Found {
+    fn read(
+        dir: &Path,
+        layout: &Layout,
+        data: &fs::Metadata,
+        bindings: &Bindings,
+        boot: &str,
+    ) -> Self {
+        let words = word_count(layout.chunks().len());
+        let times = Times::of(data);
+        let (mut durable, mut sealed) = (vec![0; words], false);
+        let found = read_map(&dir.join(DURABLE), HASH + words * 8 + HASH);
+        if let Some(found) = found.filter(|bytes| is_durable(bytes, &bindings.durable)) {
+            durable = decode(&found[2 * HASH..found.len() - HASH]);
+            sealed = found[HASH..2 * HASH] == seal(&bindings.durable, boot, &times);
+        }
+        let mut known = durable.clone();
+        let live =
+            read_map(&dir.join(LIVE), words * 8).filter(|bytes| bytes[..HASH] == bindings.live);
+        if let Some(bytes) = live {
+            for (word, live) in known.iter_mut().zip(decode(&bytes[HASH..])) {
+                *word |= live;
+            }
+        }
+        Found { durable, known, sealed, times }
+    }
+}
+
 impl Store {
     /// Opens the files of `layout` in `dir`, or makes them.
     pub(crate) fn open(
@@ -104,35 +147,35 @@ impl Store {
         cache: &Cache,
     ) -> Result<(Self, Found), CacheError> {
         let boot = &cache.boot;
-        let words = word_count(layout.chunks().len());
         let data = match open_data(&dir.join(DATA), layout.file_size(), &cache.given) {
             Ok(Some(data)) => data,
             Ok(None) => create_data(&dir, layout.file_size()).map_err(CacheError::io(&dir))?,
             Err(error) => return Err(CacheError::io(dir.join(DATA))(error)),
         };
         let metadata = data.metadata().map_err(CacheError::io(dir.join(DATA)))?;
-        let binding = bind("durable", layout.digest(), &metadata, "");
-        let live_binding = bind("live", layout.digest(), &metadata, boot);
-
-        let times = Times::of(&metadata);
-        let (mut durable, mut sealed) = (vec![0; words], false);
-        let found = read_map(&dir.join(DURABLE), HASH + words * 8 + HASH);
-        if let Some(found) = found.filter(|bytes| is_durable(bytes, &binding)) {
-            durable = decode(&found[2 * HASH..found.len() - HASH]);
-            sealed = found[HASH..2 * HASH] == seal(&binding, boot, &times);
-        }
-        let mut known = durable.clone();
-        let live =
-            read_map(&dir.join(LIVE), words * 8).filter(|bytes| bytes[..HASH] == live_binding);
-        if let Some(bytes) = live {
-            for (word, live) in known.iter_mut().zip(decode(&bytes[HASH..])) {
-                *word |= live;
-            }
-        }
-        let live = create_live(&dir.join(LIVE), &live_binding, &known)
+        let bindings = Bindings::new(layout, &metadata, boot);
+        let found = Found::read(&dir, layout, &metadata, &bindings, boot);
+        let live = create_live(&dir.join(LIVE), &bindings.live, &found.known)
             .map_err(CacheError::io(dir.join(LIVE)))?;
-        let store = Store { dir, data, live, boot: boot.clone(), binding };
-        Ok((store, Found { durable, known, sealed, times }))
+        let binding = bindings.durable;
+        Ok((Store { dir, data, live, boot: boot.clone(), binding }, found))
+    }
+
+    /// The chunks that are in the files of `layout` in `dir`, which nobody has open, as far as the maps say.
+    pub(crate) fn peek(dir: &Path, layout: &Layout, boot: &str) -> Option<Vec<u64>> {
+        let metadata = fs::symlink_metadata(dir.join(DATA)).ok()?;
+        let bindings = Bindings::new(layout, &metadata, boot);
+        Some(Found::read(dir, layout, &metadata, &bindings, boot).known)
+    }
+
+    /// Reads from the data file in `dir`, which nobody has open and thus nobody has marked.
+    pub(crate) fn open_closed(dir: &Path) -> io::Result<File> {
+        private().read(true).open(dir.join(DATA))
+    }
+
+    /// The name of the blob's directory.
+    pub(crate) fn key(&self) -> &str {
+        self.dir.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
     /// The decoded bytes. Opened for reading and writing, before anybody could have marked the file.

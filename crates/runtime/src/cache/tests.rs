@@ -3,6 +3,7 @@
 mod ahead;
 mod behind;
 mod crash;
+mod elsewhere;
 mod evict;
 mod power;
 

@@ -228,6 +228,9 @@ pub struct MountStatus {
     pub requests: u64,
     /// Bytes of the image as stored (compressed): what a pull would fetch.
     pub bytes_total: u64,
+    /// Decoded bytes that were not fetched because another image on this node has the same chunks.
+    #[serde(default)]
+    pub bytes_copied: u64,
     /// Chunks of the image's blobs that are on this node, verified.
     pub chunks_ready: u64,
     /// Chunks of the image's blobs.

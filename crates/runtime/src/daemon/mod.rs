@@ -172,6 +172,7 @@ impl Worker {
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
+        node.remember_images();
         tokio::spawn(way::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;

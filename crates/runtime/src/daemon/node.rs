@@ -420,6 +420,22 @@ impl Node {
         }
     }
 
+    /// Finds out what the cache has of images that are not mounted, in the background: others may have the same chunks.
+    pub(super) fn remember_images(&self) {
+        let (images, cache) = (self.root.join("images"), self.cache.clone());
+        tokio::task::spawn_blocking(move || {
+            for path in image::directories(&images).unwrap_or_default() {
+                // What is damaged is fetched again when somebody mounts it, and told then.
+                let Ok(image) = StoredImage::open(&path) else { continue };
+                for blob in image.bootstrap.blobs() {
+                    if let Err(error) = cache.remember(blob) {
+                        tracing::debug!(%error, "not remembered");
+                    }
+                }
+            }
+        });
+    }
+
     /// What is mounted where.
     pub(super) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
         let mounts = self.mounts.lock().await;
@@ -574,6 +590,7 @@ impl Mount {
             bytes_fetched: self.metadata.bytes + now.bytes_fetched - self.before.bytes_fetched,
             requests: self.metadata.requests + now.requests - self.before.requests,
             bytes_total: self.image.bytes_total(),
+            bytes_copied: now.bytes_copied - self.before.bytes_copied,
             chunks_ready: now.chunks_ready,
             chunks_total: now.chunks_total,
             events: now.events - self.before.events,

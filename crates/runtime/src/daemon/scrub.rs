@@ -2,7 +2,7 @@
 //! client that goes away ends it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{DaemonError, node::Node, served::ServedImage};
 use crate::{
     cache::{Cache, CacheError, Scrubbed},
-    image::StoredImage,
+    image::{self, StoredImage},
     kernel::pages,
 };
 
@@ -171,17 +171,10 @@ struct Described {
 /// The blobs of all images in a directory, by the names of their directories in the cache; and images that cannot be
 /// used.
 fn describe(images: &Path) -> io::Result<(HashMap<String, Described>, Vec<String>)> {
-    let (mut all, mut damaged) = (BTreeMap::new(), Vec::new());
-    for entry in fs::read_dir(images)? {
-        let path = entry?.path();
-        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !hidden {
-            all.insert(path.clone(), StoredImage::open(&path));
-        }
-    }
+    let mut damaged = Vec::new();
     let mut described: HashMap<String, Described> = HashMap::new();
-    for (path, image) in all {
-        let image = match image {
+    for path in image::directories(images)? {
+        let image = match StoredImage::open(&path) {
             Ok(image) => image,
             Err(error) => {
                 damaged.push(format!("{}: {error}", path.display()));

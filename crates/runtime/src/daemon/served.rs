@@ -69,6 +69,7 @@ pub(super) enum Attachment {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     pub(super) bytes_fetched: u64,
+    pub(super) bytes_copied: u64,
     pub(super) requests: u64,
     pub(super) chunks_ready: u64,
     pub(super) chunks_total: u64,
@@ -153,6 +154,7 @@ impl ServedImage {
         for blob in self.blobs.iter() {
             let stats = blob.stats();
             counters.bytes_fetched += stats.bytes_fetched;
+            counters.bytes_copied += stats.bytes_copied;
             counters.requests += stats.requests;
             counters.chunks_ready += stats.chunks_ready;
             counters.chunks_total += stats.chunks_total;

@@ -283,6 +283,19 @@ pub fn bootstrap_path(directory: &Path) -> PathBuf {
     directory.join(BOOTSTRAP)
 }
 
+/// The directories in `images` of images that were fetched whole, in the order of their names.
+pub(crate) fn directories(images: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut directories = Vec::new();
+    for entry in fs::read_dir(images)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            directories.push(entry.path());
+        }
+    }
+    directories.sort();
+    Ok(directories)
+}
+
 /// Removes what pulls that never ended left in `images`. For its only user.
 pub(crate) fn sweep(images: &Path) {
     for entry in fs::read_dir(images).into_iter().flatten().flatten() {

@@ -1,0 +1,183 @@
+//! Chunks that another blob in the cache has: copied instead of fetched.
+//!
+//! Two versions of an image, or two images with the same package in them, have chunks in common although their blobs differ.
+//! The index knows the chunks that are in the cache by a part of their digests. That makes it small and wrong at times, which
+//! is harmless: what is copied is checked like what is fetched, and what does not fit is fetched.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::unix::fs::FileExt as _,
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
+};
+
+use lazuli_image::{BLOCK_SIZE, Blob, Chunk, Digest};
+use tokio::task::JoinHandle;
+
+use super::{
+    Cache, CacheError, CachedBlob, Lease, ReadyMap, check::settle, durable::lock, layout::Layout,
+    store::Store,
+};
+use crate::{error::ReadError, fetch};
+
+/// Chunks that are known at most, 17 bytes each, and up to twice that while the table grows. As many as a hundred images of
+/// python:3.12's size have.
+const MAX_CHUNKS: usize = 1 << 20;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Elsewhere(Mutex<Index>);
+
+#[derive(Debug, Default)]
+struct Index {
+    /// By the beginning of the digest.
+    chunks: HashMap<u64, Place>,
+    /// Names of directories in the cache.
+    blobs: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, u32>,
+}
+
+/// Where the bytes of a chunk are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Position in [`Index::blobs`].
+    blob: u32,
+    /// The first block in the blob's data file, whose size the format limits to 2^32 blocks.
+    block: u32,
+}
+
+impl Elsewhere {
+    /// Notes that the blob in a directory has some chunks.
+    pub(super) fn enter<'a>(&self, key: &str, chunks: impl Iterator<Item = &'a Chunk>) {
+        let mut index = lock(&self.0);
+        let index = &mut *index;
+        let blob = *index.numbers.entry(key.into()).or_insert_with_key(|key| {
+            index.blobs.push(key.clone());
+            (index.blobs.len() - 1) as u32
+        });
+        for chunk in chunks {
+            let place = Place { blob, block: (chunk.decoded.0 / BLOCK_SIZE) as u32 };
+            if index.chunks.len() < MAX_CHUNKS {
+                index.chunks.entry(beginning(&chunk.digest)).or_insert(place);
+            }
+        }
+    }
+
+    /// Forgets a chunk of the blob in a directory.
+    pub(super) fn forget(&self, key: &str, chunk: &Chunk) {
+        let mut index = lock(&self.0);
+        let of = index.numbers.get(key).copied();
+        let beginning = beginning(&chunk.digest);
+        if index.chunks.get(&beginning).is_some_and(|place| Some(place.blob) == of) {
+            index.chunks.remove(&beginning);
+        }
+    }
+
+    /// Forgets everything of the blob in a directory.
+    pub(super) fn forget_all(&self, key: &str) {
+        let mut index = lock(&self.0);
+        if let Some(blob) = index.numbers.get(key).copied() {
+            index.chunks.retain(|_, place| place.blob != blob);
+        }
+    }
+
+    /// The directory and the first block of a blob, another one than that in `own`, that has a chunk.
+    fn find(&self, own: &str, chunk: &Chunk) -> Option<(Arc<str>, u32)> {
+        let index = lock(&self.0);
+        let place = index.chunks.get(&beginning(&chunk.digest))?;
+        let key = &index.blobs[place.blob as usize];
+        (**key != *own).then(|| (key.clone(), place.block))
+    }
+}
+
+fn beginning(digest: &Digest) -> u64 {
+    let (beginning, _) = digest.hash.split_first_chunk().expect("a digest has 32 bytes");
+    u64::from_le_bytes(*beginning)
+}
+
+impl CachedBlob {
+    /// Tells other blobs which chunks they can have from here.
+    pub(super) fn tell_others(&self, chunks: impl Iterator<Item = usize>) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        cache.elsewhere.enter(self.store.key(), chunks.map(|at| self.chunk(at)));
+    }
+
+    /// Tells them which are here no longer.
+    pub(super) fn tell_others_not(&self, chunks: &[usize]) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        chunks.iter().for_each(|at| cache.elsewhere.forget(self.store.key(), self.chunk(*at)));
+    }
+
+    /// Takes those of `missing` out that another blob may have.
+    pub(super) fn take_elsewhere(&self, missing: &mut Vec<usize>) -> Vec<usize> {
+        let Some(cache) = self.cache.upgrade() else { return Vec::new() };
+        let key = self.store.key();
+        let is_there = |at: &mut usize| cache.elsewhere.find(key, self.chunk(*at)).is_some();
+        missing.extract_if(.., is_there).collect()
+    }
+
+    /// Copies chunks from other blobs; what turns out not to be there is fetched if somebody waits for it.
+    pub(super) fn copy(
+        self: &Arc<Self>,
+        leases: Vec<Lease>,
+        background: bool,
+    ) -> Vec<JoinHandle<Result<(), ReadError>>> {
+        let jobs = fetch::batches(self, leases).into_iter();
+        let settled = |job| {
+            let settled = settle(self.clone(), job, background, copy);
+            async move {
+                settled.await;
+                Ok(())
+            }
+        };
+        jobs.map(|job| self.workers.runtime().spawn(settled(job))).collect()
+    }
+}
+
+/// Copies a chunk from another blob; whether it was there. Blocks.
+fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
+    let chunk = blob.chunk(at);
+    let Some(cache) = blob.cache.upgrade() else { return Ok(false) };
+    let Some((key, block)) = cache.elsewhere.find(blob.store.key(), chunk) else {
+        return Ok(false);
+    };
+    let mut bytes = vec![0; chunk.decoded_size as usize];
+    let read = cache.read_elsewhere(&key, u64::from(block) * BLOCK_SIZE, &mut bytes);
+    if read.is_err() || !chunk.digest.matches(&bytes) {
+        // Given up meanwhile, or damaged, which whoever uses that blob will notice.
+        cache.elsewhere.forget(&key, chunk);
+        return Ok(false);
+    }
+    blob.keep(at, &bytes)?;
+    blob.counters.bytes_copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    Ok(true)
+}
+
+impl Cache {
+    /// Notes what is here of a blob that nobody has opened yet.
+    pub(crate) fn remember(&self, blob: &Blob) -> Result<(), CacheError> {
+        let layout = Layout::new(blob)?;
+        let key = layout.key();
+        let Some(known) = Store::peek(&self.dir.join(&key), &layout, &self.boot) else {
+            return Ok(());
+        };
+        let known = ReadyMap::new(layout.chunks().len(), &known);
+        let chunks = layout.chunks().iter().enumerate();
+        let here = chunks.filter(|(at, _)| known.is_ready(*at)).map(|(_, chunk)| chunk);
+        self.elsewhere.enter(&key, here);
+        Ok(())
+    }
+
+    /// Reads from the data file in a blob's directory.
+    fn read_elsewhere(&self, key: &str, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let blobs = lock(&self.blobs);
+        if let Some(blob) = blobs.get(key).and_then(Weak::upgrade) {
+            drop(blobs);
+            return blob.file().read_exact_at(bytes, start);
+        }
+        // Under the lock: a file that was opened before it is marked can be read without a question of the kernel's to us.
+        let file = Store::open_closed(&self.dir.join(key))?;
+        drop(blobs);
+        file.read_exact_at(bytes, start)
+    }
+}

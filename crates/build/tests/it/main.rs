@@ -7,4 +7,5 @@ mod images;
 mod malformed;
 mod reuse;
 mod tarball;
+mod whiteouts;
 mod writers;

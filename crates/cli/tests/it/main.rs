@@ -23,5 +23,6 @@ mod reliability;
 mod reuse;
 mod run;
 mod scrub;
+mod trees;
 mod unpack;
 mod v5;

@@ -20,8 +20,7 @@ use super::{
 };
 use crate::{error::ReadError, fetch};
 
-/// Chunks that are known at most, 17 bytes each, and up to twice that while the table grows. As many as a hundred images of
-/// python:3.12's size have.
+/// Chunks that are known at most, in up to 36 MB. As many as forty images of python:3.12's size have.
 const MAX_CHUNKS: usize = 1 << 20;
 
 /// See the module.

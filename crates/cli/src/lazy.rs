@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use lazuli_image::{Blob, ChunkRef, Digest, Tree, compare::Content, rafs::Bootstrap};
-use lazuli_registry::{ImageName, Manifest, Repository};
+use lazuli_registry::{ImageName, Manifest, Repository, lazy_manifest};
 use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -41,7 +41,7 @@ pub(crate) fn open(
     let repository = lazuli_registry::open(&name, &access.options(config)?)?;
     let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
     let platform = access.platform()?;
-    let manifest = runtime.block_on(repository.manifest(platform.as_ref()))?;
+    let manifest = runtime.block_on(lazy_manifest(&*repository, &name, platform.as_ref()))?;
     let fetch = StoredImage::fetch(&repository, &manifest, directory.path());
     let (image, _) = runtime.block_on(fetch)?;
     Ok(LazyImage { name, manifest, image, repository, _directory: directory })

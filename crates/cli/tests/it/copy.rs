@@ -77,7 +77,12 @@ fn trace(api: bool) {
 }
 
 /// Puts an artifact that refers to `subject`.
-fn refer(registry: &FakeRegistry, subject: &Digest, kind: &str, content: &[u8]) -> Digest {
+pub(crate) fn refer(
+    registry: &FakeRegistry,
+    subject: &Digest,
+    kind: &str,
+    content: &[u8],
+) -> Digest {
     let layer = registry.put_blob("app", content);
     let empty = registry.put_blob("app", b"{}");
     let raw = json!({

@@ -18,6 +18,7 @@ mod lazuli;
 mod mount;
 mod nodes;
 mod prefetch;
+mod referrer;
 mod registry;
 mod reliability;
 mod reuse;

@@ -30,12 +30,19 @@ pub mod media_type {
     pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
     /// An OCI image configuration.
     pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    /// What upstream's converter calls the manifest of a lazy image that is in an index beside an ordinary one: no media type, but the
+    /// type of artifact in its descriptor.
+    pub const LAZY_MANIFEST: &str = "application/vnd.nydus.image.manifest.v1+json";
     /// A layer that is a gzipped tar.
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
     /// A layer that is a tar compressed with zstd.
     pub const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// A data blob.
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
+    /// Docker's image configuration.
+    pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    /// A lazy image's configuration, from converters who do not want others to take it for one that they can run.
+    pub const LAZY_CONFIG: &str = "application/vnd.nydus.image.config.v1+json";
     /// What has no content of its own: two bytes, `{}`.
     pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
     /// Docker's image manifest.
@@ -163,6 +170,9 @@ pub struct Manifest {
     pub config: Descriptor,
     /// The layers, lowest first.
     pub layers: Vec<Descriptor>,
+    /// The manifest that this one refers to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Descriptor>,
     /// What the packer noted about the image.
     #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -302,6 +312,7 @@ fn describe(
         media_type: Some(media_type::MANIFEST.to_owned()),
         config: Descriptor::plain(media_type::CONFIG, digest, config.len() as u64),
         layers,
+        subject: None,
         annotations,
     };
     let document = "manifest";

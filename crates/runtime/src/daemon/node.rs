@@ -11,7 +11,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Options, Platform};
+use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
 use tokio::sync::{Mutex, RwLock, watch};
 
 use super::{
@@ -212,7 +212,7 @@ impl Node {
         let mut stopping = self.stopping.subscribe();
         let pull = async {
             repository.prepare();
-            let manifest = repository.manifest(platform.as_ref()).await?;
+            let manifest = lazy_manifest(&*repository, &name, platform.as_ref()).await?;
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
             let look_up = async {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_registry::{ImageName, Platform};
+use lazuli_registry::{ImageName, Platform, lazy_manifest};
 use serde::{Deserialize, Serialize};
 
 use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage, way::Way};
@@ -154,7 +154,9 @@ impl Node {
         let way = Way::to(&name, &self.options(&request));
         let repository = way.open()?;
         let images = self.root.join("images");
-        let (stored, _) = StoredImage::pull(&repository, wanted.as_ref(), &images).await?;
+        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref()).await?;
+        let (stored, _) = StoredImage::fetch(&repository, &manifest, &images).await?;
+        stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();
         let served = self.serve(stored, way).await?;
         job.lock().image = Some(served.clone());

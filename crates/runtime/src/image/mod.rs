@@ -24,7 +24,7 @@ use std::{
 
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError,
-    oci::{Descriptor, Manifest, Platform, media_type},
+    oci::{Descriptor, Manifest, media_type},
     rafs::{self, Bootstrap},
 };
 use lazuli_registry::{
@@ -135,18 +135,6 @@ const BOOTSTRAP: &str = "bootstrap";
 const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
 
 impl StoredImage {
-    /// Asks `repository` what its name means now and fetches what is not in `images` yet. The image must be lazy as a whole.
-    pub async fn pull(
-        repository: &Arc<dyn Repository>,
-        platform: Option<&Platform>,
-        images: &Path,
-    ) -> Result<(Self, Fetched), ImageError> {
-        let manifest = repository.manifest(platform).await?;
-        let (image, fetched) = Self::fetch(repository, &manifest, images).await?;
-        image.must_be_whole_unless(false, repository.describe())?;
-        Ok((image, fetched))
-    }
-
     /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless somebody else sees to
     /// them.
     pub fn must_be_whole_unless(&self, base: bool, image: String) -> Result<(), ImageError> {
@@ -183,7 +171,7 @@ impl StoredImage {
         images.join(manifest.hex()).exists()
     }
 
-    /// Opens an image that [`StoredImage::pull`] put there.
+    /// Opens an image that [`StoredImage::fetch`] put there.
     pub fn open(directory: &Path) -> Result<Self, ImageError> {
         let damaged = |name: &str, problem: &str| ImageError::Damaged {
             path: directory.join(name),

@@ -1,6 +1,6 @@
 //! Images on their way from a registry to the node.
 
-use std::{collections::BTreeMap, io::Write as _, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io::Write as _, path::Path, sync::Arc, time::Duration};
 
 use flate2::{Compression, write::GzEncoder};
 use lazuli_image::{
@@ -8,7 +8,7 @@ use lazuli_image::{
     oci::{BlobLayer, ImageConfig, LazyImage, media_type},
 };
 use lazuli_registry::{ImageName, Options, RegistryError, Repository};
-use lazuli_runtime::image::{ImageError, StoredImage};
+use lazuli_runtime::image::{Fetched, ImageError, StoredImage};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
 use crate::sample::Sample;
@@ -72,6 +72,15 @@ impl Pushed {
     }
 }
 
+/// Fetches what the image's name means now.
+async fn pull(
+    repository: &Arc<dyn Repository>,
+    images: &Path,
+) -> Result<(StoredImage, Fetched), ImageError> {
+    let manifest = repository.manifest(None).await?;
+    StoredImage::fetch(repository, &manifest, images).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn config_and_bootstrap_are_fetched_at_the_same_time() {
     let pushed = Pushed::new();
@@ -79,14 +88,14 @@ async fn config_and_bootstrap_are_fetched_at_the_same_time() {
     // Nothing is answered before both had time to arrive.
     pushed.registry.fault("GET", "/blobs/", 2, Fault::Latency(Duration::from_millis(500)));
     let repository = pushed.open();
-    let (image, fetched) = StoredImage::pull(&repository, None, directory.path()).await.unwrap();
+    let (image, fetched) = pull(&repository, directory.path()).await.unwrap();
     assert_eq!(image.manifest_digest, pushed.digest);
     assert_eq!(fetched.requests, 3);
     let stats = pushed.registry.stats();
     assert_eq!((stats.requests, stats.max_concurrency, stats.bytes), (3, 2, fetched.bytes));
 
     // A second time only the name is looked up.
-    let (_, fetched) = StoredImage::pull(&repository, None, directory.path()).await.unwrap();
+    let (_, fetched) = pull(&repository, directory.path()).await.unwrap();
     assert_eq!((fetched.requests, pushed.registry.stats().requests), (1, 4));
     assert_eq!(pushed.registry.violations(), Vec::<String>::new());
 }
@@ -97,15 +106,15 @@ async fn the_part_that_cannot_be_had_is_named_and_nothing_stays() {
     for blob in [pushed.config, pushed.bootstrap] {
         let directory = tempfile::tempdir().unwrap();
         pushed.registry.fault("GET", &blob.to_string(), 1, Fault::Status(404));
-        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        let error = pull(&pushed.open(), directory.path()).await.unwrap_err();
         let ImageError::Registry(missing @ RegistryError::Missing { .. }) = &error else {
             panic!("{error}");
         };
         assert!(missing.to_string().contains(&blob.to_string()), "{error}");
         pushed.registry.fault("GET", &blob.to_string(), 1, Fault::WrongBytes);
-        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        let error = pull(&pushed.open(), directory.path()).await.unwrap_err();
         assert!(error.to_string().contains("corrupt"), "{error}");
-        StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap();
+        pull(&pushed.open(), directory.path()).await.unwrap();
         let names = std::fs::read_dir(directory.path()).unwrap();
         let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [&*pushed.digest.hex()]);
@@ -123,7 +132,7 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
         pushed.registry.fault("GET", &layer, times, Fault::IgnoreRange);
         let directory = tempfile::tempdir().unwrap();
         let repository = pushed.open();
-        let pulled = StoredImage::pull(&repository, None, directory.path()).await;
+        let pulled = pull(&repository, directory.path()).await;
         let (image, fetched) = pulled.unwrap();
         assert_eq!(image.manifest_digest, pushed.digest);
         assert_eq!(fetched.requests, requests);
@@ -135,7 +144,7 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
         let pushed = Pushed::behind(padding);
         pushed.registry.fault("GET", &layer, 1, Fault::WrongBytes);
         let directory = tempfile::tempdir().unwrap();
-        let error = StoredImage::pull(&pushed.open(), None, directory.path()).await.unwrap_err();
+        let error = pull(&pushed.open(), directory.path()).await.unwrap_err();
         assert!(error.to_string().contains("corrupt"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }

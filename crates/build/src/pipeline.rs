@@ -129,7 +129,10 @@ impl Shared<'_> {
             let on_read = |bytes| self.progress.bytes_read(index, bytes);
             let entries = match source {
                 LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
-                LayerSource::Directory(root) => source::dir::read(&root, &mut cutter, &on_read),
+                LayerSource::Directory(root) => {
+                    source::dir::read(&root, false, &mut cutter, &on_read)
+                }
+                LayerSource::Upper(root) => source::dir::read(&root, true, &mut cutter, &on_read),
                 LayerSource::Known(record) => self.known(index, *record),
             };
             let flushed =

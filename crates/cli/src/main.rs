@@ -20,6 +20,7 @@ mod reuse;
 mod source;
 mod store;
 mod trace;
+mod written;
 
 use std::{
     path::{Path, PathBuf},

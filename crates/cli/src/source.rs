@@ -67,11 +67,12 @@ pub(crate) fn open(
     config: &Config,
     runtime: &Runtime,
 ) -> Result<Opened> {
-    let platform = access.platform()?;
+    // Lazy images are made of ordinary ones.
+    let platform = access.platform()?.unwrap_or_else(Platform::host).with_lazy(false);
     match source {
         Source::Image(name) => {
             let repository = lazuli_registry::open(name, &access.options(config)?)?;
-            runtime.block_on(image(repository, platform.as_ref()))
+            runtime.block_on(image(repository, &platform))
         }
         Source::DockerArchive(file, reference) => {
             let archive = Arc::new(DockerArchive::open(file, reference.as_deref())?);
@@ -100,15 +101,15 @@ fn rootfs(
     source: &Source,
     stored_size: Option<u64>,
     layer: LayerSource,
-    platform: Option<Platform>,
+    platform: Platform,
 ) -> Opened {
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
-    let config = ImageConfig::new(&platform.unwrap_or_else(Platform::host));
+    let config = ImageConfig::new(&platform);
     Opened { layers: vec![layer], digests: vec![None], config, origin: BTreeMap::new() }
 }
 
-async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> Result<Opened> {
-    let manifest = repository.manifest(platform).await?;
+async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<Opened> {
+    let manifest = repository.manifest(Some(platform)).await?;
     let config = lazuli_registry::config(&*repository, &manifest).await?;
     let config = ImageConfig::parse(&config)
         .with_context(|| format!("the config of {}", repository.describe()))?;

@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lazuli_build::{BootstrapLayer, BuiltBlob};
 use lazuli_image::{
-    Digest,
+    Digest, Stored,
     oci::{BlobLayer, LazyImage, media_type},
+    rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, ImageName, Pushed, Repository};
+use lazuli_registry::{BlobContent, ImageName, Pushed, Repository, Selector};
 
 use crate::progress;
 
@@ -57,6 +58,32 @@ pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
         }
         _ => false,
     }
+}
+
+/// Refuses names that mean one image for ever.
+pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
+    let selector = match name {
+        ImageName::Registry(reference) => Some(reference.selector()),
+        ImageName::Layout(layout) => layout.image.clone(),
+    };
+    if let Some(Selector::Digest(_)) = selector {
+        bail!(
+            "cannot store a new image as {name}, a digest names one image for ever: say another TARGET"
+        );
+    }
+    Ok(())
+}
+
+/// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap says, or from its end if another writer
+/// made it.
+pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) -> Result<Vec<u8>> {
+    if let Some(written) = rafs::written_meta_file(record) {
+        return Ok(written);
+    }
+    let (id, tail) = (record.blob.id, &record.tail);
+    let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
+    let tail = repository.read(&id, range, &|_| {}).await?;
+    rafs::meta_file(&tail, record).with_context(|| format!("blob {id}"))
 }
 
 /// A blob that was built, as a layer.

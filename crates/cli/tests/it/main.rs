@@ -6,6 +6,7 @@ mod access;
 mod bad_input;
 mod bake;
 mod budget;
+mod commit;
 mod containerd;
 mod convert;
 mod copy;

@@ -3,17 +3,18 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Read},
+    io::{self, IsTerminal as _, Read},
+    os::fd::AsFd as _,
     sync::Arc,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use lazuli_build::{Dictionary, Layer, LayerSource, Options};
 use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
 };
-use lazuli_registry::{DockerArchive, Repository, Source, into_blocking};
+use lazuli_registry::{DockerArchive, Manifest, Repository, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
 use crate::{config::Config, layers::LayerCache, names::Access};
@@ -26,6 +27,8 @@ pub(crate) struct Opened {
     pub(crate) digests: Vec<Option<Digest>>,
     /// Its config, or an empty one.
     pub(crate) config: ImageConfig,
+    /// The image in a registry or layout that this is, and where.
+    pub(crate) image: Option<(Manifest, Arc<dyn Repository>)>,
     /// What the manifest of the lazy image says about where it comes from.
     pub(crate) origin: BTreeMap<String, String>,
 }
@@ -83,7 +86,16 @@ pub(crate) fn open(
                 source: LayerSource::Tar(Box::new(layer.reader())),
             });
             let digests = archive.layers().iter().map(|layer| Some(layer.diff_id())).collect();
-            Ok(Opened { layers: layers.collect(), digests, config, origin: BTreeMap::new() })
+            let (layers, origin) = (layers.collect(), BTreeMap::new());
+            Ok(Opened { layers, digests, config, image: None, origin })
+        }
+        Source::Tar(path) if path.as_os_str() == "-" => {
+            let input = io::stdin();
+            if input.is_terminal() {
+                bail!("{source}: a tar does not come from a terminal: give it a file or a program");
+            }
+            let input = File::from(input.as_fd().try_clone_to_owned()?);
+            Ok(rootfs(source, None, LayerSource::Tar(Box::new(input)), platform))
         }
         Source::Tar(path) => {
             let context = || format!("cannot read {}", path.display());
@@ -105,7 +117,8 @@ fn rootfs(
 ) -> Opened {
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
     let config = ImageConfig::new(&platform);
-    Opened { layers: vec![layer], digests: vec![None], config, origin: BTreeMap::new() }
+    let (layers, digests, origin) = (vec![layer], vec![None], BTreeMap::new());
+    Opened { layers, digests, config, image: None, origin }
 }
 
 async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<Opened> {
@@ -124,7 +137,8 @@ async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<O
         }
     });
     let digests = manifest.parsed.layers.iter().map(|layer| Some(layer.digest)).collect();
-    Ok(Opened { layers: layers.collect(), digests, config, origin: origin.into() })
+    let (layers, origin) = (layers.collect(), origin.into());
+    Ok(Opened { layers, digests, config, image: Some((manifest, repository)), origin })
 }
 
 /// A layer that is requested when its first byte is read: an image has more layers than a

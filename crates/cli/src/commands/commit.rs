@@ -54,7 +54,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     // Of a container, the layers on top of its image are here.
     base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
 
-    let mut options = Options::new(store::scratch());
+    let scratch = store::Scratch::new()?;
+    let mut options = Options::new(scratch.path());
     let Base { dictionary, layer } = lowest(&base, &mut options, &runtime)?;
     let uppers = written.layers.iter().map(|layer| Layer {
         name: layer.display().to_string(),

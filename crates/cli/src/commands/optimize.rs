@@ -64,7 +64,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
     }
     let repository = &*image.repository;
-    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, store::scratch());
+    let scratch = store::Scratch::new()?;
+    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, scratch.path());
     let hot_blob = runtime.block_on(fetch)?;
     let optimized = optimize(bootstrap, &chunks, &hot_blob)?;
     let layer = pack(repository, &optimized, &hot_blob, &runtime)?;

@@ -2,12 +2,15 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::Mutex,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use lazuli_image::Digest;
 
-use crate::Dictionary;
+use crate::{Dictionary, spool::LOOK};
 
 /// A chunk that differs from all others.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +47,11 @@ pub(crate) struct Chunks {
 
 /// [`Chunks`] while workers fill it.
 #[derive(Debug)]
-pub(crate) struct Index(Mutex<State>);
+pub(crate) struct Index {
+    state: Mutex<State>,
+    /// Told whenever chunks were entered.
+    entered: Condvar,
+}
 
 #[derive(Debug)]
 struct State {
@@ -73,20 +80,29 @@ impl Index {
                 }
             }
         }
-        Index(Mutex::new(State { ids, chunks }))
+        Index { state: Mutex::new(State { ids, chunks }), entered: Condvar::new() }
     }
 
-    /// Enters consecutive chunks of a layer, given as digest and decoded size. Says which of them the layer has to
-    /// store as far as is known: the ones that no earlier place has. So every chunk is stored by its final owner, and
-    /// sometimes by a later place that was faster.
-    pub(crate) fn enter(&self, layer: u8, first: u32, digests: &[(Digest, u32)]) -> Vec<Fresh> {
+    /// Enters consecutive chunks of a layer, given as digest and decoded size, when all before them are entered; never if `stop` is set.
+    /// Says which of them the layer has to store as far as is known: the ones that no earlier place has. So every chunk is stored by its
+    /// final owner, and sometimes by a higher layer that was faster.
+    pub(crate) fn enter(
+        &self,
+        layer: u8,
+        first: u32,
+        digests: &[(Digest, u32)],
+        stop: &AtomicBool,
+    ) -> Vec<Fresh> {
         let mut state = self.lock();
+        while state.chunks.layers[usize::from(layer)].len() < first as usize {
+            if stop.load(Ordering::Relaxed) {
+                return Vec::new();
+            }
+            let woken = self.entered.wait_timeout(state, LOOK);
+            state = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
         let State { ids, chunks } = &mut *state;
         let numbers = &mut chunks.layers[usize::from(layer)];
-        let end = first as usize + digests.len();
-        if numbers.len() < end {
-            numbers.resize(end, DistinctId(u32::MAX));
-        }
         let mut fresh = Vec::new();
         for (position, &(digest, decoded_size)) in digests.iter().enumerate() {
             let owner = Owner::Layer { layer, number: first + position as u32 };
@@ -104,17 +120,18 @@ impl Index {
                 *known = owner;
                 fresh.push(Fresh { id, position });
             }
-            numbers[first as usize + position] = id;
+            numbers.push(id);
         }
+        self.entered.notify_all();
         fresh
     }
 
     /// Everything, when all layers are read.
     pub(crate) fn finish(self) -> Chunks {
-        self.0.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).chunks
+        self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).chunks
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

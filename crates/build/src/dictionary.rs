@@ -7,7 +7,9 @@ use lazuli_image::{
     rafs::{self, BlobRecord, Bootstrap},
 };
 
-use crate::{Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch};
+use crate::{
+    BaseBlob, Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch,
+};
 
 /// What the place where a new image goes already has.
 #[derive(Debug, Default)]
@@ -61,6 +63,15 @@ impl Dictionary {
                 self.blobs.push(KnownBlob { record, meta_file, hot_bytes });
             }
         }
+    }
+
+    /// All blobs of an image that another one is made on. Those with hot bytes first: what a start reads may be in another
+    /// blob as well.
+    pub(crate) fn of_base(mut blobs: Vec<BaseBlob>, chunk_size: u32) -> Self {
+        blobs.sort_by_key(|blob| blob.hot_bytes.is_none());
+        let known =
+            |BaseBlob { record, meta_file, hot_bytes }| KnownBlob { record, meta_file, hot_bytes };
+        Dictionary { blobs: blobs.into_iter().map(known).collect(), chunk_size }
     }
 
     /// The ids of all blobs.

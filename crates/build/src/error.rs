@@ -30,6 +30,9 @@ pub enum BuildError {
         /// What was expected.
         problem: OverlayProblem,
     },
+    /// Another image cannot be made on this one.
+    #[error("the base image {0}: make the new one with `lazuli convert`")]
+    Base(&'static str),
     /// More layers or blobs than the format can address.
     #[error("the image has {count} {what}, expected at most {limit}")]
     TooMany {

@@ -3,7 +3,7 @@
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
 //! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
-//! before from their [`LayerRecord`]. [`bake`] moves the chunks of a finished image to where a start finds
+//! before from their [`LayerRecord`]; with a [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to where a start finds
 //! them soon; [`unpack`] makes something plain of an image.
 //!
 //! ```text
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bake;
+mod base;
 mod build;
 mod chunk;
 mod dedup;
@@ -32,6 +33,7 @@ pub mod source;
 mod spool;
 pub mod unpack;
 
+pub use base::{Base, BaseBlob};
 pub use build::{Built, Merged, Options, build, build_with, merge};
 pub use dictionary::Dictionary;
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};

@@ -24,7 +24,7 @@ use crate::{
     error::{BuildError, SourceError},
     report::Progress,
     source::{self, ReadError},
-    spool::Spool,
+    spool::{Grown, Spool},
 };
 
 /// What to do with the content of layers.
@@ -129,7 +129,10 @@ impl Shared<'_> {
             let on_read = |bytes| self.progress.bytes_read(index, bytes);
             let entries = match source {
                 LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
-                LayerSource::Directory(root) => source::dir::read(&root, &mut cutter, &on_read),
+                LayerSource::Directory(root) => {
+                    source::dir::read(&root, false, &mut cutter, &on_read)
+                }
+                LayerSource::Upper(root) => source::dir::read(&root, true, &mut cutter, &on_read),
                 LayerSource::Known(record) => self.known(index, *record),
             };
             let flushed =
@@ -149,7 +152,7 @@ impl Shared<'_> {
 
     /// Enters a layer that nobody has to read.
     fn known(&self, layer: usize, record: LayerRecord) -> Result<Vec<Entry>, ReadError> {
-        let fresh = self.index.enter(layer as u8, 0, &record.chunks());
+        let fresh = self.index.enter(layer as u8, 0, &record.chunks(), &self.stop);
         if self.plan.store.is_some() && !fresh.is_empty() {
             return Err(SourceError::NotStored { chunks: fresh.len() }.into());
         }
@@ -175,10 +178,14 @@ impl Shared<'_> {
             let received = lock(&receiver).recv();
             let Ok(batch) = received else { break };
             // After a failure batches are only taken off the queue, so that no reader waits forever.
-            if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed))
-                && let Err(error) = worker.process(&batch, &self.index, &self.stop)
-            {
-                self.fail(batch.layer.into(), error);
+            if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed)) {
+                match worker.process(&batch, &self.index, &self.stop) {
+                    Ok(Some(Grown { path, bytes })) if batch.layer == 0 => {
+                        self.progress.lowest_grown(&path, bytes);
+                    }
+                    Ok(_) => {}
+                    Err(error) => self.fail(batch.layer.into(), error),
+                }
             }
             lock(&self.buffers).push(batch.data);
         }
@@ -228,11 +235,11 @@ impl<'a> Worker<'a> {
         batch: &Batch,
         index: &Index,
         stop: &AtomicBool,
-    ) -> Result<(), BuildError> {
+    ) -> Result<Option<Grown>, BuildError> {
         let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);
         let digests: Vec<_> = batch.chunks().map(digest).collect();
-        let fresh = index.enter(batch.layer, batch.first, &digests);
-        let Some((encoder, spools)) = &mut self.store else { return Ok(()) };
+        let fresh = index.enter(batch.layer, batch.first, &digests, stop);
+        let Some((encoder, spools)) = &mut self.store else { return Ok(None) };
         self.stored.clear();
         let mut spooled = Vec::with_capacity(fresh.len());
         for chunk in fresh {

@@ -74,6 +74,15 @@ impl ReadLayer<'_> {
 }
 
 impl LayerRecord {
+    /// A layer of these entries, whose chunks count through `chunks`, BLAKE3 and decoded size of each.
+    pub(crate) fn new(
+        chunk_size: u32,
+        entries: Vec<Entry>,
+        chunks: Vec<([u8; DIGEST], u32)>,
+    ) -> Self {
+        LayerRecord { chunk_size, entries, chunks }
+    }
+
     /// The record that [`ReadLayer::record`] wrote; `None` if another version did, or the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (digest, packed) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;

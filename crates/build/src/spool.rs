@@ -1,7 +1,7 @@
 //! Where the compressed chunks of a layer go, in the order of the layer, whoever compressed them.
 //!
 //! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong to a
-//! lower layer that was read later; then [`crate::pack`] copies the others.
+//! lower layer that was read later; then [`crate::pack`] copies the others. The lowest layer's always is.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{dedup::DistinctId, error::BuildError};
 const MAX_WAITING: usize = 8;
 
 /// How often a thread that waits looks whether another one failed.
-const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A directory of one build inside the user's scratch directory. Goes when the last clone goes.
 #[derive(Clone, Debug)]
@@ -57,6 +57,13 @@ fn failed(path: &Path, problem: io::Error) -> BuildError {
 /// A chunk in a spool and its size there.
 pub(crate) type Spooled = (DistinctId, u32);
 
+/// What a spool has so far.
+#[derive(Debug)]
+pub(crate) struct Grown {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+}
+
 /// The spool of one layer while it is read.
 #[derive(Debug)]
 pub(crate) struct Spool {
@@ -78,6 +85,8 @@ struct State {
 struct Writer {
     /// Number of the batch that comes next.
     next: u32,
+    /// Bytes in the file.
+    bytes: u64,
     so_far: Finished,
 }
 
@@ -100,20 +109,20 @@ impl Spool {
         let hasher = Algorithm::Sha256.hasher();
         let path = scratch.join(name);
         let so_far = Finished { file: None, path, hasher, chunks: Vec::new() };
-        let writer = Writer { next: 0, so_far };
+        let writer = Writer { next: 0, bytes: 0, so_far };
         let state = State { writer: Some(writer), waiting: BTreeMap::new() };
         Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
     /// Adds the chunks of the batch with this number; `bytes` are the chunks back to back. Each batch has to be added, also one
-    /// without new chunks. May wait for earlier batches, until `stop` is set.
+    /// without new chunks. May wait for earlier batches, until `stop` is set. Returns what the spool has then, if this has written to it.
     pub(crate) fn add(
         &self,
         batch: u32,
         bytes: &[u8],
         chunks: Vec<Spooled>,
         stop: &AtomicBool,
-    ) -> Result<(), BuildError> {
+    ) -> Result<Option<Grown>, BuildError> {
         let mut state = self.lock();
         while state.waiting.len() >= MAX_WAITING
             && state.writer.as_ref().is_none_or(|writer| writer.next != batch)
@@ -124,16 +133,17 @@ impl Spool {
         }
         let Some(mut writer) = state.writer.take_if(|writer| writer.next == batch) else {
             state.waiting.insert(batch, (bytes.to_vec(), chunks));
-            return Ok(());
+            return Ok(None);
         };
         drop(state);
         writer.write(bytes, chunks).map_err(|problem| self.scratch.failed(problem))?;
         loop {
             let mut state = self.lock();
             let Some((bytes, chunks)) = state.waiting.remove(&writer.next) else {
+                let grown = writer.grown();
                 state.writer = Some(writer);
                 self.written.notify_all();
-                return Ok(());
+                return Ok(Some(grown));
             };
             drop(state);
             self.written.notify_all();
@@ -153,6 +163,10 @@ impl Spool {
 }
 
 impl Writer {
+    fn grown(&self) -> Grown {
+        Grown { path: self.so_far.path.clone(), bytes: self.bytes }
+    }
+
     fn write(&mut self, bytes: &[u8], chunks: Vec<Spooled>) -> io::Result<()> {
         self.next += 1;
         if bytes.is_empty() {
@@ -166,6 +180,7 @@ impl Writer {
             }
         };
         file.write_all(bytes)?;
+        self.bytes += bytes.len() as u64;
         hasher.update(bytes);
         spooled.extend(chunks);
         Ok(())

@@ -52,8 +52,9 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
     };
     let status = SnapshotsStatus { committed, active, views, former, removed, error: None };
     let mounts = images.into_iter().map(|image| {
-        let ImageSnapshot { name, mountpoint, containers } = image;
-        (mountpoint, SnapshotStatus { name, containers })
+        let ImageSnapshot { name, mountpoint, containers: layers } = image;
+        let containers = layers.keys().cloned().collect();
+        (mountpoint, SnapshotStatus { name, containers, layers })
     });
     (status, mounts.collect())
 }

@@ -10,16 +10,20 @@ mod container;
 mod containerd;
 mod daemon;
 mod exit;
+mod growing;
 mod hot;
+mod interrupt;
 mod layers;
 mod lazy;
 mod names;
+mod ordinary;
 mod progress;
 mod rehearse;
 mod reuse;
 mod source;
 mod store;
 mod trace;
+mod written;
 
 use std::{
     path::{Path, PathBuf},

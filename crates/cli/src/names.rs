@@ -18,9 +18,10 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// `--platform`, parsed.
+    /// `--platform`, parsed; lazy images are what is mostly asked for.
     pub(crate) fn platform(&self) -> Result<Option<Platform>> {
-        Ok(self.platform.as_deref().map(str::parse).transpose()?)
+        let platform: Option<Platform> = self.platform.as_deref().map(str::parse).transpose()?;
+        Ok(platform.map(|platform| platform.with_lazy(true)))
     }
 
     /// What the registry crate wants to know.

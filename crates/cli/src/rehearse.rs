@@ -21,7 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{container::Bundle, store};
+use crate::{container::Bundle, interrupt::Held, store};
 
 /// How often it is looked whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
@@ -81,6 +81,7 @@ impl Node {
         command: &[OsString],
     ) -> Result<Trace> {
         // From here on signals end the container, not this process, which has to clean up after it.
+        let _held = Held::new();
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut child = Command::new("/proc/self/exe")

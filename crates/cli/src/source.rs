@@ -3,17 +3,18 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Read},
+    io::{self, IsTerminal as _, Read},
+    os::fd::AsFd as _,
     sync::Arc,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use lazuli_build::{Dictionary, Layer, LayerSource, Options};
 use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
 };
-use lazuli_registry::{DockerArchive, Repository, Source, into_blocking};
+use lazuli_registry::{DockerArchive, Manifest, Repository, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
 use crate::{config::Config, layers::LayerCache, names::Access};
@@ -26,6 +27,8 @@ pub(crate) struct Opened {
     pub(crate) digests: Vec<Option<Digest>>,
     /// Its config, or an empty one.
     pub(crate) config: ImageConfig,
+    /// The image in a registry or layout that this is, and where.
+    pub(crate) image: Option<(Manifest, Arc<dyn Repository>)>,
     /// What the manifest of the lazy image says about where it comes from.
     pub(crate) origin: BTreeMap<String, String>,
 }
@@ -67,11 +70,12 @@ pub(crate) fn open(
     config: &Config,
     runtime: &Runtime,
 ) -> Result<Opened> {
-    let platform = access.platform()?;
+    // Lazy images are made of ordinary ones.
+    let platform = access.platform()?.unwrap_or_else(Platform::host).with_lazy(false);
     match source {
         Source::Image(name) => {
             let repository = lazuli_registry::open(name, &access.options(config)?)?;
-            runtime.block_on(image(repository, platform.as_ref()))
+            runtime.block_on(image(repository, &platform))
         }
         Source::DockerArchive(file, reference) => {
             let archive = Arc::new(DockerArchive::open(file, reference.as_deref())?);
@@ -82,7 +86,16 @@ pub(crate) fn open(
                 source: LayerSource::Tar(Box::new(layer.reader())),
             });
             let digests = archive.layers().iter().map(|layer| Some(layer.diff_id())).collect();
-            Ok(Opened { layers: layers.collect(), digests, config, origin: BTreeMap::new() })
+            let (layers, origin) = (layers.collect(), BTreeMap::new());
+            Ok(Opened { layers, digests, config, image: None, origin })
+        }
+        Source::Tar(path) if path.as_os_str() == "-" => {
+            let input = io::stdin();
+            if input.is_terminal() {
+                bail!("{source}: a tar does not come from a terminal: give it a file or a program");
+            }
+            let input = File::from(input.as_fd().try_clone_to_owned()?);
+            Ok(rootfs(source, None, LayerSource::Tar(Box::new(input)), platform))
         }
         Source::Tar(path) => {
             let context = || format!("cannot read {}", path.display());
@@ -100,15 +113,16 @@ fn rootfs(
     source: &Source,
     stored_size: Option<u64>,
     layer: LayerSource,
-    platform: Option<Platform>,
+    platform: Platform,
 ) -> Opened {
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
-    let config = ImageConfig::new(&platform.unwrap_or_else(Platform::host));
-    Opened { layers: vec![layer], digests: vec![None], config, origin: BTreeMap::new() }
+    let config = ImageConfig::new(&platform);
+    let (layers, digests, origin) = (vec![layer], vec![None], BTreeMap::new());
+    Opened { layers, digests, config, image: None, origin }
 }
 
-async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> Result<Opened> {
-    let manifest = repository.manifest(platform).await?;
+async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<Opened> {
+    let manifest = repository.manifest(Some(platform)).await?;
     let config = lazuli_registry::config(&*repository, &manifest).await?;
     let config = ImageConfig::parse(&config)
         .with_context(|| format!("the config of {}", repository.describe()))?;
@@ -123,7 +137,8 @@ async fn image(repository: Arc<dyn Repository>, platform: Option<&Platform>) -> 
         }
     });
     let digests = manifest.parsed.layers.iter().map(|layer| Some(layer.digest)).collect();
-    Ok(Opened { layers: layers.collect(), digests, config, origin: origin.into() })
+    let (layers, origin) = (layers.collect(), origin.into());
+    Ok(Opened { layers, digests, config, image: Some((manifest, repository)), origin })
 }
 
 /// A layer that is requested when its first byte is read: an image has more layers than a

@@ -2,17 +2,23 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lazuli_build::{BootstrapLayer, BuiltBlob};
 use lazuli_image::{
-    Digest,
+    Digest, Stored,
     oci::{BlobLayer, LazyImage, media_type},
+    rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, ImageName, Pushed, Repository};
+use lazuli_registry::{BlobContent, ImageName, Progress, Pushed, Repository, Selector};
 
-use crate::progress;
+use tempfile::TempDir;
+
+use crate::{
+    interrupt::{self, Undo},
+    progress,
+};
 
 /// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
 const UPLOADS: usize = 4;
@@ -24,6 +30,29 @@ pub(crate) type Blob = (Digest, u64, BlobContent);
 /// memory, and an image is not small.
 pub(crate) fn scratch() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+}
+
+/// A directory there that is gone with this, and when a signal ends the process.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    // First: there is no time at which nobody would remove it.
+    directory: TempDir,
+    _undo: Undo,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Result<Self> {
+        let parent = scratch();
+        let directory = tempfile::Builder::new().prefix("lazuli-").tempdir_in(&parent);
+        let context = || format!("cannot write to scratch directory {}", parent.display());
+        let directory = directory.with_context(context)?;
+        let undo = interrupt::remove(directory.path());
+        Ok(Scratch { directory, _undo: undo })
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
 }
 
 /// `source`'s repository when it is another one of the target's registry, which can then take blobs from there.
@@ -59,6 +88,32 @@ pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
     }
 }
 
+/// Refuses names that mean one image for ever.
+pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
+    let selector = match name {
+        ImageName::Registry(reference) => Some(reference.selector()),
+        ImageName::Layout(layout) => layout.image.clone(),
+    };
+    if let Some(Selector::Digest(_)) = selector {
+        bail!(
+            "cannot store a new image as {name}, a digest names one image for ever: say another TARGET"
+        );
+    }
+    Ok(())
+}
+
+/// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap says, or from its end if another writer
+/// made it.
+pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) -> Result<Vec<u8>> {
+    if let Some(written) = rafs::written_meta_file(record) {
+        return Ok(written);
+    }
+    let (id, tail) = (record.blob.id, &record.tail);
+    let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
+    let tail = repository.read(&id, range, &|_| {}).await?;
+    rafs::meta_file(&tail, record).with_context(|| format!("blob {id}"))
+}
+
 /// A blob that was built, as a layer.
 pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     let record = &blob.record.blob;
@@ -69,29 +124,50 @@ pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
 /// Returns the bytes that the target did not have yet.
 pub(crate) async fn push(
     target: &dyn Repository,
-    mut blobs: Vec<Blob>,
+    blobs: Vec<Blob>,
     bootstrap: BootstrapLayer,
     image: LazyImage,
     neighbour: Option<&str>,
 ) -> Result<u64> {
+    let (expected, manifest) = (image.digest, Bytes::from(image.manifest.clone()));
+    let uploaded = push_blobs(target, blobs, bootstrap, &image, neighbour).await?;
+    let digest = target.push_manifest(manifest, media_type::MANIFEST).await?;
+    if digest != expected {
+        bail!("{} stored {digest} instead of {expected}", target.describe());
+    }
+    Ok(uploaded)
+}
+
+/// Stores all of an image but its manifest.
+pub(crate) async fn push_blobs(
+    target: &dyn Repository,
+    mut blobs: Vec<Blob>,
+    bootstrap: BootstrapLayer,
+    image: &LazyImage,
+    neighbour: Option<&str>,
+) -> Result<u64> {
     let size = bootstrap.size();
     blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
-    let size = image.config.len() as u64;
-    blobs.push((image.config_digest, size, BlobContent::Bytes(Bytes::from(image.config))));
+    let config = Bytes::from(image.config.clone());
+    blobs.push((image.config_digest, config.len() as u64, BlobContent::Bytes(config)));
     let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");
-    let count = |bytes| bar.inc(bytes);
-    let pushes = blobs.into_iter().map(|(digest, size, content)| {
-        let count = &count;
-        async move { target.push_blob(&digest, size, content, neighbour, count).await }
+    let uploaded = upload(target, blobs, neighbour, &|bytes| bar.inc(bytes)).await?;
+    bar.finish_and_clear();
+    Ok(uploaded)
+}
+
+/// Stores blobs, several at a time.
+pub(crate) async fn upload(
+    target: &dyn Repository,
+    blobs: Vec<Blob>,
+    neighbour: Option<&str>,
+    count: Progress<'_>,
+) -> Result<u64> {
+    let pushes = blobs.into_iter().map(|(digest, size, content)| async move {
+        target.push_blob(&digest, size, content, neighbour, count).await
     });
     let sum = |sum, pushed| async move {
         Ok(sum + if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 })
     };
-    let uploaded = stream::iter(pushes).buffer_unordered(UPLOADS).try_fold(0, sum).await?;
-    let digest = target.push_manifest(Bytes::from(image.manifest), media_type::MANIFEST).await?;
-    bar.finish_and_clear();
-    if digest != image.digest {
-        bail!("{} stored {digest} instead of {}", target.describe(), image.digest);
-    }
-    Ok(uploaded)
+    Ok(stream::iter(pushes).buffer_unordered(UPLOADS).try_fold(0, sum).await?)
 }

@@ -11,7 +11,10 @@ use std::{
 
 use bytes::Bytes;
 use lazuli_image::{Digest, digest::Hasher};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    sync::watch,
+};
 use tokio_util::io::SyncIoBridge;
 
 use crate::{Repository, error::RegistryError};
@@ -25,6 +28,37 @@ pub enum BlobContent {
     Bytes(Bytes),
     /// The blob as another place has it. It is read as it is pushed, and checked before the push ends.
     Stored(Arc<dyn Repository>),
+}
+
+/// How far a blob has grown in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// The file begins with so many bytes of the blob.
+    Bytes(u64),
+    /// The file is the blob, with this digest and size.
+    Whole(Digest, u64),
+}
+
+/// A blob that grows in a file while it is pushed. Dropping the other end of `growth` before it is whole gives it up.
+#[derive(Clone, Debug)]
+pub struct Growing {
+    /// The file.
+    pub file: PathBuf,
+    /// How far it is.
+    pub growth: watch::Receiver<Growth>,
+}
+
+impl Growing {
+    /// Waits until the blob is whole, or has more than `bytes` bytes.
+    ///
+    /// # Errors
+    /// It was given up.
+    pub(crate) async fn beyond(&mut self, bytes: u64) -> Result<Growth, RegistryError> {
+        let there = |growth: &Growth| !matches!(growth, Growth::Bytes(there) if *there <= bytes);
+        let grown = self.growth.wait_for(there).await.map(|growth| *growth);
+        let given_up = |_| io::Error::other("nobody makes the rest of the blob");
+        grown.map_err(given_up).map_err(RegistryError::io(&self.file))
+    }
 }
 
 /// What a push had to do.

@@ -53,7 +53,7 @@ mod token;
 mod unusable;
 
 pub use auth::Login;
-pub use blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking};
+pub use blob::{BlobContent, BlobReader, Growing, Growth, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
 pub use copy::{Copied, Copy};
 pub use docker_archive::DockerArchive;
@@ -120,6 +120,19 @@ pub trait Repository: Send + Sync + Debug {
         mount_from: Option<&str>,
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError>;
+
+    /// Makes sure that a blob is there of which only the beginning is known yet. A server is sent what there is of it, if that is more than
+    /// one request carries; whether it has the blob can be asked only of one that is whole by then.
+    async fn push_growing(
+        &self,
+        mut blob: Growing,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        let Growth::Whole(digest, size) = blob.beyond(u64::MAX).await? else {
+            return Ok(Pushed::Existed);
+        };
+        self.push_blob(&digest, size, BlobContent::File(blob.file), None, progress).await
+    }
 
     /// Makes the repository's tag name this manifest. Its blobs have to be there.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;

@@ -3,6 +3,8 @@
 //! The raw bytes are kept because their digest is the identity of the image; nothing here ever
 //! serialises a manifest that it has parsed.
 
+use std::cmp::Reverse;
+
 use bytes::Bytes;
 use lazuli_image::{
     Algorithm, Digest,
@@ -140,18 +142,22 @@ fn probe(
     Ok((Document { raw, digest, media_type }, probe.manifests.unwrap_or_default()))
 }
 
-/// Chooses the manifest for `wanted` (this machine by default) from an index.
+/// Chooses the manifest for `wanted` (this machine by default) from an index: the first that is for exactly that, else the first that runs
+/// there; a lazy one if that may be.
 pub(crate) fn choose<'a>(
     place: &str,
     entries: &'a [Descriptor],
     wanted: Option<&Platform>,
 ) -> Result<&'a Descriptor, RegistryError> {
-    let host = Platform::host();
+    let host = Platform::host().with_lazy(true);
     let wanted = wanted.unwrap_or(&host);
     let images = || entries.iter().filter(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()));
-    let fits = |entry: &&Descriptor| entry.platform.as_ref().is_some_and(|p| p.satisfies(wanted));
-    let exact = |entry: &&Descriptor| entry.platform.as_ref() == Some(wanted);
-    images().find(exact).or_else(|| images().find(fits)).ok_or_else(|| {
+    let fitting = images().filter_map(|entry| {
+        let platform = entry.runs_on().filter(|platform| platform.satisfies(wanted))?;
+        Some((platform.variant != wanted.variant, Reverse(platform.features.len()), entry))
+    });
+    let best = fitting.min_by_key(|(other, features, _)| (*other, *features));
+    best.map(|(.., entry)| entry).ok_or_else(|| {
         // Attestations of BuildKit call their platform unknown/unknown.
         let known = |p: &Platform| p.os != "unknown";
         let available = images().filter_map(|entry| entry.platform.clone()).filter(known).collect();

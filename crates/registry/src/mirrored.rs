@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     Repository,
-    blob::{BlobContent, BlobReader, Progress, Pushed},
+    blob::{BlobContent, BlobReader, Growing, Progress, Pushed},
     client::Options,
     error::RegistryError,
     health::Health,
@@ -222,6 +222,14 @@ impl Repository for Mirrored {
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError> {
         self.target()?.push_blob(digest, size, content, mount_from, progress).await
+    }
+
+    async fn push_growing(
+        &self,
+        blob: Growing,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        self.target()?.push_growing(blob, progress).await
     }
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {

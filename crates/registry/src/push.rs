@@ -6,9 +6,12 @@
 //! PATCH location     bytes k..k+8 MiB   … as often as needed; after a failure, GET location tells
 //! PUT   location?digest=D  the rest     how far the registry got
 //! ```
+//! A blob that is still being made begins with POST, and its digest is first heard of in PUT.
 
 use std::{
     io::{self, SeekFrom},
+    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,7 +28,8 @@ use tokio::{
 };
 
 use crate::{
-    blob::{BlobContent, BlobReader, Progress, Pushed},
+    Repository,
+    blob::{BlobContent, BlobReader, Growing, Growth, Progress, Pushed},
     client::{Call, Client, location},
     error::{self, RegistryError},
     manifest::Document,
@@ -53,11 +57,22 @@ struct Upload<'a> {
     client: &'a Client,
     scope: String,
     object: String,
-    digest: Digest,
-    size: u64,
-    content: BlobContent,
+    /// Digest and size, once they are known.
+    identity: Option<(Digest, u64)>,
+    content: Content,
     /// Bytes sent, also the ones that were lost.
     sent: u64,
+}
+
+/// Where the bytes of a blob are.
+#[derive(Debug)]
+enum Content {
+    File(PathBuf),
+    /// All of them.
+    Bytes(Bytes),
+    /// The blob with this digest and size, as another place has it.
+    Stored(Arc<dyn Repository>, Digest, u64),
+    Growing(Growing),
 }
 
 /// A blob on its way from another place, as far as it was read.
@@ -87,10 +102,47 @@ pub(crate) async fn blob(
     mount_from: Option<&str>,
     progress: Progress<'_>,
 ) -> Result<Pushed, RegistryError> {
+    let (object, identity) = (format!("blob {digest}"), Some((*digest, size)));
+    let content = match content {
+        BlobContent::File(path) => Content::File(path),
+        BlobContent::Stored(place) => Content::Stored(place, *digest, size),
+        BlobContent::Bytes(bytes) if bytes.len() as u64 == size => Content::Bytes(bytes),
+        BlobContent::Bytes(bytes) => {
+            let (place, expected, got) = ("memory".to_owned(), size, bytes.len() as u64);
+            return Err(RegistryError::WrongSize { place, object, expected, got });
+        }
+    };
     let scope = client.scope("pull,push");
-    let object = format!("blob {digest}");
-    let mut upload = Upload { client, scope, object, digest: *digest, size, content, sent: 0 };
-    let (mut position, mut looked, mut passing) = (None, false, None);
+    let upload = Upload { client, scope, object, identity, content, sent: 0 };
+    push(upload, false, mount_from, progress).await
+}
+
+/// The same for a blob that is still being made.
+pub(crate) async fn growing(
+    client: &Client,
+    mut growing: Growing,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    // One that is whole by the first request may be there.
+    if let Growth::Whole(digest, size) = growing.beyond(PIECE).await? {
+        let content = BlobContent::File(growing.file);
+        return blob(client, &digest, size, content, None, progress).await;
+    }
+    let (object, identity) = ("a blob that is being made".to_owned(), None);
+    let content = Content::Growing(growing);
+    let scope = client.scope("pull,push");
+    let upload = Upload { client, scope, object, identity, content, sent: 0 };
+    push(upload, true, None, progress).await
+}
+
+/// Sends a blob, after a look at what the registry has unless it was `looked` for.
+async fn push(
+    mut upload: Upload<'_>,
+    mut looked: bool,
+    mount_from: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    let (mut position, mut passing) = (None, None);
     let (mut failures, mut reported) = (0, 0);
     loop {
         let step = match looked {
@@ -99,7 +151,8 @@ pub(crate) async fn blob(
         };
         let error = match step {
             Ok(step) => {
-                let offset = if let Step::At(offset) = step { offset } else { size };
+                let whole = || upload.identity.map_or(reported, |(_, size)| size);
+                let offset = if let Step::At(offset) = step { offset } else { whole() };
                 progress(offset.saturating_sub(reported));
                 reported = reported.max(offset);
                 if let Step::Done(pushed) = step {
@@ -121,7 +174,9 @@ pub(crate) async fn blob(
         let wait = error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1));
         sleep(wait.min(LONGEST_WAIT)).await;
         // The answer to the closing PUT may have been lost after the registry had acted on it.
-        if looked && matches!(pull::has_blob(client, digest, &upload.scope).await, Ok(true)) {
+        if let Some((digest, size)) = upload.identity.filter(|_| looked)
+            && matches!(pull::has_blob(upload.client, &digest, &upload.scope).await, Ok(true))
+        {
             progress(size.saturating_sub(reported));
             return Ok(Pushed::Uploaded(upload.sent));
         }
@@ -151,12 +206,13 @@ impl Upload<'_> {
         from: Option<&str>,
         position: &mut Option<Position>,
     ) -> Result<Step, RegistryError> {
-        if pull::has_blob(self.client, &self.digest, &self.scope).await? {
+        let Some((digest, _)) = self.identity else { return Ok(Step::At(0)) };
+        if pull::has_blob(self.client, &digest, &self.scope).await? {
             return Ok(Step::Done(Pushed::Existed));
         }
         let Some(from) = from else { return Ok(Step::At(0)) };
         let mut url = self.client.url("blobs/uploads/")?;
-        let digest = self.digest.to_string();
+        let digest = digest.to_string();
         url.query_pairs_mut().append_pair("mount", &digest).append_pair("from", from);
         let scope = format!("{} repository:{from}:pull", self.scope);
         let call = Call { scope: &scope, ..self.call(Method::POST, url, Some(Bytes::new())) };
@@ -184,23 +240,28 @@ impl Upload<'_> {
                 (begun.location.clone(), begun.offset)
             }
         };
-        let length = (self.size - offset).min(PIECE);
+        // What is there of a blob without a size is more than a piece, so that something is left for the end.
+        self.grow(offset + PIECE).await?;
+        let length = self.identity.map_or(PIECE, |(_, size)| (size - offset).min(PIECE));
         let end = offset + length;
         let piece = self.piece(offset, length, passing).await?;
-        let closing = end == self.size;
-        let mut call =
-            self.call(if closing { Method::PUT } else { Method::PATCH }, url, Some(piece));
+        let closing = self.identity.filter(|(_, size)| *size == end).map(|(digest, _)| digest);
+        let mut call = self.call(
+            if closing.is_some() { Method::PUT } else { Method::PATCH },
+            url,
+            Some(piece),
+        );
         call.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-        if length > 0 && !(closing && offset == 0) {
+        if length > 0 && !(closing.is_some() && offset == 0) {
             insert(&mut call.headers, CONTENT_RANGE, format!("{offset}-{}", end - 1));
         }
-        if closing {
-            call.url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
+        if let Some(digest) = closing {
+            call.url.query_pairs_mut().append_pair("digest", &digest.to_string());
         }
         let sent = self.client.send(&call).await;
         self.sent += length;
         let response = sent?;
-        match (closing, response.status()) {
+        match (closing.is_some(), response.status()) {
             (true, StatusCode::CREATED) => *position = None,
             (false, StatusCode::ACCEPTED) => *position = Some(self.position(&response, end)?),
             // The upload is unknown, not the repository: it expired or the registry lost it.
@@ -214,7 +275,17 @@ impl Upload<'_> {
             }
             _ => return Err(self.client.refuse(response, &self.object).await),
         }
-        Ok(if closing { Step::Done(Pushed::Uploaded(self.sent)) } else { Step::At(end) })
+        Ok(if closing.is_some() { Step::Done(Pushed::Uploaded(self.sent)) } else { Step::At(end) })
+    }
+
+    /// Waits until more than `bytes` bytes of a blob that is being made are there, or all of it.
+    async fn grow(&mut self, bytes: u64) -> Result<(), RegistryError> {
+        if let (Content::Growing(growing), None) = (&mut self.content, self.identity)
+            && let Growth::Whole(digest, size) = growing.beyond(bytes).await?
+        {
+            self.identity = Some((digest, size));
+        }
+        Ok(())
     }
 
     async fn begin(&self) -> Result<Position, RegistryError> {
@@ -234,7 +305,8 @@ impl Upload<'_> {
         }
         let offset = accepted(&response)?;
         let location = location(&response).unwrap_or_else(|| url.clone());
-        (offset <= self.size).then_some(Position { location, offset })
+        let possible = self.identity.is_none_or(|(_, size)| offset <= size);
+        possible.then_some(Position { location, offset })
     }
 
     /// Best effort: a registry removes what was abandoned after some days by itself.
@@ -263,29 +335,24 @@ impl Upload<'_> {
         passing: &mut Option<Passing>,
     ) -> Result<Bytes, RegistryError> {
         let path = match &self.content {
-            BlobContent::Bytes(bytes) if bytes.len() as u64 == self.size => {
+            Content::Bytes(bytes) => {
                 return Ok(bytes.slice(offset as usize..(offset + length) as usize));
             }
-            BlobContent::Bytes(bytes) => {
-                let (expected, got) = (self.size, bytes.len() as u64);
-                let (place, object) = ("memory".to_owned(), self.object.clone());
-                return Err(RegistryError::WrongSize { place, object, expected, got });
-            }
-            BlobContent::File(path) => path,
-            BlobContent::Stored(place) => {
+            Content::Stored(place, digest, size) => {
                 let known = passing.take().filter(|known| known.start <= offset);
                 let known = match known {
                     Some(known) => known,
                     None => {
-                        let reader = place.blob(&self.digest, self.size).await?;
+                        let reader = place.blob(digest, *size).await?;
                         Passing { reader, start: 0, piece: Bytes::new() }
                     }
                 };
-                let read = known.advance(offset, length, self.size).await;
+                let read = known.advance(offset, length, *size).await;
                 let read = read
                     .map_err(|error| error::from_reader(error, &place.describe(), &self.object))?;
                 return Ok(passing.insert(read).piece.clone());
             }
+            Content::File(path) | Content::Growing(Growing { file: path, .. }) => path,
         };
         let read = async {
             let mut file = File::open(path).await?;

@@ -11,7 +11,7 @@ use lazuli_image::{
 
 use crate::{
     Repository,
-    blob::{BlobContent, BlobReader, Progress, Pushed},
+    blob::{BlobContent, BlobReader, Growing, Progress, Pushed},
     client::{Client, Options},
     error::RegistryError,
     health::Health,
@@ -102,6 +102,14 @@ impl Repository for Registry {
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError> {
         push::blob(&self.client, digest, size, content, mount_from, progress).await
+    }
+
+    async fn push_growing(
+        &self,
+        blob: Growing,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        push::growing(&self.client, blob, progress).await
     }
 
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {

@@ -1,10 +1,15 @@
 //! What is kept for containerd, for people who wonder why something is mounted.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use crate::{
     SnapshotError,
     local::Local,
+    mapping::Mapping,
     store::{FORMER, Kind, Snapshot},
 };
 
@@ -33,8 +38,9 @@ pub struct ImageSnapshot {
     pub name: String,
     /// Where the image is mounted.
     pub mountpoint: PathBuf,
-    /// Names of active snapshots on top of it: containers.
-    pub containers: Vec<String>,
+    /// Active snapshots on top of it by name, those of containers: where the files of each of the snapshots between the image and its
+    /// container are, lowest first, as overlayfs keeps them. None if they belong to others there than in the container.
+    pub containers: BTreeMap<String, Vec<PathBuf>>,
 }
 
 /// Looks at what a [`crate::Server`] keeps.
@@ -47,7 +53,7 @@ impl Overview {
         let all = self.0.store.all()?;
         let by_name: HashMap<_, _> =
             all.iter().map(|snapshot| (&*snapshot.name, snapshot)).collect();
-        let mut containers = HashMap::<_, Vec<String>>::new();
+        let mut containers = HashMap::<_, BTreeMap<_, _>>::new();
         let mut contents =
             Contents { removed: self.0.directories.thrown_away()?.len(), ..Contents::default() };
         for snapshot in &all {
@@ -58,9 +64,13 @@ impl Overview {
                 Kind::Committed => contents.committed += 1,
             }
             if snapshot.kind == Kind::Active
-                && let Some(image) = image_of(snapshot, &by_name)
+                && snapshot.image.is_none()
+                && let Some((image, numbers)) = image_of(snapshot, &by_name)
             {
-                containers.entry(image).or_default().push(snapshot.name.clone());
+                let mapped = !matches!(Mapping::of(&snapshot.labels), Ok(None));
+                let numbers = numbers.into_iter().filter(|_| !mapped);
+                let layers = numbers.map(|number| self.0.directories.fs(number)).collect();
+                containers.entry(image).or_default().insert(snapshot.name.clone(), layers);
             }
         }
         for snapshot in all.iter().filter(|snapshot| snapshot.image.is_some()) {
@@ -74,13 +84,14 @@ impl Overview {
     }
 }
 
-/// The number of the nearest image below a snapshot.
-fn image_of(snapshot: &Snapshot, all: &HashMap<&str, &Snapshot>) -> Option<u64> {
-    let mut below = snapshot;
-    loop {
-        below = all.get(below.parent.as_deref()?)?;
-        if below.image.is_some() {
-            return Some(below.number);
-        }
+/// The number of the nearest image below a snapshot, and those of the snapshots on top of that, lowest first.
+fn image_of(snapshot: &Snapshot, all: &HashMap<&str, &Snapshot>) -> Option<(u64, Vec<u64>)> {
+    let mut above = Vec::new();
+    let mut at = snapshot;
+    while at.image.is_none() {
+        above.push(at.number);
+        at = all.get(at.parent.as_deref()?)?;
     }
+    above.reverse();
+    Some((at.number, above))
 }

@@ -1,4 +1,6 @@
 //! A directory tree as a layer. Symbolic links are never followed; holes read as zeros.
+//!
+//! The upper directory of an overlayfs is one with marks: see [`marks`](super::marks).
 
 use std::{
     collections::HashMap,
@@ -14,7 +16,7 @@ use std::{
 
 use lazuli_image::{Metadata, Mtime, tree::Device};
 
-use super::{ReadError, TOO_MANY_CHUNKS, tar::check_xattr};
+use super::{ReadError, TOO_MANY_CHUNKS, marks, tar::check_xattr};
 use crate::{
     chunk::{CutError, Cutter},
     entry::{Entry, EntryKind, EntryPath},
@@ -22,13 +24,16 @@ use crate::{
 };
 
 /// Reads everything below `root`: all entries of a directory in byte order of their names, then
-/// each subdirectory the same way, so that files that lie together are fetched together.
+/// each subdirectory the same way, so that files that lie together are fetched together. If it `is_upper`, the marks of overlayfs
+/// mean what they mean to it.
 pub(crate) fn read(
     root: &Path,
+    is_upper: bool,
     cutter: &mut Cutter<'_>,
     on_read: &dyn Fn(u64),
 ) -> Result<Vec<Entry>, ReadError> {
-    let mut walk = Walk { root, cutter, on_read, links: HashMap::new(), entries: Vec::new() };
+    let (links, entries) = (HashMap::new(), Vec::new());
+    let mut walk = Walk { root, is_upper, cutter, on_read, links, entries };
     let metadata = fs::symlink_metadata(root).map_err(walk.failed(root))?;
     if !metadata.is_dir() {
         return Err(walk.failed(root)(io::ErrorKind::NotADirectory.into()).into());
@@ -46,6 +51,7 @@ pub(crate) fn read(
 
 struct Walk<'a, 'b> {
     root: &'a Path,
+    is_upper: bool,
     cutter: &'a mut Cutter<'b>,
     on_read: &'a dyn Fn(u64),
     /// First path of every file with several names, by device and inode number.
@@ -100,6 +106,13 @@ impl Walk<'_, '_> {
             xattrs: Default::default(),
         };
         let mut entry = Entry { path, offset: 0, metadata, kind: EntryKind::Directory };
+        if self.is_upper && found.file_type().is_char_device() && found.rdev() == 0 {
+            // Overlayfs makes one such device and many names for it.
+            entry.metadata = Metadata::default();
+            entry.kind = EntryKind::Whiteout;
+            self.entries.push(entry);
+            return Ok(());
+        }
         if !found.is_dir() && found.nlink() > 1 {
             let first =
                 self.links.entry((found.dev(), found.ino())).or_insert_with(|| entry.path.clone());
@@ -110,6 +123,15 @@ impl Walk<'_, '_> {
             }
         }
         self.xattrs(on_disk, &mut entry.metadata)?;
+        if self.is_upper {
+            let marks = marks::take(&mut entry.metadata.xattrs);
+            let marks = marks.map_err(|problem| self.failed(on_disk)(io::Error::other(problem)))?;
+            if marks.opaque {
+                // Whatever the lower layers have there goes, be it a directory or something else.
+                let (path, metadata) = (entry.path.clone(), Metadata::default());
+                self.entries.push(Entry { path, offset: 0, metadata, kind: EntryKind::Whiteout });
+            }
+        }
         entry.kind = self.kind(on_disk, found)?;
         self.entries.push(entry);
         Ok(())

@@ -1,6 +1,7 @@
 //! Where layers come from.
 
 pub(crate) mod dir;
+mod marks;
 mod stream;
 pub mod tar;
 
@@ -31,6 +32,9 @@ pub enum LayerSource {
     Tar(Box<dyn Read + Send>),
     /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just names.
     Directory(PathBuf),
+    /// The upper directory of an overlayfs: what was written on top of the layers below, with overlayfs' own marks for what was
+    /// removed.
+    Upper(PathBuf),
     /// It was read before, and all of its content is in the dictionary.
     Known(Box<LayerRecord>),
 }
@@ -40,6 +44,7 @@ impl fmt::Debug for LayerSource {
         match self {
             LayerSource::Tar(_) => f.write_str("Tar"),
             LayerSource::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
+            LayerSource::Upper(path) => f.debug_tuple("Upper").field(path).finish(),
             LayerSource::Known(_) => f.write_str("Known"),
         }
     }

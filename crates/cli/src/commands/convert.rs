@@ -1,10 +1,10 @@
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_build::{
-    BootstrapLayer, Built, Dictionary, Options, ReadLayer,
+    BootstrapLayer, Built, Dictionary, Options, Progress, ReadLayer,
     bake::{Hot, hot_first},
     bootstrap_layer, build_with,
 };
@@ -12,15 +12,24 @@ use lazuli_image::{
     Blob, Trace,
     oci::{BlobLayer, ImageConfig, LazyImage},
 };
-use lazuli_registry::{ImageName, Source};
+use lazuli_registry::{ImageName, Repository, Source};
+use tokio::runtime::Runtime;
 
 use crate::{
-    Session, layers::LayerCache, names, progress, rehearse, reuse::Target, source, store, trace,
+    Session,
+    growing::Pushing,
+    layers::LayerCache,
+    names,
+    ordinary::Ordinary,
+    progress, rehearse,
+    reuse::Target,
+    source::{self, Opened},
+    store, trace,
 };
 
 /// Convert an image into a lazy one and store it
 ///
-/// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE or dir:PATH;
+/// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE, tar:- for standard input, or dir:PATH;
 /// TARGET a registry reference or oci:DIR[:TAG]. Layers and chunks that a lazy image in TARGET's repository has are not made
 /// again: the image that has TARGET's name now, or those with the nearest tags. The same input, and the same images
 /// there, give the same bytes.
@@ -49,6 +58,10 @@ pub(crate) struct Arguments {
         conflicts_with = "trace"
     )]
     trace_run: Option<Vec<OsString>>,
+    /// Store the image itself, too: TARGET becomes an index of both, of which nodes without Lazuli take the ordinary one. SOURCE is
+    /// an image in a registry or oci:DIR
+    #[arg(long)]
+    keep_oci: bool,
     #[command(flatten)]
     access: names::Access,
 }
@@ -68,8 +81,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let target = lazuli_registry::open(&name, &access)?;
     let known = arguments.trace.as_deref().map(trace::read).transpose()?;
     let mut source = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let ordinary = arguments.keep_oci.then(|| keep(&mut source, &target, neighbour, &runtime));
+    let ordinary = ordinary.transpose()?;
     let total = source.stored_size();
-    let options = Options::new(store::scratch());
+    let scratch = store::Scratch::new()?;
+    let options = Options::new(scratch.path());
     let cache = LayerCache::open();
     let mut dictionary = Dictionary::default();
     // A trace speaks of an image that was made of its layers alone.
@@ -90,9 +106,16 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             cache.put(digest, &options, read.record());
         }
     };
-    let reading = progress::Reading(&bar);
-    let mut built = build_with(dictionary, source.layers, &options, &reading, &mut remember)?;
+    let (reading, pushing) =
+        (progress::Reading(&bar), Pushing::new(&bar, target.clone(), &runtime));
+    // What a trace puts in order has to be whole first.
+    let is_plain = arguments.trace.is_none() && arguments.trace_run.is_none();
+    let progress: &dyn Progress = if is_plain && digests == [None] { &pushing } else { &reading };
+    let built = build_with(dictionary, source.layers, &options, progress, &mut remember);
     bar.finish_and_clear();
+    let pushed = runtime.block_on(pushing.finish(built.as_ref().ok()))?;
+    let (ahead, sent) = pushed.map_or((None, 0), |(blob, sent)| (Some(blob.record.blob.id), sent));
+    let mut built = built?;
     let trace = match &arguments.trace_run {
         Some(command) => {
             let bootstrap = bootstrap_layer(&built);
@@ -111,10 +134,31 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bootstrap = bootstrap_layer(&built);
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
     let stored = built.report.stored_bytes + bootstrap.size();
-    let blobs = built.blobs.iter().filter_map(store::built).collect();
-    let uploaded = runtime.block_on(store::push(&*target, blobs, bootstrap, image, neighbour))?;
-    report(&name, &built, hot.as_ref(), stored, uploaded, total, started);
+    let blobs = built.blobs.iter().filter(|blob| Some(blob.record.blob.id) != ahead);
+    let blobs = blobs.filter_map(store::built).collect();
+    let uploaded = runtime.block_on(async {
+        let Some(ordinary) = ordinary else {
+            return store::push(&*target, blobs, bootstrap, image, neighbour).await;
+        };
+        let lazy = store::push_blobs(&*target, blobs, bootstrap, &image, neighbour).await?;
+        Ok(lazy + ordinary.finish(&*target, image, &source.config).await?)
+    })?;
+    report(&name, &built, hot.as_ref(), stored, sent + uploaded, total, started);
     Ok(())
+}
+
+/// Begins to store the source beside the lazy image.
+fn keep(
+    source: &mut Opened,
+    target: &Arc<dyn Repository>,
+    neighbour: Option<&str>,
+    runtime: &Runtime,
+) -> Result<Ordinary> {
+    let Some((manifest, from)) = source.image.take() else {
+        bail!("--keep-oci keeps an image of a registry or of oci:DIR; SOURCE is none");
+    };
+    let _on = runtime.enter();
+    Ordinary::store(manifest, from, target.clone(), neighbour.map(str::to_owned))
 }
 
 /// What the trace says about the image as it is before anything was moved.

@@ -1,6 +1,7 @@
 //! The verbs, one file each: what the user types, and one function that only orchestrates and prints.
 
 mod check;
+mod commit;
 mod convert;
 mod copy;
 mod daemon;
@@ -12,7 +13,7 @@ mod optimize;
 mod prefetch;
 mod run;
 mod scrub;
-mod status;
+pub(crate) mod status;
 mod stop;
 mod trace;
 mod umount;
@@ -28,6 +29,7 @@ use crate::Session;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Convert(convert::Arguments),
+    Commit(commit::Arguments),
     Optimize(optimize::Arguments),
     Unpack(unpack::Arguments),
     Copy(copy::Arguments),
@@ -53,6 +55,7 @@ impl Verb {
         let done = |()| ExitCode::SUCCESS;
         match self {
             Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
+            Verb::Commit(arguments) => commit::run(session, &arguments).map(done),
             Verb::Optimize(arguments) => optimize::run(session, &arguments).map(done),
             Verb::Unpack(arguments) => unpack::run(session, &arguments).map(done),
             Verb::Copy(arguments) => copy::run(session, &arguments).map(done),

@@ -9,11 +9,10 @@ use lazuli_build::{
     pack_bootstrap,
 };
 use lazuli_image::{
-    Stored,
     oci::{self, BlobLayer, ImageConfig},
-    rafs::{BlobRecord, meta_file},
+    rafs::BlobRecord,
 };
-use lazuli_registry::{BlobContent, ImageName, Repository, Selector};
+use lazuli_registry::{BlobContent, ImageName, Repository};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -46,9 +45,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let text = arguments.target.as_ref().unwrap_or(&arguments.image);
     let name: ImageName = text.parse()?;
-    if is_fixed(&name) {
-        bail!("cannot store a new image as {name}, a digest names one image for ever: say TARGET");
-    }
+    store::must_name_a_new_image(&name)?;
     let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if image.image.bootstrap.version() == 5 {
         let from = &image.name;
@@ -67,7 +64,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
     }
     let repository = &*image.repository;
-    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, store::scratch());
+    let scratch = store::Scratch::new()?;
+    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, scratch.path());
     let hot_blob = runtime.block_on(fetch)?;
     let optimized = optimize(bootstrap, &chunks, &hot_blob)?;
     let layer = pack(repository, &optimized, &hot_blob, &runtime)?;
@@ -101,14 +99,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn is_fixed(name: &ImageName) -> bool {
-    match name {
-        ImageName::Registry(reference) => matches!(reference.selector(), Selector::Digest(_)),
-        ImageName::Layout(layout) => matches!(layout.image, Some(Selector::Digest(_))),
-    }
-}
-
-/// The bootstrap with the tables of all blobs: the old ones' are read from their ends.
+/// The bootstrap with the tables of all blobs.
 fn pack(
     repository: &dyn Repository,
     optimized: &Optimized,
@@ -117,10 +108,7 @@ fn pack(
 ) -> Result<BootstrapLayer> {
     let mut metas = Vec::new();
     for record in &optimized.kept {
-        let id = record.blob.id;
-        let range = Stored(record.tail.ci_offset)..Stored(record.tail.meta_end());
-        let tail = runtime.block_on(repository.read(&id, range, &|_| {}))?;
-        metas.push((id, meta_file(&tail, record).with_context(|| format!("blob {id}"))?));
+        metas.push((record.blob.id, runtime.block_on(store::meta_file(repository, record))?));
     }
     metas.push((hot_blob.record.blob.id, hot_blob.meta_file.clone()));
     Ok(pack_bootstrap(&optimized.bootstrap, metas.iter().map(|(id, meta)| (*id, &meta[..]))))

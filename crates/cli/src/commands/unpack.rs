@@ -19,6 +19,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Session,
     chunks::Chunks,
+    interrupt,
     lazy::{self, LazyImage},
     names, progress, store,
 };
@@ -123,6 +124,7 @@ fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()>
     let mut file = partial()
         .tempfile_in(directory)
         .with_context(|| format!("cannot write to {}", directory.display()))?;
+    let _undo = interrupt::remove(file.path());
     tar(plan, file.as_file_mut(), chunks)?;
     file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())
@@ -149,6 +151,7 @@ fn flat(
     let mut file: NamedTempFile = partial()
         .tempfile_in(&scratch)
         .with_context(|| format!("cannot write to {}", scratch.display()))?;
+    let _undo = interrupt::remove(file.path());
     let layer = unpack::layer(plan, file.as_file_mut(), chunks)?;
     let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;
     let config = ImageConfig::parse(&config)?;

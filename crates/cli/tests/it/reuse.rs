@@ -26,7 +26,7 @@ fn write(lazuli: &Lazuli, version: u64) -> String {
 }
 
 /// Bytes that a conversion stored.
-fn stored(said: &str) -> u64 {
+pub(crate) fn stored(said: &str) -> u64 {
     let (_, uploaded) = said.rsplit_once("uploaded ").unwrap();
     let mut words = uploaded.split_whitespace();
     let number: f64 = words.next().unwrap().parse().unwrap();

@@ -23,6 +23,9 @@ const DOCUMENT: &str = "image configuration";
 /// What the history says about the step that made a lazy image.
 const CONVERT: &str = "lazuli convert";
 
+/// What it says about the step that added what a container wrote.
+const COMMIT: &str = "lazuli commit";
+
 impl ImageConfig {
     /// Parses a configuration of at most [`super::MAX_DOCUMENT`] bytes.
     pub fn parse(json: &[u8]) -> Result<Self, OciError> {
@@ -47,7 +50,7 @@ impl ImageConfig {
         match (text("os")?, text("architecture")?) {
             (Some(os), Some(architecture)) => {
                 let variant = text("variant")?.filter(|variant| !variant.is_empty());
-                Ok(Platform { os, architecture, variant })
+                Ok(Platform { os, architecture, variant, features: Vec::new() })
             }
             _ => Err(OciError::Invalid {
                 document: DOCUMENT,
@@ -76,11 +79,22 @@ impl ImageConfig {
     pub(super) fn lazy(&self, diff_ids: Vec<Digest>) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
-        let step = raw(&json!({ "created_by": CONVERT, "comment": "bootstrap layer" }));
+        let step = bootstrap_step();
         if history.last().is_none_or(|last| last.get() != step.get()) {
             history.push(step);
         }
         config.set("rootfs", json!({ "type": "layers", "diff_ids": diff_ids }));
+        config.set("history", history);
+        Ok(config)
+    }
+
+    /// The configuration of the image that has what a container wrote on top of this one, as [`ImageConfig::lazy`] takes it: with one
+    /// more step in the history, before that with the bootstrap.
+    pub fn committed(&self) -> Result<Self, OciError> {
+        let mut config = self.clone();
+        let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
+        history.pop_if(|last| last.get() == bootstrap_step().get());
+        history.push(raw(&json!({ "created_by": COMMIT })));
         config.set("history", history);
         Ok(config)
     }
@@ -117,6 +131,10 @@ impl ImageConfig {
             None => self.fields.push((name.to_owned(), value)),
         }
     }
+}
+
+fn bootstrap_step() -> Box<RawValue> {
+    raw(&json!({ "created_by": CONVERT, "comment": "bootstrap layer" }))
 }
 
 fn raw(value: &impl Serialize) -> Box<RawValue> {

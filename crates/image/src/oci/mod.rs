@@ -147,6 +147,13 @@ impl Descriptor {
             && version.is_none_or(|version| version == "6" || version == "5")
     }
 
+    /// Where a manifest of an index runs, with [`Platform::LAZY`] however that is said.
+    pub fn runs_on(&self) -> Option<Platform> {
+        let lazy = self.artifact_type.as_deref() == Some(media_type::LAZY_MANIFEST);
+        let platform = self.platform.clone()?;
+        Some(if lazy { platform.with_lazy(true) } else { platform })
+    }
+
     /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its maker knew.
     pub fn hot_bytes(&self) -> Option<u64> {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
@@ -298,6 +305,35 @@ impl FlatImage {
         let (config_digest, manifest) = describe(&config, layers, annotations)?;
         Ok(FlatImage { config, config_digest, manifest })
     }
+}
+
+/// An index with an ordinary image and the lazy one made of it, both for `platform`. The ordinary one comes first: readers that do not
+/// know what a feature of a platform is take the first that fits.
+pub fn both(
+    ordinary: Descriptor,
+    lazy: Descriptor,
+    platform: &Platform,
+) -> Result<Vec<u8>, OciError> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Index {
+        schema_version: u32,
+        media_type: &'static str,
+        manifests: [Descriptor; 2],
+    }
+    let source = [(annotation::SOURCE_DIGEST.to_owned(), ordinary.digest.to_string())];
+    let plain = platform.clone().with_lazy(false);
+    let lazy = Descriptor {
+        platform: Some(platform.clone().with_lazy(true)),
+        artifact_type: Some(media_type::LAZY_MANIFEST.to_owned()),
+        annotations: source.into(),
+        ..lazy
+    };
+    let ordinary = Descriptor { platform: Some(plain), ..ordinary };
+    let manifests = [ordinary, lazy];
+    let index = Index { schema_version: 2, media_type: media_type::INDEX, manifests };
+    let document = "index";
+    serde_json::to_vec(&index).map_err(|source| OciError::Json { document, source })
 }
 
 /// The digest of `config`, and a manifest of an image that has it.

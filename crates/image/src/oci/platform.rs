@@ -14,9 +14,24 @@ pub struct Platform {
     /// `v7`, `v8`, …; absent for most processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
+    /// What an image needs beside that, or what somebody who asks for one can do with it: [`Platform::LAZY`].
+    #[serde(default, rename = "os.features", skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<String>,
 }
 
 impl Platform {
+    /// The feature that lazy images need, in the word of upstream's converter. An index may have an ordinary image and a lazy one for
+    /// the same platform; who does not know the word takes the ordinary one.
+    pub const LAZY: &str = "nydus.remoteimage.v1";
+
+    /// The same for somebody who can, or cannot, make use of lazy images.
+    #[must_use]
+    pub fn with_lazy(mut self, lazy: bool) -> Self {
+        self.features.retain(|feature| feature != Self::LAZY);
+        self.features.extend(lazy.then(|| Self::LAZY.to_owned()));
+        self
+    }
+
     /// Linux on the processor that this program was built for.
     pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
@@ -28,15 +43,21 @@ impl Platform {
             "loongarch64" => ("loong64", None),
             other => (other, None),
         };
-        Platform { os: "linux".into(), architecture: architecture.into(), variant }
+        Platform {
+            os: "linux".into(),
+            architecture: architecture.into(),
+            variant,
+            features: Vec::new(),
+        }
     }
 
     /// Whether an image for `self` is what somebody who asks for `wanted` means. A variant that was not
-    /// asked for does not matter, and `arm64` is `arm64/v8`.
+    /// asked for does not matter, and `arm64` is `arm64/v8`; whatever feature the image needs has to be there.
     pub fn satisfies(&self, wanted: &Platform) -> bool {
         self.os == wanted.os
             && self.architecture == wanted.architecture
             && (wanted.variant.is_none() || self.variant() == wanted.variant())
+            && self.features.iter().all(|feature| wanted.features.contains(feature))
     }
 
     fn variant(&self) -> Option<&str> {
@@ -74,7 +95,7 @@ impl FromStr for Platform {
                     && allowed(&architecture)
                     && variant.as_deref().is_none_or(allowed) =>
             {
-                Ok(Platform { os, architecture, variant })
+                Ok(Platform { os, architecture, variant, features: Vec::new() })
             }
             _ => Err(InvalidPlatform(text.chars().take(100).collect())),
         }

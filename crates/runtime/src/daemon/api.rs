@@ -4,7 +4,7 @@
 //! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,
 //! never renamed or removed.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use lazuli_image::Digest;
 use serde::{Deserialize, Serialize};
@@ -155,6 +155,10 @@ pub struct SnapshotStatus {
     pub name: String,
     /// Keys of active snapshots on top of it, `NAMESPACE/NUMBER/CONTAINER`.
     pub containers: Vec<String>,
+    /// For each of these the directories on top of the image, lowest first, each the upper one of an overlayfs; none if
+    /// user ids are mapped for it.
+    #[serde(default)]
+    pub layers: BTreeMap<String, Vec<PathBuf>>,
 }
 
 /// The daemon itself.

@@ -206,6 +206,7 @@ impl Node {
         let (driver, driver_reason) = self.choose(request.driver)?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
+        let platform = platform.map(|platform| platform.with_lazy(true));
         let way = Way::to(&name, &self.options(&request));
         let repository = way.open()?;
         let images = self.root.join("images");

@@ -143,6 +143,7 @@ impl Node {
         let PrefetchRequest { image, platform, plain_http } = request.clone();
         let name: ImageName = image.parse()?;
         let wanted: Option<Platform> = platform.as_deref().map(str::parse).transpose()?;
+        let wanted = wanted.map(|platform| platform.with_lazy(true));
         let request = MountRequest {
             image,
             mountpoint: PathBuf::new(),

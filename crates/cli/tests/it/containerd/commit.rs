@@ -15,6 +15,7 @@ use crate::lazuli::corpus;
 on_both!(
     a_running_container_is_committed_as_an_image,
     a_snapshot_is_committed_and_a_container_runs_on_it,
+    what_a_container_wrote_becomes_a_lazy_image,
 );
 
 /// What it did gets a time that a tar file can hold.
@@ -139,5 +140,32 @@ fn a_snapshot_is_committed_and_a_container_runs_on_it(containerd: Containerd) {
         }
         rig.remove_images(&[&image]);
     }
+    rig.nothing_left();
+}
+
+/// `lazuli commit`, of a container that runs, and of one whose task has ended.
+fn what_a_container_wrote_becomes_a_lazy_image(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
+    let image = rig.push_lazy();
+    rig.pull(&image).unwrap();
+    let name = rig.own("writer");
+    rig.ctr(&["run", "-d", "--snapshotter", "lazuli", &image, &name, "sleep", "1000"]);
+    rig.ctr(&["task", "exec", "--exec-id", "write", &name, "sh", "-c", WRITES]);
+    let [running, ended] =
+        ["running", "ended"].map(|tag| image.replace(":lazy", &format!(":{tag}")));
+    rig.lazuli.ok(["commit", &name, &running]);
+    rig.ctr(&["task", "kill", "--signal", "KILL", &name]);
+    rig.settled(&["task", "rm", &name]);
+    let said = rig.lazuli.ok(["commit", &name, &ended]);
+    assert!(said.contains("uploaded 0 B"), "{said}");
+    let written = rig.active_tree("lazuli", &name);
+    rig.ctr(&["container", "rm", &name]);
+
+    let chain = rig.pull(&running).unwrap();
+    assert_same(&written, &rig.tree("lazuli", &chain));
+    let output = rig.cri.run("reader", &running, &["sh", "-c", READS]);
+    let output = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(output.starts_with("new\nmine\n") && output.ends_with("5:6\n\u{7f}ELF"), "{output}");
+    rig.remove_images(&[&running, &image]);
     rig.nothing_left();
 }

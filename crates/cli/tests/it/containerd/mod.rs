@@ -24,6 +24,7 @@ on_both!(
     lazy_images_show_the_same_tree,
     the_driver_is_the_configurations,
     an_image_without_its_data_is_refused,
+    one_tag_has_an_image_for_each_snapshotter,
     media_types_of_docker_make_no_difference,
     images_of_upstream_are_pulled_and_run,
 );
@@ -138,6 +139,40 @@ fn an_image_without_its_data_is_refused(containerd: Containerd) {
     assert!(error.contains(&image) && error.contains(blob), "{error}");
     assert!(rig.mounts().is_empty());
     rig.remove_images(&[&image]);
+    rig.nothing_left();
+}
+
+/// An index of both images: nodes without Lazuli run the ordinary one, whatever containerd they have.
+fn one_tag_has_an_image_for_each_snapshotter(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "busybox") else { return };
+    let ordinary = rig.push_ordinary();
+    let both = ordinary.replace(":ordinary", ":both");
+    rig.lazuli.ok(["convert", &ordinary, &both, "--keep-oci"]);
+    let pull = |arguments: &[&str]| {
+        rig.ctr(&[&["image", "pull", "--plain-http"], arguments, &[&both]].concat());
+    };
+    let run = |snapshotter: &str| {
+        let name = rig.own(snapshotter);
+        let run = ["run", "--rm", "--snapshotter", snapshotter, &both, &name, "ls", "/bin/sh"];
+        assert_eq!(rig.ctr(&run), "/bin/sh\n");
+    };
+    for snapshotter in ["overlayfs", "lazuli"] {
+        pull(&["--snapshotter", snapshotter]);
+        run(snapshotter);
+    }
+    assert!(rig.mounts().is_empty(), "{:#?}", rig.mounts());
+    // Through CRI, as nodes of Kubernetes do.
+    rig.cri.pull(&both, None).unwrap();
+    let output = rig.cri.run("both", &both, &["ls", "/bin/sh"]).unwrap();
+    assert_eq!(output.stdout, b"/bin/sh\n");
+    rig.remove_images(&[&both]);
+
+    // By itself, Lazuli takes the lazy one.
+    let directory = rig.lazuli.directory("mnt");
+    let mountpoint = directory.to_str().unwrap();
+    rig.lazuli.ok(["mount", &both, mountpoint]);
+    assert!(directory.join("bin/sh").exists());
+    rig.lazuli.ok(["umount", mountpoint]);
     rig.nothing_left();
 }
 

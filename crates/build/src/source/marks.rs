@@ -1,0 +1,93 @@
+//! The marks of overlayfs in an upper directory.
+//!
+//! A character device 0:0 hides what lower layers have under its name. All else is in attributes `trusted.overlay.…`, or `user.overlay.…` of
+//! a mount with `userxattr`. What a container itself sets in these name spaces the kernel keeps with one more `overlay.`, as
+//! `trusted.overlay.overlay.…`. Without the mount nobody can tell which of the two name spaces it used, so both count.
+
+use std::collections::BTreeMap;
+
+const SPACES: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
+
+/// What the marks of one file say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Nothing of what lower layers have there is seen.
+    pub(super) opaque: bool,
+}
+
+/// Takes the marks out of `xattrs`.
+///
+/// # Errors
+/// What a mark says cannot be known from this directory alone.
+pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks, &'static str> {
+    let mut marks = Marks { opaque: false };
+    let names: Vec<_> = xattrs.keys().filter(|name| mark(name).is_some()).cloned().collect();
+    for name in names {
+        let value = xattrs.remove(&name).unwrap_or_default();
+        let Some((space, mark)) = mark(&name) else { continue };
+        match mark {
+            b"opaque" if *value == *b"y" => marks.opaque = true,
+            // How overlayfs itself finds its way: to what was copied up, and what to look at. Flags of chattr(1) have no place in images.
+            b"origin" | b"impure" | b"uuid" | b"upper" | b"protattr" => {}
+            b"redirect" => return Err(REDIRECT),
+            b"metacopy" => return Err(METACOPY),
+            b"nlink" => return Err(NLINK),
+            mark => match mark.strip_prefix(b"overlay.") {
+                Some(own) => {
+                    xattrs.insert([space, own].concat().into(), value);
+                }
+                None => return Err(UNKNOWN),
+            },
+        }
+    }
+    Ok(marks)
+}
+
+const REDIRECT: &str = "it was renamed, and overlayfs left its content in the lower layers (overlay.redirect): mount the overlay with redirect_dir=off";
+const METACOPY: &str = "overlayfs copied only its metadata up, its content is in the lower layers (overlay.metacopy): mount the overlay with metacopy=off";
+const NLINK: &str = "its other names may be in the lower layers only (overlay.nlink): mount the overlay with index=off";
+const UNKNOWN: &str = "it has a mark of overlayfs (overlay.*) whose meaning is not known";
+
+/// Name space and rest of the name of a mark.
+fn mark(name: &[u8]) -> Option<(&'static [u8], &[u8])> {
+    SPACES.into_iter().find_map(|space| Some((space, name.strip_prefix(space)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
+    fn xattrs(all: &[(&str, &str)]) -> Xattrs {
+        all.iter().map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into())).collect()
+    }
+
+    #[test]
+    fn marks_are_told_from_what_the_container_has_set() {
+        let mut found = xattrs(&[
+            ("trusted.overlay.opaque", "y"),
+            ("trusted.overlay.origin", "x"),
+            ("trusted.overlay.overlay.opaque", "y"),
+            ("user.mine", "1"),
+        ]);
+        assert_eq!(take(&mut found), Ok(Marks { opaque: true }));
+        assert_eq!(found, xattrs(&[("trusted.overlay.opaque", "y"), ("user.mine", "1")]));
+        let mut found = xattrs(&[("user.overlay.impure", "y")]);
+        assert_eq!(take(&mut found), Ok(Marks { opaque: false }));
+        assert!(found.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_refused() {
+        for (mark, expected) in [
+            ("redirect", "redirect_dir=off"),
+            ("metacopy", "metacopy=off"),
+            ("nlink", "index=off"),
+            ("whiteout", "not known"),
+        ] {
+            let error = take(&mut xattrs(&[(&format!("trusted.overlay.{mark}"), "")])).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

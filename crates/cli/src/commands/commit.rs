@@ -1,0 +1,130 @@
+use std::{path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_build::{
+    Base, BaseBlob, BootstrapLayer, Built, Layer, LayerSource, Options, bootstrap_layer, build_with,
+};
+use lazuli_image::oci::{self, BlobLayer, ImageConfig, annotation};
+use lazuli_registry::{BlobContent, ImageName};
+use tokio::runtime::Runtime;
+
+use crate::{
+    Session,
+    lazy::{self, LazyImage},
+    names, progress, store,
+    written::{self, Written},
+};
+
+/// Make an image of what a container has written, on top of the container's own image
+///
+/// Only content that the image does not have is stored, and its blobs are used where they are. The container goes on: what it
+/// writes meanwhile may be in the image or not.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A container on a lazy image: the id that containerd or `lazuli status` gives it, or the beginning of that. With --base,
+    /// the upper directory of an overlayfs
+    #[arg(value_name = "CONTAINER|DIR")]
+    container: String,
+    /// Where the new image goes: a registry reference or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE")]
+    target: String,
+    /// The lazy image that DIR is on top of
+    #[arg(long, value_name = "IMAGE")]
+    base: Option<String>,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    let name: ImageName = arguments.target.parse()?;
+    store::must_name_a_new_image(&name)?;
+    let written = match &arguments.base {
+        Some(base) => {
+            let layers = vec![PathBuf::from(&arguments.container)];
+            Written { image: base.parse()?, layers }
+        }
+        None => written::find(session, &arguments.container)?,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let base = written.image.to_string();
+    let base = lazy::open(&base, &arguments.access, &session.config, &runtime)?;
+    // Of a container, the layers on top of its image are here.
+    base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
+
+    let scratch = store::Scratch::new()?;
+    let mut options = Options::new(scratch.path());
+    let Base { dictionary, layer } = lowest(&base, &mut options, &runtime)?;
+    let uppers = written.layers.iter().map(|layer| Layer {
+        name: layer.display().to_string(),
+        stored_size: None,
+        source: LayerSource::Upper(layer.clone()),
+    });
+    let layers = std::iter::once(layer).chain(uppers).collect();
+    let bar = progress::bytes(None, "reading");
+    let reading = progress::Reading(&bar);
+    let built = build_with(dictionary, layers, &options, &reading, &mut |_| {})?;
+    bar.finish_and_clear();
+
+    let bootstrap = bootstrap_layer(&built);
+    let config = runtime.block_on(lazuli_registry::config(&*base.repository, &base.manifest))?;
+    let config =
+        ImageConfig::parse(&config).with_context(|| format!("the config of {}", base.name))?;
+    let image = describe(&base, &built, &bootstrap, &config)?;
+    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let mut blobs: Vec<_> = built.blobs.iter().filter_map(store::built).collect();
+    if !store::same_place(&base.name, &name) {
+        let known = built.blobs.iter().filter(|blob| blob.file.is_none());
+        blobs.extend(known.map(|blob| {
+            let blob = &blob.record.blob;
+            (blob.id, base.stored_size(blob), BlobContent::Stored(base.repository.clone()))
+        }));
+    }
+    let metadata = bootstrap.size();
+    let neighbour = store::neighbour(&base.name, &name);
+    let push = store::push(&*target, blobs, bootstrap, image, neighbour);
+    let uploaded = runtime.block_on(push)?;
+
+    println!("{name}");
+    println!("  base      {}", base.name);
+    let report = &built.report;
+    let (new, known) = (report.blobs - report.known_blobs, report.known_blobs);
+    let bytes = BinaryBytes(report.stored_bytes - report.known_bytes);
+    println!("  new       {bytes} in {new} blobs, {known} of the base reused");
+    println!("  metadata  {} for {} files", BinaryBytes(metadata), report.inodes);
+    let seconds = started.elapsed().as_secs_f64();
+    println!("  time      {seconds:.1} s, uploaded {}", BinaryBytes(uploaded));
+    Ok(())
+}
+
+/// The base as the lowest layer, with the tables of its blobs.
+fn lowest(base: &LazyImage, options: &mut Options, runtime: &Runtime) -> Result<Base> {
+    let bootstrap = &*base.image.bootstrap;
+    let mut blobs = Vec::new();
+    for (record, hot) in bootstrap.blob_records().into_iter().zip(&base.image.hot) {
+        let meta_file = runtime.block_on(store::meta_file(&*base.repository, &record))?;
+        blobs.push(BaseBlob { record, meta_file, hot_bytes: Some(*hot).filter(|hot| *hot > 0) });
+    }
+    let lowest = Base::new(base.name.to_string(), bootstrap, blobs, options);
+    lowest.with_context(|| base.name.to_string())
+}
+
+fn describe(
+    base: &LazyImage,
+    built: &Built,
+    bootstrap: &BootstrapLayer,
+    config: &ImageConfig,
+) -> Result<oci::LazyImage> {
+    let blobs = built.blobs.iter().map(|blob| {
+        let size = base.stored_size(&blob.record.blob);
+        BlobLayer { size, ..store::layer(blob) }
+    });
+    let blobs: Vec<_> = blobs.collect();
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let mut notes = base.manifest.parsed.annotations.clone();
+    // It speaks of the base alone.
+    notes.remove(annotation::SOURCE_DIGEST);
+    Ok(oci::LazyImage::new(&config.committed()?, &blobs, layer, bootstrap.diff_id, notes)?)
+}

@@ -1,0 +1,101 @@
+//! What a signal that ends this process has to leave as it was: temporary files, and uploads that are half done.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What is to be done, by number, the newest last.
+static WORK: Mutex<(u64, Vec<(u64, Work)>)> = Mutex::new((0, Vec::new()));
+
+fn work() -> MutexGuard<'static, (u64, Vec<(u64, Work)>)> {
+    WORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As long as it lives, a signal has something to undo.
+#[derive(Debug)]
+pub(crate) struct Undo(u64);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        work().1.retain(|(number, _)| *number != self.0);
+    }
+}
+
+/// Has a signal that ends the process do this first.
+pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
+    static CATCH: Once = Once::new();
+    CATCH.call_once(|| drop(thread::spawn(catch)));
+    let mut work = work();
+    work.0 += 1;
+    let number = work.0;
+    work.1.push((number, Box::new(todo)));
+    Undo(number)
+}
+
+/// Has a signal that ends the process remove this file or directory.
+pub(crate) fn remove(path: &Path) -> Undo {
+    let path: PathBuf = path.to_owned();
+    undo(move || {
+        let _ = fs::remove_file(&path);
+        // A thread that still writes may put a file into it meanwhile; not again when it is gone.
+        let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_dir_all(&path));
+    })
+}
+
+/// Whether signals are somebody else's business.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+/// As long as it lives, signals end nothing here: its owner acts on them, and returns.
+#[derive(Debug)]
+pub(crate) struct Held(());
+
+impl Held {
+    pub(crate) fn new() -> Self {
+        HELD.store(true, Ordering::Relaxed);
+        Held(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.store(false, Ordering::Relaxed);
+    }
+}
+
+fn catch() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let Ok(runtime) = runtime else { return };
+    let Ok(number) = runtime.block_on(next()) else { return };
+    let todo = std::mem::take(&mut work().1);
+    todo.into_iter().rev().for_each(|(_, todo)| todo());
+    process::exit(128 + number.as_raw());
+}
+
+/// The signal that ends this process.
+async fn next() -> io::Result<Signal> {
+    let stream = |number: Signal| signal(SignalKind::from_raw(number.as_raw()));
+    let (mut interrupt, mut terminate) = (stream(Signal::INT)?, stream(Signal::TERM)?);
+    let mut hangup = stream(Signal::HUP)?;
+    loop {
+        let number = tokio::select! {
+            _ = interrupt.recv() => Signal::INT,
+            _ = terminate.recv() => Signal::TERM,
+            _ = hangup.recv() => Signal::HUP,
+        };
+        if !HELD.load(Ordering::Relaxed) {
+            return Ok(number);
+        }
+    }
+}

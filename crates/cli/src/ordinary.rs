@@ -1,0 +1,87 @@
+//! The image that a lazy one is made of, kept beside it under the same tag.
+//!
+//! ```text
+//! index ─┬ ordinary manifest   linux/amd64                              as the source has it, to the letter
+//!        └ lazy manifest       linux/amd64 with os.features: LAZY
+//! ```
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use lazuli_image::{
+    Algorithm,
+    oci::{Descriptor, ImageConfig, LazyImage, both, media_type},
+};
+use lazuli_registry::{BlobContent, Document, Manifest, Repository};
+use tokio::task::JoinHandle;
+
+use crate::store;
+
+/// An ordinary image on its way to the place of the lazy one.
+pub(crate) struct Ordinary {
+    manifest: Manifest,
+    /// Its config and layers. They need nothing of the conversion, so they pass while that reads and compresses.
+    blobs: JoinHandle<Result<u64>>,
+}
+
+impl Ordinary {
+    /// Begins to store the image that `from` has. `neighbour` is `from`, if `to` can take blobs from there. On a runtime.
+    ///
+    /// # Errors
+    /// Some of its layers are not for everybody, so a place that has all of it cannot be.
+    pub(crate) fn store(
+        manifest: Manifest,
+        from: Arc<dyn Repository>,
+        to: Arc<dyn Repository>,
+        neighbour: Option<String>,
+    ) -> Result<Self> {
+        let Descriptor { digest, size, .. } = manifest.parsed.config;
+        let layers = manifest.parsed.layers.iter().map(|layer| (layer.digest, layer.size));
+        let elsewhere = ["nondistributable", "foreign"];
+        let is_elsewhere =
+            |layer: &&Descriptor| elsewhere.iter().any(|word| layer.media_type.contains(word));
+        if let Some(layer) = manifest.parsed.layers.iter().find(is_elsewhere) {
+            bail!("layer {} is {}, which is not to be given away", layer.digest, layer.media_type);
+        }
+        let content = || BlobContent::Stored(from.clone());
+        let blobs: Vec<_> = layers
+            .chain([(digest, size)])
+            .map(|(digest, size)| (digest, size, content()))
+            .collect();
+        let blobs =
+            tokio::spawn(
+                async move { store::upload(&*to, blobs, neighbour.as_deref(), &|_| {}).await },
+            );
+        Ok(Ordinary { manifest, blobs })
+    }
+
+    /// Gives the tag of `to` to both images. The blobs of the lazy one are there. Returns the bytes that `to` did not have.
+    pub(crate) async fn finish(
+        self,
+        to: &dyn Repository,
+        lazy: LazyImage,
+        config: &ImageConfig,
+    ) -> Result<u64> {
+        let uploaded = self.blobs.await??;
+        let lazy = Document {
+            raw: lazy.manifest.into(),
+            digest: lazy.digest,
+            media_type: media_type::MANIFEST.to_owned(),
+        };
+        let Manifest { raw, digest, media_type, .. } = self.manifest;
+        let ordinary = Document { raw, digest, media_type };
+        let [first, second] = [&ordinary, &lazy].map(|Document { raw, digest, media_type }| {
+            Descriptor::plain(media_type, *digest, raw.len() as u64)
+        });
+        let index = both(first, second, &config.platform()?)?;
+        let index = Document {
+            digest: Algorithm::Sha256.digest(&index),
+            raw: index.into(),
+            media_type: media_type::INDEX.to_owned(),
+        };
+        for (document, named) in [(&ordinary, false), (&lazy, false), (&index, true)] {
+            to.push_document(document, named).await?;
+        }
+        Ok(uploaded)
+    }
+}

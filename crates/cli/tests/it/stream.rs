@@ -1,0 +1,157 @@
+//! What is pushed while it is read, and what is left when that comes to nothing.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::PathBuf,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_testkit::{
+    odd,
+    registry::{FakeRegistry, Fault},
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{lazuli::Lazuli, mount::tar_of};
+
+/// Three requests' worth.
+const SIZE: usize = 30 << 20;
+
+/// `lazuli convert tar:-` with temporary files in a directory of its own.
+struct Conversion {
+    lazuli: Lazuli,
+    registry: FakeRegistry,
+    temporary: PathBuf,
+}
+
+impl Conversion {
+    fn new() -> Self {
+        let lazuli = Lazuli::new();
+        let temporary = lazuli.directory("temporary");
+        Conversion { lazuli, registry: FakeRegistry::start().unwrap(), temporary }
+    }
+
+    fn start(&self) -> Child {
+        let mut command = self.lazuli.command(["convert", "tar:-", &self.image()]);
+        command.env("TMPDIR", &self.temporary).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn image(&self) -> String {
+        format!("{}/app:x", self.registry.host())
+    }
+
+    fn requests(&self, method: &str) -> usize {
+        self.registry.log().iter().filter(|logged| logged.method == method).count()
+    }
+
+    /// Waits until the registry was sent the beginning of a blob.
+    fn begun(&self) {
+        let started = Instant::now();
+        while self.requests("PATCH") < 2 {
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing is pushed while reading");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn nothing_left(&self) {
+        let left: Vec<_> = fs::read_dir(&self.temporary).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert_eq!(self.requests("DELETE"), 1, "the upload goes on");
+        assert!(self.registry.manifest("app", "x").is_none());
+    }
+}
+
+#[test]
+fn a_tar_is_pushed_while_it_is_read() {
+    for compress in [false, true] {
+        let conversion = Conversion::new();
+        let mut tar = tar_of("file", &odd::random(1, SIZE));
+        if compress {
+            tar = zstd::bulk::compress(&tar, 1).unwrap();
+        }
+        let mut converting = conversion.start();
+        let mut input = converting.stdin.take().unwrap();
+        let (first, rest) = tar.split_at(tar.len() - 1_000_000);
+        input.write_all(first).unwrap();
+        conversion.begun();
+        input.write_all(rest).unwrap();
+        drop(input);
+        let output = converting.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lazuli = &conversion.lazuli;
+        fs::write(lazuli.path("x.tar"), &tar).unwrap();
+        lazuli.ok(["check", &conversion.image(), "--against", "tar:x.tar"]);
+        // The same bytes as of a tar that is there.
+        lazuli.ok(["convert", "tar:x.tar", "oci:lazy:x"]);
+        let digest = |image: &str| {
+            let said = lazuli.ok(["inspect", image, "--json"]);
+            serde_json::from_str::<Value>(&said).unwrap()["manifest_digest"].clone()
+        };
+        assert_eq!(digest(&conversion.image()), digest("oci:lazy:x"));
+        let left: Vec<_> = fs::read_dir(&conversion.temporary).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn a_damaged_tar_leaves_nothing_behind() {
+    let conversion = Conversion::new();
+    let mut converting = conversion.start();
+    let mut input = converting.stdin.take().unwrap();
+    input.write_all(&tar_of("file", &odd::random(1, SIZE))[..SIZE - 4096]).unwrap();
+    conversion.begun();
+    drop(input);
+    let output = converting.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("tar:-"), "{error}");
+    conversion.nothing_left();
+}
+
+#[test]
+fn a_signal_leaves_nothing_behind() {
+    let conversion = Conversion::new();
+    let mut converting = conversion.start();
+    let mut input = converting.stdin.take().unwrap();
+    input.write_all(&tar_of("file", &odd::random(1, SIZE))[..SIZE - 4096]).unwrap();
+    conversion.begun();
+    kill_process(Pid::from_child(&converting), Signal::INT).unwrap();
+    assert_eq!(converting.wait().unwrap().code(), Some(130));
+    conversion.nothing_left();
+}
+
+/// A reader that does not go on: the tar is there in part.
+#[test]
+fn a_signal_takes_the_tar_that_unpack_writes() {
+    let lazuli = Lazuli::new();
+    let source = lazuli.directory("source");
+    fs::write(source.join("file"), odd::random(1, SIZE)).unwrap();
+    let registry = FakeRegistry::start().unwrap();
+    let image = format!("{}/app:x", registry.host());
+    lazuli.ok(["convert", "dir:source", &image]);
+    let temporary = |name: &str| name.starts_with(".lazuli-unpack-");
+    let left = || {
+        let entries = fs::read_dir(lazuli.path("")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| temporary(name)).count()
+    };
+    let said = lazuli.ok(["inspect", &image, "--json"]);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let blob = said["blobs"][0]["id"].as_str().unwrap();
+    registry.fault("GET", blob, 100, Fault::Hang(Duration::from_secs(60)));
+    let mut unpacking = lazuli.command(["unpack", &image, "tar:x.tar"]).spawn().unwrap();
+    let started = Instant::now();
+    while left() == 0 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no file");
+        thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(Pid::from_child(&unpacking), Signal::TERM).unwrap();
+    assert_eq!(unpacking.wait().unwrap().code(), Some(143));
+    assert_eq!(left(), 0);
+    assert!(!lazuli.path("x.tar").exists());
+}

@@ -50,7 +50,7 @@ def main(argv):
         with link(server.address, ROUND_TRIP_MS, MEGABITS) as far:
             for turn in range(args.rounds):
                 for arm in ARMS[::(-1) ** turn]:
-                    arms.append(one(arm, server, far, work))
+                    arms.append(one(arm, args.image, server, far, work))
                     print(f"round {turn + 1}, {arm}: p99 {percentile(arms[-1]['milliseconds'], 99):.1f} ms", file=sys.stderr)
     report = {"machine": machine(), "round_trip_ms": ROUND_TRIP_MS, "megabits": MEGABITS, "readers": READERS,
               "read_bytes": SIZE, "prefetched": args.image, "arms": arms}
@@ -70,7 +70,7 @@ def prepare(server, work, big):
         instance("convert", big, server.reference("fetched:1"))
 
 
-def one(arm, server, far, work):
+def one(arm, image, server, far, work):
     """One round of one arm."""
     with Node(work / "node", QUIET) as this, this.mounted(f"{far}/read:1", work / "mnt", "auto") as mountpoint:
         files = [mountpoint / str(number) for number in range(READERS * (FIRST + READS))]
@@ -81,6 +81,8 @@ def one(arm, server, far, work):
             began = server.log.stat().st_size
             took = read_all(files[READERS * FIRST:], goes_on)
             traffic = server.traffic(began, server.log.stat().st_size)
+    if not took:
+        sys.exit(f"{image} was here before any reader had read a file: name a bigger one")
     (work / "mnt").rmdir()
     return {"arm": arm, "load": os.getloadavg()[0], "milliseconds": [round(1000 * seconds, 2) for seconds in took],
             "prefetched_bytes": traffic.bytes - len(took) * SIZE if arm == "beside" else 0}

@@ -17,7 +17,7 @@ use crate::{
     pack::{BuiltBlob, Packing},
     pipeline::{Ingested, Plan, Store, ingest},
     report::{Progress, Report},
-    spool::{Scratch, Spool},
+    spool::{Finished, Scratch, Spool},
 };
 
 /// Most blobs of an image, and so most layers.
@@ -116,29 +116,15 @@ pub fn build_with(
     keep: &mut dyn FnMut(ReadLayer<'_>),
 ) -> Result<Built, BuildError> {
     let start = Instant::now();
-    options.check()?;
-    let count = layers.len();
-    check_blobs("layers", count)?;
-    dictionary.fit(options, MAX_BLOBS - count);
-    let scratch = Scratch::new(&options.scratch)?;
-    let spools: Vec<_> =
-        (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
-    let store = Store { codec: options.codec, level: options.level, spools: &spools };
-    let plan = Plan {
-        chunk_size: options.chunk_size,
-        algorithm: Algorithm::Blake3,
-        threads: options.threads,
-        store: Some(store),
-    };
     let is_read = |layer: &Layer| !matches!(layer.source, LayerSource::Known(_));
     let read: Vec<bool> = layers.iter().map(is_read).collect();
-    let Ingested { layers, chunks } = ingest(layers, &plan, &dictionary, progress)?;
+    let stored = store(&mut dictionary, layers, options, progress)?;
+    let StoredLayers { scratch, spools, ingested: Ingested { layers, chunks } } = stored;
     for (layer, (_, entries)) in layers.iter().enumerate().filter(|(layer, _)| read[*layer]) {
         keep(ReadLayer { chunk_size: options.chunk_size, layer, entries, chunks: &chunks });
     }
     let mut report = figures(&layers, &chunks);
     let (mut tree, dropped_xattrs) = stack(layers)?;
-    let spools = spools.into_iter().filter_map(Spool::finish).collect();
     let packing = Packing::new(chunks, spools, dictionary, &mut tree);
     let blobs = packing.write(&scratch, options)?;
     let records: Vec<BlobRecord> = blobs.iter().map(|blob| blob.record.clone()).collect();
@@ -155,6 +141,40 @@ pub fn build_with(
     report.bootstrap_bytes = bootstrap.len() as u64;
     report.elapsed = start.elapsed();
     Ok(Built { bootstrap, blobs, report })
+}
+
+/// Layers that were read, with their new content in spools.
+pub(crate) struct StoredLayers {
+    pub(crate) scratch: Scratch,
+    /// One of each layer.
+    pub(crate) spools: Vec<Finished>,
+    pub(crate) ingested: Ingested,
+}
+
+/// Reads layers, and compresses and stores what `dictionary` does not have. From there goes what the image cannot use.
+pub(crate) fn store(
+    dictionary: &mut Dictionary,
+    layers: Vec<Layer>,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<StoredLayers, BuildError> {
+    options.check()?;
+    let count = layers.len();
+    check_blobs("layers", count)?;
+    dictionary.fit(options, MAX_BLOBS - count);
+    let scratch = Scratch::new(&options.scratch)?;
+    let spools: Vec<_> =
+        (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
+    let store = Store { codec: options.codec, level: options.level, spools: &spools };
+    let plan = Plan {
+        chunk_size: options.chunk_size,
+        algorithm: Algorithm::Blake3,
+        threads: options.threads,
+        store: Some(store),
+    };
+    let ingested = ingest(layers, &plan, dictionary, progress)?;
+    let spools = spools.into_iter().filter_map(Spool::finish).collect();
+    Ok(StoredLayers { scratch, spools, ingested })
 }
 
 /// What [`merge`] finds.

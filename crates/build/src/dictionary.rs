@@ -34,6 +34,17 @@ impl KnownBlob {
 }
 
 impl Dictionary {
+    /// All blobs of `image`, wherever they are, to build a layer or a bare bootstrap with: what shows their tables, the `.blob.meta` files,
+    /// is not known here.
+    pub fn of<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> Self {
+        let mut blobs = Vec::new();
+        if image.digest_algorithm() == Algorithm::Blake3 && image.version() == 6 {
+            let known = |record| KnownBlob { record, meta_file: Vec::new(), hot_bytes: None };
+            blobs.extend(image.blob_records().into_iter().map(known));
+        }
+        Dictionary { blobs, chunk_size: image.chunk_size() }
+    }
+
     /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further blob of an image is one more
     /// request of a start. Without a limit each version of an image would leave a small blob behind that all later ones need.
     const WORTHWHILE: u64 = 1 << 20;

@@ -75,6 +75,18 @@ pub enum BuildError {
         /// What was found and what was expected.
         problem: String,
     },
+    /// Images that are to become one are not alike.
+    #[error("{image}: {what} is {found}, expected {expected} as in what is below it")]
+    Unlike {
+        /// Which image, or which blob of it.
+        image: String,
+        /// What differs.
+        what: &'static str,
+        /// What it is there.
+        found: String,
+        /// What it is below.
+        expected: String,
+    },
     /// The codec cannot be set up.
     #[error("cannot set up the compressor: {0}")]
     Compress(#[source] io::Error),
@@ -112,6 +124,20 @@ pub enum SourceError {
         /// What the system said.
         #[source]
         problem: io::Error,
+    },
+    /// An image, taken as a layer, has a tree that is out of proportion.
+    #[error("the paths of all its files have more than {limit} bytes")]
+    Paths {
+        /// How many they may have.
+        limit: usize,
+    },
+    /// An image, taken as a layer, has a path that no layer can have.
+    #[error("{path}: {problem}")]
+    Path {
+        /// Bytes that are not printable ASCII escaped.
+        path: String,
+        /// What was found and what was expected.
+        problem: String,
     },
     /// It was to be taken from what is stored, but not all of it is.
     #[error("{chunks} of its chunks are not in the dictionary")]

@@ -4,7 +4,8 @@
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
 //! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
 //! before from their [`LayerRecord`]; with a [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to where a start finds
-//! them soon; [`unpack`] makes something plain of an image.
+//! them soon; [`combine`] lays finished images over each other, also those of single layers that [`build_layer`] makes; [`unpack`]
+//! makes something plain of an image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -19,8 +20,10 @@ pub mod bake;
 mod base;
 mod build;
 mod chunk;
+mod combine;
 mod dedup;
 mod dictionary;
+mod embedded;
 mod entry;
 mod error;
 mod layer;
@@ -32,10 +35,13 @@ mod report;
 pub mod source;
 mod spool;
 pub mod unpack;
+mod whiteout;
 
 pub use base::{Base, BaseBlob};
 pub use build::{Built, Merged, Options, build, build_with, merge};
+pub use combine::{Combined, Part, combine};
 pub use dictionary::Dictionary;
+pub use embedded::{LayerBlob, Whiteouts, build_layer};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
 pub use error::{BuildError, OverlayProblem, SourceError};
 pub use layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};

@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, HashMap},
 };
 
-use lazuli_image::{Inode, InodeId, Kind, Metadata, Name, Tree};
+use lazuli_image::{Inode, InodeId, Kind, Metadata, Mtime, Name, Tree};
 
 use crate::{
     entry::{Entry, EntryKind, EntryPath},
@@ -24,6 +24,8 @@ const MAX_LINKS: u32 = 40;
 #[derive(Debug)]
 pub(crate) struct Overlay {
     tree: Tree,
+    /// What a directory is that no layer lists.
+    implied: Metadata,
     dropped_xattrs: u64,
 }
 
@@ -44,7 +46,17 @@ struct Link {
 impl Overlay {
     /// No layers: an empty root directory.
     pub(crate) fn new() -> Self {
-        Overlay { tree: Tree::new(implied()), dropped_xattrs: 0 }
+        Self::with_implied(implied())
+    }
+
+    /// The same for the tree of a single layer, which goes on top of others later: directories that the layer does not list are
+    /// [marked](is_unlisted).
+    pub(crate) fn of_one_layer() -> Self {
+        Self::with_implied(unlisted())
+    }
+
+    fn with_implied(implied: Metadata) -> Self {
+        Overlay { tree: Tree::new(implied.clone()), implied, dropped_xattrs: 0 }
     }
 
     /// Extended attributes dropped because Linux has no namespace for them, so far.
@@ -240,7 +252,7 @@ impl Overlay {
     fn made(&mut self, path: &EntryPath) -> Result<InodeId, OverlayProblem> {
         let made = self.walk(path, |overlay, directory, name| {
             let kind = Kind::Directory(BTreeMap::new());
-            let id = overlay.tree.add(Inode { metadata: implied(), kind });
+            let id = overlay.tree.add(Inode { metadata: overlay.implied.clone(), kind });
             overlay.insert(directory, name, id).map(|()| Some(id))
         });
         Ok(made?.unwrap_or(Tree::ROOT))
@@ -296,6 +308,16 @@ impl Overlay {
 /// What a directory is that no layer lists.
 fn implied() -> Metadata {
     Metadata { permissions: 0o755, ..Metadata::default() }
+}
+
+/// The same in the tree of one layer. The format has no word for it, and no layer lists a directory of this very time.
+fn unlisted() -> Metadata {
+    Metadata { mtime: Mtime { seconds: 0, nanoseconds: 1 }, ..implied() }
+}
+
+/// Whether a directory in the tree of one layer is there only because the layer has something in it.
+pub(crate) fn is_unlisted(directory: &Inode) -> bool {
+    matches!(directory.kind, Kind::Directory(_)) && directory.metadata == unlisted()
 }
 
 /// Whether Linux has a place for the attribute. Others come from other systems (`com.apple.…`), and Linux

@@ -14,10 +14,10 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, InodeId, Kind, Stored,
-    Tree,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, FormatError, InodeId,
+    Kind, Stored, Tree,
     digest::Hasher,
-    rafs::{BlobRecord, blob_tail},
+    rafs::{BlobRecord, Tail, blob_tail},
 };
 
 use crate::{
@@ -61,8 +61,18 @@ pub(crate) struct Unsealed {
 impl Unsealed {
     /// Adds the tail.
     pub(crate) fn seal(self, codec: Codec, scratch: &Scratch) -> Result<BuiltBlob, BuildError> {
+        self.seal_with(scratch, |chunks, hasher| blob_tail(chunks, hasher, codec), codec)
+    }
+
+    /// Adds the tail that `tail` makes of the chunks.
+    pub(crate) fn seal_with(
+        self,
+        scratch: &Scratch,
+        tail: impl FnOnce(&[Chunk], Hasher) -> Result<Tail, FormatError>,
+        codec: Codec,
+    ) -> Result<BuiltBlob, BuildError> {
         let Unsealed { mut file, path, hasher, chunks } = self;
-        let tail = blob_tail(&chunks, hasher, codec)?;
+        let tail = tail(&chunks, hasher)?;
         file.write_all(&tail.bytes).map_err(|problem| scratch.failed(problem))?;
         let blob = Blob {
             id: tail.id,
@@ -153,6 +163,16 @@ impl Packing {
         Packing { distinct, known, blobs }
     }
 
+    /// The packing of a single layer: the blobs of the dictionary that are in use, and its own without a tail, if it has one.
+    pub(crate) fn of_one_layer(
+        self,
+        scratch: &Scratch,
+    ) -> Result<(Vec<BlobRecord>, Option<Unsealed>), BuildError> {
+        let known = self.known.into_iter().map(|known| known.record).collect();
+        let own = self.blobs.into_iter().next().map(|own| own.unsealed(&self.distinct, scratch));
+        Ok((known, own.transpose()?))
+    }
+
     /// Finishes all blobs, several at a time.
     pub(crate) fn write(
         self,
@@ -188,6 +208,10 @@ impl Packed {
         scratch: &Scratch,
         options: &Options,
     ) -> Result<BuiltBlob, BuildError> {
+        self.unsealed(distinct, scratch)?.seal(options.codec, scratch)
+    }
+
+    fn unsealed(self, distinct: &[Distinct], scratch: &Scratch) -> Result<Unsealed, BuildError> {
         let failed = |problem| scratch.failed(problem);
         let spool = match self.spool {
             spool if spool.chunks.len() == self.chunks.len() => spool,
@@ -196,7 +220,7 @@ impl Packed {
         let Finished { file, path, hasher, chunks } = spool;
         let chunks = layout(&chunks, distinct);
         let file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        Unsealed { file, path, hasher, chunks }.seal(options.codec, scratch)
+        Ok(Unsealed { file, path, hasher, chunks })
     }
 }
 

@@ -16,6 +16,7 @@ mod interrupt;
 mod layers;
 mod lazy;
 mod names;
+mod nydus_image;
 mod ordinary;
 mod progress;
 mod rehearse;
@@ -69,6 +70,9 @@ pub(crate) struct Session {
 }
 
 fn main() -> ExitCode {
+    if nydus_image::is_called() {
+        return nydus_image::main();
+    }
     let arguments = Arguments::parse();
     let failed = arguments.verb.failure_code();
     match run(arguments) {

@@ -1,6 +1,7 @@
 //! Where layers come from.
 
 pub(crate) mod dir;
+pub(crate) mod image;
 mod marks;
 mod stream;
 pub mod tar;

@@ -6,6 +6,7 @@ use flate2::{Compression, GzBuilder};
 use lazuli_image::{Algorithm, Digest, digest::Hasher};
 
 use super::{Content, Plan, UnpackError, tar};
+use crate::whiteout;
 
 /// A layer that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +19,6 @@ pub struct FlatLayer {
     pub diff_id: Digest,
 }
 
-/// How a layer says that something is not there any more.
-const WHITEOUT: &[u8] = b".wh.";
-
 /// Writes a gzipped tar. The same image gives the same bytes.
 ///
 /// # Errors
@@ -31,7 +29,7 @@ pub fn layer<C: Content>(
     content: &mut C,
 ) -> Result<FlatLayer, C::Error> {
     let is_whiteout = |at: &usize| {
-        plan.places[*at].name.is_some_and(|name| name.as_bytes().starts_with(WHITEOUT))
+        plan.places[*at].name.is_some_and(|name| name.as_bytes().starts_with(whiteout::PREFIX))
     };
     if let Some(at) = (0..plan.places.len()).find(is_whiteout) {
         let problem = "in a layer, a name that begins with `.wh.` removes another; unpack to a tar or a directory";

@@ -17,6 +17,8 @@ use std::io;
 
 use lazuli_image::{ChunkRef, Inode, InodeId, Kind, Name, Tree};
 
+use crate::overlay::is_unlisted;
+
 pub use directory::directory;
 pub use layer::{FlatLayer, layer};
 pub use tar::tar;
@@ -66,6 +68,7 @@ pub struct Plan<'a> {
     tree: &'a Tree,
     /// The root first, each directory before what is in it.
     places: Vec<Place<'a>>,
+    is_layer: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -81,7 +84,13 @@ impl<'a> Plan<'a> {
             let children = tree.children(inode).into_iter().flatten().rev();
             pending.extend(children.map(|(name, inode)| (at, Some(name), *inode)));
         }
-        Plan { tree, places }
+        Plan { tree, places, is_layer: false }
+    }
+
+    /// The same for the tree of a single layer, as [`crate::build_layer`] makes it: the tar of it, too, does not list directories that
+    /// the layer did not.
+    pub fn of_layer(tree: &'a Tree) -> Self {
+        Plan { is_layer: true, ..Plan::new(tree) }
     }
 
     /// The chunks of all files, in the order in which they are wanted.
@@ -120,6 +129,11 @@ impl<'a> Plan<'a> {
     /// The sockets, which have no place in a tar.
     pub fn sockets(&self) -> Vec<String> {
         (0..self.places.len()).filter(|at| self.is_socket(*at)).map(|at| self.shown(at)).collect()
+    }
+
+    /// Whether a tar has no member for it.
+    fn is_left_out(&self, at: usize) -> bool {
+        self.is_socket(at) || self.is_layer && is_unlisted(self.inode(at))
     }
 
     fn is_socket(&self, at: usize) -> bool {

@@ -22,7 +22,7 @@ pub fn tar<C: Content>(
     out: &mut impl Write,
     content: &mut C,
 ) -> Result<(), C::Error> {
-    for (at, place) in plan.places.iter().enumerate().filter(|(at, _)| !plan.is_socket(*at)) {
+    for (at, place) in plan.places.iter().enumerate().filter(|(at, _)| !plan.is_left_out(*at)) {
         let inode = plan.inode(at);
         let first = (place.first != at).then(|| plan.path(place.first));
         member(out, &name(plan, at), first.as_deref(), inode).map_err(UnpackError::from)?;

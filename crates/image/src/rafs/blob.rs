@@ -1,10 +1,10 @@
 //! The tail of a data blob: what describes the chunks once more, in the blob itself.
 //!
 //! ```text
-//! chunks |H| CI table | CI header |H| digest array |H| table of contents |H|
+//! chunks |H| CI table | CI header |H| digest array |H| bootstrap |H| table of contents |H|
 //! ```
 //! `H` is a [footer](super::footer). Upstream reads the CI table and header to find chunks, and the
-//! digest array to verify them.
+//! digest array to verify them. Only the blob of a single layer holds a [bootstrap](super::embedded).
 
 use std::io;
 
@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{
     BlobRecord, TailInfo,
     ci::CiEntry,
-    footer,
+    embedded, footer,
     layout::{CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CiHeader, MAX_CHUNKS, TocEntry, features},
 };
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
 
 /// Compression level of CI tables.
 const CI_LEVEL: i32 = 3;
+/// Compression level of embedded bootstraps, which only converters read.
+const BOOTSTRAP_LEVEL: i32 = 3;
 /// Bytes of a digest in the digest array.
 const DIGEST_SIZE: u64 = 32;
 
@@ -30,6 +32,7 @@ const CHUNKS: &str = "image.blob";
 const CI: &str = "blob.meta";
 const CI_HEADER: &str = "blob.meta.header";
 const DIGESTS: &str = "blob.digest";
+const BOOTSTRAP: &str = "image.boot";
 const TOC: &str = "rafs.blob.toc";
 
 /// Everything about a blob but its chunk data.
@@ -55,6 +58,36 @@ pub struct Tail {
 /// `chunk_data` is a SHA-256 computation that was fed the stored chunks and nothing else. Fails when
 /// the chunks leave gaps or there are none, or too many, for the format.
 pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<Tail, FormatError> {
+    tail(chunks, chunk_data, codec, None)
+}
+
+/// Writes the bootstrap that is to be embedded in the blob that it is told of, whose id does not count.
+type Embed<'a> = &'a dyn Fn(BlobRecord) -> Result<Vec<u8>, FormatError>;
+
+/// [`blob_tail`] of a blob that holds its own bootstrap, compressed with zstd.
+pub fn layer_tail(
+    chunks: &[Chunk],
+    chunk_data: Hasher,
+    codec: Codec,
+    bootstrap: Embed<'_>,
+) -> Result<Tail, FormatError> {
+    tail(chunks, chunk_data, codec, Some(bootstrap))
+}
+
+/// A blob that holds nothing but a bootstrap: that of a layer without content of its own.
+pub fn bare_bootstrap(bootstrap: &[u8]) -> Result<Vec<u8>, FormatError> {
+    let mut out = Section { bytes: Vec::new(), start: 0 };
+    let entry = write_embedded(&mut out, bootstrap)?;
+    write_toc(&mut out, &[entry]);
+    Ok(out.bytes)
+}
+
+fn tail(
+    chunks: &[Chunk],
+    chunk_data: Hasher,
+    codec: Codec,
+    bootstrap: Option<Embed<'_>>,
+) -> Result<Tail, FormatError> {
     validate_packed(chunks)?;
     let error = |problem: &str| FormatError::new("blob", 0, problem);
     let last = chunks.last().ok_or_else(|| error("a blob without chunks"))?;
@@ -81,8 +114,9 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
 
     let ci_offset = out.position();
     out.write(stored_ci);
+    let inlined = if bootstrap.is_some() { features::INLINED_FS_META } else { 0 };
     let mut info = TailInfo {
-        features: features::WRITTEN,
+        features: features::WRITTEN | inlined,
         chunk_count: chunks.len() as u32,
         ci_offset,
         ci_stored_size: stored_ci.len() as u64,
@@ -104,7 +138,7 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     let sha256 = |data: &[u8]| Algorithm::Sha256.digest(data);
     let (ci_size, ci_stored) = (ci.len() as u64, stored_ci.len() as u64);
     let digests_size = digests.len() as u64;
-    let toc = [
+    let mut toc = vec![
         toc_entry(CHUNKS, Codec::None, chunks_digest, 0, data_size, decoded_size),
         toc_entry(CI, ci_codec, sha256(&ci), ci_offset, ci_stored, ci_size),
         toc_entry(
@@ -124,15 +158,44 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
             digests_size,
         ),
     ];
-    let toc_start = out.bytes.len();
-    out.write(toc.as_bytes());
-    out.write(&footer::encode(TOC, size_of_val(&toc) as u64));
-    let toc_bytes = &out.bytes[toc_start..];
-    (info.toc_size, info.toc_digest) = (toc_bytes.len() as u32, Some(sha256(toc_bytes)));
+    if let Some(bootstrap) = bootstrap {
+        // Any id that no other blob has: that of the blob is not known yet.
+        let id = hash.clone().finish();
+        let (stored_size, chunks) = (out.position(), chunks.to_vec());
+        let blob = Blob { id, codec, stored_size, decoded_size, chunks };
+        let mut bootstrap = bootstrap(BlobRecord { blob, tail: info })?;
+        embedded::forget_id(&mut bootstrap, &id)?;
+        toc.push(write_embedded(&mut out, &bootstrap)?);
+    }
+    let toc = write_toc(&mut out, &toc);
+    (info.toc_size, info.toc_digest) = (toc.len() as u32, Some(sha256(toc)));
     hash.update(&out.bytes[footer::SIZE as usize..]);
     let stored_size = out.position();
     let meta_file = join_meta_file(ci, header.as_bytes());
     Ok(Tail { bytes: out.bytes, info, meta_file, id: hash.finish(), stored_size, decoded_size })
+}
+
+/// Writes an embedded bootstrap, and says what the table of contents is to say about it.
+fn write_embedded(out: &mut Section, bootstrap: &[u8]) -> Result<TocEntry, FormatError> {
+    let offset = out.position();
+    let mut encoder = Encoder::new(Codec::Zstd, BOOTSTRAP_LEVEL).map_err(|reason| {
+        FormatError::new(BOOTSTRAP, offset, format!("no compressor: {reason}"))
+    })?;
+    let encoded = encoder.encode(bootstrap);
+    let (codec, stored) = encoded.map_or((Codec::None, bootstrap), |it| (Codec::Zstd, it));
+    out.write(stored);
+    out.write(&footer::encode(BOOTSTRAP, stored.len() as u64));
+    let digest = Algorithm::Sha256.digest(bootstrap);
+    let (stored_size, size) = (stored.len() as u64, bootstrap.len() as u64);
+    Ok(toc_entry(BOOTSTRAP, codec, digest, offset, stored_size, size))
+}
+
+/// Writes the table of contents with its footer, and returns both.
+fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry]) -> &'a [u8] {
+    let start = out.bytes.len();
+    out.write(entries.as_bytes());
+    out.write(&footer::encode(TOC, size_of_val(entries) as u64));
+    &out.bytes[start..]
 }
 
 fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {

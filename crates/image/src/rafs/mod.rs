@@ -11,15 +11,18 @@ mod blob;
 mod bootstrap;
 mod check;
 mod ci;
+mod embedded;
 mod footer;
 mod tables;
 mod writer;
 
 pub use blob::{
-    Tail, blob_tail, check_blob, check_ci_entries, check_ci_header, meta_file, written_meta_file,
+    Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, layer_tail,
+    meta_file, written_meta_file,
 };
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
+pub use embedded::set_id;
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
 use crate::{Blob, Codec, Digest};

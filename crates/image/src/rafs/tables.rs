@@ -128,7 +128,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
     })
 }
 
-fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
+/// Parses and validates the superblock of EROFS.
+pub(super) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
     let object = || "superblock".to_owned();
     let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
     if v5::is_v5(bytes) {

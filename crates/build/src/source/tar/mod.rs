@@ -20,6 +20,7 @@ use self::{
 use crate::{
     entry::{Entry, EntryKind, EntryPath},
     error::SourceError,
+    whiteout,
 };
 
 /// Most bytes of one extended header. Linux stops at 64 KiB for all xattrs of a file on common
@@ -87,7 +88,7 @@ impl<R: Read> Archive<R> {
     pub fn next_entry(&mut self) -> Result<Option<Entry>, SourceError> {
         loop {
             match self.next_member()? {
-                Some(entry) if is_aufs_metadata(&entry.path) => {}
+                Some(entry) if whiteout::is_aufs_metadata(&entry.path) => {}
                 other => return Ok(other),
             }
         }
@@ -239,15 +240,8 @@ impl<R: Read> Archive<R> {
             }
         };
         self.begin_content(offset, stored)?;
-        let mut kind = whiteout(&path).map_or(Ok(kind), |hidden| hidden.map_err(fail))?;
-        let path = match kind {
-            EntryKind::Whiteout => {
-                let hidden = path.parent().join(&path.last()[WHITEOUT.len()..]);
-                hidden.map_err(|problem| fail(problem.to_string()))?
-            }
-            EntryKind::Opaque => path.parent(),
-            _ => path,
-        };
+        let hidden = whiteout::hidden(&path).transpose().map_err(fail)?;
+        let (path, mut kind) = hidden.unwrap_or((path, kind));
         if let EntryKind::Regular { size, .. } = &mut kind {
             self.sparse(header, &mut attributes).map_err(fail)?;
             *size = self.content.left;
@@ -483,29 +477,6 @@ impl<R: Read> Read for Content<'_, R> {
         }
         Ok(count)
     }
-}
-
-/// How OCI layers mark what they hide.
-const WHITEOUT: &[u8] = b".wh.";
-const WHITEOUT_META: &[u8] = b".wh..wh.";
-const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
-
-/// What a whiteout's name says; `None` when it is none.
-fn whiteout(path: &EntryPath) -> Option<Result<EntryKind, String>> {
-    let name = path.last();
-    if name == WHITEOUT_OPAQUE {
-        return Some(Ok(EntryKind::Opaque));
-    }
-    let hidden = name.strip_prefix(WHITEOUT)?;
-    Some(match hidden {
-        b"" | b"." | b".." => Err("a whiteout that hides no name".into()),
-        _ => Ok(EntryKind::Whiteout),
-    })
-}
-
-/// Whether the path belongs to AUFS's own bookkeeping, which old Docker layers still hold.
-fn is_aufs_metadata(path: &EntryPath) -> bool {
-    path.components().any(|name| name.starts_with(WHITEOUT_META) && name != WHITEOUT_OPAQUE)
 }
 
 fn not_a_number(field: &str, bytes: &[u8]) -> String {

@@ -1,0 +1,62 @@
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use lazuli_build::{Part, combine};
+
+use super::{
+    Common, PrefetchPolicy, bootstrap,
+    output::Output,
+    prefetch::{find, patterns},
+};
+
+/// Merge the bootstraps of layers, lowest first, into that of an image
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Bootstraps, each in a file that is named by the SHA-256 of its layer's blob
+    #[arg(value_name = "SOURCE", required = true)]
+    sources: Vec<PathBuf>,
+    /// Output path of the merged bootstrap
+    #[arg(short = 'B', long, value_name = "bootstrap")]
+    bootstrap: PathBuf,
+    /// The chunk dictionary of the layers: each names its blobs itself
+    #[arg(long, value_name = "chunk-dict")]
+    chunk_dict: Option<String>,
+    /// The bootstrap of an image that the layers go on
+    #[arg(long, value_name = "parent-bootstrap")]
+    parent_bootstrap: Option<PathBuf>,
+    /// What readers fetch first
+    #[arg(long, value_name = "prefetch-policy", default_value = "none")]
+    prefetch_policy: PrefetchPolicy,
+    /// File path to save the result in JSON format
+    #[arg(short = 'J', long, value_name = "output-json")]
+    output_json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let patterns = patterns(arguments.prefetch_policy)?;
+    if let Some(option) = &arguments.chunk_dict {
+        bootstrap::dictionary(option)?;
+    }
+    let parent = arguments.parent_bootstrap.iter().map(|path| (path.as_path(), false));
+    let layers = arguments.sources.iter().map(|path| (path.as_path(), true));
+    let read = |(path, is_layer): (_, _)| Ok((path, is_layer, bootstrap::of_layer(path)?));
+    let images = parent.chain(layers).map(read).collect::<Result<Vec<_>>>()?;
+    let parts = images.iter().map(|(path, is_layer, image)| Part {
+        name: path.display().to_string(),
+        image,
+        is_layer: *is_layer,
+    });
+    let combined = combine(&parts.collect::<Vec<_>>())?;
+    let prefetch = match combined.blobs[..] {
+        [] => Vec::new(),
+        _ => find(&combined.tree, &patterns),
+    };
+    let path = &arguments.bootstrap;
+    fs::write(path, combined.bootstrap(&prefetch)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let blobs = combined.blobs.iter().map(|record| record.blob.id);
+    Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
+}

@@ -1,0 +1,91 @@
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    os::unix::fs::FileExt as _,
+    path::PathBuf,
+    vec,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lazuli_build::unpack::{Content, Plan, tar};
+use lazuli_image::{Blob, ChunkRef, codec::Decoder};
+
+use super::{Common, bootstrap::Given};
+use crate::chunks;
+
+/// Unpack an image, or a layer, to a tar file
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    given: Given,
+    /// Path of the tar file, or of a named pipe
+    #[arg(long, value_name = "output")]
+    output: PathBuf,
+    /// Path of the only data blob
+    #[arg(short, long, value_name = "blob")]
+    blob: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let bootstrap = arguments.given.read()?;
+    let tree = bootstrap.tree()?;
+    let plan = Plan::of_layer(&tree);
+    let mut content = Chunks::new(arguments, &plan, bootstrap.blobs())?;
+    let context = || format!("cannot write {}", arguments.output.display());
+    let output = File::create(&arguments.output).with_context(context)?;
+    let mut output = BufWriter::with_capacity(1 << 20, output);
+    tar(&plan, &mut output, &mut content)?;
+    output.flush().with_context(context)
+}
+
+/// The chunks of files one after the other, read from the blob, decoded and checked.
+struct Chunks<'a> {
+    wanted: vec::IntoIter<ChunkRef>,
+    /// `None` if there are no chunks.
+    blob: Option<(&'a Blob, File)>,
+    decoder: Decoder,
+    stored: Vec<u8>,
+    decoded: Vec<u8>,
+}
+
+impl<'a> Chunks<'a> {
+    fn new(arguments: &Arguments, plan: &Plan<'_>, blobs: &'a [Blob]) -> Result<Self> {
+        let from = arguments.given.path().display();
+        let blob = match (blobs, &arguments.blob) {
+            ([], _) => None,
+            ([blob], Some(path)) => {
+                let file = File::open(path);
+                Some((blob, file.with_context(|| format!("cannot read {}", path.display()))?))
+            }
+            ([blob], None) => bail!("{from} has chunks in the blob {}: say --blob FILE", blob.id),
+            (blobs, _) => {
+                bail!(
+                    "{from} has chunks in {} blobs, --blob is one: use `lazuli unpack`",
+                    blobs.len()
+                )
+            }
+        };
+        let wanted = plan.chunks().into_iter();
+        let (stored, decoded) = (Vec::new(), Vec::new());
+        Ok(Chunks { wanted, blob, decoder: Decoder::new(), stored, decoded })
+    }
+}
+
+impl Content for Chunks<'_> {
+    type Error = anyhow::Error;
+
+    fn next(&mut self) -> Result<&[u8]> {
+        let wanted = self.wanted.next().context("more chunks were used than the files have")?;
+        let (blob, file) = self.blob.as_ref().context("a chunk of no blob")?;
+        let context = || format!("chunk {} of blob {}", wanted.number, blob.id);
+        let chunk = blob.chunk(wanted.number).with_context(context)?;
+        self.stored.resize(chunk.stored_size as usize, 0);
+        file.read_exact_at(&mut self.stored, chunk.stored.0).with_context(context)?;
+        chunks::decode(&mut self.decoder, blob, chunk, &self.stored, &mut self.decoded)
+            .with_context(|| format!("blob {}", blob.id))?;
+        Ok(&self.decoded)
+    }
+}

@@ -121,6 +121,9 @@ fn size(text: &str) -> Result<u32, std::num::ParseIntError> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let context = || format!("cannot write {}", arguments.blob.display());
+    // At once: who reads from a pipe waits until there is a writer, also if nothing will be written for an error.
+    let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
     let mut options = Options::new(store::scratch());
     options.chunk_size = arguments.chunk_size;
@@ -138,7 +141,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         stored_size: None,
         source: source(arguments)?,
     };
-    let output = &arguments.blob;
     let Some(path) = &arguments.bootstrap else {
         let whiteouts = match arguments.whiteout_spec {
             WhiteoutSpec::Oci => Whiteouts::Applied,
@@ -146,7 +148,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         };
         let first = |tree: &_| find(tree, &prefetch);
         let built = build_layer(dictionary, layer, whiteouts, &first, &options, &())?;
-        copy(&built.file, output)?;
+        copy(&built.file, &mut output).with_context(context)?;
         let own = built.has_content.then_some(built.id);
         let blobs = built.known.into_iter().chain(own);
         return Output::new(None, blobs).write(arguments.output_json.as_deref());
@@ -158,7 +160,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let built = build_with(dictionary, vec![layer], &options, &(), &mut |_| {})?;
     if let Some(own) = built.blobs.iter().find_map(|blob| blob.file.as_deref()) {
-        copy(own, output)?;
+        copy(own, &mut output).with_context(context)?;
     }
     let metadata = with_prefetch(&built, &options, &prefetch)?;
     fs::write(path, metadata).with_context(|| format!("cannot write {}", path.display()))?;
@@ -178,13 +180,8 @@ fn source(arguments: &Arguments) -> Result<LayerSource> {
     })
 }
 
-/// Writes what was made to a file or into a pipe.
-fn copy(made: &Path, output: &Path) -> Result<()> {
-    let context = || format!("cannot write {}", output.display());
-    let mut made = File::open(made).context("the blob is gone")?;
-    let mut output = File::create(output).with_context(context)?;
-    io::copy(&mut made, &mut output).with_context(context)?;
-    Ok(())
+fn copy(made: &Path, output: &mut File) -> io::Result<()> {
+    io::copy(&mut File::open(made)?, output).map(drop)
 }
 
 /// The bootstrap with what is to be fetched first.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lazuli_image::{Blob, ChunkRef, Digest, Tree, compare::Content, rafs::Bootstrap};
+use lazuli_image::{
+    Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
+};
 use lazuli_registry::{ImageName, Manifest, Repository, lazy_manifest};
 use lazuli_runtime::image::StoredImage;
 use tempfile::TempDir;
@@ -24,9 +26,16 @@ pub(crate) struct LazyImage {
 impl LazyImage {
     /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that hold their bootstrap.
     pub(crate) fn stored_size(&self, blob: &Blob) -> u64 {
-        let layers = &self.manifest.parsed.layers;
-        let layer = layers.iter().find(|layer| layer.digest == blob.id);
-        layer.map_or(blob.stored_size, |layer| layer.size)
+        self.layer(blob).map_or(blob.stored_size, |layer| layer.size)
+    }
+
+    /// Stored bytes at the beginning of a blob that a start reads, if the registry knows.
+    pub(crate) fn hot_bytes(&self, blob: &Blob) -> Option<u64> {
+        self.layer(blob)?.hot_bytes()
+    }
+
+    fn layer(&self, blob: &Blob) -> Option<&Descriptor> {
+        self.manifest.parsed.layers.iter().find(|layer| layer.digest == blob.id)
     }
 }
 

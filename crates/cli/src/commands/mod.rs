@@ -8,6 +8,7 @@ mod daemon;
 mod diff;
 mod inspect;
 mod manual;
+mod merge;
 mod mount;
 mod optimize;
 mod prefetch;
@@ -31,6 +32,7 @@ pub(crate) enum Verb {
     Convert(convert::Arguments),
     Commit(commit::Arguments),
     Optimize(optimize::Arguments),
+    Merge(merge::Arguments),
     Unpack(unpack::Arguments),
     Copy(copy::Arguments),
     Mount(mount::Arguments),
@@ -57,6 +59,7 @@ impl Verb {
             Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
             Verb::Commit(arguments) => commit::run(session, &arguments).map(done),
             Verb::Optimize(arguments) => optimize::run(session, &arguments).map(done),
+            Verb::Merge(arguments) => merge::run(session, &arguments).map(done),
             Verb::Unpack(arguments) => unpack::run(session, &arguments).map(done),
             Verb::Copy(arguments) => copy::run(session, &arguments).map(done),
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),

@@ -1,0 +1,122 @@
+use std::{collections::BTreeMap, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_build::{BootstrapLayer, Combined, Part, combine, pack_bootstrap};
+use lazuli_image::{
+    oci::{self, BlobLayer, ImageConfig},
+    rafs::BlobRecord,
+};
+use lazuli_registry::{BlobContent, ImageName};
+use tokio::runtime::Runtime;
+
+use crate::{
+    Session,
+    lazy::{self, LazyImage},
+    names, store,
+};
+
+/// Make one lazy image of several, whose file trees are laid over each other
+///
+/// The first image lies lowest: where two have a file of the same path, the later one's is seen; directories are merged. Config and command
+/// are those of the last image. All blobs stay as they are, so nothing is fetched but metadata unless TARGET is elsewhere. The same images
+/// give the same bytes.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Lazy images: registry references or oci:DIR[:TAG]
+    #[arg(value_name = "IMAGE", required = true, num_args = 2..)]
+    images: Vec<String>,
+    /// Where the new image goes
+    #[arg(value_name = "TARGET", required = true)]
+    target: String,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    let Arguments { images, target, access } = arguments;
+    let name: ImageName = target.parse()?;
+    store::must_name_a_new_image(&name)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let open = |text: &String| {
+        let image = lazy::open(text, access, &session.config, &runtime)?;
+        image.image.must_be_whole_unless(false, image.name.to_string())?;
+        if image.image.bootstrap.version() == 5 {
+            bail!(
+                "{text} is RAFS v5, whose blobs no image of v6 can have: convert its source with `lazuli convert`"
+            );
+        }
+        Ok(image)
+    };
+    let images = images.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let parts = images.iter().map(|LazyImage { name, image, .. }| Part {
+        name: name.to_string(),
+        image: &*image.bootstrap,
+        is_layer: false,
+    });
+    let combined = combine(&parts.collect::<Vec<_>>())?;
+    let layer = pack(&images, &combined, &runtime)?;
+    let description = describe(&images, &combined, &layer, &runtime)?;
+
+    let repository = lazuli_registry::open(&name, &access.options(&session.config)?)?;
+    let mut blobs = Vec::new();
+    for (home, record) in of_images(&images, &combined) {
+        if !store::same_place(&home.name, &name) {
+            let content = BlobContent::Stored(home.repository.clone());
+            blobs.push((record.blob.id, home.stored_size(&record.blob), content));
+        }
+    }
+    // One repository can be asked for blobs; of an image that is elsewhere they are sent.
+    let neighbour = images.iter().find_map(|image| store::neighbour(&image.name, &name));
+    let push = store::push(&*repository, blobs, layer, description, neighbour);
+    let uploaded = runtime.block_on(push)?;
+
+    println!("{name}");
+    let (count, bytes) = (combined.blobs.len(), combined.blobs.iter());
+    let bytes: u64 = bytes.map(|record| record.blob.stored_size).sum();
+    println!("  image     {} in {count} blobs, {} files", BinaryBytes(bytes), combined.tree.len());
+    let seconds = started.elapsed().as_secs_f64();
+    println!("  time      {seconds:.1} s, uploaded {}", BinaryBytes(uploaded));
+    Ok(())
+}
+
+/// The blobs of the new image, each with an image that has it.
+fn of_images<'a>(
+    images: &'a [LazyImage],
+    combined: &'a Combined,
+) -> impl Iterator<Item = (&'a LazyImage, &'a BlobRecord)> {
+    combined.homes.iter().map(|home| &images[*home]).zip(&combined.blobs)
+}
+
+fn pack(images: &[LazyImage], combined: &Combined, runtime: &Runtime) -> Result<BootstrapLayer> {
+    let metas = of_images(images, combined)
+        .map(|(home, record)| {
+            let meta = runtime.block_on(store::meta_file(&*home.repository, record))?;
+            Ok((record.blob.id, meta))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let metas = metas.iter().map(|(id, meta)| (*id, &meta[..]));
+    Ok(pack_bootstrap(&combined.bootstrap(&[])?, metas))
+}
+
+fn describe(
+    images: &[LazyImage],
+    combined: &Combined,
+    bootstrap: &BootstrapLayer,
+    runtime: &Runtime,
+) -> Result<oci::LazyImage> {
+    let layer = |(home, record): (&LazyImage, &BlobRecord)| BlobLayer {
+        digest: record.blob.id,
+        size: home.stored_size(&record.blob),
+        hot_bytes: home.hot_bytes(&record.blob),
+    };
+    let blobs: Vec<_> = of_images(images, combined).map(layer).collect();
+    let last = images.last().context("no images")?;
+    let config = lazuli_registry::config(&*last.repository, &last.manifest);
+    let config = ImageConfig::parse(&runtime.block_on(config)?)
+        .with_context(|| format!("the config of {}", last.name))?;
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, BTreeMap::new())?)
+}

@@ -80,6 +80,7 @@ class Nydus:
 
     def __init__(self, directory):
         self.image, self.daemon = directory / "nydus-image", directory / "nydusd"
+        self.nydusify = directory / "nydusify"
 
     def create(self, kind, source, *flags):
         """nydus-image create."""

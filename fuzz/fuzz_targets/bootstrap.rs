@@ -1,15 +1,20 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs. What `check` accepts has a
-//! tree, and writing that tree again gives an image of the same content.
+//! tree, writing that tree again gives an image of the same content, and merging takes it or refuses it.
 #![no_main]
 
+use lazuli_build::{Part, combine};
 use lazuli_image::{
+    Algorithm,
     erofs::dump,
-    rafs::{Bootstrap, BootstrapOptions, check, write_bootstrap},
+    rafs::{Bootstrap, BootstrapOptions, check, set_id, write_bootstrap},
 };
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let Ok(bootstrap) = Bootstrap::open(data) else { return };
+    // One that was in its blob does not know the blob's id.
+    let mut named = data.to_vec();
+    let _ = set_id(&mut named, &Algorithm::Sha256.digest(data));
+    let Ok(bootstrap) = Bootstrap::open(named) else { return };
     let _ = dump(&bootstrap);
     let _ = bootstrap.lookup(bootstrap.root(), b"text");
     let _ = bootstrap.chunks(bootstrap.root());
@@ -20,6 +25,12 @@ fuzz_target!(|data: &[u8]| {
         chunk_size: bootstrap.chunk_size(),
         digest: bootstrap.digest_algorithm(),
     };
+    for is_layer in [false, true] {
+        let part = Part { name: "image".into(), image: &bootstrap, is_layer };
+        if let Ok(combined) = combine(&[part]) {
+            let _ = combined.bootstrap(&[]);
+        }
+    }
     let Ok(again) = write_bootstrap(&tree, &bootstrap.blob_records(), &options) else { return };
     let again = Bootstrap::open(again).expect("what is written can be opened");
     assert_eq!(summary, check(&again).expect("what is written is sound"));

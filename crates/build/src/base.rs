@@ -1,16 +1,13 @@
 //! An image as the lowest layer of another one: a layer that was read before, with all of its content stored.
 
-use std::collections::HashMap;
-
 use lazuli_image::{
-    Algorithm, BlobIndex, ChunkRef, InodeId, Kind, Tree,
+    Algorithm, BlobIndex, ChunkRef,
     rafs::{BlobRecord, Bootstrap},
 };
 
 use crate::{
-    Dictionary, Layer, LayerRecord, LayerSource, Options,
-    entry::{Entry, EntryKind, EntryPath},
-    error::BuildError,
+    Dictionary, Layer, LayerRecord, LayerSource, Options, entry::EntryKind, error::BuildError,
+    source,
 };
 
 /// A blob of an image that another one is made on.
@@ -49,7 +46,7 @@ impl Base {
         }
         options.chunk_size = image.chunk_size();
         options.codec = blobs.first().map_or(options.codec, |blob| blob.record.blob.codec);
-        let record = record(image)?;
+        let record = record(&name, image)?;
         let source = LayerSource::Known(Box::new(record));
         let layer = Layer { name, stored_size: None, source };
         Ok(Base { dictionary: Dictionary::of_base(blobs, options.chunk_size), layer })
@@ -57,22 +54,10 @@ impl Base {
 }
 
 /// All files of an image, and their chunks.
-fn record<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> Result<LayerRecord, BuildError> {
-    let tree = image.tree()?;
-    let mut walk = Walk { tree: &tree, names: HashMap::new(), entries: Vec::new() };
-    walk.add(EntryPath::default(), Tree::ROOT);
-    let mut todo = vec![(EntryPath::default(), Tree::ROOT)];
-    while let Some((path, directory)) = todo.pop() {
-        for (name, &id) in tree.children(directory).into_iter().flatten() {
-            let path = path.join(name.as_bytes());
-            let path = path.map_err(|_| BuildError::Base("has a path that is too long"))?;
-            if tree.children(id).is_some() {
-                todo.push((path.clone(), id));
-            }
-            walk.add(path, id);
-        }
-    }
-    let mut entries = walk.entries;
+fn record<B: AsRef<[u8]>>(name: &str, image: &Bootstrap<B>) -> Result<LayerRecord, BuildError> {
+    let entries = source::image::entries(&image.tree()?, false, |blob| blob);
+    let mut entries =
+        entries.map_err(|problem| BuildError::Layer { layer: name.to_owned(), problem })?;
     let mut chunks = Vec::new();
     for entry in &mut entries {
         let EntryKind::Regular { chunks: refs, .. } = &mut entry.kind else { continue };
@@ -85,37 +70,4 @@ fn record<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> Result<LayerRecord, BuildErro
         }
     }
     Ok(LayerRecord::new(image.chunk_size(), entries, chunks))
-}
-
-struct Walk<'a> {
-    tree: &'a Tree,
-    /// First path of every file.
-    names: HashMap<InodeId, EntryPath>,
-    entries: Vec<Entry>,
-}
-
-impl Walk<'_> {
-    fn add(&mut self, path: EntryPath, id: InodeId) {
-        let inode = &self.tree[id];
-        let kind = match self.names.get(&id) {
-            Some(first) => EntryKind::HardLink(first.clone()),
-            None => entry_kind(&inode.kind),
-        };
-        self.names.entry(id).or_insert_with(|| path.clone());
-        self.entries.push(Entry { path, offset: 0, metadata: inode.metadata.clone(), kind });
-    }
-}
-
-fn entry_kind(kind: &Kind) -> EntryKind {
-    match kind {
-        Kind::Directory(_) => EntryKind::Directory,
-        Kind::Regular { size, chunks } => {
-            EntryKind::Regular { size: *size, chunks: chunks.clone() }
-        }
-        Kind::Symlink(target) => EntryKind::Symlink(target.clone()),
-        Kind::CharDevice(device) => EntryKind::CharDevice(*device),
-        Kind::BlockDevice(device) => EntryKind::BlockDevice(*device),
-        Kind::Fifo => EntryKind::Fifo,
-        Kind::Socket => EntryKind::Socket,
-    }
 }

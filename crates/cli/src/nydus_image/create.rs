@@ -125,7 +125,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     // At once: who reads from a pipe waits until there is a writer, also if nothing will be written for an error.
     let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
-    let mut options = Options::new(store::scratch());
+    let scratch = store::Scratch::new()?;
+    let mut options = Options::new(scratch.path());
     options.chunk_size = arguments.chunk_size;
     options.codec = match arguments.compressor {
         Compressor::None => Codec::None,

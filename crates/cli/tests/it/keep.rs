@@ -60,6 +60,8 @@ fn one_tag_is_both_images() {
     lazuli.ok(["check", "oci:layout:both", "--against", "oci:layout:both"]);
     lazuli.ok(["copy", "oci:layout:both", &registry.image("other:both")]);
     lazuli.ok(["check", &registry.image("other:both"), "--against", "oci:source:x"]);
+    let error = lazuli.fails(["optimize", &both]);
+    assert!(error.contains("say TARGET"), "{error}");
     let error = lazuli.fails(["convert", "dir:source", &both, "--keep-oci"]);
     assert!(error.contains("--keep-oci keeps an image of a registry"), "{error}");
 }

@@ -5,9 +5,15 @@ use lazuli_testkit::{
     listing,
     oci::{Compression, Image, Layer},
     odd,
+    tarball::{self, Entry},
 };
+use serde_json::Value;
 
-use crate::{lazuli::Lazuli, mount::tar_of, registry::Registry};
+use crate::{
+    lazuli::{Lazuli, corpus},
+    mount::tar_of,
+    registry::Registry,
+};
 
 /// A version of an app: a base of 4 MB, two small layers, of which the lower one differs from version to version, and in each version
 /// one of 2 MB that was made anew from mostly the same files.
@@ -77,7 +83,7 @@ fn what_is_not_stored_any_more_is_made_again() {
     let source = write(&lazuli, 0);
     lazuli.ok(["convert", &source, &image]);
     let said = lazuli.ok(["inspect", &image, "--json"]);
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let said: Value = serde_json::from_str(&said).unwrap();
     registry.remove_blob(said["blobs"][0]["id"].as_str().unwrap());
     let again = lazuli.ok(["convert", &source, &image]);
     assert!(again.contains("in 4 layers, 3 of them known"), "{again}");
@@ -132,4 +138,69 @@ fn an_image_of_old_and_new_blobs_mounts_as_one() {
     for mountpoint in [old, new] {
         lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     }
+}
+
+/// What an update from `one` to `two` costs beside its metadata: stored, and fetched by a node that has all of `one`; and the chunks that
+/// only `two` has, as stored.
+fn update(lazuli: &Lazuli, one: &str, two: &str) -> (u64, u64, u64) {
+    let registry = Registry::start();
+    let [old, new] = ["app:1", "app:2"].map(|name| registry.image(name));
+    lazuli.ok(["convert", one, &old]);
+    lazuli.ok(["prefetch", &old, "--wait"]);
+    let said = lazuli.ok(["convert", two, &new]);
+    let json = |arguments: &[&str]| -> Value {
+        serde_json::from_slice(&lazuli.output(arguments).stdout).unwrap()
+    };
+    let described = json(&["inspect", &new, "--json"]);
+    let blobs = described["blobs"].as_array().unwrap().iter();
+    let data: u64 = blobs.map(|blob| blob["stored_bytes"].as_u64().unwrap()).sum();
+    let metadata = described["bytes_total"].as_u64().unwrap() - data;
+    let changed = json(&["diff", "--json", &old, &new]);
+    let changed = changed["chunks"]["only_b"]["stored_bytes"].as_u64().unwrap();
+    let directory = lazuli.directory("new");
+    let mountpoint = directory.to_str().unwrap();
+    lazuli.ok(["mount", &new, mountpoint]);
+    lazuli.ok(["prefetch", &new, "--wait"]);
+    let fetched = lazuli.mount_status(&directory)["bytes_fetched"].as_u64().unwrap();
+    lazuli.ok(["umount", mountpoint]);
+    // Manifest and config have some kB.
+    (stored(&said).saturating_sub(metadata), fetched.saturating_sub(metadata + 20_000), changed)
+}
+
+fn assert_cheap((stored, fetched, changed): (u64, u64, u64)) {
+    assert!(changed > 0 && stored * 10 <= changed * 11, "{stored} stored for {changed} changed");
+    assert!(fetched * 10 <= changed * 11, "{fetched} fetched for {changed} changed");
+}
+
+/// A layer that was made anew with a tenth of its files changed, some gone and some new, on a base that has not changed.
+#[test]
+fn an_update_costs_the_chunks_that_changed() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    for version in 0..2u64 {
+        let file = |number: u64| {
+            let changed = if number % 10 == 0 { 1000 * version } else { 0 };
+            Entry::file(format!("app/{number}"), odd::random(changed + number, 300_000))
+        };
+        let files: Vec<_> = (4 * version..80 + 2 * version).map(file).collect();
+        let base = tar_of("base/file", &odd::random(5000, 4_000_000));
+        let layers = [base, tarball::write(&files)];
+        let layers = layers.map(|tar| Layer::new(tar, Compression::Gzip));
+        Image::new(layers).write_layout(&lazuli.path(&format!("app{version}")), "x").unwrap();
+    }
+    assert_cheap(update(&lazuli, "oci:app0:x", "oci:app1:x"));
+}
+
+/// Its base was rebuilt, and everything on top of it.
+#[test]
+fn an_update_of_a_real_image_costs_the_chunks_that_changed() {
+    if !require(Feature::Root) {
+        return;
+    }
+    let Some(layouts) = corpus("nginx").zip(corpus("nginx-next")) else { return };
+    let lazuli = Lazuli::new();
+    let [one, two] = [layouts.0, layouts.1].map(|layout| format!("oci:{}", layout.display()));
+    assert_cheap(update(&lazuli, &one, &two));
 }

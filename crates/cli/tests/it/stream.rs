@@ -63,6 +63,7 @@ impl Conversion {
         let left: Vec<_> = fs::read_dir(&self.temporary).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
         assert_eq!(self.requests("DELETE"), 1, "the upload goes on");
+        assert_eq!(self.registry.open_uploads(), 0);
         assert!(self.registry.manifest("app", "x").is_none());
     }
 }

@@ -95,3 +95,29 @@ fn platforms() {
         assert!(bad.parse::<Platform>().is_err(), "{bad}");
     }
 }
+
+#[test]
+fn an_index_of_both_images() {
+    let descriptor = |text: &[u8]| {
+        let digest = Algorithm::Sha256.digest(text);
+        Descriptor::plain(media_type::MANIFEST, digest, text.len() as u64)
+    };
+    let host = Platform::host();
+    let index = both(descriptor(b"ordinary"), descriptor(b"lazy"), &host).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let entry = |at: usize| -> Descriptor {
+        serde_json::from_value(index["manifests"][at].clone()).unwrap()
+    };
+    let (ordinary, lazy) = (entry(0), entry(1));
+    assert_eq!(ordinary.runs_on(), Some(host.clone()));
+    for lazy in [
+        // As it is written, and with either of its marks alone.
+        Descriptor { artifact_type: None, ..lazy.clone() },
+        Descriptor { platform: Some(host.clone()), ..lazy.clone() },
+        lazy,
+    ] {
+        let platform = lazy.runs_on().unwrap();
+        assert!(platform.satisfies(&host.clone().with_lazy(true)));
+        assert!(!platform.satisfies(&host));
+    }
+}

@@ -4,6 +4,7 @@ mod archive;
 mod conformance;
 mod distance;
 mod faults;
+mod growing;
 mod hosts;
 mod login;
 mod mirrors;

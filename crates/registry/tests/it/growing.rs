@@ -1,0 +1,109 @@
+//! Blobs that are pushed while they are made.
+
+use std::{
+    fs::File,
+    io::Write as _,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use lazuli_registry::{Growing, Growth, Layout, Pushed, Repository};
+use lazuli_testkit::registry::{FakeRegistry, Fault};
+use tempfile::TempDir;
+use tokio::{sync::watch, time::sleep};
+
+use crate::support::{noise, open, push, sha256};
+
+/// What one request carries.
+const PIECE: usize = 8 << 20;
+
+/// A blob of which nothing is there yet.
+fn growing(directory: &TempDir) -> (File, watch::Sender<Growth>, Growing) {
+    let path = directory.path().join("blob");
+    let file = File::create(&path).unwrap();
+    let (sender, growth) = watch::channel(Growth::Bytes(0));
+    (file, sender, Growing { file: path, growth })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_is_sent_before_the_rest_is_made() {
+    let piece = PIECE as u64;
+    // At the last byte of a request, and beyond.
+    for (size, fault) in [
+        (3 * PIECE, None),
+        (3 * PIECE + 1, None),
+        (3 * PIECE + 5, Some(Fault::ResetAfter(1 << 20))),
+        (3 * PIECE + 5, Some(Fault::LoseAnswer)),
+        (3 * PIECE + 5, Some(Fault::Status(404))),
+    ] {
+        let server = FakeRegistry::start().unwrap();
+        if let Some(fault) = fault {
+            server.fault("PATCH", "/uploads/", 1, Fault::Latency(Duration::ZERO));
+            server.fault("PATCH", "/uploads/", 1, fault);
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (mut file, growth, blob) = growing(&directory);
+        let content = noise(size, 3);
+        let registry = open(&server, "app");
+        let seen = AtomicU64::new(0);
+        let count = |bytes| {
+            seen.fetch_add(bytes, Relaxed);
+        };
+        let make = async {
+            file.write_all(&content[..2 * PIECE + 1]).unwrap();
+            growth.send_replace(Growth::Bytes(2 * piece + 1));
+            while seen.load(Relaxed) < piece {
+                sleep(Duration::from_millis(5)).await;
+            }
+            file.write_all(&content[2 * PIECE + 1..]).unwrap();
+            growth.send_replace(Growth::Whole(sha256(&content), size as u64));
+        };
+        let (pushed, ()) = tokio::join!(registry.push_growing(blob, &count), make);
+        assert!(matches!(pushed.unwrap(), Pushed::Uploaded(sent) if sent >= size as u64));
+        assert!(server.blob("app", &sha256(&content)).unwrap() == content);
+        assert_eq!(seen.into_inner(), size as u64);
+        assert_eq!((server.violations(), server.open_uploads()), (Vec::new(), 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_finishes_is_forgotten() {
+    let server = FakeRegistry::start().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for first in [10, 2 * PIECE + 1] {
+        let (mut file, growth, blob) = growing(&directory);
+        file.write_all(&noise(first, 3)).unwrap();
+        growth.send_replace(Growth::Bytes(first as u64));
+        let registry = open(&server, "app");
+        let give_up = async {
+            sleep(Duration::from_millis(200)).await;
+            drop(growth);
+        };
+        let (pushed, ()) = tokio::join!(registry.push_growing(blob, &|_| {}), give_up);
+        assert!(pushed.unwrap_err().to_string().contains("nobody makes the rest"));
+        assert_eq!(server.open_uploads(), 0);
+    }
+}
+
+/// One that is whole before a request is full is asked for first; a directory takes it when it is whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn small_ones_are_pushed_like_others() {
+    let server = FakeRegistry::start().unwrap();
+    let registry = open(&server, "app");
+    let content = noise(1000, 5);
+    push(&registry, &content).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let layout = format!("oci:{}", directory.path().join("layout").display());
+    let layout = match layout.parse().unwrap() {
+        lazuli_registry::ImageName::Layout(name) => Layout::open(name),
+        lazuli_registry::ImageName::Registry(name) => panic!("{name}"),
+    };
+    let (mut file, growth, blob) = growing(&directory);
+    file.write_all(&content).unwrap();
+    growth.send_replace(Growth::Whole(sha256(&content), 1000));
+    let pushed = registry.push_growing(blob.clone(), &|_| {}).await.unwrap();
+    assert_eq!(pushed, Pushed::Existed);
+    let pushed = layout.push_growing(blob, &|_| {}).await.unwrap();
+    assert_eq!(pushed, Pushed::Uploaded(1000));
+    assert!(layout.has_blob(&sha256(&content)).await.unwrap());
+}

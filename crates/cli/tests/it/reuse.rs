@@ -181,7 +181,7 @@ fn an_update_costs_the_chunks_that_changed() {
     let lazuli = Lazuli::new();
     for version in 0..2u64 {
         let file = |number: u64| {
-            let changed = if number % 10 == 0 { 1000 * version } else { 0 };
+            let changed = if number.is_multiple_of(10) { 1000 * version } else { 0 };
             Entry::file(format!("app/{number}"), odd::random(changed + number, 300_000))
         };
         let files: Vec<_> = (4 * version..80 + 2 * version).map(file).collect();

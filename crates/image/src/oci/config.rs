@@ -88,8 +88,8 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// The configuration of the image that has what a container wrote on top of this one, as [`ImageConfig::lazy`] takes it: with one
-    /// more step in the history, before that with the bootstrap.
+    /// This configuration with one more step in the history, before that with the bootstrap: for the lazy image that has what a container
+    /// wrote on top of this one.
     pub fn committed(&self) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();

@@ -7,7 +7,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
 };
 
 use lazuli_image::{Inode, InodeId, Kind, Metadata, Mtime, Name, Tree};
@@ -73,8 +73,10 @@ impl Overlay {
             problem,
         };
         let mut pass = Pass::default();
+        let is_directory = |entry: &&Entry| matches!(entry.kind, EntryKind::Directory);
+        let listed = entries.iter().filter(is_directory).map(|entry| &entry.path).collect();
         for entry in &entries {
-            self.hide(entry, &mut pass)
+            self.hide(entry, &listed, &mut pass)
                 .map_err(|problem| fail(&entry.path, entry.offset, problem))?;
         }
         for entry in entries {
@@ -112,17 +114,23 @@ impl Overlay {
         compact
     }
 
-    /// Applies a whiteout to the layers below.
-    fn hide(&mut self, entry: &Entry, pass: &mut Pass) -> Result<(), OverlayProblem> {
+    /// Applies a whiteout to the layers below, of a layer that has the directories `listed`.
+    fn hide(
+        &mut self,
+        entry: &Entry,
+        listed: &BTreeSet<&EntryPath>,
+        pass: &mut Pass,
+    ) -> Result<(), OverlayProblem> {
         match entry.kind {
             EntryKind::Whiteout => {
-                let Some(directory) = self.existing(&entry.path.parent())? else { return Ok(()) };
+                let parent = entry.path.parent();
+                let Some(directory) = self.below(&parent, listed)? else { return Ok(()) };
                 let children = self.tree.children_mut(directory);
                 let hidden = children.and_then(|children| children.remove_entry(entry.path.last()));
                 pass.removed.extend(hidden.map(|(name, id)| ((directory, name), id)));
             }
             EntryKind::Opaque => {
-                let Some(directory) = self.existing(&entry.path)? else { return Ok(()) };
+                let Some(directory) = self.below(&entry.path, listed)? else { return Ok(()) };
                 let children =
                     self.tree.children_mut(directory).map(std::mem::take).unwrap_or_default();
                 pass.removed.extend(children.into_iter().map(|(name, id)| ((directory, name), id)));
@@ -130,6 +138,21 @@ impl Overlay {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The directory of the layers below that one at `path` in a layer with the directories `listed` shows, if any: one that is listed takes
+    /// the place of a symbolic link and has nothing of what is behind it.
+    fn below(
+        &mut self,
+        path: &EntryPath,
+        listed: &BTreeSet<&EntryPath>,
+    ) -> Result<Option<InodeId>, OverlayProblem> {
+        if path.is_root() || !listed.contains(path) {
+            return self.existing(path);
+        }
+        let Some(parent) = self.existing(&path.parent())? else { return Ok(None) };
+        let found = self.child(parent, path.last());
+        Ok(found.filter(|id| self.tree.children(*id).is_some()))
     }
 
     fn put(&mut self, entry: Entry, pass: &mut Pass) -> Result<(), OverlayProblem> {

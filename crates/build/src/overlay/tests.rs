@@ -131,6 +131,16 @@ fn layers_stack_as_the_specification_says() {
             &["s lib 3 =0", "d usr 1 =1", "d usr/lib 2 =2", "f usr/lib/x 4 =3"],
         ),
         (
+            "a directory for a symbolic link has nothing of what was behind it",
+            &[&["d a 1", "f a/x 2", "f a/y 3", "s b 4 a"], &["d b 5", "f b/z 6", "o b", "w b/x"]],
+            &["d a 1 =0", "f a/x 2 =1", "f a/y 3 =2", "d b 5 =3", "f b/z 6 =4"],
+        ),
+        (
+            "what is not listed is hidden through a symbolic link",
+            &[&["d a 1", "f a/x 2", "s b 4 a"], &["o b", "f b/z 6"]],
+            &["d a 1 =0", "f a/z 6 =1", "s b 4 =2"],
+        ),
+        (
             "symbolic links stay inside",
             &[&["s out 1 ../../../etc", "s abs 2 /etc/.", "f out/a 3", "f abs/b 4"]],
             &["s abs 2 =0", "d etc 0 =1", "f etc/a 3 =2", "f etc/b 4 =3", "s out 1 =4"],

@@ -377,7 +377,7 @@ async fn read(
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, Decoded};
+    use lazuli_image::{Algorithm, Decoded, chunk::Batch};
 
     use super::*;
 
@@ -398,6 +398,44 @@ mod tests {
             }
         };
         sizes.iter().enumerate().map(chunk).collect()
+    }
+
+    /// Chunks of which each run has this number of chunks in a batch with this stored size, one run behind the other.
+    fn batches(runs: &[(usize, u32)]) -> Vec<Chunk> {
+        let sizes = runs.iter().flat_map(|(count, size)| (0..*count).map(|at| (at, *size)));
+        let mut chunks = chunks(&sizes.clone().map(|_| (0, 1)).collect::<Vec<_>>());
+        let mut start = 0;
+        for (chunk, (at, size)) in chunks.iter_mut().zip(sizes) {
+            start += if at == 0 { u64::from(size) } else { 0 };
+            (chunk.stored, chunk.stored_size) = (Stored(start - u64::from(size)), size);
+            chunk.batch = Some(Batch { offset: at as u32, size: 10 * size });
+        }
+        chunks
+    }
+
+    #[test]
+    fn batches_come_whole_and_count_once() {
+        let chunks = batches(&[(4, 100), (3, 200), (2, 300)]);
+        type Case = (Range<usize>, u64, Range<usize>);
+        let cases: [Case; 5] = [
+            (1..2, 0, 0..4),
+            (5..6, 0, 4..7),
+            (1..3, 300, 0..7),
+            (1..2, 299, 0..4),
+            (0..9, 0, 0..9),
+        ];
+        for (wanted, amplify, expected) in cases {
+            let wide = neighbours(&chunks, wanted.clone(), amplify, |_| true);
+            assert_eq!(wide, expected, "{wanted:?} up to {amplify}");
+        }
+        let whole = |wanted: &[usize]| whole_units(&chunks, wanted).collect::<Vec<_>>();
+        assert!(whole(&[]).is_empty());
+        assert_eq!(whole(&[1]), [0, 1, 2, 3]);
+        assert_eq!(whole(&[2, 3, 8]), [0, 1, 2, 3, 7, 8]);
+        // All of a batch is in one request, and requests never overlap.
+        assert_eq!(plan(&chunks, &[0, 1, 4, 6]).len(), 1);
+        let large = batches(&[(2, 3 << 20), (2, 3 << 20)]);
+        assert_eq!(plan(&large, &[0, 1, 2, 3]), [0..2, 2..4]);
     }
 
     #[test]

@@ -336,10 +336,12 @@ pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
     for (number, chunk) in chunks.iter().enumerate() {
         let before = number.checked_sub(1).map(|before| &chunks[before]);
         let goes_on = before.is_some_and(|before| before.shares_unit(chunk));
-        let is_whole = before.is_none_or(|before| before.unit_size() == filled);
+        // What begins anew begins behind the last, of which nothing is missing.
+        let begins =
+            chunk.stored.0 == stored && before.is_none_or(|before| before.unit_size() == filled);
         let offset = if goes_on { filled } else { 0 };
         if chunk.number as usize != number
-            || !goes_on && !(is_whole && chunk.stored.0 == stored)
+            || !(goes_on || begins)
             || chunk.batch.map_or(0, |batch| batch.offset) != offset
             || !chunk.is_within_batch()
             || Some(chunk.decoded.0) != decoded

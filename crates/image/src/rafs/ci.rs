@@ -173,7 +173,7 @@ impl CiEntry {
     fn encode_v2(&self, number: u64) -> Option<[u64; 3]> {
         let block = self.decoded.0 / BLOCK_SIZE;
         let size = u64::from(self.decoded_size).checked_sub(1)?;
-        let fits = self.decoded.0 % BLOCK_SIZE == 0
+        let fits = self.decoded.0.is_multiple_of(BLOCK_SIZE)
             && block <= u32::MAX.into()
             && size < 1 << 24
             && self.stored.0 & !STORED_MASK == 0

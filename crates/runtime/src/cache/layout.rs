@@ -219,12 +219,14 @@ mod tests {
 
     #[test]
     fn refuses_what_the_cache_cannot_rely_on() {
-        let batch = |offset, size| Some(Batch { offset, size });
         let spoil: [(&str, Change); 13] = [
-            ("behind the batch", move |blob| blob.chunks[1].batch = batch(1, 50)),
-            ("a batch of 17 MiB", move |blob| blob.chunks[1].batch = batch(0, 17 << 20)),
-            ("overlap in a batch", move |blob| {
-                (blob.chunks[0].batch, blob.chunks[1].batch) = (batch(0, 6000), batch(4999, 6000));
+            ("behind the batch", |blob| blob.chunks[1].batch = Some(Batch { offset: 1, size: 50 })),
+            ("a batch of 17 MiB", |blob| {
+                blob.chunks[1].batch = Some(Batch { offset: 0, size: 17 << 20 })
+            }),
+            ("overlap in a batch", |blob| {
+                blob.chunks[0].batch = Some(Batch { offset: 0, size: 6000 });
+                blob.chunks[1].batch = Some(Batch { offset: 4999, size: 6000 });
                 (blob.chunks[1].stored, blob.chunks[1].stored_size) = (Stored(0), 100);
             }),
             ("no bytes", |blob| blob.chunks[0].decoded_size = 0),

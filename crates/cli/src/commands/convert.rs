@@ -72,6 +72,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
+    lazuli_sys::heap::give_back();
     let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
     // Teams keep lazy images beside the images that they come from, so the source's repository may hold the blobs of

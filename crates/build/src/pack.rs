@@ -169,9 +169,11 @@ impl Packing {
     pub(crate) fn of_one_layer(
         self,
         scratch: &Scratch,
+        options: &Options,
     ) -> Result<(Vec<BlobRecord>, Option<Unsealed>), BuildError> {
         let known = self.known.into_iter().map(|known| known.record).collect();
-        let own = self.blobs.into_iter().next().map(|own| own.unsealed(&self.distinct, scratch));
+        let own = self.blobs.into_iter().next();
+        let own = own.map(|own| own.unsealed(&self.distinct, scratch, options));
         Ok((known, own.transpose()?))
     }
 
@@ -210,10 +212,15 @@ impl Packed {
         scratch: &Scratch,
         options: &Options,
     ) -> Result<BuiltBlob, BuildError> {
-        self.unsealed(distinct, scratch)?.seal(options.codec, scratch)
+        self.unsealed(distinct, scratch, options)?.seal(options.codec, scratch)
     }
 
-    fn unsealed(self, distinct: &[Distinct], scratch: &Scratch) -> Result<Unsealed, BuildError> {
+    fn unsealed(
+        self,
+        distinct: &[Distinct],
+        scratch: &Scratch,
+        options: &Options,
+    ) -> Result<Unsealed, BuildError> {
         let failed = |problem| scratch.failed(problem);
         let spool = match self.spool {
             spool if spool.chunks.len() == self.chunks.len() => spool,

@@ -20,8 +20,7 @@ mod writer;
 pub use batch::{Placed, place};
 pub use blob::{
     Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, check_ci_table,
-    ci_table_of, layer_tail,
-    meta_file, written_meta_file,
+    ci_table_of, layer_tail, meta_file, written_meta_file,
 };
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};

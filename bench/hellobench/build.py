@@ -4,13 +4,18 @@ All start from one tree, the corpus image unpacked, and write to the same disk; 
 once before, so that it is cached for all. In each round every tool runs once, one after the other:
 
   lazuli tar           lazuli convert tar:TREE.tar
+  lazuli tar batched   the same with --batch 256
   nydus-image tar      nydus-image create -t tar-rafs, with the features that lazuli writes
+  nydus-image batched  the same with --batch-size, where nydus-image has that (2.3 and later; see --batching-nydus)
   mkfs.erofs           from the directory, uncompressed
   mkfs.erofs lz4       from the directory, -zlz4
+  mkfs.erofs lz4hc     from the directory, -zlz4hc
+  mkfs.erofs zstd      from the directory, -zzstd, where mkfs.erofs has that (1.8 and later)
+  gzip                 of the tar, as docker build does it
   lazuli layers        lazuli convert of the image itself: gzip'd layers, which have to be inflated too
 
 Prints medians of CPU seconds (user and system, of all threads), wall seconds, the largest resident
-set, and the size of what was written. mkfs.erofs neither compresses with zstd nor computes digests.
+set, and the size of what was written. mkfs.erofs computes no digests.
 """
 
 import argparse
@@ -34,6 +39,7 @@ def main(argv):
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/build.json")
     parser.add_argument("--nydus", type=Path, default=os.environ.get("LAZULI_NYDUS", REPOSITORY / "target/nydus/bin"),
                         help="directory of upstream's programs (LAZULI_NYDUS, or what the Makefile builds)")
+    parser.add_argument("--batching-nydus", type=Path, help="directory of a nydus-image that makes batches, if the other does not")
     args = parser.parse_args(argv)
     need_root()
 
@@ -43,30 +49,41 @@ def main(argv):
     with fair_scheduling():
         for name in names:
             with scratch("build") as work:
-                mine = measure(directory / name, args.nydus.resolve(), args.rounds, work)
+                mine = measure(directory / name, args, work)
             builds += [{"image": name, **build} for build in mine]
             print(f"\n{name}: median of {args.rounds} conversions\n\n{summary(mine)}", flush=True)
     write(args.json, "build", argv, builds=builds)
 
 
-def measure(source, nydus, rounds, work):
+def measure(source, args, work):
     """Unpack an image, and convert it again and again; return a list of what each conversion took."""
     run("umoci", "unpack", "--image", f"{source}:latest", work / "bundle")
     tree, tar, out = work / "bundle/rootfs", work / "tree.tar", work / "out"
     run("tar", "--format=posix", "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=*",
         "--pax-option=delete=atime,delete=ctime", "-C", tree, "-cf", tar, ".")
     lazuli = Lazuli(work / "root")
+    plain, batching = (path.resolve() / "nydus-image" for path in (args.nydus, args.batching_nydus or args.nydus))
+    nydus = ["create", "--log-level", "warn", "--type", "tar-rafs", "--features", "blob-toc",
+             "--blob-dir", out, "--bootstrap", out / "bootstrap", tar]
+    convert = ["convert", f"tar:{tar}", f"oci:{out}/layout:latest"]
     tools = {
-        "lazuli tar": lazuli.command("convert", f"tar:{tar}", f"oci:{out}/layout:latest"),
-        "nydus-image tar": [
-            nydus / "nydus-image", "create", "--log-level", "warn", "--type", "tar-rafs", "--features", "blob-toc",
-            "--blob-dir", out, "--bootstrap", out / "bootstrap", tar],
+        "lazuli tar": lazuli.command(*convert),
+        "lazuli tar batched": lazuli.command(*convert, "--batch", "256"),
+        "nydus-image tar": [plain, *nydus],
+        "nydus-image batched": [batching, *nydus, "--batch-size", "0x40000"],
         "mkfs.erofs": ["mkfs.erofs", "--quiet", out / "image", tree],
         "mkfs.erofs lz4": ["mkfs.erofs", "--quiet", "-zlz4", out / "image", tree],
+        "mkfs.erofs lz4hc": ["mkfs.erofs", "--quiet", "-zlz4hc", out / "image", tree],
+        "mkfs.erofs zstd": ["mkfs.erofs", "--quiet", "-zzstd", out / "image", tree],
+        "gzip": ["sh", "-c", f"exec gzip -c {tar} >{out}/tar.gz"],
         "lazuli layers": lazuli.command("convert", f"oci:{source}:latest", f"oci:{out}/layout:latest"),
     }
+    if "--batch-size" not in capabilities(batching, "create", "--help"):
+        del tools["nydus-image batched"]
+    if "zstd" not in capabilities("mkfs.erofs", "--help"):
+        del tools["mkfs.erofs zstd"]
     builds = []
-    for turn in range(rounds):
+    for turn in range(args.rounds):
         for tool, command in tools.items():
             out.mkdir()
             warm(tar, tree, source)
@@ -74,6 +91,12 @@ def measure(source, nydus, rounds, work):
             shutil.rmtree(out)
             print(f"round {turn + 1}: {tool}: {builds[-1]['cpu_s']:.2f} s CPU", file=sys.stderr)
     return builds
+
+
+def capabilities(*command):
+    """All that a command prints, whatever it returns."""
+    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return found.stdout
 
 
 def warm(*paths):

@@ -1,7 +1,7 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs.
 //!
-//! The input is a record in 20 bytes (features, number of chunks, stored bytes of the CI table, codecs,
-//! place of the CI table; see `seeds`), then a tail.
+//! The input is a record in 24 bytes (features, number of chunks, stored bytes of the CI table, codecs,
+//! place of the CI table, its decoded bytes; see `seeds`), then a tail.
 #![no_main]
 
 use lazuli_image::{
@@ -11,7 +11,7 @@ use lazuli_image::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let Some((head, tail)) = data.split_at_checked(20) else { return };
+    let Some((head, tail)) = data.split_at_checked(24) else { return };
     let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
     let codec = |number: u32| Codec::from_number(number & 0xff).unwrap_or(Codec::Lz4);
     // Bounded so that the fuzzer's own memory limit is not what fails.
@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
             chunk_count,
             ci_offset: word(16).into(),
             ci_stored_size: word(8).into(),
-            ci_size: 16 * u64::from(chunk_count),
+            ci_size: (word(20) % 0x40_0000).into(),
             ci_codec: codec(word(12) >> 8),
             toc_size: 0,
             toc_digest: None,

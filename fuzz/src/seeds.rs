@@ -2,6 +2,8 @@
 
 use std::{fs, io};
 
+use lazuli_image::Codec;
+
 #[allow(dead_code, reason = "shared with the tests of the crate")]
 #[path = "../../crates/image/tests/it/support.rs"]
 mod support;
@@ -15,10 +17,19 @@ mod v5;
 
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "bootstrap_v5", "blob_tail", "tar_source"] {
+    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source"] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
-    for (name, sample) in [("sample", support::sample()), ("small", support::small_sample())] {
+    let batched = support::batched_sample(Codec::None);
+    let bare = support::without_places(&batched.bootstrap);
+    let size = (bare.len() as u32).to_le_bytes();
+    let table = &batched.blobs[0].tail.meta_file[..batched.blobs[0].record.tail.ci_size as usize];
+    fs::write(format!("{corpus}/batches/sample"), [&size, &bare[..], table].concat())?;
+    for (name, sample) in [
+        ("sample", support::sample()),
+        ("small", support::small_sample()),
+        ("batched", batched),
+    ] {
         fs::write(format!("{corpus}/bootstrap/{name}"), &sample.bootstrap)?;
         let blobs: Vec<_> = sample.blobs.iter().map(|blob| blob.record.blob.clone()).collect();
         let old = v5::write(&sample.tree, &blobs, &support::small_chunks());
@@ -31,6 +42,7 @@ fn main() -> io::Result<()> {
                 info.ci_stored_size as u32,
                 blob.record.blob.codec as u32 | (info.ci_codec as u32) << 8,
                 info.ci_offset as u32,
+                info.ci_size as u32,
             ];
             let head: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             let tail = &blob.stored[info.ci_offset as usize..];

@@ -32,6 +32,9 @@ pub struct Options {
     pub codec: Codec,
     /// Level of [`Codec::Zstd`], 1 to 22; others have none.
     pub level: i32,
+    /// Most bytes of small chunks that are compressed together, a power of two from 4 KiB up to the chunk size; 0 compresses each on its
+    /// own, and only such images can be mounted by Nydus before 2.3.
+    pub batch_size: u32,
     /// An existing directory with room for about twice the compressed image.
     pub scratch: PathBuf,
     /// Chunks that are compressed at the same time, and layers that are read at the same time; at least 1.
@@ -57,6 +60,7 @@ impl Options {
             chunk_size: Self::CHUNK_SIZE,
             codec: Codec::Zstd,
             level: Self::LEVEL,
+            batch_size: 0,
             scratch,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -68,6 +72,13 @@ impl Options {
         match () {
             () if self.codec == Codec::Zstd && !(1..=22).contains(&self.level) => {
                 fail("level", self.level.into(), "1 to 22")
+            }
+            () if self.batch_size != 0
+                && !(self.batch_size.is_power_of_two()
+                    && (1 << 12..=self.chunk_size).contains(&self.batch_size)) =>
+            {
+                let expected = "0, or a power of two from 4096 to the chunk size";
+                fail("batch_size", self.batch_size.into(), expected)
             }
             () if self.threads == 0 => fail("threads", 0, "at least 1"),
             () => Ok(()),
@@ -165,7 +176,8 @@ pub(crate) fn store(
     let scratch = Scratch::new(&options.scratch)?;
     let spools: Vec<_> =
         (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
-    let store = Store { codec: options.codec, level: options.level, spools: &spools };
+    let Options { codec, level, batch_size, .. } = *options;
+    let store = Store { codec, level, batch_size, spools: &spools };
     let plan = Plan {
         chunk_size: options.chunk_size,
         algorithm: Algorithm::Blake3,

@@ -1,6 +1,9 @@
 //! Cuts file content into chunks, many small ones to a batch.
 
-use std::io::{self, Read};
+use std::{
+    io::{self, Read},
+    ops::Range,
+};
 
 use lazuli_image::{BlobIndex, ChunkRef};
 
@@ -30,10 +33,36 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// The chunk at a position.
+    pub(crate) fn chunk(&self, position: usize) -> &[u8] {
+        let start = position.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.data[start..self.ends[position]]
+    }
+
     /// The chunks in order.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, &end)| &self.data[start..end])
+        (0..self.ends.len()).map(|position| self.chunk(position))
+    }
+
+    /// Which chunks are compressed as one: small ones that follow each other, until they have `most` bytes; any other is on its own. Depends
+    /// on nothing but the layer, so that equal layers give equal blobs whatever of them is stored elsewhere.
+    pub(crate) fn units(&self, most: usize) -> Vec<Range<usize>> {
+        let mut units: Vec<Range<usize>> = Vec::new();
+        let mut room = 0;
+        for (position, chunk) in self.chunks().enumerate() {
+            let is_small = chunk.len() <= most / 2;
+            match units.last_mut() {
+                Some(unit) if is_small && chunk.len() <= room => {
+                    unit.end += 1;
+                    room -= chunk.len();
+                }
+                _ => {
+                    units.push(position..position + 1);
+                    room = if is_small { most - chunk.len() } else { 0 };
+                }
+            }
+        }
+        units
     }
 }
 

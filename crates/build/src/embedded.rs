@@ -72,7 +72,7 @@ pub fn build_layer(
     }
     let mut tree = overlay.finish();
     let packing = Packing::new(ingested.chunks, spools, dictionary, &mut tree);
-    let (blobs, own) = packing.of_one_layer(&scratch)?;
+    let (blobs, own) = packing.of_one_layer(&scratch, options)?;
     let known = blobs.iter().map(|record| record.blob.id).collect();
     let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };
     let bootstrap = |blobs: &[BlobRecord]| {

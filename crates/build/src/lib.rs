@@ -34,6 +34,7 @@ mod record;
 mod report;
 pub mod source;
 mod spool;
+mod unit;
 pub mod unpack;
 mod whiteout;
 

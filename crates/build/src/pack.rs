@@ -16,6 +16,7 @@ use std::{
 use lazuli_image::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, FormatError, InodeId,
     Kind, Stored, Tree,
+    codec::Decoder,
     digest::Hasher,
     rafs::{BlobRecord, Tail, blob_tail},
 };
@@ -27,6 +28,7 @@ use crate::{
     dictionary::KnownBlob,
     error::BuildError,
     spool::{Finished, Scratch, Spooled},
+    unit::{InUnit, UnitEncoder},
 };
 
 /// Bytes copied from a spool at a time, or one chunk if that is more.
@@ -167,9 +169,11 @@ impl Packing {
     pub(crate) fn of_one_layer(
         self,
         scratch: &Scratch,
+        options: &Options,
     ) -> Result<(Vec<BlobRecord>, Option<Unsealed>), BuildError> {
         let known = self.known.into_iter().map(|known| known.record).collect();
-        let own = self.blobs.into_iter().next().map(|own| own.unsealed(&self.distinct, scratch));
+        let own = self.blobs.into_iter().next();
+        let own = own.map(|own| own.unsealed(&self.distinct, scratch, options));
         Ok((known, own.transpose()?))
     }
 
@@ -208,14 +212,19 @@ impl Packed {
         scratch: &Scratch,
         options: &Options,
     ) -> Result<BuiltBlob, BuildError> {
-        self.unsealed(distinct, scratch)?.seal(options.codec, scratch)
+        self.unsealed(distinct, scratch, options)?.seal(options.codec, scratch)
     }
 
-    fn unsealed(self, distinct: &[Distinct], scratch: &Scratch) -> Result<Unsealed, BuildError> {
+    fn unsealed(
+        self,
+        distinct: &[Distinct],
+        scratch: &Scratch,
+        options: &Options,
+    ) -> Result<Unsealed, BuildError> {
         let failed = |problem| scratch.failed(problem);
         let spool = match self.spool {
             spool if spool.chunks.len() == self.chunks.len() => spool,
-            spool => only(&self.chunks, spool).map_err(failed)?,
+            spool => only(&self.chunks, spool, distinct, options).map_err(failed)?,
         };
         let Finished { file, path, hasher, chunks } = spool;
         let chunks = layout(&chunks, distinct);
@@ -224,11 +233,14 @@ impl Packed {
     }
 }
 
-/// Where each chunk of a blob is: stored back to back, decoded from block to block.
+/// Where each chunk of a blob is: stored unit by unit, decoded from block to block.
 fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
-    let (mut stored, mut decoded) = (0, 0);
-    let place = |(number, &(id, stored_size)): (usize, &Spooled)| {
+    let (mut stored, mut stored_end, mut decoded) = (0, 0, 0);
+    let place = |(number, &(id, InUnit { stored_size, batch })): (usize, &Spooled)| {
         let Distinct { digest, decoded_size, .. } = distinct[id.0 as usize];
+        if batch.is_none_or(|batch| batch.offset == 0) {
+            stored = stored_end;
+        }
         let chunk = Chunk {
             number: number as u32,
             digest,
@@ -236,16 +248,22 @@ fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
             stored_size,
             decoded: Decoded(decoded),
             decoded_size,
+            batch,
         };
-        stored = chunk.stored_end().0;
+        stored_end = chunk.stored_end().0;
         decoded = round_up(chunk.decoded_end().0);
         chunk
     };
     spooled.iter().enumerate().map(place).collect()
 }
 
-/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one.
-fn only(wanted: &[DistinctId], spool: Finished) -> io::Result<Finished> {
+/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. What is left of a batch becomes a smaller one.
+fn only(
+    wanted: &[DistinctId],
+    spool: Finished,
+    distinct: &[Distinct],
+    options: &Options,
+) -> io::Result<Finished> {
     let Finished { file: old, path, chunks: spooled, .. } = spool;
     let old = old.ok_or(io::ErrorKind::NotFound)?;
     // The name goes to the new file; the old one lives until it is closed.
@@ -253,30 +271,49 @@ fn only(wanted: &[DistinctId], spool: Finished) -> io::Result<Finished> {
     let mut file = File::create_new(&path)?;
     let mut hasher = Algorithm::Sha256.hasher();
     let mut chunks = Vec::with_capacity(wanted.len());
-    let mut copy = |start: u64, end: u64| -> io::Result<()> {
+    let mut write = |bytes: &[u8]| -> io::Result<()> {
+        hasher.update(bytes);
+        file.write_all(bytes)
+    };
+    let read = |start: u64, end: u64| -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; (end - start) as usize];
         old.read_exact_at(&mut buffer, start)?;
-        hasher.update(&buffer);
-        file.write_all(&buffer)
+        Ok(buffer)
     };
+    let (mut decoder, mut decoded) = (Decoder::new(), Vec::new());
+    let mut encoder = UnitEncoder::new(options.codec, options.level)?;
     let mut wanted = wanted.iter().peekable();
-    // A stretch of wanted chunks that is not yet copied.
+    // A stretch of whole units that are wanted and not yet copied.
     let (mut start, mut end) = (0, 0);
-    for (id, size) in spooled {
-        let next = end + u64::from(size);
-        if wanted.next_if_eq(&&id).is_some() {
-            chunks.push((id, size));
+    for unit in layout(&spooled, distinct).chunk_by(Chunk::shares_unit) {
+        let members = unit.iter().map(|chunk| (chunk, spooled[chunk.number as usize]));
+        let here: Vec<_> =
+            members.filter(|(_, (id, _))| wanted.next_if_eq(&id).is_some()).collect();
+        let next = unit[0].stored_end().0;
+        if here.len() == unit.len() {
+            chunks.extend(here.into_iter().map(|(_, spooled)| spooled));
             if next - start > BUFFER && end > start {
-                copy(start, end)?;
+                write(&read(start, end)?)?;
                 start = end;
             }
-        } else {
-            copy(start, end)?;
-            start = next;
+            end = next;
+            continue;
+        }
+        write(&read(start, end)?)?;
+        start = next;
+        if !here.is_empty() {
+            let stored = read(end, next)?;
+            let decoded = decoder.unit(options.codec, &unit[0], &stored, &mut decoded);
+            let decoded = decoded.map_err(io::Error::other)?;
+            let parts = here.iter().filter_map(|(chunk, _)| chunk.part_of(decoded));
+            let mut stored = Vec::new();
+            let places = encoder.encode(&parts.collect::<Vec<_>>(), &mut stored);
+            write(&stored)?;
+            chunks.extend(here.iter().map(|(_, (id, _))| *id).zip(places));
         }
         end = next;
     }
-    copy(start, end)?;
+    write(&read(start, end)?)?;
     Ok(Finished { file: Some(file), path, hasher, chunks })
 }
 

@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-use lazuli_image::{Algorithm, BlobIndex, Codec, codec::Encoder};
+use lazuli_image::{Algorithm, BlobIndex, Codec};
 
 use crate::{
     Dictionary, Layer, LayerRecord, LayerSource,
@@ -25,6 +25,7 @@ use crate::{
     report::Progress,
     source::{self, ReadError},
     spool::{Grown, Spool},
+    unit::UnitEncoder,
 };
 
 /// What to do with the content of layers.
@@ -41,6 +42,8 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Store<'a> {
     pub(crate) codec: Codec,
     pub(crate) level: i32,
+    /// Most bytes that are compressed together; 0 for none.
+    pub(crate) batch_size: u32,
     /// One for each layer.
     pub(crate) spools: &'a [Spool],
 }
@@ -218,14 +221,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Worker<'a> {
     plan: &'a Plan<'a>,
-    store: Option<(Encoder, &'a [Spool])>,
+    store: Option<(UnitEncoder, Store<'a>)>,
     stored: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
     fn new(plan: &'a Plan<'a>) -> Result<Self, BuildError> {
-        let encoder =
-            |store: Store<'a>| Ok((Encoder::new(store.codec, store.level)?, store.spools));
+        let encoder = |store: Store<'a>| Ok((UnitEncoder::new(store.codec, store.level)?, store));
         let store = plan.store.map(encoder).transpose().map_err(BuildError::Compress)?;
         Ok(Worker { plan, store, stored: Vec::new() })
     }
@@ -239,16 +241,23 @@ impl<'a> Worker<'a> {
         let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);
         let digests: Vec<_> = batch.chunks().map(digest).collect();
         let fresh = index.enter(batch.layer, batch.first, &digests, stop);
-        let Some((encoder, spools)) = &mut self.store else { return Ok(None) };
+        let Some((encoder, store)) = &mut self.store else { return Ok(None) };
         self.stored.clear();
         let mut spooled = Vec::with_capacity(fresh.len());
-        for chunk in fresh {
-            let start = chunk.position.checked_sub(1).map_or(0, |before| batch.ends[before]);
-            let bytes = &batch.data[start..batch.ends[chunk.position]];
-            let stored = encoder.encode(bytes).unwrap_or(bytes);
-            self.stored.extend_from_slice(stored);
-            spooled.push((chunk.id, stored.len() as u32));
+        let mut fresh = &fresh[..];
+        let mut chunks = Vec::new();
+        for unit in batch.units(store.batch_size as usize) {
+            let (here, later) =
+                fresh.split_at(fresh.partition_point(|chunk| chunk.position < unit.end));
+            fresh = later;
+            if here.is_empty() {
+                continue;
+            }
+            chunks.clear();
+            chunks.extend(here.iter().map(|chunk| batch.chunk(chunk.position)));
+            let places = encoder.encode(&chunks, &mut self.stored);
+            spooled.extend(here.iter().map(|chunk| chunk.id).zip(places));
         }
-        spools[usize::from(batch.layer)].add(batch.number, &self.stored, spooled, stop)
+        store.spools[usize::from(batch.layer)].add(batch.number, &self.stored, spooled, stop)
     }
 }

@@ -18,7 +18,7 @@ use std::{
 use lazuli_image::{Algorithm, digest::Hasher};
 use tempfile::TempDir;
 
-use crate::{dedup::DistinctId, error::BuildError};
+use crate::{dedup::DistinctId, error::BuildError, unit::InUnit};
 
 /// Most batches that wait for an earlier one of their layer. More would only be memory.
 const MAX_WAITING: usize = 8;
@@ -54,8 +54,8 @@ fn failed(path: &Path, problem: io::Error) -> BuildError {
     BuildError::Scratch { path: path.to_owned(), problem }
 }
 
-/// A chunk in a spool and its size there.
-pub(crate) type Spooled = (DistinctId, u32);
+/// A chunk in a spool, and how it is stored there. Chunks of one unit follow each other.
+pub(crate) type Spooled = (DistinctId, InUnit);
 
 /// What a spool has so far.
 #[derive(Debug)]

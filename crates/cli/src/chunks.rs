@@ -14,7 +14,7 @@ use anyhow::{Context as _, Error, Result, bail};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use lazuli_build::unpack::Content;
-use lazuli_image::{Blob, Chunk, ChunkRef, Codec, Stored, codec::Decoder};
+use lazuli_image::{Blob, Chunk, ChunkRef, Stored, codec::Decoder};
 use lazuli_registry::Repository;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
@@ -90,23 +90,39 @@ async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>
     }
 }
 
-/// Decodes a chunk and compares it with its digest.
-pub(crate) fn decode(
-    decoder: &mut Decoder,
-    blob: &Blob,
-    chunk: &Chunk,
-    stored: &[u8],
-    decoded: &mut Vec<u8>,
-) -> Result<()> {
-    decoded.resize(chunk.decoded_size as usize, 0);
-    let codec = if chunk.is_compressed() { blob.codec } else { Codec::None };
+/// Takes a chunk out of what its stored bytes [decode](Decoder::unit) to, and compares it with its digest.
+pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
     let (number, at) = (chunk.number, chunk.stored);
-    decoder.decode(codec, stored, decoded).with_context(|| format!("chunk {number} at {at}"))?;
-    if !chunk.digest.matches(decoded) {
-        let got = chunk.digest.algorithm.digest(decoded);
+    let Some(bytes) = chunk.part_of(unit) else {
+        bail!("chunk {number} at {at}: its batch has {} bytes", unit.len());
+    };
+    if !chunk.digest.matches(bytes) {
+        let got = chunk.digest.algorithm.digest(bytes);
         bail!("chunk {number} at {at}: its digest is {got}, expected {}", chunk.digest);
     }
-    Ok(())
+    Ok(bytes)
+}
+
+/// Decodes and verifies chunks that have these stored bytes.
+fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
+    let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
+    let mut decoded = vec![Vec::new(); found.len()];
+    let mut order: Vec<usize> = (0..found.len()).collect();
+    order.sort_unstable_by_key(|at| (found[*at].0.id, found[*at].1.stored));
+    let together = |a: &usize, b: &usize| {
+        found[*a].0.id == found[*b].0.id && found[*a].1.shares_unit(found[*b].1)
+    };
+    for members in order.chunk_by(together) {
+        let (blob, chunk) = found[members[0]];
+        let context = || format!("blob {}: chunk {} at {}", blob.id, chunk.number, chunk.stored);
+        let unit = decoder.unit(blob.codec, chunk, &stored[members[0]], &mut buffer);
+        let unit = unit.with_context(context)?;
+        for at in members {
+            let bytes = verify(found[*at].1, unit).with_context(|| format!("blob {}", blob.id))?;
+            decoded[*at] = bytes.to_vec();
+        }
+    }
+    Ok(decoded)
 }
 
 /// Decoded bytes of the chunks that are fetched together; with [`WINDOW`] and [`AHEAD`] this bounds memory.
@@ -158,18 +174,13 @@ impl<'a> Chunks<'a> {
             let filled = tokio::spawn(async move {
                 let found = places(bootstrap.blobs(), &window.chunks);
                 let stored = read(&*repository, &found, REQUESTS / AHEAD).await?;
-                count.fetch_add(stored.iter().map(|it| it.len() as u64).sum(), Ordering::Relaxed);
+                let bytes = found.iter().map(|(_, chunk)| chunk.stored_share()).sum();
+                count.fetch_add(bytes, Ordering::Relaxed);
                 let bootstrap = bootstrap.clone();
                 spawn_blocking(move || {
-                    let mut decoder = Decoder::new();
                     let found = places(bootstrap.blobs(), &window.chunks);
-                    for ((blob, chunk), stored) in found.into_iter().zip(stored) {
-                        let mut decoded = Vec::new();
-                        decode(&mut decoder, blob, chunk, &stored, &mut decoded).with_context(
-                            || format!("blob {} from {}", blob.id, repository.describe()),
-                        )?;
-                        window.decoded.push(decoded);
-                    }
+                    let from = || format!("from {}", repository.describe());
+                    window.decoded = decode(&found, &stored).with_context(from)?;
                     Ok(window)
                 })
                 .await?
@@ -226,7 +237,7 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
     let mut known = HashMap::new();
     let (mut stored, mut decoded) = (0, 0);
     for chunk in wanted {
-        let size = |(_, it): (_, &Chunk)| (u64::from(it.stored_size), u64::from(it.decoded_size));
+        let size = |(_, it): (_, &Chunk)| (it.stored_share(), u64::from(it.decoded_size));
         let (more, larger) = places(blobs, &[*chunk]).pop().map_or((0, 0), size);
         let fits = stored + more <= WINDOW && decoded + larger <= DECODED;
         let fits = (fits || known.contains_key(chunk)) && window.order.len() < PLACES;
@@ -249,7 +260,7 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, BlobIndex, Decoded};
+    use lazuli_image::{Algorithm, BlobIndex, Codec, Decoded};
 
     use super::*;
 
@@ -261,6 +272,7 @@ mod tests {
             stored_size,
             decoded: Decoded(u64::from(number) * u64::from(decoded_size)),
             decoded_size,
+            batch: None,
         };
         Blob {
             id: Algorithm::Sha256.digest(&[]),

@@ -27,7 +27,7 @@ pub(crate) async fn fetch(
         Some((blob, blob.chunk(place.number)?))
     };
     let found: Vec<(&Blob, &Chunk)> = hot.chunks.iter().filter_map(place).collect();
-    let total = found.iter().map(|(_, chunk)| u64::from(chunk.stored_size)).sum();
+    let total = found.iter().map(|(_, chunk)| chunk.stored_share()).sum();
     let bar = progress::bytes(Some(total), "fetching");
     let codec = found.first().map_or(Codec::None, |(blob, _)| blob.codec);
     let mut writer = HotBlob::create(&scratch, codec)?;
@@ -35,14 +35,14 @@ pub(crate) async fn fetch(
     while !rest.is_empty() {
         let mut bytes = 0;
         let end = rest.iter().position(|(_, chunk)| {
-            bytes += u64::from(chunk.stored_size);
+            bytes += chunk.stored_share();
             bytes > WINDOW
         });
         let (window, later) = rest.split_at(end.unwrap_or(rest.len()).max(1));
         let stored = chunks::read(repository, window, REQUESTS).await?;
         for ((blob, chunk), stored) in window.iter().zip(&stored) {
             writer.add(blob, chunk, stored)?;
-            bar.inc(stored.len() as u64);
+            bar.inc(chunk.stored_share());
         }
         rest = later;
     }

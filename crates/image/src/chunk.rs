@@ -24,20 +24,84 @@ pub struct Chunk {
     pub number: u32,
     /// Digest of the decoded bytes.
     pub digest: Digest,
-    /// First stored byte.
+    /// First stored byte: of the chunk, or of the whole batch.
     pub stored: Stored,
-    /// Stored bytes; the same as `decoded_size` when the chunk is stored raw.
+    /// Stored bytes: of the chunk, or of the whole batch. The same as [`Chunk::unit_size`] when they are stored raw.
     pub stored_size: u32,
     /// First decoded byte, on a block border.
     pub decoded: Decoded,
     /// Decoded bytes, 1 to the image's chunk size.
     pub decoded_size: u32,
+    /// Where in a batch it lies, if it was compressed together with others.
+    pub batch: Option<Batch>,
 }
 
+/// Part of a batch: small chunks that follow each other in a blob and were compressed as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// First byte of the chunk in the decoded batch, in which chunks lie back to back.
+    pub offset: u32,
+    /// Bytes of the decoded batch.
+    pub size: u32,
+}
+
+/// Most bytes of a decoded batch; the format's limit for chunks, too.
+pub const MAX_BATCH: u32 = 16 << 20;
+
 impl Chunk {
+    /// Bytes to which the stored ones decode.
+    pub const fn unit_size(&self) -> u32 {
+        match self.batch {
+            Some(batch) => batch.size,
+            None => self.decoded_size,
+        }
+    }
+
     /// Whether the stored bytes have to go through the blob's codec.
     pub const fn is_compressed(&self) -> bool {
-        self.stored_size != self.decoded_size
+        self.stored_size != self.unit_size()
+    }
+
+    /// Whether the chunk can lie where it says in its batch, if it is in one.
+    pub(crate) fn is_within_batch(&self) -> bool {
+        self.batch.is_none_or(|Batch { offset, size }| {
+            size <= MAX_BATCH
+                && offset.checked_add(self.decoded_size).is_some_and(|end| end <= size)
+        })
+    }
+
+    /// Whether the two chunks were compressed together. What is stored of one is stored of the other.
+    pub fn shares_unit(&self, other: &Chunk) -> bool {
+        let size = |chunk: &Chunk| chunk.batch.map(|batch| batch.size);
+        self.batch.is_some()
+            && (self.stored, self.stored_size, size(self))
+                == (other.stored, other.stored_size, size(other))
+    }
+
+    /// Whether `next` may come behind this chunk: neither overlaps the other, as stored, in their batch or decoded.
+    pub fn may_precede(&self, next: &Chunk) -> bool {
+        let end = |chunk: &Chunk| {
+            chunk.batch.map_or(0, |batch| batch.offset).saturating_add(chunk.decoded_size)
+        };
+        let stored = match next.batch {
+            Some(batch) if self.shares_unit(next) => end(self) <= batch.offset,
+            _ => self.stored_end() <= next.stored,
+        };
+        stored && self.number < next.number && self.decoded_end() <= next.decoded
+    }
+
+    /// The chunk's bytes in `unit`, to which the stored ones decode; `None` if that is too short.
+    pub fn part_of<'a>(&self, unit: &'a [u8]) -> Option<&'a [u8]> {
+        let start = self.batch.map_or(0, |batch| batch.offset as usize);
+        unit.get(start..)?.get(..self.decoded_size as usize)
+    }
+
+    /// Stored bytes that are there for this chunk: of a batch its share. For sums over many chunks.
+    pub fn stored_share(&self) -> u64 {
+        let stored = u64::from(self.stored_size);
+        self.batch.map_or(stored, |batch| {
+            (stored * u64::from(self.decoded_size)).div_ceil(u64::from(batch.size).max(1))
+        })
     }
 
     /// One past the last stored byte.

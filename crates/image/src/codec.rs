@@ -4,6 +4,8 @@ use std::{fmt, io};
 
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::Chunk;
+
 /// A chunk compression method. The discriminants are those of the RAFS v6 blob table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
@@ -106,6 +108,29 @@ impl Decoder {
             }
         };
         if actual == expected { Ok(()) } else { Err(DecodeError::Size { codec, actual, expected }) }
+    }
+
+    /// What `stored`, the stored bytes of `chunk`, decode to: the chunk, or the batch with the chunk in it, see
+    /// [`Chunk::part_of`]. `codec` is that of the blob. Raw bytes stay where they are; others are decoded to `buffer`.
+    pub fn unit<'a>(
+        &mut self,
+        codec: Codec,
+        chunk: &Chunk,
+        stored: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], DecodeError> {
+        let expected = chunk.unit_size() as usize;
+        if chunk.is_compressed() {
+            buffer.resize(expected, 0);
+            self.decode(codec, stored, buffer)?;
+            return Ok(buffer);
+        }
+        let (codec, actual) = (Codec::None, stored.len());
+        if actual == expected {
+            Ok(stored)
+        } else {
+            Err(DecodeError::Size { codec, actual, expected })
+        }
     }
 }
 

@@ -64,29 +64,60 @@ pub(crate) struct Request {
 }
 
 /// Widens `wanted`, a range of chunks, by missing ones on both sides, until the missing chunks have `amplify`
-/// stored bytes. First those that follow, since files are read forwards, and then those before.
+/// stored bytes. First those that follow, since files are read forwards, and then those before. What is stored in one batch costs
+/// nothing more.
 pub(crate) fn neighbours(
     chunks: &[Chunk],
     wanted: Range<usize>,
     amplify: u64,
     is_missing: impl Fn(usize) -> bool,
 ) -> Range<usize> {
-    let size = |at: usize| u64::from(chunks[at].stored_size);
-    let mut bytes: u64 = wanted.clone().filter(|at| is_missing(*at)).map(size).sum();
     let Range { mut start, mut end } = wanted;
-    let mut fits = |at: usize| {
-        let fits = is_missing(at) && bytes + size(at) <= amplify;
-        bytes += if fits { size(at) } else { 0 };
+    let size = |at: usize, beside: usize| match chunks[at].shares_unit(&chunks[beside]) {
+        true if at != beside => 0,
+        _ => u64::from(chunks[at].stored_size),
+    };
+    let missing = (start..end).filter(|at| is_missing(*at));
+    let mut bytes: u64 = missing.map(|at| size(at, at.saturating_sub(1).max(start))).sum();
+    let mut fits = |at: usize, beside: usize| {
+        let size = size(at, beside);
+        let fits = is_missing(at) && (size == 0 || bytes + size <= amplify);
+        bytes += if fits { size } else { 0 };
         fits
     };
-    let near = |low: usize, high: usize| chunks[high].stored.0 - chunks[low].stored_end().0 <= GAP;
-    while end < chunks.len() && near(end - 1, end) && fits(end) {
+    let near = |low: usize, high: usize| gap(&chunks[low], &chunks[high]) <= GAP;
+    while end < chunks.len() && near(end - 1, end) && fits(end, end - 1) {
         end += 1;
     }
-    while start > 0 && near(start - 1, start) && fits(start - 1) {
+    while start > 0 && near(start - 1, start) && fits(start - 1, start) {
         start -= 1;
     }
     start..end
+}
+
+/// Stored bytes between a chunk and a later one.
+fn gap(low: &Chunk, high: &Chunk) -> u64 {
+    high.stored.0.saturating_sub(low.stored_end().0)
+}
+
+/// `chunks`, positions in ascending order, and those that are stored in one batch with them.
+pub(crate) fn whole_units<'a>(
+    all: &'a [Chunk],
+    chunks: &'a [usize],
+) -> impl Iterator<Item = usize> + 'a {
+    let mut next = 0;
+    chunks.iter().flat_map(move |&at| {
+        let (mut start, mut end) = (at, at + 1);
+        while start > next && all[start - 1].shares_unit(&all[at]) {
+            start -= 1;
+        }
+        while end < all.len() && all[end].shares_unit(&all[at]) {
+            end += 1;
+        }
+        start = start.max(next);
+        next = next.max(end);
+        start..end
+    })
 }
 
 /// Cuts missing chunks, in ascending order, into requests: the positions in `missing` where each ends.
@@ -96,8 +127,7 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
         let chunk = &chunks[*at];
         let joins = requests.last().is_some_and(|request| {
             let (first, last) = (&chunks[missing[request.start]], &chunks[missing[position - 1]]);
-            chunk.stored.0 - last.stored_end().0 <= GAP
-                && chunk.stored_end().0 - first.stored.0 <= MAX_REQUEST
+            gap(last, chunk) <= GAP && chunk.stored_end().0 - first.stored.0 <= MAX_REQUEST
         });
         match requests.last_mut() {
             Some(request) if joins => request.end = position + 1,
@@ -131,10 +161,11 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
         }
     };
     drop(wanted);
-    // Chunks that somebody waits for go first and each on its own; what came along is done in batches.
-    let (wanted, extra): (Vec<_>, Vec<_>) = leases.into_iter().partition(Lease::is_wanted);
-    let mut jobs: Vec<Vec<Lease>> = wanted.into_iter().map(|lease| vec![lease]).collect();
-    jobs.extend(batches(&blob, extra));
+    // Chunks that somebody waits for go first and each on its own, with what is stored with them; what came along is done in larger jobs.
+    let (mut jobs, extra): (Vec<_>, Vec<_>) =
+        units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
+    jobs.iter_mut().for_each(|unit| unit.sort_by_key(|lease| !lease.is_wanted()));
+    jobs.extend(large(&blob, extra));
     let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
     let (mut wrong, mut failed) = (Vec::new(), None);
     for Worked { wrong: more, failed: error } in join_all(jobs).await {
@@ -162,20 +193,38 @@ struct Worked {
     failed: Option<ReadError>,
 }
 
+/// Work on chunks by what is stored together.
+fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+    let mut units: Vec<Vec<Lease>> = Vec::new();
+    for lease in leases {
+        let chunk = blob.chunk(lease.chunk());
+        match units.last_mut() {
+            Some(unit) if chunk.shares_unit(blob.chunk(unit[0].chunk())) => unit.push(lease),
+            _ => units.push(vec![lease]),
+        }
+    }
+    units
+}
+
 /// Cuts work on chunks into jobs for one worker each.
-pub(crate) fn batches(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+pub(crate) fn jobs(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+    large(blob, units(blob, leases))
+}
+
+/// Puts work together to jobs for one worker each.
+fn large(blob: &CachedBlob, units: Vec<Vec<Lease>>) -> Vec<Vec<Lease>> {
     let mut jobs: Vec<Vec<Lease>> = Vec::new();
     let mut size = JOB;
-    for lease in leases {
-        let chunk = u64::from(blob.chunk(lease.chunk()).decoded_size);
+    for unit in units {
+        let decoded = u64::from(blob.chunk(unit[0].chunk()).unit_size());
         match jobs.last_mut() {
-            Some(job) if size + chunk <= JOB => job.push(lease),
+            Some(job) if size + decoded <= JOB => job.extend(unit),
             _ => {
                 size = 0;
-                jobs.push(vec![lease]);
+                jobs.push(unit);
             }
         }
-        size += chunk;
+        size += decoded;
     }
     jobs
 }
@@ -189,21 +238,27 @@ async fn work(
 ) -> Worked {
     let background = !leases.iter().any(Lease::is_wanted);
     let (worker, from) = (blob.clone(), answer.clone());
-    let accept = move |mut worked: Worked, lease: Lease| {
-        let chunk = worker.chunk(lease.chunk());
-        let at = (chunk.stored.0 - start.0) as usize;
-        let bytes = &from.bytes[at..at + chunk.stored_size as usize];
-        match worker.accept(lease.chunk(), bytes) {
-            Err(error @ ReadError::Corrupt { .. }) => worked.wrong.push((lease, error)),
-            result => {
-                from.place.was_right();
-                worked.failed = worked.failed.or(result.clone().err());
-                lease.finish(result);
+    let accept_all = move || {
+        let (mut worked, mut buffer) = (Worked::default(), Vec::new());
+        for unit in units(&worker, leases) {
+            let chunk = worker.chunk(unit[0].chunk());
+            let at = (chunk.stored.0 - start.0) as usize;
+            let bytes = &from.bytes[at..at + chunk.stored_size as usize];
+            let decoded = worker.decode(chunk, bytes, &mut buffer);
+            for lease in unit {
+                let accept = |decoded: &&[u8]| worker.accept(lease.chunk(), decoded);
+                match decoded.as_ref().map_err(Clone::clone).and_then(accept) {
+                    Err(error @ ReadError::Corrupt { .. }) => worked.wrong.push((lease, error)),
+                    result => {
+                        from.place.was_right();
+                        worked.failed = worked.failed.or(result.clone().err());
+                        lease.finish(result);
+                    }
+                }
             }
         }
         worked
     };
-    let accept_all = move || leases.into_iter().fold(Worked::default(), accept);
     blob.workers().run(background, accept_all).await
 }
 
@@ -253,7 +308,12 @@ async fn fetch_again(
         };
         let (place, started) = (answer.place.clone(), answer.started);
         let worker = blob.clone();
-        match blob.workers().run(false, move || worker.accept(at, &answer.bytes)).await {
+        let accept = move || {
+            let mut buffer = Vec::new();
+            let decoded = worker.decode(worker.chunk(at), &answer.bytes, &mut buffer)?;
+            worker.accept(at, decoded)
+        };
+        match blob.workers().run(false, accept).await {
             Err(again @ ReadError::Corrupt { .. }) => wrong = again,
             result => {
                 place.was_right();
@@ -317,7 +377,7 @@ async fn read(
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, Decoded};
+    use lazuli_image::{Algorithm, Decoded, chunk::Batch};
 
     use super::*;
 
@@ -334,9 +394,48 @@ mod tests {
                 stored_size: *size,
                 decoded: Decoded(number as u64 * 4096),
                 decoded_size: *size,
+                batch: None,
             }
         };
         sizes.iter().enumerate().map(chunk).collect()
+    }
+
+    /// Chunks of which each run has this number of chunks in a batch with this stored size, one run behind the other.
+    fn batches(runs: &[(usize, u32)]) -> Vec<Chunk> {
+        let sizes = runs.iter().flat_map(|(count, size)| (0..*count).map(|at| (at, *size)));
+        let mut chunks = chunks(&sizes.clone().map(|_| (0, 1)).collect::<Vec<_>>());
+        let mut start = 0;
+        for (chunk, (at, size)) in chunks.iter_mut().zip(sizes) {
+            start += if at == 0 { u64::from(size) } else { 0 };
+            (chunk.stored, chunk.stored_size) = (Stored(start - u64::from(size)), size);
+            chunk.batch = Some(Batch { offset: at as u32, size: 10 * size });
+        }
+        chunks
+    }
+
+    #[test]
+    fn batches_come_whole_and_count_once() {
+        let chunks = batches(&[(4, 100), (3, 200), (2, 300)]);
+        type Case = (Range<usize>, u64, Range<usize>);
+        let cases: [Case; 5] = [
+            (1..2, 0, 0..4),
+            (5..6, 0, 4..7),
+            (1..3, 300, 0..7),
+            (1..2, 299, 0..4),
+            (0..9, 0, 0..9),
+        ];
+        for (wanted, amplify, expected) in cases {
+            let wide = neighbours(&chunks, wanted.clone(), amplify, |_| true);
+            assert_eq!(wide, expected, "{wanted:?} up to {amplify}");
+        }
+        let whole = |wanted: &[usize]| whole_units(&chunks, wanted).collect::<Vec<_>>();
+        assert!(whole(&[]).is_empty());
+        assert_eq!(whole(&[1]), [0, 1, 2, 3]);
+        assert_eq!(whole(&[2, 3, 8]), [0, 1, 2, 3, 7, 8]);
+        // All of a batch is in one request, and requests never overlap.
+        assert_eq!(plan(&chunks, &[0, 1, 4, 6]).len(), 1);
+        let large = batches(&[(2, 3 << 20), (2, 3 << 20)]);
+        assert_eq!(plan(&large, &[0, 1, 2, 3]), [0..2, 2..4]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod fanotify;
+pub mod heap;
 pub mod inherit;
 pub mod limit;
 pub mod mmap;

@@ -138,6 +138,7 @@ impl Packer {
             stored_size: size,
             decoded,
             decoded_size: size,
+            batch: None,
         });
         Ok(ChunkRef { blob: BlobIndex(0), number })
     }

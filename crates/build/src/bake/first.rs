@@ -9,6 +9,7 @@ use std::{
 
 use lazuli_image::{
     BlobIndex, Chunk, ChunkRef,
+    codec::Decoder,
     rafs::{Bootstrap, BootstrapOptions},
 };
 
@@ -70,14 +71,34 @@ fn reorder(
     let scratch = old.scratch.clone();
     let failed = |problem| scratch.failed(problem);
     let file = File::open(path).map_err(failed)?;
-    let mut writer = BlobWriter::create(scratch.clone(), &format!("hot{}", index.0))?;
-    let mut stored = Vec::new();
-    for chunk in order {
-        stored.resize(chunk.stored_size as usize, 0);
-        file.read_exact_at(&mut stored, chunk.stored.0).map_err(failed)?;
-        writer.add(chunk, &stored)?;
+    let codec = old.record.blob.codec;
+    let mut writer = BlobWriter::create(scratch.clone(), &format!("hot{}", index.0), codec)?;
+    let (mut stored, mut decoder, mut decoded) = (Vec::new(), Decoder::new(), Vec::new());
+    let (hot, rest) = order.split_at(hot);
+    let hot = hot.chunks(1);
+    let hot_chunks = hot.len();
+    for unit in hot.chain(rest.chunk_by(Chunk::shares_unit)) {
+        let first = &unit[0];
+        stored.resize(first.stored_size as usize, 0);
+        file.read_exact_at(&mut stored, first.stored.0).map_err(failed)?;
+        let size: u64 = unit.iter().map(|chunk| u64::from(chunk.decoded_size)).sum();
+        if size == u64::from(first.unit_size()) {
+            writer.add(unit, &stored)?;
+            continue;
+        }
+        // Some chunks of a batch are hot, and others are not.
+        let fail = |problem: String| BuildError::Content {
+            number: first.number,
+            blob: old.record.blob.id,
+            problem,
+        };
+        let decoded = decoder.unit(codec, first, &stored, &mut decoded);
+        let decoded = decoded.map_err(|problem| fail(problem.to_string()))?;
+        let part = |chunk: &Chunk| Some((*chunk, chunk.part_of(decoded)?));
+        let parts: Option<Vec<_>> = unit.iter().map(part).collect();
+        writer.add_anew(&parts.ok_or_else(|| fail("its batch is too short".into()))?)?;
     }
     fs::remove_file(path).map_err(failed)?;
-    let hot_bytes = writer.chunks()[..hot].last().map_or(0, |last| last.stored_end().0);
-    writer.finish(old.record.blob.codec, hot_bytes)
+    let hot_bytes = writer.chunks()[..hot_chunks].last().map_or(0, |last| last.stored_end().0);
+    writer.finish(hot_bytes)
 }

@@ -7,6 +7,7 @@ use std::{
 
 use lazuli_image::{
     Blob, BlobIndex, Chunk, ChunkRef, Codec,
+    codec::Decoder,
     rafs::{BlobRecord, Bootstrap, BootstrapOptions},
 };
 
@@ -23,17 +24,18 @@ use crate::{
 pub struct HotBlob {
     writer: BlobWriter,
     codec: Codec,
+    decoder: Decoder,
     decoded: Vec<u8>,
 }
 
 impl HotBlob {
     /// An empty one in the directory `scratch`, for an image whose chunks are compressed with `codec`.
     pub fn create(scratch: &Path, codec: Codec) -> Result<Self, BuildError> {
-        let writer = BlobWriter::create(Scratch::new(scratch)?, "hot")?;
-        Ok(HotBlob { writer, codec, decoded: Vec::new() })
+        let writer = BlobWriter::create(Scratch::new(scratch)?, "hot", codec)?;
+        Ok(HotBlob { writer, codec, decoder: Decoder::new(), decoded: Vec::new() })
     }
 
-    /// Adds a chunk of `blob`, whose stored bytes somebody says are these.
+    /// Adds a chunk of `blob`, whose stored bytes somebody says are these. One from a batch is stored on its own.
     ///
     /// # Errors
     /// They are not; or the blob is compressed in another way, and an image has one codec.
@@ -46,16 +48,21 @@ impl HotBlob {
         if stored.len() != chunk.stored_size as usize {
             return fail(format!("{} bytes, expected {}", stored.len(), chunk.stored_size));
         }
-        let codec = if chunk.is_compressed() { self.codec } else { Codec::None };
-        self.decoded.resize(chunk.decoded_size as usize, 0);
-        if let Err(problem) = codec.decode(stored, &mut self.decoded) {
-            return fail(problem.to_string());
-        }
-        if !chunk.digest.matches(&self.decoded) {
-            let got = chunk.digest.algorithm.digest(&self.decoded);
+        let unit = match self.decoder.unit(self.codec, chunk, stored, &mut self.decoded) {
+            Ok(unit) => unit,
+            Err(problem) => return fail(problem.to_string()),
+        };
+        let Some(content) = chunk.part_of(unit) else {
+            return fail(format!("its batch has {} bytes", unit.len()));
+        };
+        if !chunk.digest.matches(content) {
+            let got = chunk.digest.algorithm.digest(content);
             return fail(format!("its digest is {got}, expected {}", chunk.digest));
         }
-        self.writer.add(chunk, stored)
+        match chunk.batch {
+            None => self.writer.add(&[*chunk], stored),
+            Some(_) => self.writer.add_anew(&[(*chunk, content)]),
+        }
     }
 
     /// Ends the blob.
@@ -64,7 +71,7 @@ impl HotBlob {
     /// It has no chunks, or more than the format has numbers for.
     pub fn finish(self) -> Result<BuiltBlob, BuildError> {
         let hot_bytes = self.writer.chunks().last().map_or(0, |last| last.stored_end().0);
-        self.writer.finish(self.codec, hot_bytes)
+        self.writer.finish(hot_bytes)
     }
 }
 

@@ -11,9 +11,11 @@ use lazuli_image::{
 };
 
 use crate::{
+    Options,
     error::BuildError,
     pack::{BuiltBlob, Unsealed},
     spool::Scratch,
+    unit::{InUnit, UnitEncoder},
 };
 
 /// A blob that grows.
@@ -23,32 +25,58 @@ pub(super) struct BlobWriter {
     path: PathBuf,
     file: BufWriter<File>,
     hasher: Hasher,
+    codec: Codec,
+    /// For what comes from batches.
+    encoder: Option<UnitEncoder>,
     chunks: Vec<Chunk>,
 }
 
 impl BlobWriter {
-    /// An empty blob in a new file called `name`.
-    pub(super) fn create(scratch: Scratch, name: &str) -> Result<Self, BuildError> {
+    /// An empty blob in a new file called `name`, whose chunks are compressed with `codec`.
+    pub(super) fn create(scratch: Scratch, name: &str, codec: Codec) -> Result<Self, BuildError> {
         let path = scratch.join(name);
         let file = File::create_new(&path).map_err(|problem| scratch.failed(problem))?;
         let (file, hasher) = (BufWriter::new(file), Algorithm::Sha256.hasher());
-        Ok(BlobWriter { scratch, path, file, hasher, chunks: Vec::new() })
+        Ok(BlobWriter { scratch, path, file, hasher, codec, encoder: None, chunks: Vec::new() })
     }
 
-    /// Adds a chunk with these stored bytes behind the others.
-    pub(super) fn add(&mut self, chunk: &Chunk, stored: &[u8]) -> Result<(), BuildError> {
-        let last = self.chunks.last();
-        // Blobs end long before 2^64 bytes: those that do not fit the format are refused in the end.
-        let decoded = last.and_then(|last| round_up_to_block(last.decoded_end().0)).unwrap_or(0);
-        let chunk = Chunk {
-            number: self.chunks.len() as u32,
-            stored: last.map_or(Stored(0), Chunk::stored_end),
-            decoded: Decoded(decoded),
+    /// Adds a chunk with these stored bytes, or all chunks of a batch, behind the others.
+    pub(super) fn add(&mut self, unit: &[Chunk], stored: &[u8]) -> Result<(), BuildError> {
+        let start = self.chunks.last().map_or(Stored(0), Chunk::stored_end);
+        for chunk in unit {
+            let end = self.chunks.last().map(|last| round_up_to_block(last.decoded_end().0));
+            let chunk = Chunk {
+                number: self.chunks.len() as u32,
+                stored: start,
+                // Blobs end long before 2^64 bytes: those that do not fit the format are refused in the end.
+                decoded: Decoded(end.flatten().unwrap_or(0)),
+                ..*chunk
+            };
+            self.chunks.push(chunk);
+        }
+        self.hasher.update(stored);
+        self.file.write_all(stored).map_err(|problem| self.scratch.failed(problem))
+    }
+
+    /// Adds chunks that were taken out of a batch, as a unit of their own.
+    pub(super) fn add_anew(&mut self, parts: &[(Chunk, &[u8])]) -> Result<(), BuildError> {
+        let encoder = match &mut self.encoder {
+            Some(encoder) => encoder,
+            none => {
+                let new = UnitEncoder::new(self.codec, Options::LEVEL);
+                none.insert(new.map_err(BuildError::Compress)?)
+            }
+        };
+        let contents: Vec<&[u8]> = parts.iter().map(|(_, content)| *content).collect();
+        let mut stored = Vec::new();
+        let places = encoder.encode(&contents, &mut stored);
+        let place = |((chunk, _), InUnit { stored_size, batch }): (&(Chunk, _), InUnit)| Chunk {
+            stored_size,
+            batch,
             ..*chunk
         };
-        self.hasher.update(stored);
-        self.chunks.push(chunk);
-        self.file.write_all(stored).map_err(|problem| self.scratch.failed(problem))
+        let unit: Vec<Chunk> = parts.iter().zip(places).map(place).collect();
+        self.add(&unit, &stored)
     }
 
     /// The chunks so far, where they are now.
@@ -57,8 +85,8 @@ impl BlobWriter {
     }
 
     /// Ends the blob, which begins with `hot_bytes` that a start reads.
-    pub(super) fn finish(self, codec: Codec, hot_bytes: u64) -> Result<BuiltBlob, BuildError> {
-        let BlobWriter { scratch, path, file, hasher, chunks } = self;
+    pub(super) fn finish(self, hot_bytes: u64) -> Result<BuiltBlob, BuildError> {
+        let BlobWriter { scratch, path, file, hasher, codec, chunks, .. } = self;
         let file = file.into_inner().map_err(|error| scratch.failed(error.into_error()))?;
         let blob = Unsealed { file, path, hasher, chunks }.seal(codec, &scratch)?;
         Ok(BuiltBlob { hot_bytes: Some(hot_bytes), ..blob })

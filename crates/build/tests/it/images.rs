@@ -19,6 +19,7 @@ use lazuli_build::{
 };
 use lazuli_image::{
     Algorithm, ChunkRef, Codec, Digest, Tree,
+    codec::Decoder,
     compare::{Content, compare},
     rafs::{Bootstrap, check},
 };
@@ -73,7 +74,8 @@ pub(crate) fn layers() -> Vec<Layer> {
 }
 
 pub(crate) fn options(scratch: &Path, codec: Codec, threads: usize) -> Options {
-    Options { chunk_size: CHUNK_SIZE, codec, level: 3, scratch: scratch.into(), threads }
+    let chunk_size = CHUNK_SIZE;
+    Options { chunk_size, codec, level: 3, batch_size: 0, scratch: scratch.into(), threads }
 }
 
 /// An image that was built, for comparison.
@@ -99,6 +101,7 @@ pub(crate) fn open(built: &Built) -> Image {
     check(&bootstrap).unwrap();
     let blobs = bootstrap.blobs().to_vec();
     assert_eq!(blobs.len(), built.blobs.len());
+    let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
     for (blob, made) in blobs.iter().zip(&built.blobs) {
         assert_eq!(*blob, made.record.blob);
         let stored = fs::read(made.file.as_ref().unwrap()).unwrap();
@@ -106,12 +109,8 @@ pub(crate) fn open(built: &Built) -> Image {
         assert!(blob.id.matches(&stored));
         for chunk in &blob.chunks {
             let bytes = &stored[chunk.stored.0 as usize..chunk.stored_end().0 as usize];
-            let mut decoded = vec![0; chunk.decoded_size as usize];
-            match chunk.is_compressed() {
-                true => blob.codec.decode(bytes, &mut decoded).unwrap(),
-                false => decoded.copy_from_slice(bytes),
-            }
-            assert!(chunk.digest.matches(&decoded));
+            let unit = decoder.unit(blob.codec, chunk, bytes, &mut buffer).unwrap();
+            assert!(chunk.digest.matches(chunk.part_of(unit).unwrap()));
         }
     }
     Image { tree: bootstrap.tree().unwrap(), blobs }

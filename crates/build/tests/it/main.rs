@@ -2,6 +2,7 @@
 
 mod archives;
 mod bake;
+mod batches;
 mod directories;
 mod images;
 mod malformed;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{
+    Chunk,
     codec::Decoder,
     compare::compare,
     rafs::{self, BlobRecord, Bootstrap},
@@ -79,14 +80,19 @@ fn blob(
     let reader = runtime.block_on(repository.blob(&blob.id, size))?;
     let mut reader = into_blocking(reader, runtime.handle().clone());
     let mut at = 0;
-    let (mut stored, mut decoded) = (Vec::new(), Vec::new());
+    let (mut stored, mut buffer) = (Vec::new(), Vec::new());
     let mut decoder = Decoder::new();
-    for chunk in &blob.chunks {
+    for together in blob.chunks.chunk_by(Chunk::shares_unit) {
+        let chunk = &together[0];
         skip(&mut reader, chunk.stored.0.saturating_sub(at))?;
         stored.resize(chunk.stored_size as usize, 0);
         reader.read_exact(&mut stored)?;
         at = chunk.stored_end().0;
-        chunks::decode(&mut decoder, blob, chunk, &stored, &mut decoded)?;
+        let unit = decoder.unit(blob.codec, chunk, &stored, &mut buffer);
+        let unit = unit.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
+        for chunk in together {
+            chunks::verify(chunk, unit)?;
+        }
         progress(u64::from(chunk.stored_size));
     }
     // At its end the reader compares the digest of the whole blob.

@@ -44,6 +44,10 @@ pub(crate) struct Arguments {
     /// Use the chunks of this lazy image in TARGET's repository, too
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["trace", "trace_run"])]
     dict: Option<String>,
+    /// Compress small files that lie together in batches of up to so many KiB, a power of two: smaller images, but a start
+    /// fetches more, and Nydus before 2.3 cannot mount them. Without it each is compressed on its own
+    #[arg(long, value_name = "KIB", default_value_t = 0, hide_default_value = true)]
+    batch: u32,
     /// Put first in each blob what this trace says that a start reads; it is one of SOURCE, converted without this
     /// option
     #[arg(long, value_name = "FILE")]
@@ -68,6 +72,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
+    lazuli_sys::heap::give_back();
     let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
     // Teams keep lazy images beside the images that they come from, so the source's repository may hold the blobs of
@@ -85,7 +90,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let ordinary = ordinary.transpose()?;
     let total = source.stored_size();
     let scratch = store::Scratch::new()?;
-    let options = Options::new(scratch.path());
+    let batch_size = arguments.batch.saturating_mul(1 << 10);
+    let options = Options { batch_size, ..Options::new(scratch.path()) };
     let cache = LayerCache::open();
     let mut dictionary = Dictionary::default();
     // A trace speaks of an image that was made of its layers alone.

@@ -189,11 +189,11 @@ fn below(tree: &Tree, path: Vec<u8>) -> Vec<Vec<u8>> {
 /// What differs in content of files, wherever it lies.
 fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
     let (left, right) = (stored(a)?, stored(b)?);
-    let amount = |chunks: &HashMap<Digest, u32>, wanted: &dyn Fn(&Digest) -> bool| {
+    let amount = |chunks: &HashMap<Digest, u64>, wanted: &dyn Fn(&Digest) -> bool| {
         let sizes = chunks.iter().filter(|(digest, _)| wanted(digest)).map(|(_, size)| *size);
         sizes.fold(Amount::default(), |sum, size| Amount {
             chunks: sum.chunks + 1,
-            stored_bytes: sum.stored_bytes + u64::from(size),
+            stored_bytes: sum.stored_bytes + size,
         })
     };
     Ok(Chunks {
@@ -204,7 +204,7 @@ fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
 }
 
 /// The stored sizes of the chunks that files have. Blobs may have more, of layers below and of other images.
-fn stored(image: &LazyImage) -> Result<HashMap<Digest, u32>> {
+fn stored(image: &LazyImage) -> Result<HashMap<Digest, u64>> {
     let bootstrap = &image.image.bootstrap;
     let (tree, blobs) = (bootstrap.tree()?, bootstrap.blobs());
     let mut stored = HashMap::new();
@@ -212,7 +212,7 @@ fn stored(image: &LazyImage) -> Result<HashMap<Digest, u32>> {
         let Kind::Regular { chunks, .. } = &tree[id].kind else { continue };
         let chunks =
             chunks.iter().filter_map(|c| blobs.get(usize::from(c.blob.0))?.chunk(c.number));
-        stored.extend(chunks.map(|chunk| (chunk.digest, chunk.stored_size)));
+        stored.extend(chunks.map(|chunk| (chunk.digest, chunk.stored_share())));
     }
     Ok(stored)
 }
@@ -222,10 +222,9 @@ fn fetch(a: &LazyImage, b: &LazyImage) -> Fetch {
     let new = |blob: &&Blob| !known.contains(&blob.id);
     let mut fetch = Fetch::default();
     for blob in b.image.bootstrap.blobs().iter().filter(new) {
-        let size = |chunk: &Chunk| u64::from(chunk.stored_size);
         fetch.blobs += 1;
         fetch.chunks += blob.chunks.len() as u64;
-        fetch.stored_bytes += blob.chunks.iter().map(size).sum::<u64>();
+        fetch.stored_bytes += blob.chunks.iter().map(Chunk::stored_share).sum::<u64>();
     }
     fetch
 }

@@ -110,7 +110,7 @@ fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {
             starts: touch.starts,
             blob: id,
             chunk: touch.number,
-            bytes: known.map_or(0, |(_, chunk)| chunk.stored_size.into()),
+            bytes: known.map_or(0, |(_, chunk)| chunk.stored_share()),
             files: place.and_then(|place| files.get(&place)).cloned().unwrap_or_default(),
         }
     };

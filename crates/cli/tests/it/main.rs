@@ -5,6 +5,7 @@
 mod access;
 mod bad_input;
 mod bake;
+mod batches;
 mod budget;
 mod commit;
 mod containerd;

@@ -103,10 +103,13 @@ fn tables<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, text: &mut String) {
             line(
                 text,
                 &format!(
-                    "  chunk {}: stored {}+{}, decoded {}+{}, {}",
+                    "  chunk {}: stored {}+{}{}, decoded {}+{}, {}",
                     chunk.number,
                     chunk.stored.0,
                     chunk.stored_size,
+                    chunk.batch.map_or(String::new(), |batch| {
+                        format!(" (from {} of {})", batch.offset, batch.size)
+                    }),
                     chunk.decoded.0,
                     chunk.decoded_size,
                     chunk.digest

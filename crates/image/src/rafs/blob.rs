@@ -12,9 +12,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     BlobRecord, TailInfo,
-    ci::CiEntry,
+    ci::{self, CiEntry, CiTable},
     embedded, footer,
-    layout::{CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CiHeader, MAX_CHUNKS, TocEntry, features},
+    layout::{
+        CI_BATCH_SIZE, CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CI_V2_ENTRY_SIZE, CiHeader,
+        MAX_CHUNKS, TocEntry, features,
+    },
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Digest, FormatError, codec::Encoder, digest::Hasher,
@@ -116,7 +119,7 @@ fn tail(
     out.write(stored_ci);
     let inlined = if bootstrap.is_some() { features::INLINED_FS_META } else { 0 };
     let mut info = TailInfo {
-        features: features::WRITTEN | inlined,
+        features: written_features(chunks) | inlined,
         chunk_count: chunks.len() as u32,
         ci_offset,
         ci_stored_size: stored_ci.len() as u64,
@@ -199,19 +202,21 @@ fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry]) -> &'a [u8] {
 }
 
 fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {
-    let mut ci = Vec::with_capacity(chunks.len() * CI_ENTRY_SIZE as usize);
-    for chunk in chunks {
-        let entry = CiEntry::of(chunk).encode().ok_or_else(|| {
-            let problem = format!("does not fit a CI entry: {chunk:?}");
-            FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
-        })?;
-        ci.extend_from_slice(&entry);
-    }
-    Ok(ci)
+    ci::table(chunks).map_err(|chunk| {
+        let problem = format!("does not fit a CI entry: {chunk:?}");
+        FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
+    })
+}
+
+/// What a blob of `chunks` made here has.
+fn written_features(chunks: &[Chunk]) -> u32 {
+    let is_batched = chunks.iter().any(|chunk| chunk.batch.is_some());
+    features::WRITTEN | if is_batched { features::WRITTEN_BATCHED } else { 0 }
 }
 
 /// The header of the CI table that `tail` describes.
 fn ci_header(tail: &TailInfo) -> CiHeader {
+    let [offset, size, batches] = batches(tail);
     CiHeader {
         magic: CI_MAGIC.into(),
         features: tail.features.into(),
@@ -220,10 +225,22 @@ fn ci_header(tail: &TailInfo) -> CiHeader {
         offset: tail.ci_offset.into(),
         stored_size: tail.ci_stored_size.into(),
         size: tail.ci_size.into(),
-        contexts: [0; 20],
+        batches_offset: offset.into(),
+        batches_size: size.into(),
+        batches: (batches as u32).into(),
         reserved: [0; 4032],
         magic2: CI_MAGIC.into(),
     }
+}
+
+/// Where a decoded CI table says something about batches, in how many bytes, and about how many.
+fn batches(tail: &TailInfo) -> [u64; 3] {
+    if tail.features & features::BATCH == 0 {
+        return [0; 3];
+    }
+    let offset = CI_V2_ENTRY_SIZE * u64::from(tail.chunk_count);
+    let size = tail.ci_size.saturating_sub(offset);
+    [offset, size, size / CI_BATCH_SIZE]
 }
 
 fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
@@ -238,15 +255,20 @@ fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
 /// `tail` is the blob from [`TailInfo::ci_offset`] on, at least as far as [`TailInfo::meta_end`].
 pub fn meta_file(tail: &[u8], record: &BlobRecord) -> Result<Vec<u8>, FormatError> {
     let (ci, header) = TailReader { bytes: tail, info: record.tail }.ci()?;
-    check_ci_entries(&record.blob, 0, &ci)?;
+    check_ci_table(record, &ci)?;
     Ok(join_meta_file(ci, header))
+}
+
+/// The decoded CI table of a blob, of which `tail` are the bytes from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].
+pub fn ci_table_of(tail: &[u8], info: &TailInfo) -> Result<Vec<u8>, FormatError> {
+    TailReader { bytes: tail, info: *info }.ci().map(|(ci, _)| ci)
 }
 
 /// [`Tail::meta_file`] of a blob that [`blob_tail`] ended, from what a bootstrap says about it; `None` if it may have been another writer:
 /// they describe more, and list fewer chunks.
 pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
     let BlobRecord { blob, tail } = record;
-    if tail.features != features::WRITTEN
+    if tail.features != written_features(&blob.chunks)
         || tail.chunk_count as usize != blob.chunks.len()
         || validate_packed(&blob.chunks).is_err()
         || tail.toc_digest.is_none()
@@ -308,18 +330,32 @@ fn toc_entry(
 /// them by either offset and refuses gaps between decoded chunks.
 pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
     let (mut stored, mut decoded) = (0, Some(0));
+    // Bytes of the last batch, or chunk, that chunks account for.
+    let mut filled = 0;
+    let error = |problem: String| Err(FormatError::new("blob", 0, problem));
     for (number, chunk) in chunks.iter().enumerate() {
+        let before = number.checked_sub(1).map(|before| &chunks[before]);
+        let goes_on = before.is_some_and(|before| before.shares_unit(chunk));
+        // What begins anew begins behind the last, of which nothing is missing.
+        let begins =
+            chunk.stored.0 == stored && before.is_none_or(|before| before.unit_size() == filled);
+        let offset = if goes_on { filled } else { 0 };
         if chunk.number as usize != number
-            || chunk.stored.0 != stored
+            || !(goes_on || begins)
+            || chunk.batch.map_or(0, |batch| batch.offset) != offset
+            || !chunk.is_within_batch()
             || Some(chunk.decoded.0) != decoded
         {
-            let problem = format!("expected number {number} at stored byte {stored}: {chunk:?}");
-            return Err(FormatError::new("blob", 0, problem));
+            return error(format!("expected number {number} at stored byte {stored}: {chunk:?}"));
         }
+        filled = offset + chunk.decoded_size;
         stored = chunk.stored_end().0;
         decoded = round_up_to_block(chunk.decoded_end().0);
     }
-    Ok(())
+    match chunks.last() {
+        Some(last) if last.unit_size() != filled => error("its last batch is not whole".into()),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the tail of a blob agrees with what the bootstrap says about the blob: the CI table, its
@@ -331,7 +367,7 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     let info = record.tail;
     let reader = TailReader { bytes: tail, info };
     let (ci, header) = reader.ci()?;
-    check_ci_entries(&record.blob, 0, &ci)?;
+    check_ci_table(record, &ci)?;
     if info.features & features::HAS_TAR_HEADER == 0 {
         return Ok(());
     }
@@ -363,7 +399,23 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Whether `entries`, a run of the decoded CI table whose first entry is that of chunk `first`, say the same
+/// Whether `ci`, the decoded CI table, says the same about the chunks of a blob as the chunk table. Chunks that the chunk table does
+/// not list are not checked.
+pub fn check_ci_table(record: &BlobRecord, ci: &[u8]) -> Result<(), FormatError> {
+    let error = |at: u64, problem: String| FormatError::new("CI table", at, problem);
+    let BlobRecord { blob, tail } = record;
+    let table = CiTable::new(ci, tail)
+        .ok_or_else(|| error(0, format!("{} bytes for {} chunks", ci.len(), tail.chunk_count)))?;
+    for chunk in &blob.chunks {
+        let entry = table.get(chunk.number).map_err(|problem| error(0, problem))?;
+        if entry != CiEntry::of(chunk) {
+            return Err(error(0, format!("entry {} is not {chunk:?}", chunk.number)));
+        }
+    }
+    Ok(())
+}
+
+/// Whether `entries`, a run of the decoded CI table of version 1 whose first entry is that of chunk `first`, say the same
 /// about the chunks of `blob` as the chunk table. Chunks that the chunk table does not list are not checked.
 pub fn check_ci_entries(blob: &Blob, first: u32, entries: &[u8]) -> Result<(), FormatError> {
     let from = blob.chunks.partition_point(|chunk| chunk.number < first);
@@ -390,6 +442,7 @@ pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError
     };
     let header =
         CiHeader::ref_from_bytes(header).map_err(|_| error("it has another size".to_owned()))?;
+    let is_v1 = info.features & features::CHUNK_INFO_V2 == 0;
     let facts = [
         ("magic", header.magic.get() == CI_MAGIC && header.magic2.get() == CI_MAGIC),
         ("number of entries", header.entries.get() == info.chunk_count),
@@ -397,6 +450,15 @@ pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError
         ("offset", header.offset.get() == info.ci_offset),
         ("stored size", header.stored_size.get() == info.ci_stored_size),
         ("size", header.size.get() == info.ci_size),
+        (
+            "place of batches",
+            is_v1
+                || [
+                    header.batches_offset.get(),
+                    header.batches_size.get(),
+                    header.batches.get().into(),
+                ] == batches(info),
+        ),
     ];
     match facts.iter().find(|(_, holds)| !holds) {
         Some((field, _)) => Err(error(format!("bad {field}"))),
@@ -439,7 +501,7 @@ impl<'a> TailReader<'a> {
     fn ci(&self) -> Result<(Vec<u8>, &'a [u8]), FormatError> {
         let info = &self.info;
         if info.chunk_count > MAX_CHUNKS
-            || info.ci_size != CI_ENTRY_SIZE * u64::from(info.chunk_count)
+            || !ci::size_fits(info.features, info.chunk_count, info.ci_size)
         {
             let problem = format!("{} bytes for {} chunks", info.ci_size, info.chunk_count);
             return Err(FormatError::new("CI table", info.ci_offset, problem));

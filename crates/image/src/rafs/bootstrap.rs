@@ -79,6 +79,12 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         &self.tables.tails
     }
 
+    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only the CI tables of these blobs say where they are stored:
+    /// see [`super::place`]. Others write such bootstraps when they make batches.
+    pub fn unplaced(&self) -> &[BlobIndex] {
+        &self.tables.unplaced
+    }
+
     /// [`Bootstrap::blobs`] and [`Bootstrap::tails`] together, copied.
     pub fn blob_records(&self) -> Vec<BlobRecord> {
         let rows = self.tables.blobs.iter().zip(&self.tables.tails);

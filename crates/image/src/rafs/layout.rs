@@ -5,6 +5,8 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
+use crate::chunk::Batch;
+
 /// Where the extended superblock starts, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;
 /// Where the device table starts, in bytes.
@@ -83,6 +85,8 @@ pub mod features {
     /// What every blob made here has.
     pub const WRITTEN: u32 =
         ALIGNED | INLINED_CHUNK_DIGEST | HAS_TAR_HEADER | HAS_TOC | CAP_TAR_TOC;
+    /// What a blob made here has in addition if there are batches in it.
+    pub const WRITTEN_BATCHED: u32 = CHUNK_INFO_V2 | BATCH;
 }
 
 /// The RAFS extended superblock.
@@ -189,8 +193,19 @@ pub mod chunk_flags {
     pub const HOLE: u32 = 0x2;
     /// Unsupported.
     pub const ENCRYPTED: u32 = 0x4;
-    /// Unsupported.
+    /// The stored place is that of a batch, see [`super::in_batch`]. Upstream leaves it out, and the place with it.
     pub const BATCH: u32 = 0x8;
+}
+
+/// [`ChunkEntry::file_offset`] of a chunk in a batch, which has no use there since whoever batches only takes whole files:
+/// where it lies in the decoded batch.
+pub(super) fn in_batch(batch: Batch) -> u64 {
+    u64::from(batch.size) << 32 | u64::from(batch.offset)
+}
+
+/// The inverse of [`in_batch`].
+pub(super) fn from_in_batch(word: u64) -> Batch {
+    Batch { offset: word as u32, size: (word >> 32) as u32 }
 }
 
 /// First and last four bytes of the CI header.
@@ -199,6 +214,12 @@ pub const CI_MAGIC: u32 = 0xb10b_b10b;
 pub const CI_HEADER_SIZE: u64 = 4096;
 /// Bytes of a CI entry, version 1.
 pub const CI_ENTRY_SIZE: u64 = 16;
+/// Bytes of a CI entry, version 2.
+pub const CI_V2_ENTRY_SIZE: u64 = 24;
+/// Bytes of what a CI table of version 2 says about a batch, behind its entries.
+pub const CI_BATCH_SIZE: u64 = 40;
+/// Most bytes of the CI tables of an image that have to be held in memory, those of version 2: ten million chunks.
+pub const MAX_CI_V2: u64 = 256 << 20;
 
 /// The header that follows the CI table.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -218,8 +239,12 @@ pub struct CiHeader {
     pub stored_size: U64,
     /// Decoded bytes of the CI table.
     pub size: U64,
-    /// Zero here; used by unsupported features.
-    pub contexts: [u8; 20],
+    /// First byte of what is said about batches in the decoded CI table; 0 without any.
+    pub batches_offset: U64,
+    /// Bytes of that.
+    pub batches_size: U64,
+    /// Number of batches.
+    pub batches: U32,
     /// Zero.
     pub reserved: [u8; 4032],
     /// [`CI_MAGIC`] again.

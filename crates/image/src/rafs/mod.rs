@@ -7,6 +7,7 @@
 pub mod layout;
 pub mod v5;
 
+mod batch;
 mod blob;
 mod bootstrap;
 mod check;
@@ -16,9 +17,10 @@ mod footer;
 mod tables;
 mod writer;
 
+pub use batch::{Placed, place};
 pub use blob::{
-    Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, layer_tail,
-    meta_file, written_meta_file,
+    Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, check_ci_table,
+    ci_table_of, layer_tail, meta_file, written_meta_file,
 };
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
@@ -47,7 +49,8 @@ pub struct TailInfo {
     pub ci_offset: u64,
     /// Stored bytes of the CI table.
     pub ci_stored_size: u64,
-    /// Decoded bytes of the CI table: 16 for each chunk; 0 when there are no tables behind the chunks, as in RAFS v5.
+    /// Decoded bytes of the CI table: 16 for each chunk in version 1, 24 in version 2 and 40 more for each batch; 0 when there are no
+    /// tables behind the chunks, as in RAFS v5.
     pub ci_size: u64,
     /// How the CI table is compressed.
     pub ci_codec: Codec,

@@ -1,17 +1,19 @@
 //! Parses and validates superblocks and tables.
 
+use std::collections::BTreeSet;
+
 use zerocopy::FromBytes;
 
 use super::{
-    BlobRecord, TailInfo,
+    BlobRecord, TailInfo, ci,
     layout::{
-        BlobEntry, CHUNK_SIZES, CI_ENTRY_SIZE, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
-        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, chunk_flags, features, flags,
+        self, BlobEntry, CHUNK_SIZES, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
+        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, chunk_flags, features, flags,
     },
     v5,
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Decoded, Digest, FormatError, Stored,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, Codec, Decoded, Digest, FormatError, Stored,
     erofs::{
         Nid,
         layout::{
@@ -39,6 +41,8 @@ pub(super) struct Tables {
     pub(super) digest: Algorithm,
     pub(super) blobs: Vec<Blob>,
     pub(super) tails: Vec<TailInfo>,
+    /// Blobs with chunks that only their CI tables place.
+    pub(super) unplaced: Vec<BlobIndex>,
     pub(super) prefetch: Vec<Nid>,
     /// Whether the image was one of RAFS v5.
     pub(super) v5: bool,
@@ -46,6 +50,18 @@ pub(super) struct Tables {
 
 /// Parses the tables of `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
+    let (mut tables, chunk_table) = parse_blobs(bytes)?;
+    chunks(&mut tables, chunk_table, rows(bytes, chunk_table)?)?;
+    Ok(tables)
+}
+
+/// The rows of the chunk table, which is at this byte and has so many.
+pub(super) fn rows(bytes: &[u8], (at, size): (u64, u64)) -> Result<&[u8], FormatError> {
+    slice(bytes, at, size, || "chunk table".into())
+}
+
+/// Parses all but the chunk table, and says where that is.
+pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatError> {
     let sb = superblock(bytes)?;
     let object = || "extended superblock".to_owned();
     let ext: ExtendedSuperBlock = structure(bytes, EXTENDED_OFFSET, object)?;
@@ -104,14 +120,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
         tails.push(found.tail);
     }
 
-    let chunk_rows = slice(bytes, chunk_table.0, chunk_table.1, || "chunk table".into())?;
-    chunks(chunk_rows, chunk_table.0, chunk_size, digest, &mut blobs, &tails)?;
+    let v2 = tails.iter().filter(|tail| tail.features & features::CHUNK_INFO_V2 != 0);
+    // At most 254 numbers, each limited already.
+    let v2_size: u64 = v2.map(|tail| tail.ci_size).sum();
+    if v2_size > MAX_CI_V2 {
+        let problem = format!("{v2_size} bytes of chunk information; the limit is {MAX_CI_V2}");
+        return Err(FormatError::new("blob table", blob_table.0, problem));
+    }
 
     let rows = slice(bytes, prefetch_table.0, prefetch_table.1, || "prefetch table".into())?;
     let nids = rows.chunks_exact(4).map(|nid| u32::from_le_bytes([nid[0], nid[1], nid[2], nid[3]]));
     let prefetch = nids.take_while(|nid| *nid != 0).map(|nid| Nid(nid.into())).collect();
 
-    Ok(Tables {
+    let tables = Tables {
         geometry: Geometry {
             meta: u64::from(sb.meta_block.get()) * BLOCK_SIZE,
             epoch: sb.epoch.get().cast_signed(),
@@ -123,9 +144,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
         digest,
         blobs,
         tails,
+        unplaced: Vec::new(),
         prefetch,
         v5,
-    })
+    };
+    Ok((tables, chunk_table))
 }
 
 /// Parses and validates the superblock of EROFS.
@@ -204,11 +227,9 @@ pub(super) fn refuse_features(bits: u32) -> Result<(), String> {
         (features::TARFS, "tarfs, which has no digests of chunks,"),
         (features::ZRAN, "an unconverted gzip layer (zran)"),
         (features::SEPARATE, "chunk information in another blob"),
-        (features::BATCH, "batches of small chunks"),
         (features::ENCRYPTED, "encryption"),
         (features::EXTERNAL, "external content"),
         (features::SEPARATED_PREFETCH, "a separate prefetch blob"),
-        (features::CHUNK_INFO_V2, "chunk information version 2"),
         (0xf000, "an unknown feature"),
     ] {
         if bits & bit != 0 {
@@ -243,8 +264,9 @@ fn blob(
     let ci_codec = codec(entry.ci_compressor.get())?;
     let count = entry.chunk_count.get();
     let decoded_size = entry.decoded_size.get();
+    let ci_size = entry.ci_size.get();
     // Blobs of v5 end with their chunks.
-    let ci_size = if v5 { 0 } else { CI_ENTRY_SIZE * u64::from(count) };
+    let ci_size_fits = if v5 { ci_size == 0 } else { ci::size_fits(bits, count, ci_size) };
     let facts = [
         ("index", entry.index.get() as usize == index),
         ("chunk size", entry.chunk_size.get() == chunk_size),
@@ -256,8 +278,8 @@ fn blob(
         ("decoded size", (1..=MAX_DECODED).contains(&decoded_size)),
         ("decoded size", decoded_size.is_multiple_of(BLOCK_SIZE)),
         ("device size", u64::from(slot.blocks.get()) == decoded_size / BLOCK_SIZE),
-        ("chunk information size", entry.ci_size.get() == ci_size),
-        ("chunk information size", entry.ci_stored_size.get() <= entry.ci_size.get()),
+        ("chunk information size", ci_size_fits),
+        ("chunk information size", entry.ci_stored_size.get() <= ci_size),
         ("chunk information offset", entry.ci_offset.get() <= MAX_STORED),
     ];
     for (field, holds) in facts {
@@ -271,7 +293,7 @@ fn blob(
         chunk_count: count,
         ci_offset: entry.ci_offset.get(),
         ci_stored_size: entry.ci_stored_size.get(),
-        ci_size: entry.ci_size.get(),
+        ci_size,
         ci_codec,
         toc_size,
         toc_digest: (toc_size != 0).then(|| Digest::sha256(entry.toc_digest)),
@@ -293,15 +315,10 @@ pub(super) fn parse_id(id: &[u8]) -> Option<Digest> {
     Digest::from_hex(Algorithm::Sha256, std::str::from_utf8(id).ok()?)
 }
 
-/// Distributes the rows of the chunk table over the blobs.
-fn chunks(
-    rows: &[u8],
-    table: u64,
-    chunk_size: u32,
-    digest: Algorithm,
-    blobs: &mut [Blob],
-    tails: &[TailInfo],
-) -> Result<(), FormatError> {
+/// Distributes the rows of the chunk table, which lies there, over the blobs.
+fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<(), FormatError> {
+    let Tables { blobs, tails, digest, geometry, .. } = tables;
+    let mut unplaced = BTreeSet::new();
     for (index, row) in rows.chunks_exact(size_of::<ChunkEntry>()).enumerate() {
         let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let error = |problem: String| {
@@ -312,10 +329,9 @@ fn chunks(
         let Some(blob) = blobs.get_mut(blob_index) else {
             return Err(error(format!("blob {blob_index} does not exist")));
         };
-        let unsupported = chunk_flags::HOLE | chunk_flags::ENCRYPTED | chunk_flags::BATCH;
-        if entry.flags.get() & unsupported != 0 {
-            return Err(error(format!("flags {:#x} are not supported", entry.flags)));
-        }
+        let tail = &tails[blob_index];
+        let flags = entry.flags.get();
+        refuse_chunk_flags(flags).map_err(error)?;
         let hash = entry.digest;
         let number = entry.number.get();
         if hash == NO_DIGEST {
@@ -324,16 +340,24 @@ fn chunks(
                 "chunk {number} of blob {blob} has no digest, so nobody could check its bytes"
             )));
         }
+        let in_batch = flags & chunk_flags::BATCH != 0;
+        if in_batch && tail.features & features::BATCH == 0 {
+            return Err(error(format!("flags {flags:#x}: blob {blob_index} has no batches")));
+        }
+        if is_unplaced(&entry, tail) {
+            unplaced.insert(blob_index);
+            continue;
+        }
         let chunk = Chunk {
             number,
-            digest: Digest { algorithm: digest, hash },
+            digest: Digest { algorithm: *digest, hash },
             stored: Stored(entry.stored.get()),
             stored_size: entry.stored_size.get(),
             decoded: Decoded(entry.decoded.get()),
             decoded_size: entry.decoded_size.get(),
+            batch: in_batch.then(|| layout::from_in_batch(entry.file_offset.get())),
         };
-        let limit = tails[blob_index].chunk_count;
-        validate_chunk(&chunk, blob, limit, chunk_size).map_err(error)?;
+        validate_chunk(&chunk, blob, tail.chunk_count, geometry.chunk_size).map_err(error)?;
         blob.chunks.push(chunk);
     }
     for (index, blob) in blobs.iter_mut().enumerate() {
@@ -342,6 +366,27 @@ fn chunks(
             FormatError::new("chunk table", table, format!("blob {index}: {problem}"))
         })?;
     }
+    // There are fewer blobs than 256.
+    tables.unplaced = unplaced.into_iter().map(|blob| BlobIndex(blob as u8)).collect();
+    Ok(())
+}
+
+/// Whether the row of a chunk of a blob with this tail leaves out where it is stored, as upstream does for batches.
+pub(super) fn is_unplaced(row: &ChunkEntry, tail: &TailInfo) -> bool {
+    tail.features & features::BATCH != 0
+        && row.flags.get() & chunk_flags::BATCH == 0
+        && row.stored_size.get() == 0
+}
+
+/// Refuses chunks with flags, of the chunk table, that are not supported.
+pub(super) fn refuse_chunk_flags(bits: u32) -> Result<(), String> {
+    for (bit, what) in
+        [(chunk_flags::HOLE, "a hole in place of a chunk"), (chunk_flags::ENCRYPTED, "encryption")]
+    {
+        if bits & bit != 0 {
+            return Err(format!("flags {bits:#x}: {what} is not supported"));
+        }
+    }
     Ok(())
 }
 
@@ -349,7 +394,7 @@ fn chunks(
 pub(super) fn validate_order(chunks: &[Chunk]) -> Result<(), String> {
     for pair in chunks.windows(2) {
         let (a, b) = (&pair[0], &pair[1]);
-        if a.number >= b.number || a.stored_end() > b.stored || a.decoded_end() > b.decoded {
+        if !a.may_precede(b) {
             return Err(format!("chunks {} and {} overlap", a.number, b.number));
         }
     }
@@ -368,7 +413,8 @@ pub(super) fn validate_chunk(
     let facts = [
         ("number", chunk.number < chunk_count),
         ("decoded size", (1..=chunk_size).contains(&chunk.decoded_size)),
-        ("stored size", (1..=chunk.decoded_size).contains(&chunk.stored_size)),
+        ("place in its batch", chunk.is_within_batch()),
+        ("stored size", (1..=chunk.unit_size()).contains(&chunk.stored_size)),
         ("stored size", blob.codec != Codec::None || !chunk.is_compressed()),
         ("decoded offset", chunk.decoded.0.is_multiple_of(BLOCK_SIZE)),
         ("decoded end", fits(end(chunk.decoded.0, chunk.decoded_size), blob.decoded_size)),

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 use super::{
     BlobRecord,
     layout::{
-        BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, chunk_flags,
+        self, BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, chunk_flags,
         features, flags,
     },
     tables::{digester, validate_chunk, validate_order},
@@ -317,12 +317,21 @@ fn chunk_table(
     let entry = |blob: usize, row: usize, chunk: &Chunk| ChunkEntry {
         digest: chunk.digest.hash,
         blob: (blob as u32).into(),
-        flags: if chunk.is_compressed() { chunk_flags::COMPRESSED } else { 0 }.into(),
+        flags: match chunk.batch {
+            Some(_) => chunk_flags::COMPRESSED | chunk_flags::BATCH,
+            None if chunk.is_compressed() => chunk_flags::COMPRESSED,
+            None => 0,
+        }
+        .into(),
         stored_size: chunk.stored_size.into(),
         decoded_size: chunk.decoded_size.into(),
         stored: chunk.stored.0.into(),
         decoded: chunk.decoded.0.into(),
-        file_offset: offsets[blob][row].unwrap_or(0).into(),
+        file_offset: match chunk.batch {
+            Some(batch) => layout::in_batch(batch),
+            None => offsets[blob][row].unwrap_or(0),
+        }
+        .into(),
         number: chunk.number.into(),
         crc32c: 0.into(),
     };

@@ -1,5 +1,6 @@
 //! Tests of the format as a whole: through its own reader, the kernel and `fsck.erofs`.
 
+mod batches;
 mod codec;
 mod hostile;
 mod kernel;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use lazuli_image::{
     Algorithm, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Inode, InodeId, Kind, Metadata,
     Mtime, Name, Stored, Tree,
+    chunk::Batch,
     codec::Encoder,
     offset::round_up_to_block,
     rafs::{BlobRecord, BootstrapOptions, Tail, blob_tail, write_bootstrap},
@@ -48,6 +49,7 @@ impl BlobBuilder {
                 stored_size: stored.len() as u32,
                 decoded: Decoded(self.decoded.len() as u64),
                 decoded_size: piece.len() as u32,
+                batch: None,
             });
             self.stored.extend_from_slice(stored);
             self.decoded.extend_from_slice(piece);
@@ -56,6 +58,35 @@ impl BlobBuilder {
             ChunkRef { blob: BlobIndex(blob), number }
         });
         Kind::Regular { size: content.len() as u64, chunks: chunks.collect() }
+    }
+
+    /// Adds files with these contents as one batch.
+    pub(crate) fn batch(&mut self, blob: u8, contents: &[&[u8]]) -> Vec<Kind> {
+        let joined = contents.concat();
+        let mut encoder = Encoder::new(self.codec, 3).unwrap();
+        let unit = encoder.encode(&joined).unwrap_or(&joined);
+        let (stored, stored_size) = (Stored(self.stored.len() as u64), unit.len() as u32);
+        self.stored.extend_from_slice(unit);
+        let mut offset = 0;
+        let file = |content: &&[u8]| {
+            let number = self.chunks.len() as u32;
+            self.chunks.push(Chunk {
+                number,
+                digest: self.options.digest.digest(content),
+                stored,
+                stored_size,
+                decoded: Decoded(self.decoded.len() as u64),
+                decoded_size: content.len() as u32,
+                batch: Some(Batch { offset, size: joined.len() as u32 }),
+            });
+            offset += content.len() as u32;
+            self.decoded.extend_from_slice(content);
+            let end = round_up_to_block(self.decoded.len() as u64).unwrap();
+            self.decoded.resize(end as usize, 0);
+            let chunks = vec![ChunkRef { blob: BlobIndex(blob), number }];
+            Kind::Regular { size: content.len() as u64, chunks }
+        };
+        contents.iter().map(file).collect()
     }
 
     pub(crate) fn finish(self) -> FinishedBlob {
@@ -192,6 +223,49 @@ fn build(codec: Codec, more: impl FnOnce(&mut Tree)) -> Sample {
     let blobs: Vec<FinishedBlob> = blobs.into_iter().map(BlobBuilder::finish).collect();
     let bootstrap = write_bootstrap(&tree, &records(&blobs), &options).unwrap();
     Sample { tree, blobs, bootstrap }
+}
+
+/// Files of their own, in batches, and one that a batch would not have been smaller for.
+pub(crate) fn batched_sample(codec: Codec) -> Sample {
+    let options = small_chunks();
+    let mut blobs = [BlobBuilder::new(codec, options), BlobBuilder::new(codec, options)];
+    let mut tree = Tree::new(metadata(0o755));
+    let mut put = |name: &str, kind: Kind| add(&mut tree, Tree::ROOT, name.as_bytes(), kind);
+    let texts: Vec<Vec<u8>> =
+        (0..5_usize).map(|n| format!("text {n} ").repeat(10 + n).into()).collect();
+    let texts: Vec<&[u8]> = texts.iter().map(Vec::as_slice).collect();
+    put("alone", blobs[0].file(0, &b"lazy ".repeat(9000)));
+    for (number, kind) in blobs[0].batch(0, &texts).into_iter().enumerate() {
+        put(&format!("first{number}"), kind);
+    }
+    // Two batches one behind the other; the second does not compress.
+    let noise = noise(300);
+    for (number, kind) in blobs[0].batch(0, &[&noise[..100], &noise[100..]]).into_iter().enumerate()
+    {
+        put(&format!("second{number}"), kind);
+    }
+    put("raw", blobs[0].file(0, &noise));
+    put("other", blobs[1].file(1, b"in a blob without batches"));
+    let blobs: Vec<FinishedBlob> = blobs.into_iter().map(BlobBuilder::finish).collect();
+    let bootstrap = write_bootstrap(&tree, &records(&blobs), &options).unwrap();
+    Sample { tree, blobs, bootstrap }
+}
+
+/// The same bootstrap as upstream writes it: without the places of chunks in batches.
+pub(crate) fn without_places(bootstrap: &[u8]) -> Vec<u8> {
+    let mut bootstrap = bootstrap.to_vec();
+    // The extended superblock at 1152 has place and size of the chunk table at 24.
+    let word = |at: usize| u64::from_le_bytes(bootstrap[at..at + 8].try_into().unwrap()) as usize;
+    let (start, size) = (word(1152 + 24), word(1152 + 32));
+    for row in bootstrap[start..start + size].chunks_exact_mut(80) {
+        if row[36] & 8 != 0 {
+            row[36] = 0;
+            row[40..44].fill(0);
+            row[48..56].fill(0);
+            row[64..72].fill(0);
+        }
+    }
+    bootstrap
 }
 
 pub(crate) fn records(blobs: &[FinishedBlob]) -> Vec<BlobRecord> {

@@ -157,7 +157,7 @@ fn errors_say_what_is_wrong() {
         (chunk, &[0; 32], "no digest"),
         (chunk + 32, &[9], "blob 9"),
         (chunk + 36, &[1], "do not agree"),
-        (chunk + 36, &[2], "flags 0x2 are not supported"),
+        (chunk + 36, &[2], "a hole in place of a chunk"),
         (chunk + 44, &[7], "expected 6 at 0"),
         (chunk + 48, &[0; 8], "another file has another chunk"),
         (chunk + 64, &[1], "at 1, expected"),

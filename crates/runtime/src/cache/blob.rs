@@ -335,28 +335,34 @@ impl CachedBlob {
         }
     }
 
-    /// Decodes `stored`, checks it, writes it and marks it ready. Blocks.
-    pub(crate) fn accept(self: &Arc<Self>, at: usize, stored: &[u8]) -> Result<(), ReadError> {
+    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: the chunk, or the batch with it.
+    pub(crate) fn decode<'a>(
+        &self,
+        chunk: &Chunk,
+        stored: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], ReadError> {
+        let codec = self.layout.blob().codec;
+        DECODER
+            .with_borrow_mut(|decoder| decoder.unit(codec, chunk, stored, buffer))
+            .map_err(|error| self.corrupt(chunk, error.to_string()))
+    }
+
+    fn corrupt(&self, chunk: &Chunk, problem: String) -> ReadError {
+        let range = chunk.stored..chunk.stored_end();
+        ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
+    }
+
+    /// Takes a chunk out of what its stored bytes [decode](CachedBlob::decode) to, checks it, writes it and marks it ready. Blocks.
+    pub(crate) fn accept(self: &Arc<Self>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
         let chunk = self.chunk(at);
-        let corrupt = |problem: String| {
-            let range = chunk.stored..chunk.stored_end();
-            ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
-        };
-        let decoded;
-        let bytes = if chunk.is_compressed() {
-            let mut buffer = vec![0; chunk.decoded_size as usize];
-            let codec = self.layout.blob().codec;
-            DECODER
-                .with_borrow_mut(|decoder| decoder.decode(codec, stored, &mut buffer))
-                .map_err(|error| corrupt(error.to_string()))?;
-            decoded = buffer;
-            &decoded
-        } else {
-            stored
-        };
+        let bytes = chunk
+            .part_of(unit)
+            .ok_or_else(|| self.corrupt(chunk, format!("its batch has {} bytes", unit.len())))?;
         let digest = chunk.digest.algorithm.digest(bytes);
         if digest != chunk.digest {
-            return Err(corrupt(format!("digest is {digest}, expected {}", chunk.digest)));
+            let problem = format!("digest is {digest}, expected {}", chunk.digest);
+            return Err(self.corrupt(chunk, problem));
         }
         self.keep(at, bytes)
     }

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use lazuli_image::Decoded;
+use lazuli_image::{Chunk, Decoded};
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
@@ -35,7 +35,8 @@ impl CachedBlob {
         {
             let mut tower = self.flights.lock();
             let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
-            let mut missing: Vec<_> = chunks.iter().copied().filter(is_missing).collect();
+            let missing = fetch::whole_units(all, chunks);
+            let mut missing: Vec<_> = missing.filter(is_missing).collect();
             // What is wanted soon is not what eviction takes first.
             missing.iter().for_each(|at| self.asked.note(*at..at + 1));
             let elsewhere = self.take_elsewhere(&mut missing);
@@ -97,7 +98,7 @@ impl CachedBlob {
 
     /// Stored bytes of the chunks that are in the file, and of all chunks.
     pub(crate) fn filled(&self) -> (u64, u64) {
-        let sizes = self.layout.chunks().iter().map(|chunk| u64::from(chunk.stored_size));
+        let sizes = self.layout.chunks().iter().map(Chunk::stored_share);
         sizes.enumerate().fold((0, 0), |(here, all), (at, size)| {
             (here + if self.has(at) { size } else { 0 }, all + size)
         })

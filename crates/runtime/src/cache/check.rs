@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 3;
 impl CachedBlob {
     /// Checks suspect chunks that somebody waits for.
     pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
-        for job in fetch::batches(self, leases) {
+        for job in fetch::jobs(self, leases) {
             self.workers.runtime().spawn(settle(self.clone(), job, false, check));
         }
     }

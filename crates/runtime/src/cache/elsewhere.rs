@@ -121,7 +121,7 @@ impl CachedBlob {
         leases: Vec<Lease>,
         background: bool,
     ) -> Vec<JoinHandle<Result<(), ReadError>>> {
-        let jobs = fetch::batches(self, leases).into_iter();
+        let jobs = fetch::jobs(self, leases).into_iter();
         let settled = |job| {
             let settled = settle(self.clone(), job, background, copy);
             async move {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, offset::round_up_to_block,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, chunk::MAX_BATCH,
+    offset::round_up_to_block,
 };
 
 use super::CacheError;
@@ -33,7 +34,7 @@ impl Layout {
         let file_size = round_up_to_block(blob.decoded_size)
             .filter(|size| *size <= MAX_DECODED)
             .ok_or_else(|| wrong(format!("{} decoded bytes are too many", blob.decoded_size)))?;
-        let (mut stored, mut decoded) = (0, 0);
+        let mut before: Option<&Chunk> = None;
         for chunk in &blob.chunks {
             let wrong = |problem: &str| wrong(format!("chunk {}: {problem}", chunk.number));
             let stored_end = chunk.stored.0.checked_add(chunk.stored_size.into());
@@ -48,17 +49,23 @@ impl Layout {
             if chunk.decoded.0 % BLOCK_SIZE != 0 {
                 return Err(wrong("decoded bytes do not start on a block border"));
             }
-            if chunk.stored.0 < stored || chunk.decoded.0 < decoded {
+            if chunk.batch.is_some_and(|batch| {
+                batch.size > MAX_BATCH
+                    || u64::from(batch.offset) + u64::from(chunk.decoded_size) > batch.size.into()
+            }) {
+                return Err(wrong(
+                    "ends behind the end of its batch, or the batch has more than 16 MiB",
+                ));
+            }
+            if !matches!((stored_end, decoded_end), (Some(stored), Some(decoded))
+                if stored <= blob.stored_size && decoded <= file_size)
+            {
+                return Err(wrong("ends behind the end of the blob"));
+            }
+            if before.is_some_and(|before| !before.may_precede(chunk)) {
                 return Err(wrong("overlaps the chunk before it"));
             }
-            (stored, decoded) = match (stored_end, decoded_end) {
-                (Some(stored), Some(decoded))
-                    if stored <= blob.stored_size && decoded <= file_size =>
-                {
-                    (stored, decoded)
-                }
-                _ => return Err(wrong("ends behind the end of the blob")),
-            };
+            before = Some(chunk);
         }
         Ok(Layout { blob: blob.clone(), file_size, digest: digest(blob) })
     }
@@ -130,6 +137,12 @@ fn digest(blob: &Blob) -> Digest {
         number(&mut said, chunk.stored_size.into());
         number(&mut said, chunk.decoded.0);
         number(&mut said, chunk.decoded_size.into());
+        if let Some(batch) = chunk.batch {
+            // No other chunk goes on so: the next one begins with a name.
+            said.extend_from_slice(b"batch");
+            number(&mut said, batch.offset.into());
+            number(&mut said, batch.size.into());
+        }
     }
     // At once: a hasher likes long inputs.
     Algorithm::Blake3.digest(&said)
@@ -137,7 +150,7 @@ fn digest(blob: &Blob) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Codec, Stored};
+    use lazuli_image::{Codec, Stored, chunk::Batch};
 
     use super::*;
 
@@ -151,6 +164,7 @@ mod tests {
             stored_size,
             decoded: Decoded(decoded),
             decoded_size,
+            batch: None,
         };
         Blob {
             id: Digest::sha256([1; 32]),
@@ -205,7 +219,16 @@ mod tests {
 
     #[test]
     fn refuses_what_the_cache_cannot_rely_on() {
-        let spoil: [(&str, Change); 10] = [
+        let spoil: [(&str, Change); 13] = [
+            ("behind the batch", |blob| blob.chunks[1].batch = Some(Batch { offset: 1, size: 50 })),
+            ("a batch of 17 MiB", |blob| {
+                blob.chunks[1].batch = Some(Batch { offset: 0, size: 17 << 20 })
+            }),
+            ("overlap in a batch", |blob| {
+                blob.chunks[0].batch = Some(Batch { offset: 0, size: 6000 });
+                blob.chunks[1].batch = Some(Batch { offset: 4999, size: 6000 });
+                (blob.chunks[1].stored, blob.chunks[1].stored_size) = (Stored(0), 100);
+            }),
             ("no bytes", |blob| blob.chunks[0].decoded_size = 0),
             ("17 MiB", |blob| blob.chunks[2].decoded_size = 17 << 20),
             ("no stored bytes", |blob| blob.chunks[0].stored_size = 0),
@@ -227,7 +250,8 @@ mod tests {
     #[test]
     fn any_difference_is_another_layout() {
         let original = Layout::new(&blob()).unwrap().key();
-        let changes: [Change; 5] = [
+        let changes: [Change; 6] = [
+            |blob| blob.chunks[1].batch = Some(Batch { offset: 0, size: 50 }),
             |blob| blob.codec = Codec::Lz4,
             |blob| blob.chunks[2].digest.hash[31] ^= 1,
             |blob| blob.chunks[1].stored.0 += 1,

@@ -62,6 +62,7 @@ impl Sample {
                 stored_size: bytes.len() as u32,
                 decoded: Decoded(file.len() as u64),
                 decoded_size: *size as u32,
+                batch: None,
             });
             stored.extend(bytes);
             file.extend(content);

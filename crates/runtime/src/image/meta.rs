@@ -8,7 +8,7 @@
 use std::io::{self, Read};
 
 use lazuli_image::{
-    BLOCK_SIZE, FormatError,
+    BLOCK_SIZE, BlobIndex, FormatError,
     rafs::{Bootstrap, check_ci_entries, check_ci_header, layout},
 };
 
@@ -24,20 +24,28 @@ pub(super) fn blob_of(name: &[u8]) -> Option<&str> {
 }
 
 /// Compares `file`, the `.blob.meta` of the blob `id`, with the bootstrap. Blobs that the bootstrap does not use
-/// may have one, too. No reader of RAFS v5 looks at one.
+/// may have one, too. No reader of RAFS v5 looks at one. A CI table of version 2, which may be needed to place chunks, is
+/// returned, and is not compared.
 pub(super) fn check<B: AsRef<[u8]>>(
     file: impl Read,
     id: &str,
     bootstrap: &Bootstrap<B>,
-) -> Result<(), UnpackError> {
+) -> Result<Option<(BlobIndex, Vec<u8>)>, UnpackError> {
     let index = bootstrap.blobs().iter().position(|blob| *blob.id.hex() == *id);
-    let Some(index) = index.filter(|_| bootstrap.version() == 6) else { return Ok(()) };
+    let Some(index) = index.filter(|_| bootstrap.version() == 6) else { return Ok(None) };
     let (blob, tail) = (&bootstrap.blobs()[index], &bootstrap.tails()[index]);
+    let is_v2 = tail.features & layout::features::CHUNK_INFO_V2 != 0;
     let mut rest = Rest { file, id, at: 0 };
+    // Only as much as was read: all of an image's tables of version 2 have at most `MAX_CI_V2` bytes.
+    let mut table = Vec::new();
     while rest.at < tail.ci_size {
         let first = (rest.at / layout::CI_ENTRY_SIZE) as u32;
         let entries = rest.take(STEP.min(tail.ci_size - rest.at))?;
-        check_ci_entries(blob, first, &entries).map_err(|error| rest.contradicts(error))?;
+        if is_v2 {
+            table.extend_from_slice(&entries);
+        } else {
+            check_ci_entries(blob, first, &entries).map_err(|error| rest.contradicts(error))?;
+        }
     }
     rest.take(rest.at.next_multiple_of(BLOCK_SIZE) - rest.at)?;
     let header = rest.take(layout::CI_HEADER_SIZE)?;
@@ -45,7 +53,8 @@ pub(super) fn check<B: AsRef<[u8]>>(
     if io::copy(&mut rest.file, &mut io::sink())? > 0 {
         return Err(rest.contradicts(FormatError::new("CI header", rest.at, "it is not the end")));
     }
-    Ok(())
+    // There are fewer blobs than 256.
+    Ok(is_v2.then_some((BlobIndex(index as u8), table)))
 }
 
 /// What is left of a file.

@@ -23,9 +23,9 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, Blob, Digest, FormatError,
+    Algorithm, Blob, Digest, FormatError, Stored,
     oci::{Descriptor, Manifest, media_type},
-    rafs::{self, Bootstrap},
+    rafs::{self, BlobRecord, Bootstrap},
 };
 use lazuli_registry::{
     self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
@@ -370,22 +370,40 @@ async fn fetch_bootstrap(
     fetched.bytes += layer.size;
     fetched.requests += requests;
     let to = to.to_owned();
-    let unpack = move || {
-        let bootstrap = unpack::unpack(reader, &to)?;
+    let image = repository.describe();
+    let failed = |error| match error {
+        UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
+        source => ImageError::Unpack { image: image.clone(), source },
+    };
+    let unpack = move || unpack::unpack(reader, &to);
+    let mut unpacked = blocking(unpack).await.map_err(failed)?;
+    // Converters that make batches do not always send the tables along.
+    for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
+        let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
+        let bytes = repository.read(&blob.id, range, &|_| {}).await?;
+        fetched.bytes += bytes.len() as u64;
+        fetched.requests += 1;
+        let table = rafs::ci_table_of(&bytes, &tail);
+        let contradicts = |source| UnpackError::Meta { blob: blob.id.hex().to_string(), source };
+        unpacked.give(index, table.map_err(contradicts).map_err(failed)?);
+    }
+    let open = move || {
+        let bootstrap = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
         // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
         // could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
         Ok(bootstrap)
     };
-    let unpacked = tokio::task::spawn_blocking(unpack)
-        .await
-        .unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))));
-    let image = repository.describe();
-    unpacked.map_err(|error| match error {
-        UnpackError::Format(source) => ImageError::Format { image, source },
-        source => ImageError::Unpack { image, source },
-    })
+    blocking(open).await.map_err(failed)
+}
+
+/// Runs what would keep others from running.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
+) -> Result<T, UnpackError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
 }
 
 /// How the names of directories begin that are being filled.

@@ -3,13 +3,14 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, BufWriter, IntoInnerError, Read},
-    path::Path,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
 };
 
 use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{
-    FormatError,
-    rafs::{Bootstrap, v5},
+    BlobIndex, FormatError,
+    rafs::{self, BlobRecord, Bootstrap, Placed, v5},
 };
 use lazuli_sys::mmap::Map;
 
@@ -58,19 +59,71 @@ pub enum UnpackError {
     },
 }
 
+/// A bootstrap in a file, and the CI tables of version 2 that came with it.
+#[derive(Debug)]
+pub(super) struct Unpacked {
+    path: PathBuf,
+    bootstrap: Bootstrap<Map>,
+    tables: Vec<(BlobIndex, Vec<u8>)>,
+}
+
+impl Unpacked {
+    /// Blobs whose CI tables say where chunks are stored, and did not come with the bootstrap.
+    pub(super) fn wanted(&self) -> Vec<(BlobIndex, BlobRecord)> {
+        let is_here = |blob: &BlobIndex| self.tables.iter().any(|(index, _)| index == blob);
+        let wanted = self.bootstrap.unplaced().iter().filter(|blob| !is_here(blob));
+        let records = self.bootstrap.blob_records();
+        wanted.map(|blob| (*blob, records[usize::from(blob.0)].clone())).collect()
+    }
+
+    /// Gives it the CI table of a blob.
+    pub(super) fn give(&mut self, blob: BlobIndex, table: Vec<u8>) {
+        self.tables.push((blob, table));
+    }
+
+    /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
+    pub(super) fn open(self) -> Result<Bootstrap<Map>, UnpackError> {
+        let Unpacked { path, mut bootstrap, tables } = self;
+        if !bootstrap.unplaced().is_empty() {
+            let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
+            drop(bootstrap);
+            let Placed { at, table } = placed;
+            File::options().write(true).open(&path)?.write_all_at(&table, at)?;
+            bootstrap = open(&path)?.map_err(UnpackError::Format)?;
+        }
+        if !tables.is_empty() {
+            let records = bootstrap.blob_records();
+            for (BlobIndex(index), table) in &tables {
+                let record = &records[usize::from(*index)];
+                rafs::check_ci_table(record, table).map_err(|source| UnpackError::Meta {
+                    blob: record.blob.id.hex().to_string(),
+                    source,
+                })?;
+            }
+        }
+        Ok(bootstrap)
+    }
+}
+
 /// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5, and compares the `.blob.meta`
 /// files behind it with it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
 /// error explains every other one.
-pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Bootstrap<Map>, UnpackError> {
+pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackError> {
     let mut layer = BufReader::with_capacity(PIECE, layer);
-    let unpacked = search(&mut layer, to);
+    let mut tables = Vec::new();
+    let unpacked = search(&mut layer, to, &mut tables);
     io::copy(&mut layer, &mut io::sink())?;
-    unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)
+    let bootstrap = unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
+    Ok(Unpacked { path: to.to_owned(), bootstrap, tables })
 }
 
 type Opened = Result<Bootstrap<Map>, FormatError>;
 
-fn search(layer: &mut impl BufRead, to: &Path) -> Result<Option<Opened>, UnpackError> {
+fn search(
+    layer: &mut impl BufRead,
+    to: &Path,
+    tables: &mut Vec<(BlobIndex, Vec<u8>)>,
+) -> Result<Option<Opened>, UnpackError> {
     let layer: Box<dyn Read + '_> = match layer.fill_buf()?.starts_with(&ZSTD_MAGIC) {
         true => Box::new(zstd::Decoder::with_buffer(layer)?),
         false => Box::new(MultiGzDecoder::new(layer)),
@@ -84,7 +137,7 @@ fn search(layer: &mut impl BufRead, to: &Path) -> Result<Option<Opened>, UnpackE
         if !NAMES.contains(&name) {
             // Without a sound bootstrap there is nothing to compare with.
             if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name)) {
-                meta::check(&mut entry, id, bootstrap)?;
+                tables.extend(meta::check(&mut entry, id, bootstrap)?);
             }
             continue;
         }
@@ -158,7 +211,7 @@ mod tests {
         for (pack, kind) in [(gzip as fn(&[u8]) -> Vec<u8>, "gzip"), (zstd, "zstd")] {
             for (index, name) in names.iter().enumerate() {
                 let to = directory.path().join(format!("{kind}{index}"));
-                let unpacked = unpack(&pack(&layer(name, 5, b"hello"))[..], &to);
+                let unpacked = unpack(&pack(&layer(name, 5, b"hello"))[..], &to).map(drop);
                 assert!(matches!(unpacked, Err(UnpackError::Format(_))), "{unpacked:?}");
                 assert_eq!(std::fs::read(to).unwrap(), b"hello");
             }
@@ -181,7 +234,7 @@ mod tests {
         let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
         let to = directory.path().join("bootstrap");
         let image = |old: &[u8]| zstd(&layer("image/image.boot", old.len() as u64, old));
-        let unpacked = unpack(&image(&old)[..], &to).unwrap();
+        let unpacked = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
         assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
         assert!(unpacked.bytes() == fs::read(&to).unwrap());
         let error = unpack(&image(unpacked.bytes())[..], &directory.path().join("v6")).unwrap_err();

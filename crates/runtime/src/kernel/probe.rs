@@ -141,6 +141,7 @@ fn tiny_image() -> Result<Vec<u8>, String> {
         stored_size: CONTENT.len() as u32,
         decoded: Decoded(0),
         decoded_size: CONTENT.len() as u32,
+        batch: None,
     };
     let mut hasher = Algorithm::Sha256.hasher();
     hasher.update(CONTENT);

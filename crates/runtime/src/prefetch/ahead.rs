@@ -185,7 +185,7 @@ pub(crate) async fn fetch(
 /// Stored bytes of the chunks that are not here.
 fn missing_bytes(order: &[Place], blobs: &[Arc<CachedBlob>]) -> u64 {
     let missing = order.iter().filter(|(blob, chunk)| !blobs[*blob].has(*chunk));
-    missing.map(|(blob, chunk)| u64::from(blobs[*blob].chunk(*chunk).stored_size)).sum()
+    missing.map(|(blob, chunk)| blobs[*blob].chunk(*chunk).stored_share()).sum()
 }
 
 /// Takes missing chunks from `order` until they have `size` stored bytes, by blob, in ascending order.
@@ -201,7 +201,7 @@ fn window(
             continue;
         }
         window.entry(blob).or_default().push(chunk);
-        bytes += u64::from(blobs[blob].chunk(chunk).stored_size);
+        bytes += blobs[blob].chunk(chunk).stored_share();
         if bytes >= size {
             break;
         }

@@ -115,7 +115,7 @@ fn piece(rest: &[ahead::Place], blobs: &[Arc<CachedBlob>]) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;
     let fits = |(number, place): (usize, &ahead::Place)| {
-        bytes += u64::from(blobs[blob].chunk(place.1.min(first + number)).stored_size);
+        bytes += blobs[blob].chunk(place.1.min(first + number)).stored_share();
         *place == (blob, first + number) && (number == 0 || bytes <= PIECE)
     };
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()

@@ -96,6 +96,7 @@ impl Pack {
             stored_size: bytes.len() as u32,
             decoded: Decoded(self.decoded),
             decoded_size: content.len() as u32,
+            batch: None,
         });
         self.stored.extend(bytes);
         self.decoded += round_up_to_block(content.len() as u64).unwrap();

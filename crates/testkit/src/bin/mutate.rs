@@ -18,7 +18,8 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, BlobIndex, Codec, Digest,
+    Algorithm, BlobIndex, Digest,
+    codec::Decoder,
     erofs::{FileType, Nid},
     rafs::{self, BlobRecord, Bootstrap},
 };
@@ -240,14 +241,15 @@ fn content(
             bytes.get(chunk.stored.0 as usize..)?.get(..chunk.stored_size as usize)
         });
         let stored = stored.ok_or("the blob is too short")?;
-        let codec = if chunk.is_compressed() { record.codec } else { Codec::None };
-        let mut decoded = vec![0; chunk.decoded_size as usize];
-        codec.decode(stored, &mut decoded).map_err(|error| error.to_string())?;
-        if !chunk.digest.matches(&decoded) {
+        let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
+        let unit = decoder.unit(record.codec, chunk, stored, &mut buffer);
+        let unit = unit.map_err(|error| error.to_string())?;
+        let decoded = chunk.part_of(unit).ok_or("a chunk behind the end of its batch")?;
+        if !chunk.digest.matches(decoded) {
             return Err(format!("chunk {} has another digest", chunk.number));
         }
         seen += decoded.len() as u64;
-        hasher.update(&decoded);
+        hasher.update(decoded);
     }
     if seen == size { Ok(hasher.finish()) } else { Err(format!("{seen} of {size} bytes")) }
 }

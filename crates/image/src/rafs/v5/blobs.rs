@@ -10,7 +10,7 @@ use crate::{
     rafs::{
         BlobRecord, TailInfo,
         layout::{ChunkEntry, chunk_flags, features},
-        tables::{MAX_STORED, NO_DIGEST},
+        tables::{MAX_STORED, NO_DIGEST, refuse_chunk_flags},
     },
 };
 
@@ -41,9 +41,9 @@ impl<'a> Blobs<'a> {
             return Err(format!("blob {index} does not exist"));
         };
         let (flags, stored) = (entry.flags.get(), entry.stored.get());
-        let unsupported = chunk_flags::HOLE | chunk_flags::ENCRYPTED | chunk_flags::BATCH;
-        if flags & unsupported != 0 {
-            return Err(format!("flags {flags:#x} are not supported"));
+        refuse_chunk_flags(flags)?;
+        if flags & chunk_flags::BATCH != 0 {
+            return Err(format!("flags {flags:#x}: there are no batches in RAFS v5"));
         }
         if entry.digest == NO_DIGEST {
             return Err("it has no digest, so nobody could check its bytes".into());
@@ -56,6 +56,7 @@ impl<'a> Blobs<'a> {
             // Later: an image's own places are not on block borders.
             decoded: Decoded(0),
             decoded_size: entry.decoded_size.get(),
+            batch: None,
         };
         if stored > MAX_STORED || chunk.is_compressed() != (flags & chunk_flags::COMPRESSED != 0) {
             return Err(format!("flags {flags:#x} do not agree with {chunk:?}"));

@@ -367,11 +367,17 @@ impl Connection {
         threads.idle == 0 && threads.total < MAX_THREADS
     }
 
-    /// Counts a busy thread as waiting. Whether it should stay.
+    /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once: threads that only meant to go
+    /// would be taken for waiting ones by others, who would go, too, until nobody is left.
     fn end_request(&self) -> bool {
         let mut threads = self.threads();
-        threads.idle += 1;
-        threads.idle <= IDLE_THREADS
+        if threads.idle < IDLE_THREADS {
+            threads.idle += 1;
+            return true;
+        }
+        // So many others wait, and one of them takes the next request.
+        threads.total -= 1;
+        false
     }
 }
 
@@ -383,14 +389,15 @@ where
     connection.join();
     let (mine, server) = (connection.clone(), server.clone());
     let thread = thread::Builder::new().name("fuse".to_owned()).spawn(move || {
-        serve(&mine, &server);
-        mine.leave();
+        if serve(&mine, &server) {
+            mine.leave();
+        }
     });
     thread.map(drop).inspect_err(|_| connection.leave())
 }
 
-/// Answers requests until the mount is gone or there are enough other threads.
-fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>)
+/// Answers requests until the mount is gone, and is true, or until there are enough other threads.
+fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>) -> bool
 where
     F: FileSystem + Send + Sync + 'static,
 {
@@ -400,9 +407,13 @@ where
             Ok(length) => length,
             // Interrupted, or the process that asked was killed before the request was taken.
             Err(Errno::INTR | Errno::NOENT) => continue,
-            Err(Errno::NODEV) => return debug!("{} is unmounted", connection.mountpoint.display()),
+            Err(Errno::NODEV) => {
+                debug!("{} is unmounted", connection.mountpoint.display());
+                return true;
+            }
             Err(error) => {
-                return error!("{} is served no more: {error}", connection.mountpoint.display());
+                error!("{} is served no more: {error}", connection.mountpoint.display());
+                return true;
             }
         };
         connection.requests.fetch_add(1, Ordering::Relaxed);
@@ -413,7 +424,7 @@ where
         }
         answer(connection, server, &mut request[..length], &mut reply);
         if !connection.end_request() {
-            return;
+            return false;
         }
     }
 }

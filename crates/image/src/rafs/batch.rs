@@ -1,0 +1,64 @@
+//! Bootstraps that leave out where the chunks of batches are stored.
+//!
+//! Upstream's do: what it knows about a batch is in the CI table of the blob only. Lazuli goes by the chunk table, which has the
+//! digests. So where such a bootstrap arrives, the places are written into its chunk table, as they are in bootstraps made here.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    ci::CiTable,
+    layout::{self, ChunkEntry, chunk_flags},
+    tables::{is_unplaced, parse_blobs, rows},
+};
+use crate::{BlobIndex, FormatError};
+
+/// The chunk table of a bootstrap with everything placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Where it is in the bootstrap.
+    pub at: u64,
+    /// The table, of the same size as before.
+    pub table: Vec<u8>,
+}
+
+/// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and that are in one of `cis`, the decoded
+/// CI tables of some of its blobs. What else they say is not looked at.
+pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
+    let (tables, chunk_table) = parse_blobs(bytes)?;
+    let error = |object: String, problem: String| FormatError::new(object, 0, problem);
+    let mut known: Vec<Option<CiTable<'_>>> = tables.blobs.iter().map(|_| None).collect();
+    for (BlobIndex(index), ci) in cis {
+        if let Some(tail) = tables.tails.get(usize::from(*index)) {
+            let table = CiTable::new(ci, tail).ok_or_else(|| {
+                let problem = format!("{} bytes, expected {}", ci.len(), tail.ci_size);
+                error(format!("CI table of blob {index}"), problem)
+            })?;
+            known[usize::from(*index)] = Some(table);
+        }
+    }
+    let mut table = rows(bytes, chunk_table)?.to_vec();
+    for (number, row) in table.chunks_exact_mut(size_of::<ChunkEntry>()).enumerate() {
+        let mut entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
+        let blob = entry.blob.get() as usize;
+        let Some(Some(ci)) = known.get(blob) else { continue };
+        if !is_unplaced(&entry, &tables.tails[blob]) {
+            continue;
+        }
+        let object = || format!("chunk table entry {number}");
+        let place = ci.get(entry.number.get()).map_err(|problem| error(object(), problem))?;
+        let (Some(batch), true) = (
+            place.batch,
+            place.decoded.0 == entry.decoded.get()
+                && place.decoded_size == entry.decoded_size.get(),
+        ) else {
+            let problem = format!("the chunk information of blob {blob} says {place:?}");
+            return Err(error(object(), problem));
+        };
+        entry.flags = (chunk_flags::COMPRESSED | chunk_flags::BATCH).into();
+        entry.stored = place.stored.0.into();
+        entry.stored_size = place.stored_size.into();
+        entry.file_offset = layout::in_batch(batch).into();
+        row.copy_from_slice(entry.as_bytes());
+    }
+    Ok(Placed { at: chunk_table.0, table })
+}

@@ -193,7 +193,7 @@ pub mod chunk_flags {
     pub const HOLE: u32 = 0x2;
     /// Unsupported.
     pub const ENCRYPTED: u32 = 0x4;
-    /// The stored place is that of a batch, see [`super::in_batch`]. Upstream leaves it out, and the place with it.
+    /// The stored place is that of a batch, see `in_batch`. Upstream leaves it out, and the place with it.
     pub const BATCH: u32 = 0x8;
 }
 

@@ -147,12 +147,16 @@ impl Overlay {
         path: &EntryPath,
         listed: &BTreeSet<&EntryPath>,
     ) -> Result<Option<InodeId>, OverlayProblem> {
-        if path.is_root() || !listed.contains(path) {
-            return self.existing(path);
+        if path.is_root() {
+            return Ok(Some(Tree::ROOT));
         }
-        let Some(parent) = self.existing(&path.parent())? else { return Ok(None) };
-        let found = self.child(parent, path.last());
-        Ok(found.filter(|id| self.tree.children(*id).is_some()))
+        let Some(parent) = self.below(&path.parent(), listed)? else { return Ok(None) };
+        let Some(id) = self.child(parent, path.last()) else { return Ok(None) };
+        match self.tree[id].kind {
+            Kind::Directory(_) => Ok(Some(id)),
+            Kind::Symlink(_) if !listed.contains(path) => self.existing(path),
+            _ => Ok(None),
+        }
     }
 
     fn put(&mut self, entry: Entry, pass: &mut Pass) -> Result<(), OverlayProblem> {

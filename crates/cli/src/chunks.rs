@@ -1,7 +1,7 @@
 //! Fetching the chunks of an image, many in one request.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     ops::Range,
     sync::{
         Arc,
@@ -235,20 +235,30 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
     let mut windows = Vec::new();
     let mut window = Window::default();
     let mut known = HashMap::new();
+    // What is fetched and decoded is a whole unit, once in each window.
+    let mut units = HashSet::new();
     let (mut stored, mut decoded) = (0, 0);
     for chunk in wanted {
-        let size = |(_, it): (_, &Chunk)| (it.stored_share(), u64::from(it.decoded_size));
-        let (more, larger) = places(blobs, &[*chunk]).pop().map_or((0, 0), size);
+        let size = |(_, it): (_, &Chunk)| {
+            let unit = (chunk.blob, it.stored);
+            (unit, u64::from(it.stored_size), u64::from(it.unit_size()))
+        };
+        let place = places(blobs, &[*chunk]).pop().map(size);
+        let new = place.filter(|(unit, ..)| !units.contains(unit));
+        let (more, larger) = new.map_or((0, 0), |(_, stored, decoded)| (stored, decoded));
         let fits = stored + more <= WINDOW && decoded + larger <= DECODED;
         let fits = (fits || known.contains_key(chunk)) && window.order.len() < PLACES;
         if !fits && !window.order.is_empty() {
             windows.push(std::mem::take(&mut window));
             known.clear();
+            units.clear();
             (stored, decoded) = (0, 0);
         }
         if let Entry::Vacant(new) = known.entry(*chunk) {
             new.insert(window.chunks.len());
             window.chunks.push(*chunk);
+            let whole = place.filter(|(unit, ..)| units.insert(*unit));
+            let (more, larger) = whole.map_or((0, 0), |(_, stored, decoded)| (stored, decoded));
             stored += more;
             decoded += larger;
         }
@@ -260,7 +270,7 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, BlobIndex, Codec, Decoded};
+    use lazuli_image::{Algorithm, BlobIndex, Codec, Decoded, chunk::Batch};
 
     use super::*;
 
@@ -304,5 +314,22 @@ mod tests {
             windows(blob(1, 50, 1 << 20), std::iter::repeat_n(0, PLACES + 1)),
             [(1, PLACES), (1, 1)]
         );
+    }
+
+    /// Chunks of one byte, `together` of which are compressed as one MiB.
+    fn batched(chunks: u32, together: u32) -> Blob {
+        let mut blob = blob(chunks, 1 << 20, 1);
+        for chunk in &mut blob.chunks {
+            chunk.stored = Stored(u64::from(chunk.number / together) << 20);
+            chunk.batch = Some(Batch { offset: chunk.number % together, size: 1 << 20 });
+        }
+        blob
+    }
+
+    #[test]
+    fn what_is_compressed_together_counts_once_and_whole() {
+        assert_eq!(windows(batched(9, 1), 0..9), [(8, 8), (1, 1)]);
+        assert_eq!(windows(batched(24, 3), 0..24), [(24, 24)]);
+        assert_eq!(windows(batched(27, 3), 0..27), [(24, 24), (3, 3)]);
     }
 }

@@ -1,6 +1,6 @@
 //! Fetching the hot chunks of an image into a blob of their own.
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
 use anyhow::Result;
 use lazuli_build::{
@@ -33,9 +33,11 @@ pub(crate) async fn fetch(
     let mut writer = HotBlob::create(&scratch, codec)?;
     let mut rest = &found[..];
     while !rest.is_empty() {
-        let mut bytes = 0;
-        let end = rest.iter().position(|(_, chunk)| {
-            bytes += chunk.stored_share();
+        let (mut bytes, mut units) = (0, HashSet::new());
+        let end = rest.iter().position(|(blob, chunk)| {
+            // What is stored together is fetched once.
+            bytes +=
+                if units.insert((blob.id, chunk.stored)) { chunk.stored_size.into() } else { 0 };
             bytes > WINDOW
         });
         let (window, later) = rest.split_at(end.unwrap_or(rest.len()).max(1));

@@ -11,7 +11,7 @@ use lazuli_image::{
     oci::{BlobLayer, LazyImage, media_type},
     rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, ImageName, Progress, Pushed, Repository, Selector};
+use lazuli_registry::{BlobContent, ImageName, Progress, Pushed, Repository};
 
 use tempfile::TempDir;
 
@@ -90,11 +90,7 @@ pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
 
 /// Refuses names that mean one image for ever.
 pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
-    let selector = match name {
-        ImageName::Registry(reference) => Some(reference.selector()),
-        ImageName::Layout(layout) => layout.image.clone(),
-    };
-    if let Some(Selector::Digest(_)) = selector {
+    if name.is_pinned() {
         bail!(
             "cannot store a new image as {name}, a digest names one image for ever: say another TARGET"
         );

@@ -63,7 +63,7 @@ impl Chunk {
     }
 
     /// Whether the chunk can lie where it says in its batch, if it is in one.
-    pub(crate) fn is_within_batch(&self) -> bool {
+    pub fn is_within_batch(&self) -> bool {
         self.batch.is_none_or(|Batch { offset, size }| {
             size <= MAX_BATCH
                 && offset.checked_add(self.decoded_size).is_some_and(|end| end <= size)

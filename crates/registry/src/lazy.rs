@@ -6,7 +6,7 @@
 use lazuli_image::oci::{Platform, media_type};
 
 use crate::{
-    ImageName, Manifest, RegistryError, Repository, Selector,
+    ImageName, Manifest, RegistryError, Repository,
     manifest::{IMAGE_TYPES, Parsed, parse},
 };
 
@@ -32,8 +32,7 @@ pub async fn lazy_manifest(
     platform: Option<&Platform>,
 ) -> Result<Manifest, RegistryError> {
     let manifest = repository.manifest(platform).await?;
-    let pinned = matches!(name, ImageName::Registry(reference) if matches!(reference.selector(), Selector::Digest(_)));
-    if pinned || manifest.parsed.lazy_base().is_some() {
+    if name.is_pinned() || manifest.parsed.lazy_base().is_some() {
         return Ok(manifest);
     }
     Ok(referrer(repository, &manifest).await.unwrap_or(manifest))

@@ -108,16 +108,25 @@ impl ImageName {
         }
     }
 
-    /// The tag that decides, if one does.
-    pub fn tag(&self) -> Option<String> {
-        let selector = match self {
+    /// What picks the image, if anything does.
+    pub fn selector(&self) -> Option<Selector> {
+        match self {
             ImageName::Registry(reference) => Some(reference.selector()),
             ImageName::Layout(layout) => layout.image.clone(),
-        };
-        selector.and_then(|selector| match selector {
+        }
+    }
+
+    /// The tag that decides, if one does.
+    pub fn tag(&self) -> Option<String> {
+        match self.selector()? {
             Selector::Tag(tag) => Some(tag),
             Selector::Digest(_) => None,
-        })
+        }
+    }
+
+    /// Whether a digest decides: the name means one image for ever.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.selector(), Some(Selector::Digest(_)))
     }
 }
 

@@ -164,7 +164,8 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     // Chunks that somebody waits for go first and each on its own, with what is stored with them; what came along is done in larger jobs.
     let (mut jobs, extra): (Vec<_>, Vec<_>) =
         units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
-    jobs.iter_mut().for_each(|unit| unit.sort_by_key(|lease| !lease.is_wanted()));
+    // Each is asked once: readers come along at any time.
+    jobs.iter_mut().for_each(|unit| unit.sort_by_cached_key(|lease| !lease.is_wanted()));
     jobs.extend(large(&blob, extra));
     let jobs = jobs.into_iter().map(|job| work(&blob, &answer, stored.start, job));
     let (mut wrong, mut failed) = (Vec::new(), None);

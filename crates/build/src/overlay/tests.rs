@@ -136,6 +136,14 @@ fn layers_stack_as_the_specification_says() {
             &["d a 1 =0", "f a/x 2 =1", "f a/y 3 =2", "d b 5 =3", "f b/z 6 =4"],
         ),
         (
+            "nor has a directory in it",
+            &[
+                &["d a 1", "d a/c 2", "f a/c/x 3", "s b 4 a"],
+                &["d b 5", "d b/c 6", "o b/c", "w b/c/x"],
+            ],
+            &["d a 1 =0", "d a/c 2 =1", "f a/c/x 3 =2", "d b 5 =3", "d b/c 6 =4"],
+        ),
+        (
             "what is not listed is hidden through a symbolic link",
             &[&["d a 1", "f a/x 2", "s b 4 a"], &["o b", "f b/z 6"]],
             &["d a 1 =0", "f a/z 6 =1", "s b 4 =2"],

@@ -1,6 +1,6 @@
 use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_build::{
@@ -51,6 +51,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let base = written.image.to_string();
     let base = lazy::open(&base, &arguments.access, &session.config, &runtime)?;
+    if base.image.bootstrap.version() == 5 {
+        let from = &base.name;
+        bail!(
+            "{from} is RAFS v5, whose blobs no image of v6 can have: convert its source with `lazuli convert`"
+        );
+    }
     // Of a container, the layers on top of its image are here.
     base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
 

@@ -12,7 +12,7 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
 };
-use lazuli_registry::{BlobContent, ImageName, Repository, manifest::INDEX_TYPES};
+use lazuli_registry::{BlobContent, ImageName, Repository};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -46,14 +46,15 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let text = arguments.target.as_ref().unwrap_or(&arguments.image);
     let name: ImageName = text.parse()?;
     store::must_name_a_new_image(&name)?;
+    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if arguments.target.is_none() {
-        let there = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
-        let document = runtime.block_on(there.document(None))?;
-        if INDEX_TYPES.contains(&document.media_type.as_str()) {
-            bail!("{name} is an index, of several images that would be lost: say TARGET");
+        let document = runtime.block_on(image.repository.document(None))?;
+        if document.digest != image.manifest.digest {
+            bail!(
+                "{name} leads to a lazy image but names an index or an ordinary image, which would be lost: say TARGET"
+            );
         }
     }
-    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if image.image.bootstrap.version() == 5 {
         let from = &image.name;
         bail!(

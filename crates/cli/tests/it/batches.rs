@@ -48,6 +48,20 @@ fn copy(lazuli: &Lazuli, to: &str) {
     lazuli.ok(["copy", "oci:batched:latest", &format!("oci:{to}:latest")]);
 }
 
+/// Who asks for no batches has readers that know none: also where the version before has some.
+#[test]
+fn the_next_version_has_none_unless_it_is_asked_for() {
+    let lazuli = Lazuli::new();
+    images(&lazuli);
+    let blobs = |image: &str| -> Value {
+        let said = lazuli.ok(["inspect", image, "--json"]);
+        serde_json::from_str::<Value>(&said).unwrap()["blobs"].take()
+    };
+    assert_ne!(blobs("oci:batched:latest"), blobs("oci:alone:latest"));
+    lazuli.ok(["convert", "dir:source", "oci:batched:next"]);
+    assert_eq!(blobs("oci:batched:next"), blobs("oci:alone:latest"));
+}
+
 /// One node for each row, so that each fetches by itself.
 #[test]
 fn both_drivers_show_the_same_tree_whoever_made_the_batches() {

@@ -45,6 +45,7 @@ fn is_what_the_name_means_and_the_digest_does_not() {
     lazuli.ok(["umount", mountpoint]);
     lazuli.ok(["check", &ordinary, "--against", "oci:source:x"]);
     lazuli.ok(["prefetch", &ordinary, "--wait"]);
+    assert!(lazuli.fails(["optimize", &ordinary]).contains("say TARGET"));
     for arguments in [&["mount", &pinned, mountpoint][..], &["check", &pinned]] {
         let error = lazuli.fails(arguments);
         assert!(error.contains("not a lazy image"), "{error}");

@@ -199,7 +199,7 @@ fn an_update_of_a_real_image_costs_the_chunks_that_changed() {
     if !require(Feature::Root) {
         return;
     }
-    let Some(layouts) = corpus("nginx").zip(corpus("nginx-next")) else { return };
+    let Some(layouts) = corpus("redis").zip(corpus("redis-next")) else { return };
     let lazuli = Lazuli::new();
     let [one, two] = [layouts.0, layouts.1].map(|layout| format!("oci:{}", layout.display()));
     assert_cheap(update(&lazuli, &one, &two));

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, chunk::MAX_BATCH,
-    offset::round_up_to_block,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, offset::round_up_to_block,
 };
 
 use super::CacheError;
@@ -49,10 +48,7 @@ impl Layout {
             if chunk.decoded.0 % BLOCK_SIZE != 0 {
                 return Err(wrong("decoded bytes do not start on a block border"));
             }
-            if chunk.batch.is_some_and(|batch| {
-                batch.size > MAX_BATCH
-                    || u64::from(batch.offset) + u64::from(chunk.decoded_size) > batch.size.into()
-            }) {
+            if !chunk.is_within_batch() {
                 return Err(wrong(
                     "ends behind the end of its batch, or the batch has more than 16 MiB",
                 ));

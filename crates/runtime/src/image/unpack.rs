@@ -136,8 +136,11 @@ fn search(
         let name = path.strip_prefix(b"./").unwrap_or(&path);
         if !NAMES.contains(&name) {
             // Without a sound bootstrap there is nothing to compare with.
-            if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name)) {
-                tables.extend(meta::check(&mut entry, id, bootstrap)?);
+            if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name))
+                && let Some((blob, table)) = meta::check(&mut entry, id, bootstrap)?
+                && !tables.iter().any(|(known, _)| *known == blob)
+            {
+                tables.push((blob, table));
             }
             continue;
         }

@@ -78,8 +78,25 @@ pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
 struct Pause;
 
 async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
-    let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
-    let mut rest = &all[..];
+    // Again as long as that brings anything: what turned out not to be in another blob was left out.
+    let mut before = usize::MAX;
+    loop {
+        let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
+        if all.is_empty() || all.len() >= before {
+            return Ok(());
+        }
+        before = all.len();
+        bring(prefetcher, blobs, &all, rate).await?;
+    }
+}
+
+/// Fetches some chunks, piece by piece.
+async fn bring(
+    prefetcher: &Prefetcher,
+    blobs: &Blobs,
+    mut rest: &[ahead::Place],
+    rate: u64,
+) -> Result<(), Pause> {
     while !rest.is_empty() {
         courtesy(&prefetcher.cache, COURTESY).await;
         let Some(alive) = blobs.upgrade() else { return Ok(()) };

@@ -5,6 +5,8 @@
 //! already, or in one of its other repositories, and it can be asked for them by their digests only.
 
 use std::{
+    future::pending,
+    mem,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -34,30 +36,42 @@ pub(crate) struct Pushing<'a> {
     bar: &'a ProgressBar,
     target: Arc<dyn Repository>,
     runtime: Handle,
-    /// Begins with the first bytes.
-    push: Arc<Mutex<Option<Push>>>,
+    push: Arc<Mutex<Push>>,
     _undo: Undo,
 }
 
-struct Push {
+enum Push {
+    /// There was nothing to send yet, or all of it is there.
+    Idle,
+    Running(Running),
+    /// A signal ends this process: nothing may begin again.
+    GivenUp,
+}
+
+struct Running {
     file: PathBuf,
     growth: watch::Sender<Growth>,
     /// Bytes that are there.
     sent: ProgressBar,
-    task: JoinHandle<Result<Pushed, RegistryError>>,
+    /// `None` while its end is waited for.
+    task: Option<JoinHandle<Result<Pushed, RegistryError>>>,
 }
 
-impl Push {
-    /// Takes back what the registry has of it.
-    async fn give_up(self) {
-        drop(self.growth);
-        // It says that nobody makes the rest.
-        let _ = self.task.await;
-    }
-}
+/// The push, the blob if it is wanted, and how many of its bytes are there.
+type Ending<'b> = (JoinHandle<Result<Pushed, RegistryError>>, Option<&'b BuiltBlob>, ProgressBar);
 
-fn lock(push: &Mutex<Option<Push>>) -> MutexGuard<'_, Option<Push>> {
+fn lock(push: &Mutex<Push>) -> MutexGuard<'_, Push> {
     push.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes back what the registry has of it, and lets nothing begin again.
+fn give_up(push: &Mutex<Push>, runtime: &Handle) {
+    let before = mem::replace(&mut *lock(push), Push::GivenUp);
+    if let Push::Running(Running { growth, .. }) = before {
+        growth.send_replace(Growth::GivenUp);
+        // The push has the other end for as long as it lives.
+        let _ = runtime.block_on(async { timeout(PATIENCE, growth.closed()).await });
+    }
 }
 
 impl<'a> Pushing<'a> {
@@ -66,23 +80,19 @@ impl<'a> Pushing<'a> {
         target: Arc<dyn Repository>,
         runtime: &Runtime,
     ) -> Self {
-        let (push, runtime) = (Arc::<Mutex<Option<Push>>>::default(), runtime.handle().clone());
+        let (push, runtime) = (Arc::new(Mutex::new(Push::Idle)), runtime.handle().clone());
         let (interrupted, handle) = (push.clone(), runtime.clone());
-        let undo = interrupt::undo(move || {
-            if let Some(push) = lock(&interrupted).take() {
-                let _ = handle.block_on(async { timeout(PATIENCE, push.give_up()).await });
-            }
-        });
+        let undo = interrupt::undo(move || give_up(&interrupted, &handle));
         Pushing { bar, target, runtime, push, _undo: undo }
     }
 
-    fn begin(&self, file: &Path) -> Push {
+    fn begin(&self, file: &Path) -> Running {
         let (growth, receiver) = watch::channel(Growth::Bytes(0));
         let blob = Growing { file: file.to_owned(), growth: receiver };
         let (target, sent) = (self.target.clone(), ProgressBar::hidden());
         let count = sent.clone();
         let push = async move { target.push_growing(blob, &|bytes| count.inc(bytes)).await };
-        Push { file: file.to_owned(), growth, sent, task: self.runtime.spawn(push) }
+        Running { file: file.to_owned(), growth, sent, task: Some(self.runtime.spawn(push)) }
     }
 
     /// Waits until the blob is there. Without an image that has it, nothing of it stays. Returns the blob, and how many bytes were sent.
@@ -90,21 +100,49 @@ impl<'a> Pushing<'a> {
         &self,
         built: Option<&'b Built>,
     ) -> Result<Option<(&'b BuiltBlob, u64)>> {
-        let Some(push) = lock(&self.push).take() else { return Ok(None) };
-        let mut blobs = built.into_iter().flat_map(|built| &built.blobs);
-        let Some(blob) = blobs.find(|blob| blob.file.as_ref() == Some(&push.file)) else {
-            push.give_up().await;
+        let Some((task, blob, sent)) = self.end(built) else {
+            self.over().await;
             return Ok(None);
         };
-        let Push { growth, sent, task, .. } = push;
-        let record = &blob.record.blob;
-        growth.send_replace(Growth::Whole(record.id, record.stored_size));
-        tracing::debug!(ahead = sent.position(), of = record.stored_size, "pushed while reading");
-        progress::show(&sent, Some(record.stored_size), "storing");
-        let pushed = task.await??;
+        if let Some(BuiltBlob { record, .. }) = blob {
+            let (ahead, of) = (sent.position(), record.blob.stored_size);
+            tracing::debug!(ahead, of, "pushed while reading");
+            progress::show(&sent, Some(of), "storing");
+        }
+        let pushed = task.await;
+        self.over().await;
+        // Without a blob it says that it was given up.
+        let Some(blob) = blob else { return Ok(None) };
+        let pushed = pushed??;
         sent.finish_and_clear();
         let bytes = if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 };
         Ok(Some((blob, bytes)))
+    }
+
+    /// Says how the blob ends. What a signal needs to take it back stays until [`Self::over`].
+    fn end<'b>(&self, built: Option<&'b Built>) -> Option<Ending<'b>> {
+        let mut push = lock(&self.push);
+        let Push::Running(push) = &mut *push else { return None };
+        let mut blobs = built.into_iter().flat_map(|built| &built.blobs);
+        let blob = blobs.find(|blob| blob.file.as_ref() == Some(&push.file));
+        let whole =
+            |blob: &BuiltBlob| Growth::Whole(blob.record.blob.id, blob.record.blob.stored_size);
+        push.growth.send_replace(blob.map_or(Growth::GivenUp, whole));
+        Some((push.task.take()?, blob, push.sent.clone()))
+    }
+
+    /// Forgets the push. Does not return when a signal ends this process: what it gave up is no error to report.
+    async fn over(&self) {
+        let interrupted = match &mut *lock(&self.push) {
+            Push::GivenUp => true,
+            push => {
+                *push = Push::Idle;
+                false
+            }
+        };
+        if interrupted {
+            pending::<()>().await;
+        }
     }
 }
 
@@ -117,7 +155,10 @@ impl Progress for Pushing<'_> {
 
     fn lowest_grown(&self, file: &Path, bytes: u64) {
         let mut push = lock(&self.push);
-        let push = push.get_or_insert_with(|| self.begin(file));
+        if let Push::Idle = *push {
+            *push = Push::Running(self.begin(file));
+        }
+        let Push::Running(push) = &*push else { return };
         push.growth.send_if_modified(|growth| match growth {
             Growth::Bytes(there) if *there < bytes => {
                 *there = bytes;

@@ -1,18 +1,21 @@
 //! What a signal that ends this process has to leave as it was: temporary files, and uploads that are half done.
 
 use std::{
-    fs, io,
+    fs,
+    future::poll_fn,
+    io,
     path::{Path, PathBuf},
     process,
     sync::{
-        Mutex, MutexGuard, Once, PoisonError,
+        LazyLock, Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     thread,
 };
 
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind, signal};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -77,25 +80,51 @@ impl Drop for Held {
 fn catch() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
-    let Ok(number) = runtime.block_on(next()) else { return };
+    let Ok(number) = runtime.block_on(last()) else { return };
     let todo = std::mem::take(&mut work().1);
     todo.into_iter().rev().for_each(|(_, todo)| todo());
     process::exit(128 + number.as_raw());
 }
 
 /// The signal that ends this process.
-async fn next() -> io::Result<Signal> {
-    let stream = |number: Signal| signal(SignalKind::from_raw(number.as_raw()));
-    let (mut interrupt, mut terminate) = (stream(Signal::INT)?, stream(Signal::TERM)?);
-    let mut hangup = stream(Signal::HUP)?;
+async fn last() -> io::Result<Signal> {
+    let mut signals = Signals::new()?;
     loop {
-        let number = tokio::select! {
-            _ = interrupt.recv() => Signal::INT,
-            _ = terminate.recv() => Signal::TERM,
-            _ = hangup.recv() => Signal::HUP,
-        };
+        let number = signals.next().await;
         if !HELD.load(Ordering::Relaxed) {
             return Ok(number);
         }
+    }
+}
+
+/// Bits of the signals that this process was started to ignore, as `nohup` has it. Read before anything listens, which ends that.
+static IGNORED: LazyLock<u64> = LazyLock::new(|| {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+});
+
+/// The signals that ask this process to end, without those that it was started to ignore.
+#[derive(Debug)]
+pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
+
+impl Signals {
+    pub(crate) fn new() -> io::Result<Self> {
+        let heard = |number: &Signal| *IGNORED >> (number.as_raw() - 1) & 1 == 0;
+        let listen = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+        let numbers = [Signal::INT, Signal::TERM, Signal::HUP].into_iter().filter(heard);
+        numbers.map(listen).collect::<io::Result<_>>().map(Signals)
+    }
+
+    /// Waits for the next one.
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|context| {
+            let mut signals = self.0.iter_mut();
+            let came = signals.find_map(|(number, signal)| {
+                signal.poll_recv(context).is_ready().then_some(*number)
+            });
+            came.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 }

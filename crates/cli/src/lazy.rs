@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lazuli_image::{
     Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
 };
 use lazuli_registry::{ImageName, Manifest, Repository, lazy_manifest};
 use lazuli_runtime::image::StoredImage;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::{config::Config, names::Access};
+use crate::{config::Config, names::Access, store::Scratch};
 
 /// An image whose metadata was fetched and checked.
 pub(crate) struct LazyImage {
@@ -20,7 +19,7 @@ pub(crate) struct LazyImage {
     pub(crate) image: StoredImage,
     /// Where its blobs are.
     pub(crate) repository: Arc<dyn Repository>,
-    _directory: TempDir,
+    _scratch: Scratch,
 }
 
 impl LazyImage {
@@ -48,12 +47,13 @@ pub(crate) fn open(
 ) -> Result<LazyImage> {
     let name: ImageName = text.parse()?;
     let repository = lazuli_registry::open(&name, &access.options(config)?)?;
-    let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let scratch = Scratch::new()?;
     let platform = access.platform()?;
     let manifest = runtime.block_on(lazy_manifest(&*repository, &name, platform.as_ref()))?;
-    let fetch = StoredImage::fetch(&repository, &manifest, directory.path());
+    let directory = scratch.path();
+    let fetch = StoredImage::fetch(&repository, &manifest, &directory);
     let (image, _) = runtime.block_on(fetch)?;
-    Ok(LazyImage { name, manifest, image, repository, _directory: directory })
+    Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
 }
 
 /// What an image shows, to compare it with another.

@@ -17,11 +17,14 @@ use lazuli_runtime::{daemon::Client, prefetch::Traces};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     process::{Child, Command},
-    signal::unix::{SignalKind, signal},
     time::{sleep, timeout},
 };
 
-use crate::{container::Bundle, interrupt::Held, store};
+use crate::{
+    container::Bundle,
+    interrupt::{Held, Signals},
+    store,
+};
 
 /// How often it is looked whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
@@ -82,8 +85,7 @@ impl Node {
     ) -> Result<Trace> {
         // From here on signals end the container, not this process, which has to clean up after it.
         let _held = Held::new();
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
+        let mut signals = Signals::new()?;
         let mut child = Command::new("/proc/self/exe")
             .arg0("lazuli")
             .arg("--root")
@@ -101,19 +103,16 @@ impl Node {
                 end(&mut child, &self.root).await?;
                 return Ok(trace);
             }
-            _ = interrupt.recv() => return self.interrupted(child).await,
-            _ = terminate.recv() => return self.interrupted(child).await,
+            _ = signals.next() => {
+                end(&mut child, &self.root).await?;
+                bail!("interrupted")
+            }
         };
         if !status.success() {
             bail!("the image's run failed with {}", describe(status));
         }
         let recorded = timeout(NOTES, recorded(&traces, manifest)).await;
         recorded.ok().context("the image's run read nothing of it")
-    }
-
-    async fn interrupted(&self, mut child: Child) -> Result<Trace> {
-        end(&mut child, &self.root).await?;
-        bail!("interrupted")
     }
 }
 

@@ -83,13 +83,14 @@ impl Target<'_> {
         dictionary: &mut Dictionary,
     ) -> Result<()> {
         let (data, _) = manifest.parsed.lazy_base().context("it is not a lazy image")?;
-        let directory = tempfile::tempdir().context("cannot make a temporary directory")?;
+        let scratch = store::Scratch::new()?;
+        let directory = scratch.path();
         let present = data.iter().map(|layer| async move {
             let here = repository.has_blob(&layer.digest).await?;
             Ok::<_, RegistryError>(here.then_some((layer.digest, (layer.size, layer.hot_bytes()))))
         });
         let present = stream::iter(present).buffer_unordered(REQUESTS).try_collect::<Vec<_>>();
-        let fetch = async { Ok(StoredImage::fetch(repository, manifest, directory.path()).await) };
+        let fetch = async { Ok(StoredImage::fetch(repository, manifest, &directory).await) };
         let (present, image) = tokio::try_join!(present, fetch)?;
         let present: HashMap<Digest, (u64, Option<u64>)> = present.into_iter().flatten().collect();
         dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());

@@ -37,9 +37,11 @@ pub enum Growth {
     Bytes(u64),
     /// The file is the blob, with this digest and size.
     Whole(Digest, u64),
+    /// Nobody wants it any more.
+    GivenUp,
 }
 
-/// A blob that grows in a file while it is pushed. Dropping the other end of `growth` before it is whole gives it up.
+/// A blob that grows in a file while it is pushed. Dropping the other end of `growth` before the push is over gives it up, too.
 #[derive(Clone, Debug)]
 pub struct Growing {
     /// The file.
@@ -52,12 +54,26 @@ impl Growing {
     /// Waits until the blob is whole, or has more than `bytes` bytes.
     ///
     /// # Errors
-    /// It was given up.
-    pub(crate) async fn beyond(&mut self, bytes: u64) -> Result<Growth, RegistryError> {
+    /// It was given up, also when it has more.
+    pub(crate) async fn beyond(&self, bytes: u64) -> Result<Growth, RegistryError> {
+        let mut growth = self.growth.clone();
         let there = |growth: &Growth| !matches!(growth, Growth::Bytes(there) if *there <= bytes);
-        let grown = self.growth.wait_for(there).await.map(|growth| *growth);
-        let given_up = |_| io::Error::other("nobody makes the rest of the blob");
-        grown.map_err(given_up).map_err(RegistryError::io(&self.file))
+        let grown = async { growth.wait_for(there).await.map(|growth| *growth) };
+        tokio::select! {
+            biased;
+            error = self.given_up() => Err(error),
+            grown = grown => match grown {
+                Ok(growth) if growth != Growth::GivenUp => Ok(growth),
+                _ => Err(self.given_up().await),
+            },
+        }
+    }
+
+    /// Waits until it is given up. Returns the error that says so.
+    pub(crate) async fn given_up(&self) -> RegistryError {
+        let mut growth = self.growth.clone();
+        let _ = growth.wait_for(|growth| *growth == Growth::GivenUp).await;
+        RegistryError::io(&self.file)(io::Error::other("nobody makes the rest of the blob"))
     }
 }
 

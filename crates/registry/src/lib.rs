@@ -125,7 +125,7 @@ pub trait Repository: Send + Sync + Debug {
     /// one request carries; whether it has the blob can be asked only of one that is whole by then.
     async fn push_growing(
         &self,
-        mut blob: Growing,
+        blob: Growing,
         progress: Progress<'_>,
     ) -> Result<Pushed, RegistryError> {
         let Growth::Whole(digest, size) = blob.beyond(u64::MAX).await? else {

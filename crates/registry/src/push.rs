@@ -9,6 +9,7 @@
 //! A blob that is still being made begins with POST, and its digest is first heard of in PUT.
 
 use std::{
+    future::pending,
     io::{self, SeekFrom},
     path::PathBuf,
     sync::Arc,
@@ -62,6 +63,8 @@ struct Upload<'a> {
     content: Content,
     /// Bytes sent, also the ones that were lost.
     sent: u64,
+    /// Where in the blob that ends what was sent since the upload has begun: the registry cannot have more.
+    reached: u64,
 }
 
 /// Where the bytes of a blob are.
@@ -113,26 +116,25 @@ pub(crate) async fn blob(
         }
     };
     let scope = client.scope("pull,push");
-    let upload = Upload { client, scope, object, identity, content, sent: 0 };
+    let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
     push(upload, false, mount_from, progress).await
 }
 
 /// The same for a blob that is still being made.
 pub(crate) async fn growing(
     client: &Client,
-    mut growing: Growing,
+    growing: Growing,
     progress: Progress<'_>,
 ) -> Result<Pushed, RegistryError> {
     // One that is whole by the first request may be there.
-    if let Growth::Whole(digest, size) = growing.beyond(PIECE).await? {
-        let content = BlobContent::File(growing.file);
-        return blob(client, &digest, size, content, None, progress).await;
-    }
-    let (object, identity) = ("a blob that is being made".to_owned(), None);
+    let (object, identity) = match growing.beyond(PIECE).await? {
+        Growth::Whole(digest, size) => (format!("blob {digest}"), Some((digest, size))),
+        _ => ("a blob that is being made".to_owned(), None),
+    };
     let content = Content::Growing(growing);
     let scope = client.scope("pull,push");
-    let upload = Upload { client, scope, object, identity, content, sent: 0 };
-    push(upload, true, None, progress).await
+    let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
+    push(upload, identity.is_none(), None, progress).await
 }
 
 /// Sends a blob, after a look at what the registry has unless it was `looked` for.
@@ -172,7 +174,10 @@ async fn push(
         }
         tracing::debug!(%error, failures, "an upload is taken up again");
         let wait = error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1));
-        sleep(wait.min(LONGEST_WAIT)).await;
+        tokio::select! {
+            () = sleep(wait.min(LONGEST_WAIT)) => {}
+            _ = upload.given_up() => {}
+        }
         // The answer to the closing PUT may have been lost after the registry had acted on it.
         if let Some((digest, size)) = upload.identity.filter(|_| looked)
             && matches!(pull::has_blob(upload.client, &digest, &upload.scope).await, Ok(true))
@@ -236,6 +241,7 @@ impl Upload<'_> {
         let (url, offset) = match position {
             Some(position) => (position.location.clone(), position.offset),
             None => {
+                self.reached = 0;
                 let begun = position.insert(self.begin().await?);
                 (begun.location.clone(), begun.offset)
             }
@@ -245,6 +251,7 @@ impl Upload<'_> {
         let length = self.identity.map_or(PIECE, |(_, size)| (size - offset).min(PIECE));
         let end = offset + length;
         let piece = self.piece(offset, length, passing).await?;
+        self.reached = self.reached.max(end);
         let closing = self.identity.filter(|(_, size)| *size == end).map(|(digest, _)| digest);
         let mut call = self.call(
             if closing.is_some() { Method::PUT } else { Method::PATCH },
@@ -258,7 +265,11 @@ impl Upload<'_> {
         if let Some(digest) = closing {
             call.url.query_pairs_mut().append_pair("digest", &digest.to_string());
         }
-        let sent = self.client.send(&call).await;
+        let sent = tokio::select! {
+            biased;
+            error = self.given_up() => Err(error),
+            sent = self.client.send(&call) => sent,
+        };
         self.sent += length;
         let response = sent?;
         match (closing.is_some(), response.status()) {
@@ -280,12 +291,20 @@ impl Upload<'_> {
 
     /// Waits until more than `bytes` bytes of a blob that is being made are there, or all of it.
     async fn grow(&mut self, bytes: u64) -> Result<(), RegistryError> {
-        if let (Content::Growing(growing), None) = (&mut self.content, self.identity)
+        if let (Content::Growing(growing), None) = (&self.content, self.identity)
             && let Growth::Whole(digest, size) = growing.beyond(bytes).await?
         {
             self.identity = Some((digest, size));
         }
         Ok(())
+    }
+
+    /// Waits until nobody wants the blob any more, for ever if it is not being made.
+    async fn given_up(&self) -> RegistryError {
+        match &self.content {
+            Content::Growing(growing) => growing.given_up().await,
+            _ => pending().await,
+        }
     }
 
     async fn begin(&self) -> Result<Position, RegistryError> {
@@ -305,8 +324,7 @@ impl Upload<'_> {
         }
         let offset = accepted(&response)?;
         let location = location(&response).unwrap_or_else(|| url.clone());
-        let possible = self.identity.is_none_or(|(_, size)| offset <= size);
-        possible.then_some(Position { location, offset })
+        (offset <= self.reached).then_some(Position { location, offset })
     }
 
     /// Best effort: a registry removes what was abandoned after some days by itself.

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::Write as _,
     path::PathBuf,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -36,7 +36,10 @@ impl Conversion {
     }
 
     fn start(&self) -> Child {
-        let mut command = self.lazuli.command(["convert", "tar:-", &self.image()]);
+        self.spawn(self.lazuli.command(["convert", "tar:-", &self.image()]))
+    }
+
+    fn spawn(&self, mut command: Command) -> Child {
         command.env("TMPDIR", &self.temporary).stdin(Stdio::piped());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
@@ -51,8 +54,12 @@ impl Conversion {
 
     /// Waits until the registry was sent the beginning of a blob.
     fn begun(&self) {
+        self.wait_for("PATCH", 2);
+    }
+
+    fn wait_for(&self, method: &str, requests: usize) {
         let started = Instant::now();
-        while self.requests("PATCH") < 2 {
+        while self.requests(method) < requests {
             assert!(started.elapsed() < Duration::from_secs(60), "nothing is pushed while reading");
             thread::sleep(Duration::from_millis(10));
         }
@@ -114,16 +121,56 @@ fn a_damaged_tar_leaves_nothing_behind() {
     conversion.nothing_left();
 }
 
+/// However slow the registry is. Not with INT, which may be ignored where the tests run.
 #[test]
 fn a_signal_leaves_nothing_behind() {
     let conversion = Conversion::new();
+    conversion.registry.fault("PATCH", "", 1, Fault::Latency(Duration::ZERO));
+    conversion.registry.fault("PATCH", "", 9, Fault::Latency(Duration::from_secs(20)));
     let mut converting = conversion.start();
     let mut input = converting.stdin.take().unwrap();
     input.write_all(&tar_of("file", &odd::random(1, SIZE))[..SIZE - 4096]).unwrap();
     conversion.begun();
-    kill_process(Pid::from_child(&converting), Signal::INT).unwrap();
-    assert_eq!(converting.wait().unwrap().code(), Some(130));
+    kill_process(Pid::from_child(&converting), Signal::TERM).unwrap();
+    assert_eq!(converting.wait().unwrap().code(), Some(143));
     conversion.nothing_left();
+    assert_eq!(conversion.requests("PATCH"), 2);
+}
+
+#[test]
+fn a_signal_while_the_rest_is_stored_leaves_nothing_behind() {
+    let conversion = Conversion::new();
+    conversion.registry.fault("PUT", "", 9, Fault::Latency(Duration::from_secs(20)));
+    let mut converting = conversion.start();
+    let mut input = converting.stdin.take().unwrap();
+    input.write_all(&tar_of("file", &odd::random(1, SIZE))).unwrap();
+    drop(input);
+    conversion.wait_for("PUT", 1);
+    kill_process(Pid::from_child(&converting), Signal::TERM).unwrap();
+    let output = converting.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    conversion.nothing_left();
+}
+
+#[test]
+fn a_signal_that_is_to_be_ignored_ends_nothing() {
+    let conversion = Conversion::new();
+    let lazuli = conversion.lazuli.command(["convert", "tar:-", &conversion.image()]);
+    let mut command = Command::new("nohup");
+    command.arg(lazuli.get_program()).args(lazuli.get_args());
+    command.env("XDG_CACHE_HOME", conversion.lazuli.path("cache"));
+    let mut converting = conversion.spawn(command);
+    let mut input = converting.stdin.take().unwrap();
+    let tar = tar_of("file", &odd::random(1, SIZE));
+    let (first, rest) = tar.split_at(SIZE - 4096);
+    input.write_all(first).unwrap();
+    conversion.begun();
+    kill_process(Pid::from_child(&converting), Signal::HUP).unwrap();
+    input.write_all(rest).unwrap();
+    drop(input);
+    let output = converting.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// A reader that does not go on: the tar is there in part.

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::Write as _,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lazuli_registry::{Growing, Growth, Layout, Pushed, Repository};
@@ -85,6 +85,68 @@ async fn what_nobody_finishes_is_forgotten() {
         assert!(pushed.unwrap_err().to_string().contains("nobody makes the rest"));
         assert_eq!(server.open_uploads(), 0);
     }
+}
+
+/// Neither a request that is on its way nor what waits behind it holds that up.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_up_is_not_sent() {
+    let size = 4 * PIECE + 1;
+    let content = noise(size, 3);
+    let whole = Growth::Whole(sha256(&content), size as u64);
+    for (said, last) in [
+        (None, None),
+        (Some(Growth::GivenUp), None),
+        // While the rest is stored.
+        (Some(Growth::GivenUp), Some(whole)),
+    ] {
+        let server = FakeRegistry::start().unwrap();
+        server.fault("PATCH", "/uploads/", 1, Fault::Latency(Duration::ZERO));
+        server.fault("PATCH", "/uploads/", 9, Fault::Latency(Duration::from_secs(20)));
+        let directory = tempfile::tempdir().unwrap();
+        let (mut file, growth, blob) = growing(&directory);
+        file.write_all(&content).unwrap();
+        growth.send_replace(Growth::Bytes(size as u64));
+        let registry = open(&server, "app");
+        let sent = || server.log().iter().filter(|logged| logged.method == "PATCH").count();
+        let give_up = async {
+            while sent() < 2 {
+                sleep(Duration::from_millis(5)).await;
+            }
+            last.map(|last| growth.send_replace(last));
+            sleep(Duration::from_millis(50)).await;
+            said.map(|said| growth.send_replace(said));
+            drop(growth);
+            Instant::now()
+        };
+        let (pushed, given_up) = tokio::join!(registry.push_growing(blob, &|_| {}), give_up);
+        assert!(given_up.elapsed() < Duration::from_secs(10), "{:?}", given_up.elapsed());
+        assert!(pushed.unwrap_err().to_string().contains("nobody makes the rest"));
+        assert_eq!((sent(), server.open_uploads()), (2, 0));
+    }
+}
+
+/// It would be a hole in the blob, or beyond its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_has_more_than_was_sent_begins_anew() {
+    let server = FakeRegistry::start().unwrap();
+    server.fault("PATCH", "/uploads/", 1, Fault::LoseAnswer);
+    let claimed = format!("0-{}", 4 * PIECE - 1);
+    server.fault("GET", "/uploads/", 1, Fault::Header("range", claimed));
+    let directory = tempfile::tempdir().unwrap();
+    let (mut file, growth, blob) = growing(&directory);
+    let size = 2 * PIECE + 5;
+    let content = noise(size, 3);
+    file.write_all(&content).unwrap();
+    growth.send_replace(Growth::Bytes(size as u64));
+    let registry = open(&server, "app");
+    let make = async {
+        sleep(Duration::from_millis(500)).await;
+        growth.send_replace(Growth::Whole(sha256(&content), size as u64));
+    };
+    let (pushed, ()) = tokio::join!(registry.push_growing(blob, &|_| {}), make);
+    assert_eq!(pushed.unwrap(), Pushed::Uploaded((size + PIECE) as u64));
+    assert!(server.blob("app", &sha256(&content)).unwrap() == content);
+    assert_eq!(server.violations(), Vec::<String>::new());
 }
 
 /// One that is whole before a request is full is asked for first; a directory takes it when it is whole.

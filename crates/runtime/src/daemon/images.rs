@@ -1,4 +1,4 @@
-//! Mounting images for other parts of the worker than the control socket.
+//! Images of the node for other parts of the worker than the control socket: mounted, and remembered.
 
 use std::{
     collections::HashMap,
@@ -16,6 +16,7 @@ use super::{
     api::{MountRequest, SnapshotStatus, SnapshotsStatus},
     node::Node,
 };
+use crate::image::{self, StoredImage};
 
 /// How long to wait for somebody else's work on a mount point before looking again.
 const OTHERS: Duration = Duration::from_millis(10);
@@ -135,5 +136,23 @@ impl Images {
     /// Returns when another worker is about to take over, and nothing new should be begun.
     pub async fn leaving(&self) {
         let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving).await;
+    }
+}
+
+impl Node {
+    /// Finds out what the cache has of images that are not mounted, in the background: others may have the same chunks.
+    pub(super) fn remember_images(&self) {
+        let (images, cache) = (self.root.join("images"), self.cache.clone());
+        tokio::task::spawn_blocking(move || {
+            for path in image::directories(&images).unwrap_or_default() {
+                // What is damaged is fetched again when somebody mounts it, and told then.
+                let Ok(image) = StoredImage::open(&path) else { continue };
+                for blob in image.bootstrap.blobs() {
+                    if let Err(error) = cache.remember(blob) {
+                        tracing::debug!(%error, "not remembered");
+                    }
+                }
+            }
+        });
     }
 }

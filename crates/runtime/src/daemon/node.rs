@@ -421,22 +421,6 @@ impl Node {
         }
     }
 
-    /// Finds out what the cache has of images that are not mounted, in the background: others may have the same chunks.
-    pub(super) fn remember_images(&self) {
-        let (images, cache) = (self.root.join("images"), self.cache.clone());
-        tokio::task::spawn_blocking(move || {
-            for path in image::directories(&images).unwrap_or_default() {
-                // What is damaged is fetched again when somebody mounts it, and told then.
-                let Ok(image) = StoredImage::open(&path) else { continue };
-                for blob in image.bootstrap.blobs() {
-                    if let Err(error) = cache.remember(blob) {
-                        tracing::debug!(%error, "not remembered");
-                    }
-                }
-            }
-        });
-    }
-
     /// What is mounted where.
     pub(super) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
         let mounts = self.mounts.lock().await;

@@ -1,25 +1,11 @@
 //! An image as the lowest layer of another one: a layer that was read before, with all of its content stored.
 
-use lazuli_image::{
-    Algorithm, BlobIndex, ChunkRef,
-    rafs::{BlobRecord, Bootstrap},
-};
+use lazuli_image::{Algorithm, BlobIndex, ChunkRef, rafs::Bootstrap};
 
 use crate::{
-    Dictionary, Layer, LayerRecord, LayerSource, Options, entry::EntryKind, error::BuildError,
-    source,
+    Dictionary, KnownBlob, Layer, LayerRecord, LayerSource, Options, entry::EntryKind,
+    error::BuildError, source,
 };
-
-/// A blob of an image that another one is made on.
-#[derive(Clone, Debug)]
-pub struct BaseBlob {
-    /// What the image's bootstrap says about it.
-    pub record: BlobRecord,
-    /// The content of its `.blob.meta` file.
-    pub meta_file: Vec<u8>,
-    /// Stored bytes at its beginning that a start reads, if that is known.
-    pub hot_bytes: Option<u64>,
-}
 
 /// An image that layers are put on.
 #[derive(Debug)]
@@ -38,7 +24,7 @@ impl Base {
     pub fn new<B: AsRef<[u8]>>(
         name: String,
         image: &Bootstrap<B>,
-        blobs: Vec<BaseBlob>,
+        blobs: Vec<KnownBlob>,
         options: &mut Options,
     ) -> Result<Self, BuildError> {
         if image.digest_algorithm() != Algorithm::Blake3 {

@@ -7,9 +7,7 @@ use lazuli_image::{
     rafs::{self, BlobRecord, Bootstrap},
 };
 
-use crate::{
-    BaseBlob, Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch,
-};
+use crate::{Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch};
 
 /// What the place where a new image goes already has.
 #[derive(Debug, Default)]
@@ -20,10 +18,13 @@ pub struct Dictionary {
 
 /// A blob that is stored already.
 #[derive(Clone, Debug)]
-pub(crate) struct KnownBlob {
-    pub(crate) record: BlobRecord,
-    meta_file: Vec<u8>,
-    hot_bytes: Option<u64>,
+pub struct KnownBlob {
+    /// What the bootstrap of an image that has it says about it.
+    pub record: BlobRecord,
+    /// The content of its `.blob.meta` file.
+    pub meta_file: Vec<u8>,
+    /// Stored bytes at its beginning that a start reads, if that is known.
+    pub hot_bytes: Option<u64>,
 }
 
 impl KnownBlob {
@@ -78,11 +79,9 @@ impl Dictionary {
 
     /// All blobs of an image that another one is made on. Those with hot bytes first: what a start reads may be in another
     /// blob as well.
-    pub(crate) fn of_base(mut blobs: Vec<BaseBlob>, chunk_size: u32) -> Self {
+    pub(crate) fn of_base(mut blobs: Vec<KnownBlob>, chunk_size: u32) -> Self {
         blobs.sort_by_key(|blob| blob.hot_bytes.is_none());
-        let known =
-            |BaseBlob { record, meta_file, hot_bytes }| KnownBlob { record, meta_file, hot_bytes };
-        Dictionary { blobs: blobs.into_iter().map(known).collect(), chunk_size }
+        Dictionary { blobs, chunk_size }
     }
 
     /// The ids of all blobs.

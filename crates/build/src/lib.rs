@@ -38,10 +38,10 @@ mod unit;
 pub mod unpack;
 mod whiteout;
 
-pub use base::{Base, BaseBlob};
+pub use base::Base;
 pub use build::{Built, Merged, Options, build, build_with, merge};
 pub use combine::{Combined, Part, combine};
-pub use dictionary::Dictionary;
+pub use dictionary::{Dictionary, KnownBlob};
 pub use embedded::{LayerBlob, Whiteouts, build_layer};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
 pub use error::{BuildError, OverlayProblem, SourceError};

@@ -6,11 +6,15 @@ use anyhow::Result;
 use lazuli_image::{
     Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
 };
-use lazuli_registry::{ImageName, Manifest, Repository, lazy_manifest};
+use lazuli_registry::{BlobContent, ImageName, Manifest, Repository, lazy_manifest};
 use lazuli_runtime::image::StoredImage;
 use tokio::runtime::Runtime;
 
-use crate::{config::Config, names::Access, store::Scratch};
+use crate::{
+    config::Config,
+    names::Access,
+    store::{self, Scratch},
+};
 
 /// An image whose metadata was fetched and checked.
 pub(crate) struct LazyImage {
@@ -23,6 +27,19 @@ pub(crate) struct LazyImage {
 }
 
 impl LazyImage {
+    /// Those of its `blobs` that an image at `target` has to be given: none where this one is.
+    pub(crate) fn to_store<'a>(
+        &self,
+        blobs: impl IntoIterator<Item = &'a Blob>,
+        target: &ImageName,
+    ) -> Vec<store::Blob> {
+        if store::same_place(&self.name, target) {
+            return Vec::new();
+        }
+        let content = || BlobContent::Stored(self.repository.clone());
+        blobs.into_iter().map(|blob| (blob.id, self.stored_size(blob), content())).collect()
+    }
+
     /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that hold their bootstrap.
     pub(crate) fn stored_size(&self, blob: &Blob) -> u64 {
         self.layer(blob).map_or(blob.stored_size, |layer| layer.size)

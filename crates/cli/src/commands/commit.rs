@@ -4,10 +4,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_build::{
-    Base, BaseBlob, BootstrapLayer, Built, Layer, LayerSource, Options, bootstrap_layer, build_with,
+    Base, BootstrapLayer, Built, KnownBlob, Layer, LayerSource, Options, bootstrap_layer,
+    build_with,
 };
 use lazuli_image::oci::{self, BlobLayer, ImageConfig, annotation};
-use lazuli_registry::{BlobContent, ImageName};
+use lazuli_registry::ImageName;
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -81,13 +82,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let image = describe(&base, &built, &bootstrap, &config)?;
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
     let mut blobs: Vec<_> = built.blobs.iter().filter_map(store::built).collect();
-    if !store::same_place(&base.name, &name) {
-        let known = built.blobs.iter().filter(|blob| blob.file.is_none());
-        blobs.extend(known.map(|blob| {
-            let blob = &blob.record.blob;
-            (blob.id, base.stored_size(blob), BlobContent::Stored(base.repository.clone()))
-        }));
-    }
+    let known = built.blobs.iter().filter(|blob| blob.file.is_none());
+    blobs.extend(base.to_store(known.map(|blob| &blob.record.blob), &name));
     let metadata = bootstrap.size();
     let neighbour = store::neighbour(&base.name, &name);
     let push = store::push(&*target, blobs, bootstrap, image, neighbour);
@@ -111,7 +107,7 @@ fn lowest(base: &LazyImage, options: &mut Options, runtime: &Runtime) -> Result<
     let mut blobs = Vec::new();
     for (record, hot) in bootstrap.blob_records().into_iter().zip(&base.image.hot) {
         let meta_file = runtime.block_on(store::meta_file(&*base.repository, &record))?;
-        blobs.push(BaseBlob { record, meta_file, hot_bytes: Some(*hot).filter(|hot| *hot > 0) });
+        blobs.push(KnownBlob { record, meta_file, hot_bytes: Some(*hot).filter(|hot| *hot > 0) });
     }
     let lowest = Base::new(base.name.to_string(), bootstrap, blobs, options);
     lowest.with_context(|| base.name.to_string())

@@ -8,7 +8,7 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
 };
-use lazuli_registry::{BlobContent, ImageName};
+use lazuli_registry::ImageName;
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -63,10 +63,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let repository = lazuli_registry::open(&name, &access.options(&session.config)?)?;
     let mut blobs = Vec::new();
     for (home, record) in of_images(&images, &combined) {
-        if !store::same_place(&home.name, &name) {
-            let content = BlobContent::Stored(home.repository.clone());
-            blobs.push((record.blob.id, home.stored_size(&record.blob), content));
-        }
+        blobs.extend(home.to_store([&record.blob], &name));
     }
     // One repository can be asked for blobs; of an image that is elsewhere they are sent.
     let neighbour = images.iter().find_map(|image| store::neighbour(&image.name, &name));

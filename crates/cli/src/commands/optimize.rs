@@ -12,7 +12,7 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
 };
-use lazuli_registry::{BlobContent, ImageName, Repository};
+use lazuli_registry::{ImageName, Repository};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -82,13 +82,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
     let mut blobs = Vec::from_iter(store::built(&hot_blob));
-    if !store::same_place(&image.name, &name) {
-        let kept = optimized.kept.iter().map(|BlobRecord { blob, .. }| {
-            let content = BlobContent::Stored(image.repository.clone());
-            (blob.id, image.stored_size(blob), content)
-        });
-        blobs.extend(kept);
-    }
+    blobs.extend(image.to_store(optimized.kept.iter().map(|record| &record.blob), &name));
     let neighbour = store::neighbour(&image.name, &name);
     let push = store::push(&*target, blobs, layer, description, neighbour);
     let uploaded = runtime.block_on(push)?;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_registry::{Hosts, ImageName, Mirrors, Options, hosts::DEFAULT_DIRECTORIES};
+use lazuli_registry::{Dragonfly, Hosts, ImageName, Mirrors, Options, hosts::DEFAULT_DIRECTORIES};
 use lazuli_runtime::{daemon::DriverChoice, prefetch};
 use serde::Deserialize;
 
@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) registry: Vec<Registry>,
     /// What is fetched before anybody asks.
     pub(crate) prefetch: Prefetch,
+    /// Who has blobs from other nodes.
+    p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
     pub(crate) hosts_dir: Option<String>,
     /// Whether containerd is served.
@@ -142,7 +144,47 @@ pub(crate) struct Registry {
     mirrors: Vec<String>,
 }
 
+/// What nodes share blobs with.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Engine {
+    Dragonfly,
+}
+
+/// The `[p2p]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerToPeer {
+    engine: Engine,
+    /// The proxy of this node's daemon.
+    #[serde(default = "PeerToPeer::usual_proxy")]
+    proxy: String,
+    /// Where it says that it lives.
+    health: Option<String>,
+    /// Whether it may see what registries are shown.
+    #[serde(default)]
+    credentials: bool,
+}
+
+impl PeerToPeer {
+    /// Where dfdaemon listens.
+    fn usual_proxy() -> String {
+        "http://127.0.0.1:4001".to_owned()
+    }
+
+    fn open(&self) -> Result<Dragonfly> {
+        let PeerToPeer { engine: Engine::Dragonfly, proxy, health, credentials } = self;
+        Dragonfly::new(proxy, health.as_deref(), *credentials).context("p2p.proxy or p2p.health")
+    }
+}
+
 impl Config {
+    /// How the node's daemon reaches registries: as everybody, but for blobs that other nodes have.
+    pub(crate) fn node_registries(&self) -> Result<Options> {
+        let dragonfly = self.p2p.as_ref().map(PeerToPeer::open).transpose()?;
+        Ok(Options { dragonfly, ..self.registries()? })
+    }
+
     /// How registries are reached.
     pub(crate) fn registries(&self) -> Result<Options> {
         let hosts = Hosts::new(self.hosts_dir.as_deref().unwrap_or(DEFAULT_DIRECTORIES));
@@ -183,7 +225,7 @@ impl Config {
                     .and_then(|config| config.fetch.check().map(|()| config))
                     .and_then(|config| config.cache.check().map(|()| config))
                     .and_then(|config| config.prefetch.check().map(|()| config))
-                    .and_then(|config| config.mirrors().map(|_| config))
+                    .and_then(|config| config.node_registries().map(|_| config))
                     .and_then(|config| config.check_hosts_dir().map(|()| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
@@ -282,6 +324,24 @@ mod tests {
                 .check()
                 .unwrap_err();
             assert!(error.to_string().contains("snapshotter.address"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_engine_of_nodes_that_share_is_named() {
+        let config = |text: &str| toml::from_str::<Config>(&format!("[p2p]\n{text}\n"));
+        let usual = config("engine = 'dragonfly'").unwrap().node_registries().unwrap();
+        let usual = usual.dragonfly.unwrap().to_string();
+        assert_eq!(usual, "dragonfly at http://127.0.0.1:4001");
+        assert!(config("engine = 'dragonfly'").unwrap().registries().unwrap().dragonfly.is_none());
+        for (text, expected) in [
+            ("proxy = 'http://a.example:1'", "engine"),
+            ("engine = 'bittorrent'", "`dragonfly`"),
+            ("engine = 'dragonfly'\nproxy = '/run/dfdaemon.sock'", "p2p.proxy"),
+        ] {
+            let config = config(text).map_err(anyhow::Error::from);
+            let error = format!("{:#}", config.and_then(|c| c.node_registries()).unwrap_err());
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    future::Future,
     path::PathBuf,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -18,6 +19,7 @@ use serde::Deserialize;
 
 use crate::{
     CONNECTIONS, auth,
+    dragonfly::Dragonfly,
     endpoints::Endpoints,
     error::RegistryError,
     health::Health,
@@ -64,6 +66,8 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Servers that are asked before those of `hosts` and the registry itself.
     pub mirrors: Mirrors,
+    /// Who has blobs from other nodes; is asked for them before all servers.
+    pub dragonfly: Option<Dragonfly>,
     /// What containerd has been told about registries.
     pub hosts: Hosts,
     /// Logins that came with images; whoever opens several images shares it.
@@ -80,6 +84,7 @@ impl Default for Options {
             credential_files: auth::default_files(),
             timeouts: Timeouts::default(),
             mirrors: Mirrors::default(),
+            dragonfly: None,
             hosts: Hosts::default(),
             keyring: Keyring::default(),
             endpoints: Endpoints::default(),
@@ -93,6 +98,11 @@ impl Options {
         let mirrors = self.mirrors.of(reference.registry()).iter().map(Server::from);
         let mut servers: Vec<_> = mirrors.collect();
         servers.extend(self.hosts.servers(reference, self.plain_http)?);
+        let upstream = servers.iter().find(|server| server.may.pull);
+        let shared = self.dragonfly.as_ref().zip(upstream);
+        if let Some(shared) = shared.and_then(|(daemon, upstream)| daemon.to(upstream)) {
+            servers.insert(0, shared);
+        }
         Ok(servers)
     }
 }
@@ -148,31 +158,41 @@ impl Client {
         server: Server,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        let is_registry = server.is_registry(image);
-        let (place, reference, mirrors) = if is_registry {
+        // Who fetches on behalf of a server is shown what that server wants to see, if anything.
+        let upstream = server.through.as_ref().map_or(&server, |through| &through.upstream);
+        let is_registry = upstream.is_registry(image);
+        let (mut place, reference, mirrors) = if is_registry {
             (image.to_string(), image.clone(), None)
         } else {
-            let place = format!("{image} (mirror {server})");
-            (place, image.on(&server.host()), Some(image.registry().to_owned()))
+            let place = format!("{image} (mirror {upstream})");
+            (place, image.on(&upstream.host()), Some(image.registry().to_owned()))
         };
+        if let Some(through) = &server.through {
+            place = format!("{image} ({})", through.daemon);
+        }
         let malformed = |problem: String| RegistryError::malformed(&place, "the address", problem);
         let base = server.root.join(&format!("{}/", image.repository()));
         let base = base.map_err(|error| malformed(error.to_string()))?;
         let connect = server.connect.unwrap_or(options.timeouts.connect);
         let manner = Manner {
-            is_loopback: reference.is_loopback(),
+            is_loopback: image.on(&server.host()).is_loopback(),
             is_plain: base.scheme() == "http",
             tls: server.tls.clone(),
             timeouts: Timeouts { connect, ..options.timeouts },
         };
         let http = options.endpoints.http(&manner).map_err(malformed)?;
-        let authorizer = options.keyring.authorizer(&server, &reference, || {
+        let authorizer = options.keyring.authorizer(upstream, &reference, || {
             let keyring = is_registry.then(|| options.keyring.clone());
             Authorizer::new(reference.clone(), options.credential_files.clone(), keyring)
         });
+        let health = options.endpoints.at(&base.origin().ascii_serialization());
+        if server.through.is_some() {
+            // It is on this node, and has most of what a request costs it to do by itself.
+            health.answered(Duration::ZERO);
+        }
         Ok(Client {
             place,
-            health: options.endpoints.at(&base.origin().ascii_serialization()),
+            health,
             endpoints: options.endpoints.clone(),
             reference,
             mirrors,
@@ -249,6 +269,18 @@ impl Client {
         self.endpoints.lists_referrers(&self.base.origin().ascii_serialization(), has);
     }
 
+    /// Waits for `answer`, but no longer than the server lives, if that can be told.
+    pub(crate) async fn watch<T>(
+        &self,
+        object: &str,
+        answer: impl Future<Output = Result<T, RegistryError>>,
+    ) -> Result<T, RegistryError> {
+        match &self.server.through {
+            Some(through) => through.daemon.watch(&self.http, &self.place, object, answer).await,
+            None => answer.await,
+        }
+    }
+
     /// How the server has done so far.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
@@ -283,6 +315,13 @@ impl Client {
         let ours = self.is_registry(&call.url);
         let mut tried =
             if ours { self.authorizer.begin(call.scope).await } else { Tried::default() };
+        if let Some(through) = &self.server.through
+            && tried.is_secret()
+            && !through.takes_credentials()
+        {
+            let (place, object) = (self.place.clone(), call.object.to_owned());
+            return Err(RegistryError::Withheld { place, object });
+        }
         let mut resent = false;
         loop {
             let mut headers = if ours { self.server.headers.clone() } else { HeaderMap::new() };
@@ -307,7 +346,9 @@ impl Client {
             if ours {
                 self.health.answered(sent.elapsed());
             }
-            if response.status() != StatusCode::UNAUTHORIZED || !ours {
+            // Who may fetch is settled with the registry itself.
+            let is_shared = self.server.through.is_some();
+            if response.status() != StatusCode::UNAUTHORIZED || !ours || is_shared {
                 return Ok(response);
             }
             if !self.authorizer.renew(&self.http, call.scope, &mut tried, &response).await? {

@@ -48,6 +48,16 @@ pub enum RegistryError {
         /// What the server said.
         detail: String,
     },
+    /// Who fetches for several nodes must not see the credentials that it would need.
+    #[error(
+        "{place} is not asked for {object}: `credentials = true` in [p2p] lets it see the login that the registry wants"
+    )]
+    Withheld {
+        /// Who is not asked.
+        place: String,
+        /// For what.
+        object: String,
+    },
     /// A credential file or helper is configured but does not work.
     #[error("credentials for {host}: {problem}")]
     Credentials {

@@ -86,7 +86,7 @@ impl Default for Settings {
 impl Settings {
     fn at(self, root: Url) -> Server {
         let Settings { may, tls, headers, connect } = self;
-        Server { root, may, tls, headers, connect }
+        Server { may, tls, headers, connect, ..Server::new(root) }
     }
 }
 

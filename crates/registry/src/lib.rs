@@ -9,14 +9,14 @@
 //!   remote::Registry               layout::Layout
 //!   HTTP, tokens, redirects        a directory
 //!          │
-//!   mirrored::Mirrored: several of them, when the registry has mirrors
+//!   mirrored::Mirrored: several of them, when the registry has mirrors, or nodes share blobs
 //! ```
 //!
 //! Nothing is retried here but an access token that expired and an upload that broke off: how long a
 //! read may take is known to whoever asks, see [`RegistryError::is_transient`].
 #![forbid(unsafe_code)]
 
-use std::{collections::BTreeMap, fmt::Debug, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, fmt::Debug, ops::Range, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,6 +29,7 @@ pub mod blob;
 mod client;
 pub mod copy;
 pub mod docker_archive;
+mod dragonfly;
 mod endpoints;
 pub mod error;
 pub mod health;
@@ -57,6 +58,7 @@ pub use blob::{BlobContent, BlobReader, Growing, Growth, Progress, Pushed, into_
 pub use client::{Options, Timeouts};
 pub use copy::{Copied, Copy};
 pub use docker_archive::DockerArchive;
+pub use dragonfly::Dragonfly;
 pub use endpoints::Endpoints;
 pub use error::RegistryError;
 pub use health::Health;
@@ -189,6 +191,15 @@ pub trait Repository: Send + Sync + Debug {
     /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one and
     /// this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of them.
     fn prepare(&self) {}
+
+    /// All of a blob is going to be read from here, sooner or later: who fetches for several nodes may begin. Whatever becomes of that,
+    /// reads work. Call it on a runtime.
+    fn expect_whole(&self, _: &Digest) {}
+
+    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
 
     /// The image as a user would spell it, for messages.
     fn describe(&self) -> String;

@@ -22,6 +22,7 @@ use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Growing, Progress, Pushed},
     client::Options,
+    dragonfly,
     error::RegistryError,
     health::Health,
     manifest::{Document, Manifest},
@@ -85,12 +86,29 @@ impl Mirrored {
         RegistryError::NoHost { image: self.reference.to_string(), capability }
     }
 
-    /// The first answer that is one, of those that may `pull`.
-    async fn pulled<'a, T, F>(&'a self, ask: impl Fn(&'a Registry) -> F) -> Result<T, RegistryError>
+    /// The first answer that is one, of those that have manifests.
+    async fn described<'a, T, F>(
+        &'a self,
+        ask: impl Fn(&'a Registry) -> F,
+    ) -> Result<T, RegistryError>
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        self.first("pull", self.trusted(|may| may.pull).collect(), ask).await
+        let places = self.trusted(|may| may.pull).filter(|place| !place.is_shared());
+        self.first("pull", places.collect(), ask).await
+    }
+
+    /// The first answer that is one, of those that deliver blobs of `size` bytes.
+    async fn delivered<'a, T, F>(
+        &'a self,
+        size: u64,
+        ask: impl Fn(&'a Registry) -> F,
+    ) -> Result<T, RegistryError>
+    where
+        F: Future<Output = Result<T, RegistryError>> + 'a,
+    {
+        let is_worth = |place: &&Arc<Registry>| !place.is_shared() || size >= dragonfly::LEAST;
+        self.first("pull", self.trusted(|may| may.pull).filter(is_worth).collect(), ask).await
     }
 
     /// The first answer that is one.
@@ -113,8 +131,10 @@ impl Mirrored {
         let mut failures: Vec<(usize, RegistryError)> = Vec::new();
         let mut silent: Vec<(usize, Instant)> = Vec::new();
         let mut under_way = FuturesUnordered::new();
+        let mut patience = PATIENCE;
         loop {
             if let Some(at) = waiting.pop_front() {
+                patience = places[at].patience().unwrap_or(PATIENCE);
                 let (asked, started) = (ask(places[at]), Instant::now());
                 silent.push((at, started));
                 under_way.push(async move { (at, started, asked.await) });
@@ -124,7 +144,7 @@ impl Mirrored {
                     Some(answer) => answer,
                     None => break,
                 },
-                () = sleep(PATIENCE), if !waiting.is_empty() => continue,
+                () = sleep(patience), if !waiting.is_empty() => continue,
             };
             silent.retain(|(other, _)| *other != at);
             match answer {
@@ -154,7 +174,7 @@ impl Mirrored {
 impl Repository for Mirrored {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         match self.reference.selector() {
-            Selector::Digest(_) => self.pulled(|place| place.manifest(platform)).await,
+            Selector::Digest(_) => self.described(|place| place.manifest(platform)).await,
             Selector::Tag(_) => {
                 let places = self.trusted(|may| may.pull && may.resolve).collect();
                 self.first("resolve", places, |place| place.manifest(platform)).await
@@ -168,13 +188,13 @@ impl Repository for Mirrored {
                 let places = self.trusted(|may| may.pull && may.resolve).collect();
                 self.first("resolve", places, |place| place.document(None)).await
             }
-            _ => self.pulled(|place| place.document(digest)).await,
+            _ => self.described(|place| place.document(digest)).await,
         }
     }
 
     /// Whether anybody has it.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
-        let asked = self.pulled(|place| async move {
+        let asked = self.described(|place| async move {
             match place.has_blob(digest).await? {
                 true => Ok(()),
                 false => {
@@ -195,11 +215,11 @@ impl Repository for Mirrored {
     }
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
-        self.pulled(|place| place.blob(digest, size)).await
+        self.delivered(size, |place| place.blob(digest, size)).await
     }
 
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        self.pulled(|place| place.small_blob(blob)).await
+        self.delivered(blob.size, |place| place.small_blob(blob)).await
     }
 
     async fn read(
@@ -208,7 +228,8 @@ impl Repository for Mirrored {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
-        let bytes = self.pulled(|place| place.read(digest, range.clone(), &|_| {})).await?;
+        let bytes =
+            self.delivered(u64::MAX, |place| place.read(digest, range.clone(), &|_| {})).await?;
         arrived(bytes.len() as u64);
         Ok(bytes)
     }
@@ -294,7 +315,7 @@ impl Repository for Mirrored {
     }
 
     fn prepare(&self) {
-        let mut all = self.trusted(|may| may.pull);
+        let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_shared());
         let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
         first.into_iter().for_each(|place| place.prepare());
     }
@@ -304,7 +325,9 @@ impl Repository for Mirrored {
     }
 
     fn health(&self) -> Option<&Arc<Health>> {
-        self.places.last().map(|place| place.server())
+        let first = self.trusted(|may| may.pull).find(|place| place.server().is_well());
+        let first = first.filter(|place| place.is_shared());
+        first.or(self.places.last()).map(|place| place.server())
     }
 
     /// Those that deliver blobs.

@@ -4,19 +4,23 @@
 //! for each blob, so that only its first range pays for the detour, and forgotten when the storage
 //! refuses it, because signatures expire.
 
-use std::{collections::HashMap, ops::Range, sync::Mutex};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex},
+};
 
 use bytes::{Bytes, BytesMut};
 use lazuli_image::{Digest, Stored};
 use reqwest::{
     Method, Response, StatusCode, Url,
-    header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE},
+    header::{CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue, RANGE},
 };
 
 use crate::{
     CONNECTIONS,
     blob::Progress,
-    client::{Call, Client},
+    client::{Call, Client, read_bounded},
     error::RegistryError,
     health::Health,
 };
@@ -117,6 +121,28 @@ pub(crate) async fn read(
         locations.set(digest, elsewhere);
     }
     exactly(client, response, start..end, &object, arrived).await
+}
+
+/// Begins to have all of the blob `digest` fetched by a server that does so for several nodes.
+pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
+    let object = format!("blob {digest}");
+    let ask = async move {
+        let scope = client.scope("pull");
+        let headers = HeaderMap::from_iter([
+            (RANGE, HeaderValue::from_static("bytes=0-0")),
+            (HeaderName::from_static("x-dragonfly-prefetch"), HeaderValue::from_static("true")),
+        ]);
+        let (url, object) = (client.url(&format!("blobs/{digest}"))?, object.as_str());
+        let call = Call { method: Method::GET, url, scope: &scope, headers, body: None, object };
+        let response = client.watch(object, client.send(&call)).await?;
+        read_bounded(response, RESERVE_LIMIT, &client.place, object).await
+    };
+    // What is wrong shows when somebody reads.
+    tokio::spawn(async move {
+        if let Err(error) = ask.await {
+            tracing::debug!(%error, "a blob is not fetched for other nodes");
+        }
+    });
 }
 
 /// Storage refuses an old signature with 401, 403 or 410, and one of the big ones with 400; 404 is what

@@ -1,6 +1,6 @@
 //! A repository in a registry.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Growing, Progress, Pushed},
     client::{Client, Options},
+    dragonfly,
     error::RegistryError,
     health::Health,
     hosts::Hosts,
@@ -22,6 +23,7 @@ use crate::{
     range::{self, Locations},
     referrers::{self, Referrer},
     server::{Capabilities, Server},
+    small::{self, SmallBlob},
     tags,
 };
 
@@ -30,7 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Registry {
     reference: Reference,
-    client: Client,
+    client: Arc<Client>,
     locations: Locations,
 }
 
@@ -50,13 +52,18 @@ impl Registry {
         server: Server,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        let client = Client::new(&reference, server, options)?;
+        let client = Arc::new(Client::new(&reference, server, options)?);
         Ok(Registry { reference, client, locations: Locations::default() })
     }
 
     /// What the server is trusted with.
     pub(crate) fn may(&self) -> Capabilities {
         self.client.server().may
+    }
+
+    /// Whether it is somebody who fetches for several nodes.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.client.server().through.is_some()
     }
 
     /// How the server has done so far.
@@ -81,7 +88,8 @@ impl Repository for Registry {
     }
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
-        pull::blob(&self.client, digest, size).await
+        let object = format!("blob {digest}");
+        self.client.watch(&object, pull::blob(&self.client, digest, size)).await
     }
 
     async fn read(
@@ -90,7 +98,8 @@ impl Repository for Registry {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
-        range::read(&self.client, &self.locations, digest, range, arrived).await
+        let read = range::read(&self.client, &self.locations, digest, range, arrived);
+        self.client.watch(&format!("blob {digest}"), read).await
     }
 
     async fn push_blob(
@@ -157,8 +166,25 @@ impl Repository for Registry {
         referrers::enlist(&self.client, subject, entries).await
     }
 
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        let object = format!("blob {}", blob.digest);
+        self.client.watch(&object, small::read(self, blob)).await
+    }
+
     fn prepare(&self) {
-        self.client.prepare();
+        if !self.is_shared() {
+            self.client.prepare();
+        }
+    }
+
+    fn expect_whole(&self, blob: &Digest) {
+        if self.is_shared() {
+            range::expect_whole(self.client.clone(), *blob);
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.is_shared().then_some(dragonfly::PATIENCE)
     }
 
     fn describe(&self) -> String {

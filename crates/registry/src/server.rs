@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use reqwest::{Url, header::HeaderMap};
 
-use crate::{mirror::Mirror, name::Reference, tls::Tls};
+use crate::{dragonfly::Through, mirror::Mirror, name::Reference, tls::Tls};
 
 /// What a server is trusted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) struct Server {
     pub(crate) headers: HeaderMap,
     /// For a connection, instead of what is usual.
     pub(crate) connect: Option<Duration>,
+    /// Whom this is a way to, if it is one that nodes share.
+    pub(crate) through: Option<Through>,
 }
 
 impl Server {
@@ -48,6 +50,7 @@ impl Server {
             tls: Arc::default(),
             headers: HeaderMap::new(),
             connect: None,
+            through: None,
         }
     }
 

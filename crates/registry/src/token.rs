@@ -65,6 +65,8 @@ struct Grant {
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     header: Option<HeaderValue>,
+    /// It came from somebody's password, and does not go to whoever asks for a token.
+    is_secret: bool,
     /// Each as often as it was tried, see [`Tried::is_spent`].
     credentials: Vec<Credential>,
 }
@@ -83,8 +85,10 @@ impl Authorizer {
     /// What is known to work for `scope`; nothing before the registry asked for anything.
     pub(crate) async fn begin(&self, scope: &str) -> Tried {
         let state = self.state.lock().await;
-        let header = state.grants.get(scope).map(|grant| grant.header.clone());
-        Tried { header, credentials: Vec::new() }
+        let grant = state.grants.get(scope);
+        let is_secret = grant.is_some_and(|grant| grant.credential != Credential::Anonymous);
+        let header = grant.map(|grant| grant.header.clone());
+        Tried { header, is_secret, credentials: Vec::new() }
     }
 
     /// Answers the challenge in `refusal`, a 401 to a request that was sent with [`Tried::header`]. Whether there is something
@@ -263,6 +267,11 @@ impl Tried {
     /// Whether it is of no use any more. A token that was refused may have ended in this very moment, so two are fetched.
     fn is_spent(&self, credential: &Credential) -> bool {
         self.credentials.iter().filter(|tried| *tried == credential).count() >= 2
+    }
+
+    /// Whether it stands for somebody's password.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.is_secret
     }
 
     /// What to send.

@@ -116,7 +116,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         max_bytes: session.config.cache.max_bytes,
         prefetch: session.config.prefetch.settings(),
         images: session.config.prefetch.images.clone(),
-        registry: session.config.registries()?,
+        registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
     };
     let driver = snapshotter.map(|table| table.driver).unwrap_or_default();

@@ -48,6 +48,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     {
         return Err(ReadError::NoSpace { blob: blob.id(), path: blob.path() });
     }
+    expect(&all);
     ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Manner::Order(cache)).await?;
     // What others were fetching, what nobody has checked yet, and what did not arrive, with the reason.
     for blob in all.iter() {
@@ -80,6 +81,7 @@ struct Pause;
 async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
     // Again as long as that brings anything: what turned out not to be in another blob was left out.
     let mut before = usize::MAX;
+    blobs.upgrade().iter().for_each(|blobs| expect(blobs));
     loop {
         let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
         if all.is_empty() || all.len() >= before {
@@ -136,6 +138,13 @@ fn piece(rest: &[ahead::Place], blobs: &[Arc<CachedBlob>]) -> usize {
         *place == (blob, first + number) && (number == 0 || bytes <= PIECE)
     };
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
+}
+
+/// Tells those who fetch blobs for several nodes which ones are going to be read.
+fn expect(blobs: &[Arc<CachedBlob>]) {
+    let lacking = blobs.iter().filter(|blob| !blob.missing().is_empty());
+    let places = lacking.filter_map(|blob| blob.sources().into_iter().next());
+    places.filter(|place| place.is_well()).for_each(|place| place.expect_whole());
 }
 
 /// The chunks that are not here.

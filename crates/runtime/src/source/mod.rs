@@ -45,6 +45,14 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     /// What it is, for messages.
     fn describe(&self) -> String;
 
+    /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads work.
+    fn expect_whole(&self) {}
+
+    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
     /// How the server behind it has done so far, if there is one. Sources of one server share it.
     fn endpoint(&self) -> Option<&Arc<Health>> {
         None

@@ -105,6 +105,16 @@ impl Place {
         self.health.is_well() && self.source.endpoint().is_none_or(|server| server.is_well())
     }
 
+    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.source.patience()
+    }
+
+    /// All of the blob is going to be read from it.
+    pub(crate) fn expect_whole(&self) {
+        self.source.expect_whole();
+    }
+
     /// Until when it asked to be left alone.
     pub(crate) fn asked_until(&self) -> Option<Instant> {
         let server = self.source.endpoint().and_then(|server| server.asked_until());

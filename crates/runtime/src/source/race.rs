@@ -190,7 +190,7 @@ impl<'a> Race<'a> {
             let read = place.read(need, &attempt);
             Event::Answered(number, read.await)
         }));
-        self.look_after(number, PATIENCE, false);
+        self.look_after(number, place.patience().unwrap_or(PATIENCE), false);
     }
 
     /// Has [`Race::hurry`] look at an attempt after `time`.
@@ -208,9 +208,10 @@ impl<'a> Race<'a> {
             return;
         }
         // Waiting for a turn is no fault of a place that does well: a crowd stays where it is.
-        let age = attempt.age().unwrap_or_default();
-        if age < PATIENCE && self.candidates[candidate].place.is_well() {
-            self.look_after(number, PATIENCE - age, last);
+        let (age, place) = (attempt.age().unwrap_or_default(), self.candidates[candidate].place);
+        let patience = place.patience().unwrap_or(PATIENCE);
+        if age < patience && place.is_well() {
+            self.look_after(number, patience - age, last);
             return;
         }
         let idle = !self.tries.iter().any(Try::makes_progress);
@@ -222,7 +223,7 @@ impl<'a> Race<'a> {
             if idle {
                 self.ask_next(false);
             }
-            self.look_after(number, LAST_PATIENCE - PATIENCE, true);
+            self.look_after(number, LAST_PATIENCE.saturating_sub(patience), true);
         }
     }
 
@@ -271,7 +272,8 @@ impl<'a> Race<'a> {
         // Whoever was overtaken although it had been asked early enough is not asked first any more.
         for other in self.tries.iter().filter(|t| !t.over && t.candidate != candidate) {
             let place = self.candidates[other.candidate].place;
-            if other.attempt.age().is_some_and(|age| age >= PATIENCE)
+            let patience = place.patience().unwrap_or(PATIENCE);
+            if other.attempt.age().is_some_and(|age| age >= patience)
                 && let Some(error) = place.late(&other.attempt)
             {
                 place.note(other.started, Some(&error));

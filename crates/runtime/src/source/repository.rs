@@ -1,6 +1,6 @@
 //! A blob in a registry or an OCI layout directory.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -40,6 +40,14 @@ impl BlobSource for RepositorySource {
 
     fn describe(&self) -> String {
         self.repository.describe()
+    }
+
+    fn expect_whole(&self) {
+        self.repository.expect_whole(&self.blob);
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.repository.patience()
     }
 
     fn endpoint(&self) -> Option<&Arc<Health>> {

@@ -1,0 +1,195 @@
+//! Blobs from other nodes, through the Dragonfly daemon of this one.
+//!
+//! Its proxy stands for a registry that each request names. What is asked of it is fetched from the nodes that have it, or from the
+//! registry by one of them for all, in pieces of 4 MiB and more. It is asked for blobs alone, and never believed: digests are checked
+//! as always.
+//!
+//! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it lives, at another port.
+
+use std::{fmt, future::Future, str::FromStr, time::Duration};
+
+use reqwest::{
+    Url,
+    header::{HeaderMap, HeaderName, HeaderValue},
+};
+use tokio::time::sleep;
+
+use crate::{
+    error::RegistryError,
+    mirror::Mirror,
+    name::InvalidName,
+    server::{Capabilities, Server},
+};
+
+/// Smallest blob that is asked of it, in bytes. To find out who has it takes about as long as a registry nearby needs for so much.
+pub(crate) const LEAST: u64 = 128 << 10;
+
+/// How long it may be silent before it is asked whether it lives, and between two such questions. What is on this node comes within
+/// 20 ms, what another one has within 100 ms.
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// How long that answer may take. It needs neither disk nor network.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// How long it may bring nothing, as long as it lives, before others are asked as well. Whom it waits for is the registry, on behalf of
+/// all nodes: if every one of them lost its patience, the registry would have to serve each.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+
+/// For a connection: it is on this machine, or near.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// The port at which it says that it lives, unless somebody changed that.
+const HEALTH_PORT: u16 = 4003;
+
+/// A Dragonfly daemon, dfdaemon 1.5 or later.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Dragonfly {
+    proxy: Url,
+    health: Url,
+    credentials: bool,
+}
+
+impl Dragonfly {
+    /// The daemon whose proxy is at `proxy`, `http://HOST:PORT`, and which says at `health` that it lives; port 4003 of the same
+    /// host by default. `credentials`: it may be shown what this node shows to registries.
+    ///
+    /// # Errors
+    /// These are no addresses of servers.
+    pub fn new(proxy: &str, health: Option<&str>, credentials: bool) -> Result<Self, InvalidName> {
+        let proxy = Mirror::from_str(proxy)?.root;
+        let mut alive = match health {
+            Some(health) => Mirror::from_str(health)?.root,
+            None => proxy.clone(),
+        };
+        alive.set_path("/healthy");
+        if health.is_none() && alive.set_port(Some(HEALTH_PORT)).is_err() {
+            return Err(InvalidName::new(proxy.as_str(), "it has no port"));
+        }
+        Ok(Dragonfly { proxy, health: alive, credentials })
+    }
+
+    /// The way through it to `upstream`, if that may deliver blobs.
+    pub(crate) fn to(&self, upstream: &Server) -> Option<Server> {
+        let mut root = self.proxy.clone();
+        root.set_path(upstream.root.path());
+        let origin = upstream.root.origin().ascii_serialization();
+        // The operator's headers may be passwords.
+        let mut headers =
+            if self.credentials { upstream.headers.clone() } else { HeaderMap::new() };
+        for (name, value) in [
+            ("x-dragonfly-use-p2p", "true"),
+            ("x-dragonfly-registry", origin.as_str()),
+            // By itself it fetches ranges of up to one piece from the registry, and tells no other node.
+            ("x-dragonfly-scheduling-policy", "always"),
+            // A blob has the same name for all nodes, whatever registry and repository they know it from.
+            ("x-dragonfly-enable-task-id-based-blob-digest", "true"),
+        ] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).ok()?);
+        }
+        let may = Capabilities { pull: true, ..Capabilities::NONE };
+        let through = Through { daemon: self.clone(), upstream: Box::new(upstream.clone()) };
+        upstream.may.pull.then(|| Server {
+            root,
+            may,
+            headers,
+            connect: Some(CONNECT),
+            through: Some(through),
+            ..Server::new(self.proxy.clone())
+        })
+    }
+
+    /// Waits for `answer` as long as the daemon lives.
+    pub(crate) async fn watch<T>(
+        &self,
+        http: &reqwest::Client,
+        place: &str,
+        object: &str,
+        answer: impl Future<Output = Result<T, RegistryError>>,
+    ) -> Result<T, RegistryError> {
+        let dies = async {
+            loop {
+                sleep(SILENCE).await;
+                let question = http.get(self.health.clone()).timeout(LIMIT).send().await;
+                if let Err(error) = question.and_then(reqwest::Response::error_for_status) {
+                    return error;
+                }
+            }
+        };
+        tokio::select! {
+            answer = answer => answer,
+            error = dies => {
+                tracing::debug!(%error, place, "is not healthy");
+                let cause = format!("{} does not answer either", self.health);
+                Err(RegistryError::Interrupted { place: place.to_owned(), object: object.to_owned(), cause })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Dragonfly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let proxy = self.proxy.as_str();
+        write!(f, "dragonfly at {}", proxy.strip_suffix("/v2/").unwrap_or(proxy))
+    }
+}
+
+impl fmt::Debug for Dragonfly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dragonfly({})", self.proxy)
+    }
+}
+
+/// A way to a server through somebody who fetches for several nodes.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Through {
+    pub(crate) daemon: Dragonfly,
+    pub(crate) upstream: Box<Server>,
+}
+
+impl Through {
+    /// Whether what the upstream wants to see may be shown on the way.
+    pub(crate) fn takes_credentials(&self) -> bool {
+        self.daemon.credentials
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(root: &str) -> Server {
+        Server::new(root.parse().unwrap())
+    }
+
+    #[test]
+    fn the_registry_is_named_in_each_request() {
+        let daemon = Dragonfly::new("http://127.0.0.1:4001", None, false).unwrap();
+        assert_eq!(daemon.health.as_str(), "http://127.0.0.1:4003/healthy");
+        assert_eq!(daemon.to_string(), "dragonfly at http://127.0.0.1:4001");
+        let mut upstream = server("https://registry.example:5000/v2/proxy/");
+        upstream.headers.insert("x-team", HeaderValue::from_static("secret"));
+        let way = daemon.to(&upstream).unwrap();
+        assert_eq!(way.root.as_str(), "http://127.0.0.1:4001/v2/proxy/");
+        assert_eq!(way.headers["x-dragonfly-registry"], "https://registry.example:5000");
+        assert!(!way.headers.contains_key("x-team"));
+        let may = Capabilities { pull: true, ..Capabilities::NONE };
+        assert_eq!(way.may, may);
+        let trusted = Dragonfly::new("http://127.0.0.1:4001", None, true).unwrap();
+        assert_eq!(trusted.to(&upstream).unwrap().headers["x-team"], "secret");
+        upstream.may.pull = false;
+        assert!(daemon.to(&upstream).is_none());
+    }
+
+    #[test]
+    fn it_is_an_address() {
+        let other = Dragonfly::new("http://[::1]:1", Some("http://[::1]:2"), false).unwrap();
+        assert_eq!(other.health.as_str(), "http://[::1]:2/healthy");
+        for (proxy, health) in [
+            ("127.0.0.1:4001", None),
+            ("http://a.example:1/x", None),
+            ("http://a.example:1", Some("x")),
+        ] {
+            assert!(Dragonfly::new(proxy, health, false).is_err(), "{proxy} {health:?}");
+        }
+    }
+}

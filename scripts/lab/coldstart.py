@@ -47,21 +47,26 @@ def start(system, server, references, argv, expect, work):
 
 def pull_then_run(server, reference, argv, expect, work):
     """skopeo fetches, umoci unpacks, runc runs."""
-    bundle, layout = work / "bundle", f"{work / 'layout'}:latest"
     drop_caches()
     with server.counted() as traffic:
-        began = time.monotonic()
-        run("skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}")
-        run("umoci", "unpack", "--image", layout, bundle)
-        config = json.loads((bundle / "config.json").read_text())
-        config["process"] |= {"terminal": False, "args": list(argv)}
-        (bundle / "config.json").write_text(json.dumps(config))
-        runc, name = ["runc", "--root", work / "runc"], f"lazuli-lab-{os.getpid()}"
-        try:
-            first, total = watch([*runc, "run", "--bundle", bundle, name], expect, began)
-        finally:
-            subprocess.run([*runc, "delete", "--force", name], capture_output=True)
+        first, total = pulled(reference, argv, expect, work)
     return Start(PULL, first, total, traffic.requests, traffic.bytes)
+
+
+def pulled(reference, argv, expect, work, inside=lambda *command: command):
+    """The same without counting; `inside` says how a command is run on the node that pulls."""
+    bundle, layout = work / "bundle", f"{work / 'layout'}:latest"
+    began = time.monotonic()
+    run(*inside("skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}"))
+    run("umoci", "unpack", "--image", layout, bundle)
+    config = json.loads((bundle / "config.json").read_text())
+    config["process"] |= {"terminal": False, "args": list(argv)}
+    (bundle / "config.json").write_text(json.dumps(config))
+    runc, name = ["runc", "--root", work / "runc"], f"lazuli-lab-{os.getpid()}-{work.name}"
+    try:
+        return watch([*runc, "run", "--bundle", bundle, name], expect, began)
+    finally:
+        subprocess.run([*runc, "delete", "--force", name], capture_output=True)
 
 
 def lazy_run(server, reference, argv, expect, work, driver):

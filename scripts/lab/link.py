@@ -14,10 +14,12 @@ WIRE = Path(os.environ.get("WIRE", Lazuli.BINARY.parent / "wire"))
 
 
 @contextlib.contextmanager
-def link(address, milliseconds, megabits, slow_start=True):
-    """A wire to HOST:PORT with this round trip and bandwidth; yields the address of its near end."""
+def link(address, milliseconds, megabits, slow_start=True, at=None):
+    """A wire to HOST:PORT with this round trip and bandwidth; yields the address of its near end, which is on loopback if it is not
+    to be `at` another."""
     command = [WIRE, address, "--round-trip", milliseconds, "--megabits", megabits]
     command += [] if slow_start else ["--no-slow-start"]
+    command += ["--at", at] if at else []
     process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         yield re.match(r"\S+", process.stdout.readline())[0]

@@ -258,6 +258,20 @@ pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, 
     Route::to(name, options).open(name, options)
 }
 
+/// Opens the way to what `name` names through those alone who fetch for several nodes, if there are such.
+///
+/// # Errors
+/// If no HTTP client can be made, or what containerd was told of the registry cannot be used.
+pub fn open_shared(
+    name: &ImageName,
+    options: &Options,
+) -> Result<Option<Arc<dyn Repository>>, RegistryError> {
+    let ImageName::Registry(reference) = name else { return Ok(None) };
+    let shared = options.servers(reference)?.into_iter().find(|server| server.through.is_some());
+    let open = |server| Registry::at(reference.clone(), server, options);
+    Ok(shared.map(open).transpose()?.map(|shared| Arc::new(shared) as Arc<dyn Repository>))
+}
+
 /// The image configuration, checked.
 ///
 /// # Errors

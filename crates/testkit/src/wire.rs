@@ -8,7 +8,7 @@
 use std::{
     collections::VecDeque,
     io::{self, Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -62,7 +62,12 @@ impl Wire {
 
     /// The same over any way.
     pub fn through(server: SocketAddr, distance: Distance) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Self::between((Ipv4Addr::LOCALHOST, 0).into(), server, distance)
+    }
+
+    /// The same from any address of this machine.
+    pub fn between(near: SocketAddr, server: SocketAddr, distance: Distance) -> io::Result<Self> {
+        let listener = TcpListener::bind(near)?;
         let address = listener.local_addr()?;
         let (connections, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
         let breadth = distance

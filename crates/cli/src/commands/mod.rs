@@ -12,6 +12,7 @@ mod merge;
 mod mount;
 mod optimize;
 mod prefetch;
+mod preheat;
 mod run;
 mod scrub;
 pub(crate) mod status;
@@ -40,6 +41,7 @@ pub(crate) enum Verb {
     Umount(umount::Arguments),
     Run(run::Arguments),
     Prefetch(prefetch::Arguments),
+    Preheat(preheat::Arguments),
     Trace(trace::Arguments),
     Check(check::Arguments),
     Inspect(inspect::Arguments),
@@ -66,6 +68,7 @@ impl Verb {
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),
             Verb::Prefetch(arguments) => prefetch::run(session, &arguments).map(done),
+            Verb::Preheat(arguments) => preheat::run(session, &arguments).map(done),
             Verb::Trace(arguments) => trace::run(session, &arguments).map(done),
             Verb::Check(arguments) => check::run(session, &arguments).map(done),
             Verb::Inspect(arguments) => inspect::run(session, &arguments).map(done),

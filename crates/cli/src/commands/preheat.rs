@@ -1,0 +1,135 @@
+use std::{ops::Range, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use futures_util::stream::{TryStreamExt as _, iter};
+use indicatif::{BinaryBytes, ProgressBar};
+use lazuli_image::{Digest, Stored};
+use lazuli_registry::{ImageName, Options, Repository, lazy_manifest};
+use tokio::io::AsyncReadExt as _;
+
+use crate::{
+    Session,
+    lazy::{self, LazyImage},
+    names, progress, trace,
+};
+
+/// Have Dragonfly fetch an image before a roll-out, so that nodes find it with its seed peers
+///
+/// Asks the daemon that [p2p] in the configuration names, which fetches through the seed peers, as if this node needed all of it. Nothing
+/// of it is kept by Lazuli. Returns when everything has arrived.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// An image, lazy or not: a registry reference
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// Only the metadata, and what starts read: as a trace says, the one that the node has recorded, else the one beside the image;
+    /// else as the image's maker says
+    #[arg(long)]
+    hot: bool,
+    #[command(flatten)]
+    access: names::Access,
+}
+
+/// Requests at a time. Seed peers take several pieces of each at the same time.
+const REQUESTS: usize = 4;
+
+/// Most bytes of one request for a part of a blob: they are in memory for a moment.
+const PART: u64 = 16 << 20;
+
+/// A blob, or a part of it.
+enum Wanted {
+    Whole(Digest, u64),
+    Part(Digest, Range<Stored>),
+}
+
+impl Wanted {
+    fn bytes(&self) -> u64 {
+        match self {
+            Wanted::Whole(_, size) => *size,
+            Wanted::Part(_, range) => range.end.0 - range.start.0,
+        }
+    }
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let name: ImageName = arguments.image.parse()?;
+    let plain_http = arguments.access.plain_http;
+    let options = Options { plain_http, ..session.config.node_registries()? };
+    if options.dragonfly.is_none() {
+        bail!("there is nobody to ask: the configuration has no [p2p] table");
+    }
+    let shared = lazuli_registry::open_shared(&name, &options)?;
+    let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
+    let wanted = if arguments.hot {
+        let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+        hot(session, &image, &runtime)?
+    } else {
+        let repository = lazuli_registry::open(&name, &options)?;
+        let platform = arguments.access.platform()?;
+        let manifest = lazy_manifest(&*repository, &name, platform.as_ref());
+        let manifest = runtime.block_on(manifest)?.parsed;
+        manifest.layers.iter().map(|layer| Wanted::Whole(layer.digest, layer.size)).collect()
+    };
+    let bytes = wanted.iter().map(Wanted::bytes).sum();
+    let bar = progress::bytes(Some(bytes), "preheating");
+    let asked = wanted.into_iter().map(|wanted| Ok(fetch(shared.clone(), wanted, bar.clone())));
+    let all = iter(asked).try_buffer_unordered(REQUESTS).try_collect::<()>();
+    runtime.block_on(all).with_context(|| format!("cannot preheat {name}"))?;
+    bar.finish_and_clear();
+    println!("{name}: {} are with Dragonfly", BinaryBytes(bytes));
+    Ok(())
+}
+
+/// What starts of an image read, and its metadata.
+fn hot(
+    session: &Session,
+    image: &LazyImage,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Vec<Wanted>> {
+    let blobs = image.image.bootstrap.blobs();
+    let spans: Vec<_> = match trace::find(session, image, runtime) {
+        Ok(trace) => trace.spans().collect(),
+        Err(unknown) => {
+            let baked = |blob| Some((blob, image.hot_bytes(blob)?));
+            let baked = blobs.iter().filter_map(baked);
+            let baked: Vec<_> =
+                baked.map(|(blob, bytes)| (blob.id, Stored(0)..Stored(bytes))).collect();
+            if baked.is_empty() {
+                return Err(unknown);
+            }
+            baked
+        }
+    };
+    let metadata = image.manifest.parsed.layers.iter();
+    let metadata = metadata.filter(|layer| blobs.iter().all(|blob| blob.id != layer.digest));
+    let whole = metadata.map(|layer| Wanted::Whole(layer.digest, layer.size));
+    let parts = spans.into_iter().flat_map(|(blob, span)| {
+        let starts = (span.start.0..span.end.0).step_by(PART as usize);
+        starts.map(move |start| {
+            Wanted::Part(blob, Stored(start)..Stored(span.end.0.min(start + PART)))
+        })
+    });
+    Ok(whole.chain(parts).collect())
+}
+
+/// Has something brought, and forgets it.
+async fn fetch(shared: Arc<dyn Repository>, wanted: Wanted, bar: ProgressBar) -> Result<()> {
+    match wanted {
+        Wanted::Whole(digest, size) => {
+            let mut reader = shared.blob(&digest, size).await?;
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                match reader.read(&mut buffer).await? {
+                    0 => break,
+                    read => bar.inc(read as u64),
+                }
+            }
+        }
+        Wanted::Part(digest, range) => {
+            shared.read(&digest, range, &|bytes| bar.inc(bytes)).await?;
+        }
+    }
+    Ok(())
+}

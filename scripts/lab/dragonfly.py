@@ -1,0 +1,92 @@
+"""Dragonfly as it is recommended in dist/dragonfly: a scheduler, seed peers and nodes, each in a network namespace."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from . import REPOSITORY, background
+from .network import HUB
+
+CONFIG = REPOSITORY / "dist/dragonfly"
+TRAFFIC = re.compile(r'^dragonfly_client_(download|upload)_traffic\{(?:.*type="(?P<type>\w+)".*)?\} (?P<bytes>\S+)$', re.M)
+
+
+def binaries():
+    """The directory of `scheduler` and `dfdaemon`."""
+    command = [REPOSITORY / "scripts/dragonfly"]
+    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+
+
+def configured(name, directory, **changes):
+    """A file of dist/dragonfly for a daemon that keeps all it has below `directory`; in it lines `KEY: …` are changed."""
+    text = (CONFIG / name).read_text()
+    text = re.sub(r"/(?:var/lib|var/log|run)/dragonfly", str(directory), text)
+    for key, value in changes.items():
+        text, found = re.subn(rf"(?m)^(\s*){key}: .*$", rf"\g<1>{key}: {value}", text)
+        assert found, f"{name} has no {key}"
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+@contextlib.contextmanager
+def scheduler(directory, **changes):
+    """A scheduler at the bridge; `changes` are of its configuration."""
+    directory.mkdir()
+    config = configured("scheduler.yaml", directory, **changes)
+    with open(config, "a") as more:
+        more.write(f"network:\n  enableIPv6: false\n")
+    text = config.read_text().replace("server:\n", f"server:\n  advertiseIP: {HUB}\n  listenIP: {HUB}\n", 1)
+    config.write_text(text)
+    command = [binaries() / "scheduler", "--config", config, "--dynconfig", configured("scheduler-dynconfig.yaml", directory)]
+    with background(*command, log=directory / "output.log", ready=lambda: listens(HUB, 8002)) as process:
+        yield process
+
+
+class Daemon:
+    """A dfdaemon that is running."""
+
+    def __init__(self, process, address):
+        self.process, self.address = process, address
+
+    def traffic(self):
+        """Bytes so far by where they came from: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER; and UPLOAD."""
+        with urllib.request.urlopen(f"http://{self.address}:4002/metrics", timeout=5) as metrics:
+            text = metrics.read().decode()
+        found = {}
+        for line in TRAFFIC.finditer(text):
+            kind = line["type"] if line[1] == "download" else "UPLOAD"
+            found[kind] = found.get(kind, 0) + int(float(line["bytes"]))
+        return found
+
+
+@contextlib.contextmanager
+def daemon(directory, namespace, name, seed=False, **changes):
+    """A dfdaemon in a namespace."""
+    directory.mkdir()
+    changes = {"enable": str(seed).lower()} | changes
+    config = configured("dfdaemon.yaml", directory, **changes)
+    with open(config, "a") as more:
+        more.write(f"host:\n  hostname: {name}\n  ip: {namespace.address}\nmetrics:\n  server:\n    ip: {namespace.address}\n    port: 4002\n")
+    dynamic = configured("dfdaemon-dynconfig.yaml", directory, addrs=f'["{HUB}:8002"]')
+    command = [binaries() / "dfdaemon", "--config", config, "--dynconfig", dynamic, "--log-dir", directory / "log", "--log-level",
+               os.environ.get("DFDAEMON_LOG", "warn")]
+    ready = lambda: listens(namespace.address, 4002) and listens(namespace.address, 4000)
+    with background(*namespace.inside(*command), log=directory / "output.log", ready=ready, timeout=60) as process:
+        try:
+            yield Daemon(process, namespace.address)
+        finally:
+            # It may ignore SIGTERM for minutes.
+            process.kill()
+
+
+def listens(address, port):
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except OSError:
+        return False

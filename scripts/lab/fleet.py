@@ -1,0 +1,120 @@
+"""Many nodes that start one image at the same time, with a registry far away and each other near by."""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
+
+from . import drop_caches, dragonfly, used
+from .coldstart import pulled, watch
+from .lazuli import Node
+from .link import link
+from .network import HUB, node
+from .registry import remote_registry
+
+PORT = 5000
+# How long a scheduler without a manager takes to know a seed peer.
+SEED_KNOWN = 31
+
+
+@dataclass
+class Herd:
+    """What came of a start on all nodes."""
+
+    ready: list  # seconds until the first output, by node
+    registry_bytes: int
+    registry_requests: int
+    traffic: dict = field(default_factory=dict)  # bytes of all dfdaemons, by where they came from
+    seconds: dict = field(default_factory=dict)  # of processors, by program
+
+
+class FleetNode(Node):
+    """A Lazuli on a node of the network."""
+
+    def __init__(self, directory, namespace, config):
+        super().__init__(directory, config)
+        self.namespace = namespace
+
+    def command(self, *verb):
+        return self.namespace.inside(*super().command(*verb))
+
+
+@contextlib.contextmanager
+def site(directory, milliseconds, megabits):
+    """A registry at the other end of a link that all nodes share."""
+    with remote_registry(directory) as server:
+        with link(server.address, milliseconds, megabits, at=f"{HUB}:{PORT}") as near:
+            server.near = near
+            yield server
+
+
+@contextlib.contextmanager
+def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None):
+    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and seed peers. Yields both."""
+    directory.mkdir()
+    hosts = directory / f"hosts/{HUB}_{PORT}_"
+    hosts.mkdir(parents=True)
+    (hosts / "hosts.toml").write_text(f'server = "http://{HUB}:{PORT}"\n')
+    config = f'hosts_dir = "{hosts.parent}"\n' + ('[p2p]\nengine = "dragonfly"\n' if p2p else "")
+    with contextlib.ExitStack() as stack:
+        daemons = []
+        if p2p:
+            daemons.append(stack.enter_context(dragonfly.scheduler(directory / "scheduler", **(scheduler or {}))))
+        places = [stack.enter_context(node(10 + number)) for number in range(nodes)]
+        if p2p:
+            for number in range(seeds):
+                place = stack.enter_context(node(240 + number))
+                daemons.append(stack.enter_context(dragonfly.daemon(directory / f"seed{number}", place, f"seed{number}", seed=True)))
+            began = time.monotonic()
+            for number, place in enumerate(places):
+                there = directory / f"dfdaemon{number}"
+                daemons.append(stack.enter_context(dragonfly.daemon(there, place, f"node{number}", **(daemon or {}))))
+        lazulis = [stack.enter_context(FleetNode(directory / f"node{number}", place, config))
+                   for number, place in enumerate(places)]
+        if p2p:
+            time.sleep(max(0, began + SEED_KNOWN - time.monotonic()))
+        yield lazulis, daemons
+
+
+def start(server, lazulis, daemons, reference, argv, expect, pull=None):
+    """Start an image on all nodes at once; `pull`: a directory to pull and unpack it into as usual."""
+    ready, failures = [None] * len(lazulis), []
+    barrier = threading.Barrier(len(lazulis))
+
+    def run_one(number, lazuli):
+        try:
+            barrier.wait()
+            if pull:
+                work = pull / str(number)
+                work.mkdir(parents=True)
+                ready[number], _ = pulled(reference, argv, expect, work, lazuli.namespace.inside)
+            else:
+                ready[number], _ = watch(lazuli.command("run", reference, "--", *argv), expect, time.monotonic())
+        except Exception as error:  # told by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=run_one, args=pair) for pair in enumerate(lazulis)]
+    drop_caches()
+    before = spent(lazulis, daemons)
+    with server.counted() as traffic:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    after = spent(lazulis, daemons)
+    seconds = {name: round(after[name] - before[name], 2) for name in after}
+    herd = Herd(sorted(ready), traffic.bytes, traffic.requests, seconds=seconds)
+    for peer in daemons[1:]:
+        for kind, count in peer.traffic().items():
+            herd.traffic[kind] = herd.traffic.get(kind, 0) + count
+    return herd
+
+
+def spent(lazulis, daemons):
+    """Processor seconds so far of each kind of program."""
+    found = {"lazuli": used(process for lazuli in lazulis for process in lazuli.processes())}
+    if daemons:
+        found |= {"scheduler": used([daemons[0].pid]), "dfdaemon": used(peer.process.pid for peer in daemons[1:])}
+    return found

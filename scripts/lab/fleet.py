@@ -49,13 +49,18 @@ def site(directory, milliseconds, megabits):
 
 
 @contextlib.contextmanager
-def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None):
-    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and seed peers. Yields both."""
+def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", socket=False):
+    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and seed peers. `scheduler` and
+    `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's. Yields Lazulis and daemons."""
     directory.mkdir()
     hosts = directory / f"hosts/{HUB}_{PORT}_"
     hosts.mkdir(parents=True)
     (hosts / "hosts.toml").write_text(f'server = "http://{HUB}:{PORT}"\n')
-    config = f'hosts_dir = "{hosts.parent}"\n' + ('[p2p]\nengine = "dragonfly"\n' if p2p else "")
+    config = [f'hosts_dir = "{hosts.parent}"\n{more}'] * nodes
+    if p2p:
+        config = [one + '[p2p]\nengine = "dragonfly"\n' for one in config]
+    if socket:
+        config = [one + socket_of(directory / f"dfdaemon{number}") for number, one in enumerate(config)]
     with contextlib.ExitStack() as stack:
         daemons = []
         if p2p:
@@ -69,11 +74,18 @@ def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None):
             for number, place in enumerate(places):
                 there = directory / f"dfdaemon{number}"
                 daemons.append(stack.enter_context(dragonfly.daemon(there, place, f"node{number}", **(daemon or {}))))
-        lazulis = [stack.enter_context(FleetNode(directory / f"node{number}", place, config))
+        lazulis = [stack.enter_context(FleetNode(directory / f"node{number}", place, config[number]))
                    for number, place in enumerate(places)]
         if p2p:
             time.sleep(max(0, began + SEED_KNOWN - time.monotonic()))
         yield lazulis, daemons
+
+
+def socket_of(dfdaemon):
+    """Configuration of Lazuli."""
+    links = dfdaemon.parent / f"{dfdaemon.name}-links"
+    links.mkdir()
+    return f'socket = "{dfdaemon / "dfdaemon.sock"}"\nlinks = "{links}"\n'
 
 
 def start(server, lazulis, daemons, reference, argv, expect, pull=None):

@@ -161,6 +161,9 @@ struct PeerToPeer {
     proxy: String,
     /// Where it says that it lives.
     health: Option<String>,
+    /// Its Unix socket, and a directory on the file system of its storage, in which links to its files can be made.
+    socket: Option<PathBuf>,
+    links: Option<PathBuf>,
     /// Whether it may see what registries are shown.
     #[serde(default)]
     credentials: bool,
@@ -173,8 +176,17 @@ impl PeerToPeer {
     }
 
     fn open(&self) -> Result<Dragonfly> {
-        let PeerToPeer { engine: Engine::Dragonfly, proxy, health, credentials } = self;
-        Dragonfly::new(proxy, health.as_deref(), *credentials).context("p2p.proxy or p2p.health")
+        let PeerToPeer { engine: Engine::Dragonfly, proxy, health, socket, links, credentials } =
+            self;
+        let daemon = Dragonfly::new(proxy, health.as_deref(), *credentials);
+        let daemon = daemon.context("p2p.proxy or p2p.health")?;
+        Ok(match (socket, links) {
+            (None, None) => daemon,
+            (Some(socket), Some(links)) if socket.is_absolute() && links.is_absolute() => {
+                daemon.with_socket(socket, links)
+            }
+            _ => bail!("p2p.socket and p2p.links: expected absolute paths, both or none"),
+        })
     }
 }
 
@@ -338,6 +350,7 @@ mod tests {
             ("proxy = 'http://a.example:1'", "engine"),
             ("engine = 'bittorrent'", "`dragonfly`"),
             ("engine = 'dragonfly'\nproxy = '/run/dfdaemon.sock'", "p2p.proxy"),
+            ("engine = 'dragonfly'\nsocket = '/run/dfdaemon.sock'", "p2p.links"),
         ] {
             let config = config(text).map_err(anyhow::Error::from);
             let error = format!("{:#}", config.and_then(|c| c.node_registries()).unwrap_err());

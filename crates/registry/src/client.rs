@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    ops::Range,
     path::PathBuf,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
+use lazuli_image::{Digest, Stored};
 use reqwest::{
     Method, Response, StatusCode, Url,
     header::{AUTHORIZATION, HeaderMap, LOCATION, RETRY_AFTER},
@@ -308,20 +310,46 @@ impl Client {
         url.origin() == self.base.origin()
     }
 
+    /// The authorization to begin with.
+    async fn begin(&self, scope: &str, object: &str) -> Result<Tried, RegistryError> {
+        let tried = self.authorizer.begin(scope).await;
+        match &self.server.through {
+            Some(through) if tried.is_secret() && !through.takes_credentials() => {
+                let (place, object) = (self.place.clone(), object.to_owned());
+                Err(RegistryError::Withheld { place, object })
+            }
+            _ => Ok(tried),
+        }
+    }
+
+    /// Reads a part of a blob from somebody who fetches for several nodes, in a way that is shorter than a request; `None` if there is
+    /// none.
+    pub(crate) async fn short_cut(
+        &self,
+        digest: &Digest,
+        range: &Range<Stored>,
+    ) -> Result<Option<Bytes>, RegistryError> {
+        let Some(through) = &self.server.through else { return Ok(None) };
+        let path = format!("blobs/{digest}");
+        let mut headers = through.headers();
+        if let Some(value) = self.begin(&self.scope("pull"), &path).await?.header() {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
+        let object = format!("{}/{path}", self.reference.repository());
+        let url = through.upstream.root.join(&object);
+        let mut url =
+            url.map_err(|error| RegistryError::malformed(&self.place, &path, error.to_string()))?;
+        self.name_registry(&mut url);
+        Ok(through.daemon.by_socket(url, digest, range, &headers).await)
+    }
+
     /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered with everything that is
     /// known, once. A call without body must change nothing.
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
         let mut tried =
-            if ours { self.authorizer.begin(call.scope).await } else { Tried::default() };
-        if let Some(through) = &self.server.through
-            && tried.is_secret()
-            && !through.takes_credentials()
-        {
-            let (place, object) = (self.place.clone(), call.object.to_owned());
-            return Err(RegistryError::Withheld { place, object });
-        }
+            if ours { self.begin(call.scope, call.object).await? } else { Tried::default() };
         let mut resent = false;
         loop {
             let mut headers = if ours { self.server.headers.clone() } else { HeaderMap::new() };

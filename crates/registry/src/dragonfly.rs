@@ -4,15 +4,23 @@
 //! registry by one of them for all, in pieces of 4 MiB and more. It is asked for blobs alone, and never believed: digests are checked
 //! as always.
 //!
+//! On this node there may be a shorter way to it than its proxy, see `socket`.
+//!
 //! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it lives, at another port.
 
-use std::{fmt, future::Future, str::FromStr, time::Duration};
+mod socket;
 
+use std::{fmt, future::Future, ops::Range, path::Path, str::FromStr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use lazuli_image::{Digest, Stored};
 use reqwest::{
     Url,
     header::{HeaderMap, HeaderName, HeaderValue},
 };
 use tokio::time::sleep;
+
+use self::socket::Socket;
 
 use crate::{
     error::RegistryError,
@@ -47,6 +55,7 @@ pub struct Dragonfly {
     proxy: Url,
     health: Url,
     credentials: bool,
+    socket: Option<Arc<Socket>>,
 }
 
 impl Dragonfly {
@@ -65,7 +74,23 @@ impl Dragonfly {
         if health.is_none() && alive.set_port(Some(HEALTH_PORT)).is_err() {
             return Err(InvalidName::new(proxy.as_str(), "it has no port"));
         }
-        Ok(Dragonfly { proxy, health: alive, credentials })
+        Ok(Dragonfly { proxy, health: alive, credentials, socket: None })
+    }
+
+    /// The same daemon, which is on this node and can be asked at its Unix socket, too. Hard links to its files are made in `links`.
+    pub fn with_socket(self, socket: &Path, links: &Path) -> Self {
+        Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
+    }
+
+    /// The bytes of a blob at `url`, if the daemon has a socket and that is the way to ask for them.
+    pub(crate) async fn by_socket(
+        &self,
+        url: Url,
+        digest: &Digest,
+        range: &Range<Stored>,
+        headers: &HeaderMap,
+    ) -> Option<Bytes> {
+        self.socket.as_ref()?.read(url.as_str(), digest, range, headers).await
     }
 
     /// The way through it to `upstream`, if that may deliver blobs.
@@ -73,9 +98,8 @@ impl Dragonfly {
         let mut root = self.proxy.clone();
         root.set_path(upstream.root.path());
         let origin = upstream.root.origin().ascii_serialization();
-        // The operator's headers may be passwords.
-        let mut headers =
-            if self.credentials { upstream.headers.clone() } else { HeaderMap::new() };
+        let through = Through { daemon: self.clone(), upstream: Box::new(upstream.clone()) };
+        let mut headers = through.headers();
         for (name, value) in [
             ("x-dragonfly-use-p2p", "true"),
             ("x-dragonfly-registry", origin.as_str()),
@@ -87,7 +111,6 @@ impl Dragonfly {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).ok()?);
         }
         let may = Capabilities { pull: true, ..Capabilities::NONE };
-        let through = Through { daemon: self.clone(), upstream: Box::new(upstream.clone()) };
         upstream.may.pull.then(|| Server {
             root,
             may,
@@ -147,6 +170,11 @@ pub(crate) struct Through {
 }
 
 impl Through {
+    /// What the upstream is sent along with each request, as far as it may be shown on the way: that may be passwords.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        if self.daemon.credentials { self.upstream.headers.clone() } else { HeaderMap::new() }
+    }
+
     /// Whether what the upstream wants to see may be shown on the way.
     pub(crate) fn takes_credentials(&self) -> bool {
         self.daemon.credentials

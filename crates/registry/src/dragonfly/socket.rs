@@ -1,0 +1,211 @@
+//! The other way to the daemon: its Unix socket, through which no data goes.
+//!
+//! The daemon makes a hard link to the file that it keeps the blob in, fills it in place, and says when the pieces are there that were
+//! asked for. They are read from that file then. This needs a directory on the file system of the daemon's storage.
+//!
+//! From `dfdaemon.v2.DfdaemonDownload` of version 2.3 of Dragonfly's API, what is used of it.
+
+use std::{
+    collections::HashMap,
+    fmt, fs, io,
+    ops::Range,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use lazuli_image::{Digest, Stored};
+use reqwest::header::HeaderMap;
+use tokio::time::Instant;
+use tonic::{
+    Request, Status,
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
+    transport::{Channel, Endpoint},
+};
+use tonic_prost::ProstCodec;
+
+use crate::health::Health;
+
+/// `SchedulingPolicy.ALWAYS`.
+const ALWAYS: i32 = 1;
+
+/// What to download, and where to.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Download {
+    #[prost(string, tag = "1")]
+    url: String,
+    #[prost(map = "string, string", tag = "9")]
+    request_header: HashMap<String, String>,
+    #[prost(string, optional, tag = "11")]
+    output_path: Option<String>,
+    #[prost(bool, tag = "22")]
+    force_hard_link: bool,
+    #[prost(bool, tag = "30")]
+    enable_task_id_based_blob_digest: bool,
+    #[prost(int32, tag = "35")]
+    scheduling_policy: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct DownloadTaskRequest {
+    #[prost(message, optional, tag = "1")]
+    download: Option<Download>,
+}
+
+/// That pieces are there, one by one. Which ones does not matter: the stream ends when all are.
+#[derive(Clone, PartialEq, prost::Message)]
+struct DownloadTaskResponse {}
+
+/// The socket of a daemon.
+pub(super) struct Socket {
+    path: PathBuf,
+    /// Where links are made.
+    links: PathBuf,
+    channel: OnceLock<Channel>,
+    health: Health,
+}
+
+impl PartialEq for Socket {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path && self.links == other.links
+    }
+}
+
+impl Eq for Socket {}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Socket({})", self.path.display())
+    }
+}
+
+/// A link that is gone with the value.
+struct Link(PathBuf);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // What it was not made for is not there.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Socket {
+    /// The socket at `path`; links are made in the directory `links`.
+    pub(super) fn new(path: &Path, links: &Path) -> Self {
+        let health = Health::new(path.display().to_string());
+        Socket { path: path.to_owned(), links: links.to_owned(), channel: OnceLock::new(), health }
+    }
+
+    /// The bytes of a blob at `url`; `None` if it must be asked for in another way. `headers` are for the registry.
+    pub(super) async fn read(
+        &self,
+        url: &str,
+        digest: &Digest,
+        range: &Range<Stored>,
+        headers: &HeaderMap,
+    ) -> Option<Bytes> {
+        if !self.health.is_well() {
+            return None;
+        }
+        let started = Instant::now();
+        let link = self.link(digest);
+        let download = self.download(url, range, headers, &link.0);
+        let brought = match self.run(download).await {
+            Ok(()) => read(link, range.clone()).await.map_err(|error| error.to_string()),
+            Err(status) => Err(status.message().to_owned()),
+        };
+        match brought {
+            Ok(bytes) => {
+                self.health.worked();
+                Some(bytes)
+            }
+            Err(error) => {
+                tracing::debug!(error, socket = %self.path.display(), "the proxy is asked instead");
+                self.health.failed(started, None);
+                None
+            }
+        }
+    }
+
+    /// A name that nobody has used.
+    fn link(&self, digest: &Digest) -> Link {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Link(self.links.join(format!("{}-{}-{number}", digest.hex(), std::process::id())))
+    }
+
+    fn download(
+        &self,
+        url: &str,
+        range: &Range<Stored>,
+        headers: &HeaderMap,
+        link: &Path,
+    ) -> Download {
+        let text = |value: &reqwest::header::HeaderValue| Some(value.to_str().ok()?.to_owned());
+        let headers =
+            headers.iter().filter_map(|(name, value)| Some((name.to_string(), text(value)?)));
+        let mut request_header: HashMap<_, _> = headers.collect();
+        let (start, last) = (range.start.0, range.end.0.saturating_sub(1));
+        request_header.insert("range".to_owned(), format!("bytes={start}-{last}"));
+        Download {
+            url: url.to_owned(),
+            request_header,
+            output_path: Some(link.display().to_string()),
+            force_hard_link: true,
+            enable_task_id_based_blob_digest: true,
+            scheduling_policy: ALWAYS,
+        }
+    }
+
+    /// Has something downloaded.
+    async fn run(&self, download: Download) -> Result<(), Status> {
+        const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
+        let mut client = Grpc::new(self.channel()?);
+        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let request = Request::new(DownloadTaskRequest { download: Some(download) });
+        let codec = ProstCodec::<_, DownloadTaskResponse>::default();
+        let method = PathAndQuery::from_static(METHOD);
+        let mut pieces = client.server_streaming(request, method, codec).await?.into_inner();
+        while pieces.message().await?.is_some() {}
+        Ok(())
+    }
+
+    /// Removes links of a process that died: each keeps a blob on the disk.
+    fn clear(&self) {
+        let links = fs::read_dir(&self.links).into_iter().flatten().flatten();
+        let is_link = |name: &str| name.split('-').count() == 3 && name.len() > 64;
+        let old = links.filter(|link| link.file_name().to_str().is_some_and(is_link));
+        old.for_each(|link| drop(Link(link.path())));
+    }
+
+    /// The connection, which is made anew by itself.
+    fn channel(&self) -> Result<Channel, Status> {
+        if let Some(channel) = self.channel.get() {
+            return Ok(channel.clone());
+        }
+        let address = format!("unix:{}", self.path.display());
+        let endpoint = Endpoint::from_shared(address);
+        let endpoint = endpoint.map_err(|error| Status::unavailable(error.to_string()))?;
+        self.clear();
+        Ok(self
+            .channel
+            .get_or_init(|| endpoint.connect_timeout(super::CONNECT).connect_lazy())
+            .clone())
+    }
+}
+
+/// Reads what is behind a link.
+async fn read(link: Link, range: Range<Stored>) -> io::Result<Bytes> {
+    let read = move || {
+        let file = fs::File::open(&link.0)?;
+        let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
+        file.read_exact_at(&mut bytes, range.start.0)?;
+        Ok(Bytes::from(bytes))
+    };
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+}

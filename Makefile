@@ -8,7 +8,7 @@ BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd test package-test soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -28,6 +28,11 @@ demo-containerd: ## the same through a containerd of its own, beside overlayfs (
 	$(MAKE) --no-print-directory binary cri
 	$(ROOT) scripts/demo-containerd
 
+demo-fleet: ## one image on many nodes at once, with Dragonfly and without (5 minutes, the first time 40: builds Dragonfly); NODES=8
+	scripts/install-deps demo-fleet
+	$(MAKE) --no-print-directory binary wire
+	$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" scripts/demo-fleet $(NODES)
+
 test: ## everything: units, format, kernel, end to end
 	scripts/install-deps test
 	scripts/test
@@ -42,6 +47,12 @@ package-test: deb ## the package, and the DaemonSet's container, on Debian syste
 	$(MAKE) --no-print-directory binary cri
 	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" target/release/cri "$$(scripts/corpus redis)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
+
+p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (an hour, the first time builds Dragonfly)
+	scripts/install-deps demo-fleet
+	$(MAKE) --no-print-directory binary wire
+	for verb in fleet "misses --set recommended,default,hasty,super,hasty-super" outages model; do \
+		$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" bench/lazuli-bench $$verb || exit 1; done
 
 soak: ## the long forms of the reliability tests, thousands of kills and damaged images, an hour under containerd (about two hours)
 	scripts/install-deps test

@@ -41,9 +41,10 @@ def main(argv):
     args = parser.parse_args(argv)
     need_root()
     directory = corpus(IMAGE)
-    dragonfly.binaries()
     network.enter()
     ways, herds = args.ways.split(","), []
+    if any(way.startswith("p2p") for way in ways):
+        dragonfly.binaries()
     with scratch("fleet") as work, site(work / "registry", args.round_trip, args.megabits) as server, fair_scheduling():
         prepare(server, work, f"oci:{directory / IMAGE}:latest")
         for turn in range(args.rounds):

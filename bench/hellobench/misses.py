@@ -52,8 +52,9 @@ def main(argv):
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/misses.json")
     args = parser.parse_args(argv)
     need_root()
-    dragonfly.binaries()
     network.enter()
+    if args.ways != "direct":
+        dragonfly.binaries()
     rows = []
     with scratch("misses") as work, site(work / "registry", args.round_trip, args.megabits) as server, fair_scheduling():
         prepare(server, work, args.reads)

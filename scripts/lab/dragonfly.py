@@ -1,7 +1,6 @@
 """Dragonfly as it is recommended in dist/dragonfly: a scheduler, seed peers and nodes, each in a network namespace."""
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
@@ -33,25 +32,30 @@ def configured(name, directory, **changes):
     return path
 
 
-@contextlib.contextmanager
-def scheduler(directory, **changes):
-    """A scheduler at the bridge; `changes` are of its configuration."""
-    directory.mkdir()
-    config = configured("scheduler.yaml", directory, **changes)
-    with open(config, "a") as more:
-        more.write(f"network:\n  enableIPv6: false\n")
-    text = config.read_text().replace("server:\n", f"server:\n  advertiseIP: {HUB}\n  listenIP: {HUB}\n", 1)
-    config.write_text(text)
-    command = [binaries() / "scheduler", "--config", config, "--dynconfig", configured("scheduler-dynconfig.yaml", directory)]
-    with background(*command, log=directory / "output.log", ready=lambda: listens(HUB, 8002)) as process:
-        yield process
+class Program:
+    """A part of Dragonfly, which can be killed and started again."""
+
+    def __init__(self, stack, directory, command, ready):
+        self.stack, self.directory, self.command, self.ready = stack, directory, command, ready
+        self.restart()
+
+    def restart(self):
+        """Start it, and wait until it listens."""
+        log = self.directory / "output.log"
+        self.process = self.stack.enter_context(background(*self.command, log=log, ready=self.ready, timeout=60))
+        # It may ignore SIGTERM for minutes.
+        self.stack.callback(self.kill)
+
+    def kill(self):
+        """End it as a power cut would."""
+        self.process.kill()
+        self.process.wait()
 
 
-class Daemon:
-    """A dfdaemon that is running."""
+class Daemon(Program):
+    """A dfdaemon."""
 
-    def __init__(self, process, address):
-        self.process, self.address = process, address
+    address = None
 
     def traffic(self):
         """Bytes so far by where they came from: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER; and UPLOAD."""
@@ -65,23 +69,32 @@ class Daemon:
 
 
 @contextlib.contextmanager
+def scheduler(directory, **changes):
+    """A scheduler at the bridge; `changes` are of its configuration."""
+    directory.mkdir()
+    config = configured("scheduler.yaml", directory, **changes)
+    config.write_text(config.read_text().replace("server:\n", f"server:\n  advertiseIP: {HUB}\n  listenIP: {HUB}\n", 1))
+    command = [binaries() / "scheduler", "--config", config, "--dynconfig", configured("scheduler-dynconfig.yaml", directory)]
+    with contextlib.ExitStack() as stack:
+        yield Program(stack, directory, command, lambda: listens(HUB, 8002))
+
+
+@contextlib.contextmanager
 def daemon(directory, namespace, name, seed=False, **changes):
     """A dfdaemon in a namespace."""
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     changes = {"enable": str(seed).lower()} | changes
     config = configured("dfdaemon.yaml", directory, **changes)
     with open(config, "a") as more:
-        more.write(f"host:\n  hostname: {name}\n  ip: {namespace.address}\nmetrics:\n  server:\n    ip: {namespace.address}\n    port: 4002\n")
+        more.write(f"host:\n  hostname: {name}\n  ip: {namespace.address}\n"
+                   f"metrics:\n  server:\n    ip: {namespace.address}\n    port: 4002\n")
     dynamic = configured("dfdaemon-dynconfig.yaml", directory, addrs=f'["{HUB}:8002"]')
-    command = [binaries() / "dfdaemon", "--config", config, "--dynconfig", dynamic, "--log-dir", directory / "log", "--log-level",
-               os.environ.get("DFDAEMON_LOG", "warn")]
-    ready = lambda: listens(namespace.address, 4002) and listens(namespace.address, 4000)
-    with background(*namespace.inside(*command), log=directory / "output.log", ready=ready, timeout=60) as process:
-        try:
-            yield Daemon(process, namespace.address)
-        finally:
-            # It may ignore SIGTERM for minutes.
-            process.kill()
+    command = [binaries() / "dfdaemon", "--config", config, "--dynconfig", dynamic, "--log-dir", directory / "log", "--log-level", "warn"]
+    with contextlib.ExitStack() as stack:
+        one = Daemon(stack, directory, namespace.inside(*command),
+                     lambda: all(listens(namespace.address, port) for port in (4000, 4002)))
+        one.address = namespace.address
+        yield one
 
 
 def listens(address, port):

@@ -1,11 +1,12 @@
 """Many nodes that start one image at the same time, with a registry far away and each other near by."""
 
 import contextlib
+import resource
 import threading
 import time
 from dataclasses import dataclass, field
 
-from . import drop_caches, dragonfly, used
+from . import dragonfly, drop_caches, run, used
 from .coldstart import pulled, watch
 from .lazuli import Node
 from .link import link
@@ -49,9 +50,10 @@ def site(directory, milliseconds, megabits):
 
 
 @contextlib.contextmanager
-def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", socket=False):
+def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
     """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and seed peers. `scheduler` and
-    `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's. Yields Lazulis and daemons."""
+    `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's, `small_disk`: the last
+    dfdaemon has a file system of 1 GiB. Yields Lazulis and daemons."""
     directory.mkdir()
     hosts = directory / f"hosts/{HUB}_{PORT}_"
     hosts.mkdir(parents=True)
@@ -73,12 +75,28 @@ def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", 
             began = time.monotonic()
             for number, place in enumerate(places):
                 there = directory / f"dfdaemon{number}"
+                if small_disk and number == nodes - 1:
+                    stack.enter_context(disk(there))
                 daemons.append(stack.enter_context(dragonfly.daemon(there, place, f"node{number}", **(daemon or {}))))
         lazulis = [stack.enter_context(FleetNode(directory / f"node{number}", place, config[number]))
                    for number, place in enumerate(places)]
         if p2p:
             time.sleep(max(0, began + SEED_KNOWN - time.monotonic()))
         yield lazulis, daemons
+
+
+@contextlib.contextmanager
+def disk(directory):
+    """A small file system at a new directory."""
+    directory.mkdir()
+    image = directory.parent / f"{directory.name}.ext4"
+    run("truncate", "--size", "1G", image)
+    run("mkfs.ext4", "-q", image)
+    run("mount", "-o", "loop", image, directory)
+    try:
+        yield
+    finally:
+        run("umount", "--lazy", directory)
 
 
 def socket_of(dfdaemon):
@@ -125,8 +143,10 @@ def start(server, lazulis, daemons, reference, argv, expect, pull=None):
 
 
 def spent(lazulis, daemons):
-    """Processor seconds so far of each kind of program."""
-    found = {"lazuli": used(process for lazuli in lazulis for process in lazuli.processes())}
+    """Processor seconds so far of each kind of program; `run` is all that has ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = {"run": children.ru_utime + children.ru_stime,
+             "lazuli": used(process for lazuli in lazulis for process in lazuli.processes())}
     if daemons:
-        found |= {"scheduler": used([daemons[0].pid]), "dfdaemon": used(peer.process.pid for peer in daemons[1:])}
+        found |= {"scheduler": used([daemons[0].process.pid]), "dfdaemon": used(peer.process.pid for peer in daemons[1:])}
     return found

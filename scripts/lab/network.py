@@ -17,7 +17,7 @@ def enter():
     """Go on in a network namespace of our own, which has the bridge that nodes are joined to. It is gone with the processes in it."""
     if _OWN not in os.environ:
         os.environ[_OWN] = "1"
-        os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
+        os.execvp("unshare", ["unshare", "--net", *sys.orig_argv])
     del os.environ[_OWN]
     ip("link set lo up")
     ip("link add lan type bridge")

@@ -1,0 +1,162 @@
+"""What a reader notices when Dragonfly fails, and how long it takes until it is used again.
+
+Two nodes with Dragonfly, as `lazuli-bench misses`; the second one reads a file after another. One thing fails, and the next file is read: its
+wait counts, and the longest wait of five more. Then it is mended, and a file is read every tenth of a second until one comes through
+Dragonfly again.
+
+  none               nothing fails
+  dfdaemon killed    the node's own, with SIGKILL; started again
+  dfdaemon hangs     SIGSTOP; SIGCONT
+  killed in flight   while a file is on its way
+  scheduler killed   started again
+  seed killed        the seed peer; not mended, the nodes go on without
+  disk full          a file system of dfdaemon's own is filled; emptied
+"""
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from lab import REPOSITORY, drop_caches, dragonfly, fair_scheduling, need_root, network, run, scratch, table
+from lab.fleet import PORT, fleet, site
+from lab.network import HUB
+
+from . import results
+from .misses import IMAGE, QUIET, prepare, wait
+
+FILES = 400
+AFTER = 5
+HEALS_WITHIN = 60
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/outages.json")
+    args = parser.parse_args(argv)
+    need_root()
+    dragonfly.binaries()
+    network.enter()
+    rows = []
+    with scratch("outages") as work, site(work / "registry", 20, 1000) as server, fair_scheduling():
+        prepare(server, work, FILES)
+        for name, fault in FAULTS.items():
+            rows.append({"fault": name} | one(fault, work))
+            print(rows[-1], file=sys.stderr, flush=True)
+            results.write(args.json, "outages", argv, rows=rows)
+    print(table(["fault", "wait before ms", "wait of the next ms", "longest of five more ms", "used again after s"],
+                [[row["fault"], *(text(row[key]) for key in ("before", "next", "more", "healed"))] for row in rows]))
+
+
+def text(value):
+    return "-" if value is None else f"{value:.0f}" if value > 20 else f"{value:.1f}"
+
+
+class Scene:
+    """A node that reads, and what may fail."""
+
+    def __init__(self, directory, lazulis, daemons, mount):
+        self.directory, self.node = directory, lazulis[1]
+        self.scheduler, self.seed, _, self.dfdaemon = daemons
+        self.mount, self.pieces = mount, iter(random.sample(range(FILES), FILES))
+
+    def read(self):
+        """Milliseconds that the next file takes."""
+        return wait(self.mount, next(self.pieces), 1)
+
+    def shared(self):
+        """Bytes that this node's dfdaemon has brought; None if it is not there."""
+        try:
+            counted = self.dfdaemon.traffic()
+        except OSError:
+            return None
+        return counted.get("REMOTE_PEER", 0) + counted.get("BACK_TO_SOURCE", 0)
+
+
+def one(fault, work):
+    """One outage."""
+    there = work / "fleet"
+    with contextlib.ExitStack() as stack:
+        lazulis, daemons = stack.enter_context(fleet(there, 2, p2p=True, more=QUIET + "[fetch]\namplify_bytes = 0\n", small_disk=fault is full))
+        mount = there / "mnt"
+        mount.mkdir()
+        lazulis[1]("mount", f"{HUB}:{PORT}/{IMAGE}:1", mount)
+        stack.callback(lazulis[1], "umount", mount)
+        drop_caches()
+        scene = Scene(there, lazulis, daemons, mount)
+        before = max(scene.read() for _ in range(AFTER))
+        next_wait = None
+        if fault is in_flight:
+            next_wait = in_flight(scene)
+            mend = lambda: scene.dfdaemon.restart()
+        else:
+            mend = fault(scene)
+            next_wait = scene.read()
+        more = max(scene.read() for _ in range(AFTER))
+        healed = None
+        if mend:
+            mend()
+            began, brought = time.monotonic(), scene.shared()
+            while time.monotonic() < began + HEALS_WITHIN:
+                scene.read()
+                now = scene.shared()
+                if now is not None and now > (brought or 0):
+                    healed = time.monotonic() - began
+                    break
+                brought = now if brought is None else brought
+                time.sleep(0.1)
+    shutil.rmtree(there)
+    return {"before": before, "next": next_wait, "more": more, "healed": healed}
+
+
+def none(scene):
+    return None
+
+
+def killed(scene):
+    scene.dfdaemon.kill()
+    return scene.dfdaemon.restart
+
+
+def hangs(scene):
+    scene.dfdaemon.process.send_signal(signal.SIGSTOP)
+    return lambda: scene.dfdaemon.process.send_signal(signal.SIGCONT)
+
+
+def in_flight(scene):
+    """The daemon dies when it has been asked for a file."""
+    def kill():
+        time.sleep(0.02)
+        scene.dfdaemon.kill()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    waited = scene.read()
+    killer.join()
+    return waited
+
+
+def no_scheduler(scene):
+    scene.scheduler.kill()
+    return scene.scheduler.restart
+
+
+def no_seed(scene):
+    scene.seed.kill()
+    return None
+
+
+def full(scene):
+    disk = scene.dfdaemon.directory
+    filler = disk / "filler"
+    free = shutil.disk_usage(disk).free
+    run("fallocate", "-l", free - (1 << 20), filler)
+    return filler.unlink
+
+
+FAULTS = {"none": none, "dfdaemon killed": killed, "dfdaemon hangs": hangs, "killed in flight": in_flight,
+          "scheduler killed": no_scheduler, "seed killed": no_seed, "disk full": full}

@@ -3,6 +3,7 @@
 pub mod content;
 pub mod cri;
 pub mod ext4;
+mod http;
 pub mod kernel;
 pub mod listing;
 pub mod mutation;
@@ -14,6 +15,7 @@ pub mod pause;
 pub mod powercut;
 pub mod reading;
 pub mod registry;
+mod serving;
 pub mod tarball;
 pub mod tls;
 pub mod v5;

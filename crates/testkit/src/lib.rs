@@ -1,7 +1,8 @@
-//! Odd trees, tree comparison, a faulty registry, private networks and daemons and a client of containerd for tests. Never shipped.
+//! Odd trees, tree comparison, a faulty registry and Dragonfly, private networks and daemons and a client of containerd for tests. Never shipped.
 
 pub mod content;
 pub mod cri;
+pub mod dragonfly;
 pub mod ext4;
 mod http;
 pub mod kernel;

@@ -196,6 +196,11 @@ pub trait Repository: Send + Sync + Debug {
     /// reads work. Call it on a runtime.
     fn expect_whole(&self, _: &Digest) {}
 
+    /// Whether it is to be asked for blobs of so many bytes.
+    fn is_worth(&self, _bytes: u64) -> bool {
+        true
+    }
+
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
     fn patience(&self) -> Option<Duration> {
         None

@@ -22,7 +22,6 @@ use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Growing, Progress, Pushed},
     client::Options,
-    dragonfly,
     error::RegistryError,
     health::Health,
     manifest::{Document, Manifest},
@@ -107,8 +106,8 @@ impl Mirrored {
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        let is_worth = |place: &&Arc<Registry>| !place.is_shared() || size >= dragonfly::LEAST;
-        self.first("pull", self.trusted(|may| may.pull).filter(is_worth).collect(), ask).await
+        let places = self.trusted(|may| may.pull).filter(|place| place.is_worth(size));
+        self.first("pull", places.collect(), ask).await
     }
 
     /// The first answer that is one.

@@ -189,6 +189,10 @@ impl Repository for Registry {
         }
     }
 
+    fn is_worth(&self, bytes: u64) -> bool {
+        !self.is_shared() || bytes >= dragonfly::LEAST
+    }
+
     fn patience(&self) -> Option<Duration> {
         self.is_shared().then_some(dragonfly::PATIENCE)
     }

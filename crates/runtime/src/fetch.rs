@@ -297,8 +297,9 @@ async fn fetch_again(
     let mut places = blob.sources();
     places.retain(|place| !Arc::ptr_eq(place, liar));
     places.push(liar.clone());
+    let mut from = liar.clone();
     while !places.is_empty() {
-        tracing::warn!(error = %wrong, "wrong bytes, fetching the chunk again");
+        tracing::warn!(error = %wrong, from = from.describe(), "wrong bytes, fetching the chunk again");
         let range = chunk.stored..chunk.stored_end();
         let answer = match read(blob, &places, range, u64::MAX, deadline, wanted).await {
             Ok(answer) => answer,
@@ -323,6 +324,7 @@ async fn fetch_again(
         }
         place.was_wrong(started);
         places.retain(|other| !Arc::ptr_eq(other, &place));
+        from = place;
     }
     Err(wrong)
 }

@@ -1,8 +1,10 @@
-//! Odd trees, tree comparison, a faulty registry, private networks and daemons and a client of containerd for tests. Never shipped.
+//! Odd trees, tree comparison, a faulty registry and Dragonfly, private networks and daemons and a client of containerd for tests. Never shipped.
 
 pub mod content;
 pub mod cri;
+pub mod dragonfly;
 pub mod ext4;
+mod http;
 pub mod kernel;
 pub mod listing;
 pub mod mutation;
@@ -14,6 +16,7 @@ pub mod pause;
 pub mod powercut;
 pub mod reading;
 pub mod registry;
+mod serving;
 pub mod tarball;
 pub mod tls;
 pub mod v5;

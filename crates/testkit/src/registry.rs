@@ -15,13 +15,12 @@
 
 mod api;
 mod fault;
-mod http;
 mod referrers;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io,
-    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard},
     thread,
@@ -31,6 +30,8 @@ use std::{
 use lazuli_image::{Algorithm, Digest};
 
 pub use fault::Fault;
+
+use crate::serving::Ports;
 
 /// How a client has to prove who it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -119,8 +120,8 @@ pub struct FakeRegistry {
 
 #[derive(Debug)]
 struct Shared {
-    address: SocketAddr,
-    storage: SocketAddr,
+    /// Of the registry itself, and of the storage.
+    ports: Ports,
     state: Mutex<State>,
 }
 
@@ -142,10 +143,6 @@ struct State {
     signatures: HashSet<u64>,
     faults: Vec<fault::Armed>,
     latency: Duration,
-    /// Whether connections are refused.
-    away: bool,
-    stopped: bool,
-    open: Vec<TcpStream>,
     counter: u64,
     in_flight: u64,
     stats: Stats,
@@ -164,8 +161,7 @@ struct Stop(Arc<Shared>);
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        self.0.lock().stopped = true;
-        self.0.cut();
+        self.0.ports.stop();
     }
 }
 
@@ -175,14 +171,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Closes all connections and makes the listeners look at the state.
-    fn cut(&self) {
-        for stream in self.lock().open.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        for address in [self.address, self.storage] {
-            let _ = TcpStream::connect(address);
-        }
+    /// Where the registry itself is.
+    fn address(&self) -> SocketAddr {
+        self.ports.address(0)
+    }
+
+    /// Where the storage is.
+    fn storage(&self) -> SocketAddr {
+        self.ports.address(1)
     }
 }
 
@@ -195,22 +191,24 @@ impl FakeRegistry {
     /// The same at another address of this machine, or of the [`crate::network::Network`] that this thread is in. It has to be dropped
     /// there.
     pub fn start_at(address: IpAddr) -> io::Result<Self> {
-        let listeners = [TcpListener::bind((address, 0))?, TcpListener::bind((address, 0))?];
-        let shared = Arc::new(Shared {
-            address: listeners[0].local_addr()?,
-            storage: listeners[1].local_addr()?,
-            state: Mutex::default(),
-        });
-        for listener in listeners {
+        let (ports, listeners) = Ports::two(address)?;
+        let shared = Arc::new(Shared { ports, state: Mutex::default() });
+        for (listener, storage) in listeners.into_iter().zip([false, true]) {
             let shared = shared.clone();
-            thread::spawn(move || listen(&shared, listener));
+            thread::spawn(move || {
+                shared.ports.serve(listener, |stream| {
+                    shared.lock().stats.connections += 1;
+                    let shared = shared.clone();
+                    thread::spawn(move || api::serve(&shared, stream, storage));
+                });
+            });
         }
         Ok(FakeRegistry { _stop: Arc::new(Stop(shared.clone())), shared })
     }
 
     /// Host and port, for names of images.
     pub fn host(&self) -> String {
-        self.shared.address.to_string()
+        self.shared.address().to_string()
     }
 
     /// Stores a blob.
@@ -318,20 +316,19 @@ impl FakeRegistry {
         thread::spawn(move || {
             thread::sleep(duration);
             if let Some(shared) = registry.upgrade() {
-                shared.lock().away = false;
+                shared.ports.come_back();
             }
         });
     }
 
     /// Closes all connections and refuses new ones, also to the storage.
     pub fn go_away(&self) {
-        self.shared.lock().away = true;
-        self.shared.cut();
+        self.shared.ports.go_away();
     }
 
     /// Listens again, at the same address.
     pub fn come_back(&self) {
-        self.shared.lock().away = false;
+        self.shared.ports.come_back();
     }
 
     /// What was done since the start or the last [`FakeRegistry::reset_stats`].
@@ -359,40 +356,5 @@ impl FakeRegistry {
     /// Uploads that were begun and neither finished nor given up.
     pub fn open_uploads(&self) -> usize {
         self.shared.lock().uploads.len()
-    }
-}
-
-/// Accepts connections until the registry is stopped.
-fn listen(shared: &Arc<Shared>, mut listener: TcpListener) {
-    let Ok(address) = listener.local_addr() else { return };
-    let storage = address == shared.storage;
-    loop {
-        let Ok((stream, _)) = listener.accept() else { return };
-        let away = || {
-            let state = shared.lock();
-            (!state.stopped).then_some(state.away)
-        };
-        match away() {
-            None => return,
-            Some(false) => {}
-            Some(true) => {
-                drop((stream, listener));
-                while away() == Some(true) {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                match TcpListener::bind(address) {
-                    Ok(again) => listener = again,
-                    Err(_) => return,
-                }
-                continue;
-            }
-        }
-        if let Ok(clone) = stream.try_clone() {
-            let mut state = shared.lock();
-            state.stats.connections += 1;
-            state.open.push(clone);
-        }
-        let shared = shared.clone();
-        thread::spawn(move || api::serve(&shared, stream, storage));
     }
 }

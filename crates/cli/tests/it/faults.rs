@@ -8,19 +8,17 @@ mod scene;
 mod tls;
 
 use std::{
-    collections::BTreeMap,
     ops::RangeInclusive,
     panic::Location,
     path::PathBuf,
-    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::scene::{Scene, Seen};
-use crate::reliability::{able, report};
+use crate::reliability::{able, report_row, round_seconds};
 
 /// Seconds that a busy machine may add.
 const SLACK: f64 = 10.0;
@@ -118,8 +116,8 @@ impl Case {
         let row = json!({
             "fault": fault,
             "reader": seen.text(),
-            "after_seconds": round(after),
-            "recovered_seconds": round(recovered),
+            "after_seconds": round_seconds(after),
+            "recovered_seconds": round_seconds(recovered),
             "requests": requests,
             "bytes": bytes,
             "requests_counted": counted.0,
@@ -141,20 +139,8 @@ impl Case {
         for server in scene.servers() {
             assert_eq!(server.violations(), Vec::<String>::new(), "{problem}");
         }
-        keep(line, row);
+        report_row("network-faults", line, row);
     }
-}
-
-fn round(seconds: f64) -> f64 {
-    (seconds * 100.0).round() / 100.0
-}
-
-/// Reports the rows so far, in the order of the lines that check them.
-fn keep(line: u32, row: Value) {
-    static ROWS: Mutex<BTreeMap<u32, Value>> = Mutex::new(BTreeMap::new());
-    let mut rows = ROWS.lock().unwrap();
-    rows.insert(line, row);
-    report("network-faults", &rows.values().cloned().collect());
 }
 
 /// A program that maps a file and reads it, see `rows::a_mapping_gets_a_signal`.

@@ -22,6 +22,7 @@ mod merge;
 mod mount;
 mod nodes;
 mod nydus_image;
+mod p2p;
 mod prefetch;
 mod referrer;
 mod registry;

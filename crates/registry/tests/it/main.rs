@@ -3,6 +3,7 @@
 mod archive;
 mod conformance;
 mod distance;
+mod dragonfly;
 mod faults;
 mod growing;
 mod hosts;

@@ -71,13 +71,13 @@ struct Gone {
     sources: Vec<Vec<Arc<dyn BlobSource>>>,
 }
 
-/// One source for each place.
+/// One source for each place that is to be asked for such a blob.
 fn sources(blob: &Blob, places: &[Arc<dyn Repository>]) -> Vec<Arc<dyn BlobSource>> {
     let source = |place: &Arc<dyn Repository>| {
         let source = RepositorySource::new(place.clone(), blob.id, blob.stored_size);
         Arc::new(source) as Arc<dyn BlobSource>
     };
-    places.iter().map(source).collect()
+    places.iter().filter(|place| place.is_worth(blob.stored_size)).map(source).collect()
 }
 
 impl Ways {

@@ -10,12 +10,8 @@ use std::{
 use lazuli_image::{Algorithm, Digest};
 use serde_json::Value;
 
-use super::{
-    Logged, Login, Shared, State, StoredManifest, fault,
-    fault::Fault,
-    http::{self, Body, Request, Response},
-    referrers,
-};
+use super::{Logged, Login, Shared, State, StoredManifest, fault, fault::Fault, referrers};
+use crate::http::{self, Body, Request, Response};
 
 /// Serves one connection until either side closes it.
 pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
@@ -263,7 +259,7 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
     if !wanted.iter().all(|(repository, action)| state.allows(request, repository, action)) {
         let scheme = match &state.login {
             Login::Basic(..) => r#"Basic realm="fake""#.to_owned(),
-            _ => format!(r#"Bearer realm="http://{}/token",service="fake""#, shared.address),
+            _ => format!(r#"Bearer realm="http://{}/token",service="fake""#, shared.address()),
         };
         return Response::error(401, "UNAUTHORIZED").with("www-authenticate", scheme);
     }
@@ -275,7 +271,7 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
             if state.redirect && request.method == "GET" {
                 let signature = state.next();
                 state.signatures.insert(signature);
-                let storage = shared.storage;
+                let storage = shared.storage();
                 let url = format!("http://{storage}/{repository}/{digest}?signature={signature}");
                 return Response::new(307).with("location", url);
             }

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use lazuli_image::{Algorithm, Digest};
 use serde_json::{Value, json};
 
-use super::{State, StoredManifest, http::Request, http::Response};
+use super::{State, StoredManifest};
+use crate::http::{Request, Response};
 
 /// The only media type of lists.
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";

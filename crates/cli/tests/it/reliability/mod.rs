@@ -17,6 +17,7 @@ mod trust;
 mod upstream;
 
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -52,6 +53,20 @@ pub(crate) fn report(name: &str, figures: &Value) {
         let path = PathBuf::from(directory).join(format!("{name}.json"));
         std::fs::write(&path, format!("{figures:#}\n")).unwrap();
     }
+}
+
+/// Adds a row to a table that several tests make, and reports those that it has so far, in the order of the lines that check them.
+pub(crate) fn report_row(name: &'static str, line: u32, row: Value) {
+    static TABLES: Mutex<BTreeMap<&str, BTreeMap<u32, Value>>> = Mutex::new(BTreeMap::new());
+    let mut tables = TABLES.lock().unwrap();
+    let rows = tables.entry(name).or_default();
+    rows.insert(line, row);
+    report(name, &rows.values().cloned().collect());
+}
+
+/// With two digits after the point.
+pub(crate) fn round_seconds(seconds: f64) -> f64 {
+    (seconds * 100.0).round() / 100.0
 }
 
 /// Median, 99th percentile and maximum in milliseconds, with a tenth.

@@ -1,0 +1,117 @@
+//! What nodes have from each other, and what the registry has to serve.
+
+use std::{collections::BTreeMap, thread};
+
+use lazuli_testkit::dragonfly::{Fault, Stats};
+
+use super::scene::{FETCH, FILES, Image, Node, QUIET};
+use crate::{prefetch::wait, reliability::able};
+
+fn read_all(node: &Node) {
+    (0..FILES).for_each(|number| node.read(number));
+}
+
+/// Nodes without anything that fetches by itself, which have mounted the image.
+fn nodes<const N: usize>(image: &Image) -> [Node; N] {
+    [(); N].map(|()| {
+        let node = image.node(&format!("{FETCH}{QUIET}"), false);
+        image.mount(&node);
+        node
+    })
+}
+
+/// No more came from the registry than a tenth beside the data.
+#[track_caller]
+fn served_once(image: &Image) {
+    let bytes = image.registry.stats().bytes;
+    let most = image.size() + image.size() / 10;
+    assert!((image.size()..=most).contains(&bytes), "{bytes} of {}", image.size());
+    assert_eq!(image.registry.violations(), [""; 0]);
+}
+
+#[test]
+fn the_second_node_has_everything_from_the_first() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let [first, second] = nodes(&image);
+    read_all(&first);
+    served_once(&image);
+    let asked = image.registry.stats().requests;
+    read_all(&second);
+    served_once(&image);
+    let Stats { served, asked_origin, from_peers, .. } = second.daemon.stats();
+    assert!(served >= image.size() && from_peers >= image.size(), "{served}, {from_peers}");
+    // How big each blob is.
+    assert_eq!((asked_origin, image.registry.stats().requests), (2, asked + 2));
+}
+
+#[test]
+fn nodes_that_start_together_have_everything_from_each_other() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let nodes: [Node; 2] = nodes(&image);
+    thread::scope(|scope| nodes.iter().for_each(|node| drop(scope.spawn(|| read_all(node)))));
+    served_once(&image);
+    let from_peers: u64 = nodes.iter().map(|node| node.daemon.stats().from_peers).sum();
+    assert!(from_peers >= image.size() * 9 / 10, "{from_peers}");
+}
+
+#[test]
+fn a_peer_that_lies_is_found_out() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let [liar, node] = nodes(&image);
+    liar.read(1);
+    liar.daemon.set(Fault::WrongBytes);
+    image.registry.reset_stats();
+    node.read(1);
+    assert!(node.daemon.stats().from_peers > 0);
+    // The node has no other name for it than that of its own daemon.
+    let log = node.lazuli.log();
+    let named = format!("dragonfly at {}", node.daemon.proxy());
+    let said = |line: &&str| line.contains("wrong bytes") && line.contains(&named);
+    assert!(log.lines().any(|line| said(&line)), "{log}");
+    let again = image.registry.log();
+    let asked_origin = node.daemon.stats().asked_origin as usize;
+    assert_eq!(again.len(), asked_origin + 1, "{again:#?}");
+    // It has much that is right.
+    assert!(node.returns(2..FILES / 2) < 10.0);
+}
+
+#[test]
+fn the_rest_of_an_image_is_announced_once_for_each_blob() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let rest = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 100000000\n";
+    let node = image.node(&format!("{FETCH}{rest}"), false);
+    image.mount(&node);
+    wait("everything", || node.chunks_ready() == FILES as u64);
+    (0..FILES).for_each(|number| node.read(number));
+    let mut announced = BTreeMap::new();
+    for logged in node.daemon.log() {
+        if logged.headers.get("x-dragonfly-prefetch").is_some_and(|value| value == "true") {
+            *announced.entry(logged.target).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(announced.values().collect::<Vec<_>>(), [&1, &1], "{announced:#?}");
+    served_once(&image);
+}
+
+#[test]
+fn what_is_small_is_not_asked_of_other_nodes() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::of_files(1000);
+    let [node] = nodes(&image);
+    read_all(&node);
+    assert_eq!(node.daemon.log(), []);
+}

@@ -1,0 +1,203 @@
+//! A Dragonfly in this process: daemons that hand each other the pieces of blobs, and that fail on demand.
+//!
+//! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from `X-Dragonfly-Registry`, or from `ns`, and
+//! knows a blob by its digest alone. With `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
+//! the others have it from that one; without, each fetches what it needs by itself, and tells nobody. Only blobs are fetched.
+//!
+//! ```no_run
+//! use lazuli_testkit::dragonfly::{Fault, Swarm};
+//! let swarm = Swarm::new();
+//! let daemon = swarm.daemon().unwrap();
+//! let config = format!("proxy = {:?}\nhealth = {:?}", daemon.proxy(), daemon.health());
+//! daemon.set(Fault::Hung);
+//! ```
+
+mod origin;
+mod pool;
+mod proxy;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    thread,
+};
+
+use crate::{http::Headers, serving::Ports};
+
+use self::pool::Pool;
+
+/// Bytes of a piece of a blob of up to 2 GiB.
+const PIECE: u64 = 4 << 20;
+
+/// What is wrong with a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nobody listens, and what was under way has ended.
+    Gone,
+    /// It does nothing at all, but the kernel takes connections for it.
+    Hung,
+    /// Its proxy answers nothing, as if it waited for a piece that nobody reports. It says that it lives.
+    Stuck,
+    /// What it does not have yet it cannot keep.
+    DiskFull,
+    /// It knows of no other daemon, and none of it: the scheduler does not answer.
+    Alone,
+    /// Each byte that it hands out is inverted, to other daemons as well.
+    WrongBytes,
+}
+
+/// One request to a proxy, as it came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// `GET`.
+    pub method: String,
+    /// `/v2/app/blobs/sha256:…`, with the query.
+    pub target: String,
+    /// By names in lower case.
+    pub headers: Headers,
+}
+
+/// What a daemon did so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests to the proxy.
+    pub requests: u64,
+    /// Bytes of blobs that clients were sent.
+    pub served: u64,
+    /// Requests that registries got.
+    pub asked_origin: u64,
+    /// Bytes of blobs that registries sent.
+    pub from_origin: u64,
+    /// Bytes of blobs that other daemons sent.
+    pub from_peers: u64,
+}
+
+/// Daemons that one scheduler knows of. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Swarm(Arc<Pool>);
+
+impl Default for Swarm {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Swarm {
+    /// Without daemons, and with pieces of the usual size.
+    pub fn new() -> Self {
+        Self::with_pieces_of(PIECE)
+    }
+
+    /// With pieces of so many bytes.
+    pub fn with_pieces_of(bytes: u64) -> Self {
+        Swarm(Arc::new(Pool::new(bytes)))
+    }
+
+    /// Starts a daemon on free ports of the loopback interface.
+    pub fn daemon(&self) -> io::Result<Daemon> {
+        self.daemon_at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// The same at another address of this machine, or of the [`crate::network::Network`] that this thread is in. It has to be dropped
+    /// there.
+    pub fn daemon_at(&self, address: IpAddr) -> io::Result<Daemon> {
+        let (ports, listeners) = Ports::two(address)?;
+        let shared = Arc::new(Shared { ports, pool: self.0.clone(), number: self.0.join() });
+        for (listener, serve) in
+            listeners.into_iter().zip([proxy::serve, proxy::serve_health] as [proxy::Serve; 2])
+        {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.ports.serve(listener, |stream| {
+                    let shared = shared.clone();
+                    thread::spawn(move || serve(&shared, stream));
+                });
+            });
+        }
+        Ok(Daemon { _stop: Arc::new(Stop(shared.clone())), shared })
+    }
+}
+
+/// A handle to a running daemon; clones are the same daemon. It stops with the last handle.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    shared: Arc<Shared>,
+    _stop: Arc<Stop>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Of the proxy, and of what says that it lives.
+    ports: Ports,
+    pool: Arc<Pool>,
+    /// Which of the swarm's daemons it is.
+    number: usize,
+}
+
+#[derive(Debug)]
+struct Stop(Arc<Shared>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        // Whoever waits within it goes on, and finds it gone.
+        self.0.pool.change(self.0.number, |peer| peer.fault = Some(Fault::Gone));
+        self.0.ports.stop();
+    }
+}
+
+impl Daemon {
+    /// Where clients ask.
+    pub fn proxy(&self) -> String {
+        format!("http://{}", self.shared.ports.address(0))
+    }
+
+    /// Where it says that it lives.
+    pub fn health(&self) -> String {
+        format!("http://{}", self.shared.ports.address(1))
+    }
+
+    /// Has this from now on, also in what is under way, instead of any other fault.
+    pub fn set(&self, fault: Fault) {
+        self.turn(Some(fault));
+    }
+
+    /// Does all it should again. It has what it had before.
+    pub fn heal(&self) {
+        self.turn(None);
+    }
+
+    fn turn(&self, fault: Option<Fault>) {
+        self.shared.pool.change(self.shared.number, |peer| peer.fault = fault);
+        match fault {
+            Some(Fault::Gone) => self.shared.ports.go_away(),
+            _ => self.shared.ports.come_back(),
+        }
+    }
+
+    /// What it did since the start or the last [`Daemon::reset_stats`].
+    pub fn stats(&self) -> Stats {
+        self.shared.pool.change(self.shared.number, |peer| peer.stats.clone())
+    }
+
+    /// All requests since then, in order.
+    pub fn log(&self) -> Vec<Logged> {
+        self.shared.pool.change(self.shared.number, |peer| peer.log.clone())
+    }
+
+    /// Starts counting anew.
+    pub fn reset_stats(&self) {
+        self.shared.pool.change(self.shared.number, |peer| {
+            (peer.stats, peer.log) = (Stats::default(), Vec::new());
+        });
+    }
+}
+
+impl Logged {
+    /// Whether it came with what somebody may be known by.
+    pub fn is_authorized(&self) -> bool {
+        self.headers.contains_key("authorization")
+    }
+}

@@ -1,0 +1,247 @@
+//! The pieces that each daemon has, and how it comes by more of them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{Fault, Logged, Stats, origin::Origin};
+
+/// What the scheduler knows, and all daemons have.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// Bytes of a piece.
+    piece: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    peers: Vec<Peer>,
+    under_way: HashSet<Claim>,
+}
+
+/// One daemon.
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub(super) fault: Option<Fault>,
+    pub(super) stats: Stats,
+    pub(super) log: Vec<Logged>,
+    /// Of blobs, by their digests.
+    sizes: HashMap<String, u64>,
+    pieces: HashMap<(String, u64), Piece>,
+    /// Blobs that it was told to fetch as a whole.
+    expected: HashSet<String>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    content: Arc<Vec<u8>>,
+    /// Whether others were told of it.
+    shared: bool,
+}
+
+/// What somebody is asking a registry for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Claim {
+    /// For which daemon alone, if not for all of them.
+    alone: Option<usize>,
+    blob: String,
+    /// `None`: how big it is.
+    piece: Option<u64>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// A registry said so.
+    Backend(u16),
+    /// The daemon itself.
+    Own(u16),
+}
+
+/// What one request of a client is about.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) pool: Arc<Pool>,
+    /// The daemon that was asked.
+    pub(super) number: usize,
+    /// The digest in hexadecimal digits.
+    pub(super) blob: String,
+    pub(super) origin: Origin,
+    /// Whether other daemons are to be asked, and told.
+    pub(super) shared: bool,
+}
+
+impl Pool {
+    pub(super) fn new(piece: u64) -> Self {
+        Pool { piece, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Adds a daemon.
+    pub(super) fn join(&self) -> usize {
+        let peers = &mut self.lock().peers;
+        peers.push(Peer::default());
+        peers.len() - 1
+    }
+
+    /// Looks at a daemon, or changes it.
+    pub(super) fn change<T>(&self, number: usize, change: impl FnOnce(&mut Peer) -> T) -> T {
+        let result = change(&mut self.lock().peers[number]);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits as long as the daemon has one of these faults.
+    pub(super) fn wait_out(&self, number: usize, faults: &[Fault]) {
+        let has = |state: &mut State| {
+            state.peers[number].fault.is_some_and(|fault| faults.contains(&fault))
+        };
+        drop(self.changed.wait_while(self.lock(), has).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panicking connection must fail its own test, not hide behind a poisoned lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A piece as another daemon hands it out.
+    fn piece_of_peers(&self, key: &(String, u64)) -> Option<Vec<u8>> {
+        let able =
+            |peer: &&Peer| matches!(peer.fault, None | Some(Fault::DiskFull | Fault::WrongBytes));
+        self.peers.iter().filter(able).find_map(|peer| {
+            let piece = peer.pieces.get(key).filter(|piece| piece.shared)?;
+            Some(peer.hand_out(piece.content.to_vec()))
+        })
+    }
+}
+
+impl Peer {
+    /// What becomes of bytes on their way to somebody else.
+    pub(super) fn hand_out(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        if self.fault == Some(Fault::WrongBytes) {
+            bytes.iter_mut().for_each(|byte| *byte = !*byte);
+        }
+        bytes
+    }
+}
+
+impl Task {
+    /// How big the blob is. Each daemon asks a registry for that by itself, once.
+    pub(super) fn size(&self) -> Result<u64, Refusal> {
+        let claim = Claim { alone: Some(self.number), blob: self.blob.clone(), piece: None };
+        let found = self.once(|state| match state.peers[self.number].sizes.get(&self.blob) {
+            Some(size) => Ok(*size),
+            None => Err(claim.clone()),
+        });
+        let claim = match found {
+            Ok(size) => return Ok(size),
+            Err(claim) => claim,
+        };
+        let asked = self.ask(0..1);
+        let mut state = self.release(&claim);
+        let size = asked?.1;
+        state.peers[self.number].sizes.insert(self.blob.clone(), size);
+        Ok(size)
+    }
+
+    /// The bytes of `range`, which the blob has.
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, Refusal> {
+        let size = self.size()?;
+        let mut bytes = Vec::new();
+        for number in range.start / self.pool.piece..range.end.div_ceil(self.pool.piece) {
+            let (piece, start) = (self.piece(number, size)?, number * self.pool.piece);
+            let from = range.start.saturating_sub(start) as usize;
+            let to = (range.end - start).min(piece.len() as u64) as usize;
+            bytes.extend_from_slice(&piece[from..to]);
+        }
+        Ok(bytes)
+    }
+
+    /// Fetches everything that is missing, if nobody said so before.
+    pub(super) fn expect_whole(&self) {
+        if !self.pool.change(self.number, |peer| peer.expected.insert(self.blob.clone())) {
+            return;
+        }
+        let Ok(size) = self.size() else { return };
+        for number in 0..size.div_ceil(self.pool.piece) {
+            if self.piece(number, size).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn piece(&self, number: u64, size: u64) -> Result<Arc<Vec<u8>>, Refusal> {
+        let key = (self.blob.clone(), number);
+        let found = self.once(|state| {
+            let own = &state.peers[self.number];
+            if let Some(piece) = own.pieces.get(&key) {
+                return Ok(Ok(piece.content.clone()));
+            }
+            if own.fault == Some(Fault::DiskFull) {
+                return Ok(Err(Refusal::Own(507)));
+            }
+            let shared = self.shared && own.fault != Some(Fault::Alone);
+            if shared && let Some(content) = state.piece_of_peers(&key) {
+                let (own, content) = (&mut state.peers[self.number], Arc::new(content));
+                own.stats.from_peers += content.len() as u64;
+                own.pieces.insert(key.clone(), Piece { content: content.clone(), shared });
+                return Ok(Ok(content));
+            }
+            let alone = (!shared).then_some(self.number);
+            Err(Claim { alone, blob: self.blob.clone(), piece: Some(number) })
+        });
+        let claim = match found {
+            Ok(piece) => return piece,
+            Err(claim) => claim,
+        };
+        let start = number * self.pool.piece;
+        let asked = self.ask(start..size.min(start + self.pool.piece));
+        let mut state = self.release(&claim);
+        let (content, shared) = (Arc::new(asked?.0), claim.alone.is_none());
+        let own = &mut state.peers[self.number];
+        own.pieces.insert(key, Piece { content: content.clone(), shared });
+        Ok(content)
+    }
+
+    /// What there is already or, after everybody else who claimed it is done, the right to fetch it.
+    fn once<T>(&self, find: impl Fn(&mut State) -> Result<T, Claim>) -> Result<T, Claim> {
+        let mut state = self.pool.lock();
+        loop {
+            let claim = match find(&mut state) {
+                Ok(found) => return Ok(found),
+                Err(claim) => claim,
+            };
+            if state.under_way.insert(claim.clone()) {
+                return Err(claim);
+            }
+            state = self.pool.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Gives a claim back, when the daemon does something again.
+    fn release(&self, claim: &Claim) -> MutexGuard<'_, State> {
+        self.pool.wait_out(self.number, &[Fault::Hung]);
+        let mut state = self.pool.lock();
+        state.under_way.remove(claim);
+        self.pool.changed.notify_all();
+        state
+    }
+
+    /// Some bytes from the registry, and how many the blob has.
+    fn ask(&self, range: Range<u64>) -> Result<(Vec<u8>, u64), Refusal> {
+        let answer = self.origin.read(range);
+        self.pool.change(self.number, |peer| {
+            peer.stats.asked_origin += 1;
+            if let Ok((bytes, _)) = &answer {
+                peer.stats.from_origin += bytes.len() as u64;
+            }
+            // What a process fetched that has ended is lost.
+            if peer.fault == Some(Fault::Gone) { Err(Refusal::Own(500)) } else { answer }
+        })
+    }
+}

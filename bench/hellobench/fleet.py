@@ -5,7 +5,7 @@ a bridge, and the registry over one wire that they share. Ways to bring the imag
 
   pull     skopeo copy, umoci unpack, runc run
   lazuli   lazuli run, each node by itself
-  p2p      the same with a dfdaemon on each node, beside Dragonfly's scheduler and a seed peer, configured as in dist/dragonfly
+  p2p      the same with a dfdaemon on each node, beside Dragonfly's scheduler, configured as in dist/dragonfly
   p2p-raw  the same with the image as it was converted: without --trace-run, so what starts read lies here and there
 
 Daemons of Dragonfly are new each time, and have nothing. Rounds take turns.

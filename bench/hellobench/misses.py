@@ -2,15 +2,16 @@
 
 Two nodes read files of one image, one file at a time; each file is one chunk of 256 KiB that does not compress, as much as a reader
 fetches at once by default, and each is in another piece of Dragonfly's, which has 4 MiB. Nothing is fetched ahead. The registry is behind a
-wire. The first node reads what nobody has, then the second one reads the same, then the first one reads the files beside those: what
-its own dfdaemon has.
+wire. The first node reads what nobody has. Then it fetches the whole image, and the second node reads the same files, which a peer has
+now, each followed by one beside it, which its own dfdaemon has then.
 
   direct  no Dragonfly
-  proxy   through dfdaemon's proxy
-  socket  through dfdaemon's Unix socket
+  proxy   with dfdaemon's proxy
+  socket  and with its Unix socket
 
-`--set` tries other settings than those of dist/dragonfly, as in `--set seeds`: `default` (what scheduler and dfdaemon have by
-themselves), `hasty` (the scheduler looks once, after 10 ms), `super` (every node is a seed peer), `hasty-super`.
+`--set` tries other settings than those of dist/dragonfly: `default` (what scheduler and dfdaemon have by themselves, and a seed peer beside
+the nodes), `seed` (the recommended ones, but only a node beside them is a seed peer), `patient` (the scheduler looks every 50 ms),
+`hasty` (it looks once).
 """
 
 import argparse
@@ -31,13 +32,12 @@ from . import results
 SIZE, PIECE = 256 << 10, 4 << 20
 IMAGE = "misses"
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
-HASTY = {"retryInterval": "10ms", "retryBackToSourceLimit": 1}
 SETTINGS = {
     "recommended": {},
-    "default": {"scheduler": {"retryInterval": "500ms"}},
-    "hasty": {"scheduler": HASTY},
-    "super": {"daemon": {"enable": "true"}},
-    "hasty-super": {"scheduler": HASTY, "daemon": {"enable": "true"}},
+    "default": {"scheduler": {"retryInterval": "500ms"}, "daemon": {"enable": "false"}, "seeds": 1},
+    "seed": {"daemon": {"enable": "false"}, "seeds": 1},
+    "patient": {"scheduler": {"retryInterval": "50ms"}},
+    "hasty": {"scheduler": {"retryBackToSourceLimit": 1}},
 }
 WAYS = ["direct", "proxy", "socket"]
 
@@ -103,9 +103,13 @@ def one(way, settings, server, work, reads):
         drop_caches()
         with server.counted() as first:
             nobody = [wait(mounts[0], piece, 1) for piece in order]
+        peer, own = [], []
+        if way != "direct":
+            lazulis[0]("prefetch", "--wait", f"{HUB}:{PORT}/{IMAGE}:1")
         with server.counted() as second:
-            peer = [wait(mounts[1], piece, 1) for piece in order] if way != "direct" else []
-        own = [wait(mounts[0], piece, 5) for piece in order] if way != "direct" else []
+            for piece in order if way != "direct" else []:
+                peer.append(wait(mounts[1], piece, 1))
+                own.append(wait(mounts[1], piece, 5))
         for mount, node in zip(mounts, lazulis):
             node("umount", mount)
     shutil.rmtree(there)

@@ -1,6 +1,6 @@
 """What a reader notices when Dragonfly fails, and how long it takes until it is used again.
 
-Two nodes with Dragonfly, as `lazuli-bench misses`; the second one reads a file after another. One thing fails, and the next file is read: its
+Two nodes with Dragonfly, as `lazuli-bench misses`; the first one has everything, the second one reads a file after another. One thing fails, and the next file is read: its
 wait counts, and the longest wait of five more. Then it is mended, and a file is read every tenth of a second until one comes through
 Dragonfly again.
 
@@ -9,7 +9,7 @@ Dragonfly again.
   dfdaemon hangs     SIGSTOP; SIGCONT
   killed in flight   while a file is on its way
   scheduler killed   started again
-  seed killed        the seed peer; not mended, the nodes go on without
+  peer killed        the one that has what is read; not mended
   disk full          a file system of dfdaemon's own is filled; emptied
 """
 
@@ -62,7 +62,7 @@ class Scene:
 
     def __init__(self, directory, lazulis, daemons, mount):
         self.directory, self.node = directory, lazulis[1]
-        self.scheduler, self.seed, _, self.dfdaemon = daemons
+        self.scheduler, self.peer, self.dfdaemon = daemons
         self.mount, self.pieces = mount, iter(random.sample(range(FILES), FILES))
 
     def read(self):
@@ -87,10 +87,10 @@ def one(fault, work):
         mount.mkdir()
         lazulis[1]("mount", f"{HUB}:{PORT}/{IMAGE}:1", mount)
         stack.callback(lazulis[1], "umount", mount)
+        lazulis[0]("prefetch", "--wait", f"{HUB}:{PORT}/{IMAGE}:1")
         drop_caches()
         scene = Scene(there, lazulis, daemons, mount)
         before = max(scene.read() for _ in range(AFTER))
-        next_wait = None
         if fault is in_flight:
             next_wait = in_flight(scene)
             mend = lambda: scene.dfdaemon.restart()
@@ -145,8 +145,8 @@ def no_scheduler(scene):
     return scene.scheduler.restart
 
 
-def no_seed(scene):
-    scene.seed.kill()
+def no_peer(scene):
+    scene.peer.kill()
     return None
 
 
@@ -159,4 +159,4 @@ def full(scene):
 
 
 FAULTS = {"none": none, "dfdaemon killed": killed, "dfdaemon hangs": hangs, "killed in flight": in_flight,
-          "scheduler killed": no_scheduler, "seed killed": no_seed, "disk full": full}
+          "scheduler killed": no_scheduler, "peer killed": no_peer, "disk full": full}

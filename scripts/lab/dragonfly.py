@@ -83,7 +83,7 @@ def scheduler(directory, **changes):
 def daemon(directory, namespace, name, seed=False, **changes):
     """A dfdaemon in a namespace."""
     directory.mkdir(exist_ok=True)
-    changes = {"enable": str(seed).lower()} | changes
+    changes = ({"enable": "true"} if seed else {}) | changes
     config = configured("dfdaemon.yaml", directory, **changes)
     with open(config, "a") as more:
         more.write(f"host:\n  hostname: {name}\n  ip: {namespace.address}\n"

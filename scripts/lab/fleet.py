@@ -50,8 +50,8 @@ def site(directory, milliseconds, megabits):
 
 
 @contextlib.contextmanager
-def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
-    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and seed peers. `scheduler` and
+def fleet(directory, nodes, p2p, seeds=0, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
+    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and so many seed peers that run nothing. `scheduler` and
     `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's, `small_disk`: the last
     dfdaemon has a file system of 1 GiB. Yields Lazulis and daemons."""
     directory.mkdir()
@@ -72,7 +72,7 @@ def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", 
             for number in range(seeds):
                 place = stack.enter_context(node(240 + number))
                 daemons.append(stack.enter_context(dragonfly.daemon(directory / f"seed{number}", place, f"seed{number}", seed=True)))
-            began = time.monotonic()
+            began = time.monotonic() if seeds else 0
             for number, place in enumerate(places):
                 there = directory / f"dfdaemon{number}"
                 if small_disk and number == nodes - 1:
@@ -81,7 +81,7 @@ def fleet(directory, nodes, p2p, seeds=1, scheduler=None, daemon=None, more="", 
         lazulis = [stack.enter_context(FleetNode(directory / f"node{number}", place, config[number]))
                    for number, place in enumerate(places)]
         if p2p:
-            time.sleep(max(0, began + SEED_KNOWN - time.monotonic()))
+            time.sleep(max(0, began + SEED_KNOWN - time.monotonic()) if seeds else 1)
         yield lazulis, daemons
 
 

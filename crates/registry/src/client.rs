@@ -322,9 +322,8 @@ impl Client {
         }
     }
 
-    /// Reads a part of a blob from somebody who fetches for several nodes, in a way that is shorter than a request; `None` if there is
-    /// none.
-    pub(crate) async fn short_cut(
+    /// Reads a part of a blob from somebody who fetches for several nodes, at his socket; `None` if he has none, or does not deliver.
+    pub(crate) async fn by_socket(
         &self,
         digest: &Digest,
         range: &Range<Stored>,

@@ -82,7 +82,20 @@ impl Dragonfly {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// The bytes of a blob at `url`, if the daemon has a socket and that is the way to ask for them.
+    /// Whether a reader who waits for a part of a blob should ask for it here, as far as the daemon can be asked.
+    pub(crate) async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+        match &self.socket {
+            Some(socket) => socket.is_shared(digest, range).await,
+            None => true,
+        }
+    }
+
+    /// This node begins to download a part of a blob.
+    pub(crate) fn begin(&self, digest: &Digest) {
+        self.socket.iter().for_each(|socket| socket.begin(digest));
+    }
+
+    /// The bytes of a blob at `url`, if the daemon has a socket and delivers there.
     pub(crate) async fn by_socket(
         &self,
         url: Url,

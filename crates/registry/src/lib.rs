@@ -201,6 +201,12 @@ pub trait Repository: Send + Sync + Debug {
         true
     }
 
+    /// Whether a reader who waits for a part of a blob should ask for it here. Who fetches for several nodes fetches more than that
+    /// when none of them has it.
+    async fn is_shared(&self, _: &Digest, _: &Range<Stored>) -> bool {
+        true
+    }
+
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
     fn patience(&self) -> Option<Duration> {
         None

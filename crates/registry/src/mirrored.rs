@@ -93,7 +93,7 @@ impl Mirrored {
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        let places = self.trusted(|may| may.pull).filter(|place| !place.is_shared());
+        let places = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
         self.first("pull", places.collect(), ask).await
     }
 
@@ -314,7 +314,7 @@ impl Repository for Mirrored {
     }
 
     fn prepare(&self) {
-        let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_shared());
+        let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
         let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
         first.into_iter().for_each(|place| place.prepare());
     }
@@ -325,7 +325,7 @@ impl Repository for Mirrored {
 
     fn health(&self) -> Option<&Arc<Health>> {
         let first = self.trusted(|may| may.pull).find(|place| place.server().is_well());
-        let first = first.filter(|place| place.is_shared());
+        let first = first.filter(|place| place.is_for_all());
         first.or(self.places.last()).map(|place| place.server())
     }
 

@@ -62,7 +62,7 @@ impl Registry {
     }
 
     /// Whether it is somebody who fetches for several nodes.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn is_for_all(&self) -> bool {
         self.client.server().through.is_some()
     }
 
@@ -98,12 +98,20 @@ impl Repository for Registry {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
+        if let Some(through) = &self.client.server().through {
+            through.daemon.begin(digest);
+        }
         let read = async {
-            if let Some(bytes) = self.client.short_cut(digest, &range).await? {
-                arrived(bytes.len() as u64);
-                return Ok(bytes);
+            let asked =
+                range::read(&self.client, &self.locations, digest, range.clone(), arrived).await;
+            match asked {
+                Err(error) if error.is_transient() => {
+                    let bytes = self.client.by_socket(digest, &range).await?.ok_or(error)?;
+                    arrived(bytes.len() as u64);
+                    Ok(bytes)
+                }
+                answer => answer,
             }
-            range::read(&self.client, &self.locations, digest, range, arrived).await
         };
         self.client.watch(&format!("blob {digest}"), read).await
     }
@@ -178,23 +186,30 @@ impl Repository for Registry {
     }
 
     fn prepare(&self) {
-        if !self.is_shared() {
+        if !self.is_for_all() {
             self.client.prepare();
         }
     }
 
     fn expect_whole(&self, blob: &Digest) {
-        if self.is_shared() {
+        if self.is_for_all() {
             range::expect_whole(self.client.clone(), *blob);
         }
     }
 
     fn is_worth(&self, bytes: u64) -> bool {
-        !self.is_shared() || bytes >= dragonfly::LEAST
+        !self.is_for_all() || bytes >= dragonfly::LEAST
+    }
+
+    async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+        match &self.client.server().through {
+            Some(through) => through.daemon.is_shared(digest, range).await,
+            None => true,
+        }
     }
 
     fn patience(&self) -> Option<Duration> {
-        self.is_shared().then_some(dragonfly::PATIENCE)
+        self.is_for_all().then_some(dragonfly::PATIENCE)
     }
 
     fn describe(&self) -> String {

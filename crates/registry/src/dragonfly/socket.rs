@@ -12,17 +12,18 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
-        OnceLock,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored};
 use reqwest::header::HeaderMap;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     client::Grpc,
     codegen::http::uri::PathAndQuery,
     transport::{Channel, Endpoint},
@@ -33,6 +34,15 @@ use crate::health::Health;
 
 /// `SchedulingPolicy.ALWAYS`.
 const ALWAYS: i32 = 1;
+
+/// How long it may take to find out who has something: what it saves, at a registry nearby.
+const QUESTION: Duration = Duration::from_millis(20);
+
+/// Smallest piece of Dragonfly's, in bytes.
+const PIECE: u64 = 4 << 20;
+
+/// Blobs whose downloads are counted.
+const COUNTED: usize = 4096;
 
 /// What to download, and where to.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -57,9 +67,48 @@ struct DownloadTaskRequest {
     download: Option<Download>,
 }
 
-/// That pieces are there, one by one. Which ones does not matter: the stream ends when all are.
+/// First which pieces there will be, then that they are there, one by one.
 #[derive(Clone, PartialEq, prost::Message)]
-struct DownloadTaskResponse {}
+struct DownloadTaskResponse {
+    #[prost(message, optional, tag = "4")]
+    started: Option<Started>,
+    #[prost(message, optional, tag = "5")]
+    finished: Option<Finished>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Started {
+    #[prost(message, repeated, tag = "4")]
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Finished {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatTaskRequest {
+    #[prost(string, tag = "1")]
+    task_id: String,
+}
+
+/// What the scheduler knows about a blob.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Task {
+    /// That were fetched from the registry.
+    #[prost(message, repeated, tag = "12")]
+    pieces: Vec<Piece>,
+    /// Downloads that have begun, also those that have ended.
+    #[prost(uint32, tag = "14")]
+    peer_count: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Piece {
+    #[prost(uint64, tag = "3")]
+    offset: u64,
+    #[prost(uint64, tag = "4")]
+    length: u64,
+}
 
 /// The socket of a daemon.
 pub(super) struct Socket {
@@ -68,6 +117,8 @@ pub(super) struct Socket {
     links: PathBuf,
     channel: OnceLock<Channel>,
     health: Health,
+    /// Downloads of each blob that this node has begun.
+    begun: Mutex<HashMap<Digest, u32>>,
 }
 
 impl PartialEq for Socket {
@@ -98,7 +149,13 @@ impl Socket {
     /// The socket at `path`; links are made in the directory `links`.
     pub(super) fn new(path: &Path, links: &Path) -> Self {
         let health = Health::new(path.display().to_string());
-        Socket { path: path.to_owned(), links: links.to_owned(), channel: OnceLock::new(), health }
+        Socket {
+            path: path.to_owned(),
+            links: links.to_owned(),
+            channel: OnceLock::new(),
+            health,
+            begun: Mutex::default(),
+        }
     }
 
     /// The bytes of a blob at `url`; `None` if it must be asked for in another way. `headers` are for the registry.
@@ -170,9 +227,67 @@ impl Socket {
         let request = Request::new(DownloadTaskRequest { download: Some(download) });
         let codec = ProstCodec::<_, DownloadTaskResponse>::default();
         let method = PathAndQuery::from_static(METHOD);
-        let mut pieces = client.server_streaming(request, method, codec).await?.into_inner();
-        while pieces.message().await?.is_some() {}
+        let mut events = client.server_streaming(request, method, codec).await?.into_inner();
+        let mut missing = usize::MAX;
+        while let Some(DownloadTaskResponse { started, finished }) = events.message().await? {
+            match (started, finished) {
+                (Some(started), _) => missing = started.pieces.len(),
+                (_, Some(_)) => missing = missing.saturating_sub(1),
+                _ => {}
+            }
+            if missing == 0 {
+                // The end comes later, when the scheduler has been told; who does not wait for it is taken for a download that failed.
+                tokio::spawn(async move { while let Ok(Some(_)) = events.message().await {} });
+                break;
+            }
+        }
         Ok(())
+    }
+
+    /// This node begins a download of a part of a blob.
+    pub(super) fn begin(&self, digest: &Digest) {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        if begun.len() >= COUNTED {
+            begun.clear();
+        }
+        *begun.entry(*digest).or_default() += 1;
+    }
+
+    /// Whether a reader who waits for a part of a blob should ask for it here: a node has it, or so many nodes read the blob that it costs
+    /// the registry less to be asked for a whole piece, once, than by each of them for what it needs. Also if that cannot be found out.
+    pub(super) async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+        if !self.health.is_well() {
+            return true;
+        }
+        let Task { pieces, peer_count } = match timeout(QUESTION, self.stat(digest)).await {
+            Ok(Ok(task)) => task,
+            Ok(Err(status)) if status.code() == Code::NotFound => Task::default(),
+            _ => return true,
+        };
+        let mut at = range.start.0;
+        let mut pieces: Vec<_> =
+            pieces.iter().map(|p| (p.offset, p.offset.saturating_add(p.length))).collect();
+        pieces.sort_unstable();
+        for (start, end) in pieces {
+            if start <= at {
+                at = at.max(end);
+            }
+        }
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(digest).copied();
+        let nodes = u64::from(peer_count / begun.unwrap_or_default().max(1));
+        let wanted = range.end.0.saturating_sub(range.start.0);
+        at >= range.end.0 || nodes * wanted > PIECE
+    }
+
+    async fn stat(&self, digest: &Digest) -> Result<Task, Status> {
+        const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/StatTask";
+        let mut client = Grpc::new(self.channel()?);
+        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        // Blobs have their digests as ids.
+        let request = Request::new(StatTaskRequest { task_id: digest.hex().to_string() });
+        let codec = ProstCodec::<_, Task>::default();
+        let method = PathAndQuery::from_static(METHOD);
+        Ok(client.unary(request, method, codec).await?.into_inner())
     }
 
     /// Removes links of a process that died: each keeps a blob on the disk.

@@ -48,6 +48,12 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads work.
     fn expect_whole(&self) {}
 
+    /// Whether a reader who waits for `range` should ask for it here: who fetches for several nodes may take long when none of them
+    /// has it.
+    async fn is_shared(&self, _: &Range<Stored>) -> bool {
+        true
+    }
+
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
     fn patience(&self) -> Option<Duration> {
         None
@@ -90,6 +96,12 @@ pub enum SourceError {
         expected: u64,
         /// Bytes that came.
         got: u64,
+    },
+    /// The place would have to fetch it from another one that can be asked as well.
+    #[error("no node has it yet ({source_name})")]
+    Elsewhere {
+        /// The place.
+        source_name: String,
     },
     /// The place has not answered.
     #[error("nothing came from {source_name} within {:.1} s; is it overloaded, or a firewall in between?", waited.as_secs_f32())]

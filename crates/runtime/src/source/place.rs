@@ -126,6 +126,7 @@ impl Place {
         let server = self.source.endpoint().map(Arc::as_ref);
         match error {
             None => server.into_iter().for_each(Health::worked),
+            Some(SourceError::Elsewhere { .. }) => {}
             Some(error) if error.is_transient() => {
                 server.unwrap_or(&self.health).failed(started, error.retry_after());
             }
@@ -152,6 +153,9 @@ impl Place {
         let Need { range, room, wanted, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
+        if wanted() && !self.source.is_shared(range).await {
+            return Err(SourceError::Elsewhere { source_name: self.describe() });
+        }
         let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
         let _turns = self.turns.take(parts.len() as u64, wanted).await;
         let mut permit = Some(room.take(size, wanted).await);

@@ -46,6 +46,10 @@ impl BlobSource for RepositorySource {
         self.repository.expect_whole(&self.blob);
     }
 
+    async fn is_shared(&self, range: &Range<Stored>) -> bool {
+        self.repository.is_shared(&self.blob, range).await
+    }
+
     fn patience(&self) -> Option<Duration> {
         self.repository.patience()
     }

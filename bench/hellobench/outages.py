@@ -30,9 +30,9 @@ from lab.network import HUB
 from . import results
 from .misses import IMAGE, QUIET, prepare, wait
 
-FILES = 400
+FILES = 120
 AFTER = 5
-HEALS_WITHIN = 60
+HEALS_WITHIN = 10
 
 
 def main(argv):
@@ -131,7 +131,7 @@ def hangs(scene):
 def in_flight(scene):
     """The daemon dies when it has been asked for a file."""
     def kill():
-        time.sleep(0.02)
+        time.sleep(0.003)
         scene.dfdaemon.kill()
     killer = threading.Thread(target=kill)
     killer.start()

@@ -4,10 +4,11 @@ import contextlib
 import re
 import socket
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
-from . import REPOSITORY, background
+from . import REPOSITORY, CommandFailed, background
 from .network import HUB
 
 CONFIG = REPOSITORY / "dist/dragonfly"
@@ -40,9 +41,16 @@ class Program:
         self.restart()
 
     def restart(self):
-        """Start it, and wait until it listens."""
+        """Start it, and wait until it listens. Ports may be taken for some seconds after its predecessor's end."""
         log = self.directory / "output.log"
-        self.process = self.stack.enter_context(background(*self.command, log=log, ready=self.ready, timeout=60))
+        for left in reversed(range(5)):
+            try:
+                self.process = self.stack.enter_context(background(*self.command, log=log, ready=self.ready, timeout=60))
+                break
+            except CommandFailed:
+                if not left:
+                    raise
+                time.sleep(2)
         # It may ignore SIGTERM for minutes.
         self.stack.callback(self.kill)
 
@@ -90,9 +98,14 @@ def daemon(directory, namespace, name, seed=False, **changes):
                    f"metrics:\n  server:\n    ip: {namespace.address}\n    port: 4002\n")
     dynamic = configured("dfdaemon-dynconfig.yaml", directory, addrs=f'["{HUB}:8002"]')
     command = [binaries() / "dfdaemon", "--config", config, "--dynconfig", dynamic, "--log-dir", directory / "log", "--log-level", "warn"]
+    # The proxy, which nobody else can reach, comes last.
+    probe = namespace.inside("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4001 4<>/dev/tcp/127.0.0.1/4003")
+
+    def ready():
+        return listens(namespace.address, 4002) and not subprocess.run(probe, stderr=subprocess.DEVNULL).returncode
+
     with contextlib.ExitStack() as stack:
-        one = Daemon(stack, directory, namespace.inside(*command),
-                     lambda: all(listens(namespace.address, port) for port in (4000, 4002)))
+        one = Daemon(stack, directory, namespace.inside(*command), ready)
         one.address = namespace.address
         yield one
 

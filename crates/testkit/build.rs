@@ -1,8 +1,10 @@
-//! Compiles the protocol of the CRI client. The compiler is a crate, so that nobody has to install protoc.
+//! Compiles the protocols of the CRI client and of the fake dfdaemon. The compiler is a crate, so that nobody has to install protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = protox::compile(["cri.proto"], ["proto"])?;
-    let generator = tonic_prost_build::configure().build_transport(false).build_server(false);
-    Ok(generator.compile_fds(files)?)
+    let generator = || tonic_prost_build::configure().build_transport(false);
+    let client = generator().build_server(false);
+    client.compile_fds(protox::compile(["cri.proto"], ["proto"])?)?;
+    let server = generator().build_client(false);
+    Ok(server.compile_fds(protox::compile(["dfdaemon.proto"], ["proto"])?)?)
 }

@@ -412,12 +412,19 @@ impl Client {
         let (place, object) = (self.place.clone(), object.to_owned());
         let status = response.status();
         let retry_after = retry_after(&response);
+        let kind = response.headers().get("x-dragonfly-error-type");
+        let is_passed_on =
+            self.server.through.is_some() && kind.is_some_and(|kind| kind == "backend");
         let detail = detail(response).await;
         match status {
             StatusCode::NOT_FOUND => RegistryError::Missing { place, object },
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let host = self.reference.registry().to_owned();
                 RegistryError::Denied { place, object, host, detail }
+            }
+            // It does well itself, and may have other blobs.
+            _ if is_passed_on => {
+                RegistryError::Upstream { place, object, status: status.as_u16(), detail }
             }
             _ => RegistryError::Status {
                 place,

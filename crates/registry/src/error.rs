@@ -80,6 +80,18 @@ pub enum RegistryError {
         /// How long the server asks to wait, bounded to one hour.
         retry_after: Option<Duration>,
     },
+    /// Who fetches for several nodes got a status from the registry that does not describe himself.
+    #[error("{place} was answered {status} by the registry when it fetched {object}: {detail}")]
+    Upstream {
+        /// Who was asked.
+        place: String,
+        /// For what.
+        object: String,
+        /// The HTTP status of the registry's answer.
+        status: u16,
+        /// What it said, shortened.
+        detail: String,
+    },
     /// No connection could be made.
     #[error("cannot reach {host} for {object}: {cause}; is the registry up?")]
     Unreachable {

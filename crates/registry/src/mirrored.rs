@@ -150,8 +150,10 @@ impl Mirrored {
                 Ok(value) => {
                     health(at).worked();
                     // Who was overtaken although there was time enough is not asked first any more.
-                    for (at, started) in silent.into_iter().filter(|s| s.1.elapsed() >= PATIENCE) {
-                        health(at).failed(started, None);
+                    for (at, started) in silent {
+                        if started.elapsed() >= places[at].patience().unwrap_or(PATIENCE) {
+                            health(at).failed(started, None);
+                        }
                     }
                     return Ok(value);
                 }

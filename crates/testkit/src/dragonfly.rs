@@ -15,19 +15,21 @@
 mod origin;
 mod pool;
 mod proxy;
+mod socket;
 #[cfg(test)]
 mod tests;
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr},
-    sync::Arc,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
 use crate::{http::Headers, serving::Ports};
 
-use self::pool::Pool;
+use self::{pool::Pool, socket::Socket};
 
 /// Bytes of a piece of a blob of up to 2 GiB.
 const PIECE: u64 = 4 << 20;
@@ -37,9 +39,11 @@ const PIECE: u64 = 4 << 20;
 pub enum Fault {
     /// Nobody listens, and what was under way has ended.
     Gone,
+    /// Nobody listens at its proxy, but it lives, and its socket is there.
+    ProxyGone,
     /// It does nothing at all, but the kernel takes connections for it.
     Hung,
-    /// Its proxy answers nothing, as if it waited for a piece that nobody reports. It says that it lives.
+    /// It delivers nothing, as if it waited for a piece that nobody reports. It says that it lives.
     Stuck,
     /// What it does not have yet it cannot keep.
     DiskFull,
@@ -49,14 +53,14 @@ pub enum Fault {
     WrongBytes,
 }
 
-/// One request to a proxy, as it came in.
+/// One request to a proxy or at a socket, as it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// `GET`.
+    /// `GET`; at the socket `DownloadTask` or `StatTask`.
     pub method: String,
-    /// `/v2/app/blobs/sha256:…`, with the query.
+    /// `/v2/app/blobs/sha256:…`, with the query; at the socket all of the URL, or the digits of the digest.
     pub target: String,
-    /// By names in lower case.
+    /// By names in lower case; at the socket those for the registry.
     pub headers: Headers,
 }
 
@@ -65,7 +69,7 @@ pub struct Logged {
 pub struct Stats {
     /// Requests to the proxy.
     pub requests: u64,
-    /// Bytes of blobs that clients were sent.
+    /// Bytes of blobs that clients were sent, or could read through links.
     pub served: u64,
     /// Requests that registries got.
     pub asked_origin: u64,
@@ -105,7 +109,12 @@ impl Swarm {
     /// there.
     pub fn daemon_at(&self, address: IpAddr) -> io::Result<Daemon> {
         let (ports, listeners) = Ports::two(address)?;
-        let shared = Arc::new(Shared { ports, pool: self.0.clone(), number: self.0.join() });
+        let shared = Arc::new(Shared {
+            ports,
+            pool: self.0.clone(),
+            number: self.0.join(),
+            socket: Mutex::default(),
+        });
         for (listener, serve) in
             listeners.into_iter().zip([proxy::serve, proxy::serve_health] as [proxy::Serve; 2])
         {
@@ -135,6 +144,14 @@ struct Shared {
     pool: Arc<Pool>,
     /// Which of the swarm's daemons it is.
     number: usize,
+    /// If anybody wanted one.
+    socket: Mutex<Option<Socket>>,
+}
+
+impl Shared {
+    fn socket(&self) -> MutexGuard<'_, Option<Socket>> {
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -145,6 +162,8 @@ impl Drop for Stop {
         // Whoever waits within it goes on, and finds it gone.
         self.0.pool.change(self.0.number, |peer| peer.fault = Some(Fault::Gone));
         self.0.ports.stop();
+        // It knows the daemon, too.
+        *self.0.socket() = None;
     }
 }
 
@@ -159,6 +178,12 @@ impl Daemon {
         format!("http://{}", self.shared.ports.address(1))
     }
 
+    /// Listens at the Unix socket `path`, too, which nobody has made yet. Its files are beside it, where links can be made.
+    pub fn listen_at(&self, path: &Path) -> io::Result<()> {
+        *self.shared.socket() = Some(Socket::new(path, &self.shared)?);
+        Ok(())
+    }
+
     /// Has this from now on, also in what is under way, instead of any other fault.
     pub fn set(&self, fault: Fault) {
         self.turn(Some(fault));
@@ -171,9 +196,16 @@ impl Daemon {
 
     fn turn(&self, fault: Option<Fault>) {
         self.shared.pool.change(self.shared.number, |peer| peer.fault = fault);
-        match fault {
-            Some(Fault::Gone) => self.shared.ports.go_away(),
-            _ => self.shared.ports.come_back(),
+        self.shared.ports.only(match fault {
+            Some(Fault::Gone) => &[],
+            Some(Fault::ProxyGone) => &[1],
+            _ => &[0, 1],
+        });
+        if let Some(socket) = &mut *self.shared.socket() {
+            match fault {
+                Some(Fault::Gone) => socket.go_away(),
+                _ => socket.come_back(&self.shared).expect("its socket was there before"),
+            }
         }
     }
 
@@ -182,15 +214,20 @@ impl Daemon {
         self.shared.pool.change(self.shared.number, |peer| peer.stats.clone())
     }
 
-    /// All requests since then, in order.
+    /// All requests to the proxy since then, in order.
     pub fn log(&self) -> Vec<Logged> {
         self.shared.pool.change(self.shared.number, |peer| peer.log.clone())
+    }
+
+    /// The same at the socket.
+    pub fn log_at_socket(&self) -> Vec<Logged> {
+        self.shared.pool.change(self.shared.number, |peer| peer.at_socket.clone())
     }
 
     /// Starts counting anew.
     pub fn reset_stats(&self) {
         self.shared.pool.change(self.shared.number, |peer| {
-            (peer.stats, peer.log) = (Stats::default(), Vec::new());
+            (peer.stats, peer.log, peer.at_socket) = Default::default();
         });
     }
 }

@@ -17,8 +17,8 @@ pub(crate) struct Ports {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether connections are refused.
-    away: bool,
+    /// Where connections are refused.
+    away: Vec<SocketAddr>,
     stopped: bool,
     open: Vec<TcpStream>,
 }
@@ -43,7 +43,7 @@ impl Ports {
             let Ok((stream, _)) = listener.accept() else { return };
             let away = || {
                 let state = self.lock();
-                (!state.stopped).then_some(state.away)
+                (!state.stopped).then_some(state.away.contains(&address))
             };
             match away() {
                 None => return,
@@ -69,13 +69,23 @@ impl Ports {
 
     /// Closes all connections and refuses new ones.
     pub(crate) fn go_away(&self) {
-        self.lock().away = true;
-        self.cut();
+        self.only(&[]);
     }
 
     /// Listens again, at the same addresses.
     pub(crate) fn come_back(&self) {
-        self.lock().away = false;
+        self.lock().away = Vec::new();
+    }
+
+    /// Listens at these alone from now on. Closes all connections if any is refused.
+    pub(crate) fn only(&self, numbers: &[usize]) {
+        let away = self.addresses.iter().enumerate().filter(|(at, _)| !numbers.contains(at));
+        let away: Vec<_> = away.map(|(_, address)| *address).collect();
+        let refuses = !away.is_empty();
+        self.lock().away = away;
+        if refuses {
+            self.cut();
+        }
     }
 
     /// Closes all connections, for good.

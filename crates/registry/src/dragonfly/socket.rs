@@ -170,10 +170,16 @@ impl Socket {
             return None;
         }
         let started = Instant::now();
-        let link = self.link(digest);
-        let download = self.download(url, range, headers, &link.0);
-        let brought = match self.run(download).await {
-            Ok(()) => read(link, range.clone()).await.map_err(|error| error.to_string()),
+        let (link, range) = (self.link(digest), range.clone());
+        let download = self.download(url, &range, headers, &link.0);
+        let brought = match self.channel() {
+            // Also if the caller goes away: the daemon may not have made the link yet, which nobody would remove then.
+            Ok(channel) => tokio::spawn(async move {
+                run(channel, download).await.map_err(|status| status.message().to_owned())?;
+                read(link, range).await.map_err(|error| error.to_string())
+            })
+            .await
+            .unwrap_or_else(|panic| Err(panic.to_string())),
             Err(status) => Err(status.message().to_owned()),
         };
         match brought {
@@ -217,31 +223,6 @@ impl Socket {
             enable_task_id_based_blob_digest: true,
             scheduling_policy: ALWAYS,
         }
-    }
-
-    /// Has something downloaded.
-    async fn run(&self, download: Download) -> Result<(), Status> {
-        const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
-        let mut client = Grpc::new(self.channel()?);
-        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let request = Request::new(DownloadTaskRequest { download: Some(download) });
-        let codec = ProstCodec::<_, DownloadTaskResponse>::default();
-        let method = PathAndQuery::from_static(METHOD);
-        let mut events = client.server_streaming(request, method, codec).await?.into_inner();
-        let mut missing = usize::MAX;
-        while let Some(DownloadTaskResponse { started, finished }) = events.message().await? {
-            match (started, finished) {
-                (Some(started), _) => missing = started.pieces.len(),
-                (_, Some(_)) => missing = missing.saturating_sub(1),
-                _ => {}
-            }
-            if missing == 0 {
-                // The end comes later, when the scheduler has been told; who does not wait for it is taken for a download that failed.
-                tokio::spawn(async move { while let Ok(Some(_)) = events.message().await {} });
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// This node begins a download of a part of a blob.
@@ -307,12 +288,39 @@ impl Socket {
         let address = format!("unix:{}", self.path.display());
         let endpoint = Endpoint::from_shared(address);
         let endpoint = endpoint.map_err(|error| Status::unavailable(error.to_string()))?;
-        self.clear();
-        Ok(self
-            .channel
-            .get_or_init(|| endpoint.connect_timeout(super::CONNECT).connect_lazy())
-            .clone())
+        let connect = || {
+            // Before there can be any of this process.
+            self.clear();
+            endpoint.connect_timeout(super::CONNECT).connect_lazy()
+        };
+        Ok(self.channel.get_or_init(connect).clone())
     }
+}
+
+/// Has something downloaded.
+async fn run(channel: Channel, download: Download) -> Result<(), Status> {
+    const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
+    let mut client = Grpc::new(channel);
+    client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let request = Request::new(DownloadTaskRequest { download: Some(download) });
+    let codec = ProstCodec::<_, DownloadTaskResponse>::default();
+    let method = PathAndQuery::from_static(METHOD);
+    let mut events = client.server_streaming(request, method, codec).await?.into_inner();
+    let mut missing = usize::MAX;
+    while let Some(DownloadTaskResponse { started, finished }) = events.message().await? {
+        match (started, finished) {
+            (Some(started), _) => missing = started.pieces.len(),
+            (_, Some(_)) => missing = missing.saturating_sub(1),
+            _ => {}
+        }
+        if missing == 0 {
+            // The end comes later, when the scheduler has been told; who does not wait for it is taken for a download that failed.
+            tokio::spawn(async move { while let Ok(Some(_)) = events.message().await {} });
+            return Ok(());
+        }
+    }
+    // The file has holes.
+    Err(Status::aborted("the download ended before all pieces were there"))
 }
 
 /// Reads what is behind a link.

@@ -1,5 +1,7 @@
 //! Blobs that come through the Dragonfly daemon of this node.
 
+mod socket;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -11,7 +13,7 @@ use lazuli_image::oci::{Descriptor, media_type};
 use lazuli_registry::{Dragonfly, ImageName, Options, Repository};
 use lazuli_testkit::{
     dragonfly::{Daemon, Fault, Swarm},
-    registry::{FakeRegistry, Login},
+    registry::{self, FakeRegistry, Login},
 };
 use tokio::io::AsyncReadExt as _;
 
@@ -27,6 +29,7 @@ const NOTHING: Duration = Duration::from_millis(300);
 /// A registry with an image, and a daemon.
 struct Scene {
     registry: FakeRegistry,
+    swarm: Swarm,
     daemon: Daemon,
     blob: Vec<u8>,
     small: Vec<u8>,
@@ -42,20 +45,24 @@ impl Scene {
         }
         let raw = manifest(b"{}", &[&blob, &small]);
         registry.put_manifest("app", "1", media_type::MANIFEST, &raw);
-        let daemon = Swarm::with_pieces_of(10_000).daemon().unwrap();
+        let swarm = Swarm::with_pieces_of(10_000);
+        let daemon = swarm.daemon().unwrap();
         let files = tempfile::tempdir().unwrap();
         let login = r#"{"username": "joe", "password": "secret"}"#;
         let text = format!(r#"{{"auths": {{"{}": {login}}}}}"#, registry.host());
         fs::write(files.path().join("config.json"), text).unwrap();
-        Scene { registry, daemon, blob, small, files }
+        Scene { registry, swarm, daemon, blob, small, files }
     }
 
     /// The image, for who may show credentials to the daemon, or not.
     fn open(&self, credentials: bool) -> Arc<dyn Repository> {
+        self.open_through(found(&self.daemon, credentials))
+    }
+
+    fn open_through(&self, daemon: Dragonfly) -> Arc<dyn Repository> {
         let name: ImageName = format!("{}/app:1", self.registry.host()).parse().unwrap();
-        let (proxy, health) = (self.daemon.proxy(), self.daemon.health());
         let options = Options {
-            dragonfly: Some(Dragonfly::new(&proxy, Some(&health), credentials).unwrap()),
+            dragonfly: Some(daemon),
             credential_files: vec![self.files.path().join("config.json")],
             ..options()
         };
@@ -75,6 +82,10 @@ impl Scene {
         let log = self.registry.log();
         log.iter().filter(blobs).count() as u64 - self.daemon.stats().asked_origin
     }
+}
+
+fn found(daemon: &Daemon, credentials: bool) -> Dragonfly {
+    Dragonfly::new(&daemon.proxy(), Some(&daemon.health()), credentials).unwrap()
 }
 
 fn is_blob(logged: &lazuli_testkit::registry::Logged) -> bool {
@@ -254,6 +265,23 @@ async fn one_that_hangs_costs_less_than_a_second() {
 #[tokio::test]
 async fn one_that_waits_for_others_is_waited_for() {
     costs(Fault::Stuck, Duration::from_secs(3), Duration::from_millis(4500)).await;
+}
+
+#[tokio::test]
+async fn one_that_passes_on_what_the_registry_said_does_not_rest() {
+    let scene = Scene::start();
+    let image = scene.open(false);
+    scene.registry.fault("GET", "/blobs/", 1, registry::Fault::Status(503));
+    let (took, came) = scene.read(&image).await;
+    assert!(took < NOTHING && came == 0, "{took:?}");
+    assert_eq!((scene.daemon.stats().requests, scene.asked_directly()), (1, 1));
+    assert_eq!(scene.read(&image).await.1, 8_995);
+    let error = {
+        scene.registry.fault("GET", "/blobs/", 1, registry::Fault::Busy(503, 9));
+        let place = image.places().remove(0);
+        read(&*place, &scene.small, 5..9_000).await.unwrap_err()
+    };
+    assert!(!error.is_transient() && error.to_string().contains("503"), "{error}");
 }
 
 #[tokio::test]

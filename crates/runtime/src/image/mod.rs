@@ -336,12 +336,21 @@ async fn find_bootstrap(
     let mut fetched = Fetched::default();
     let mut unpacked = fetch_bootstrap(&**repository, layer, path, &mut fetched).await;
     let places = repository.clone().places();
+    let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
     for place in places.iter().filter(|_| places.len() > 1) {
-        let Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) = &unpacked else {
-            break;
+        let error = match &unpacked {
+            Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
+            // Of one place, unless all of them have been asked at first.
+            Err(ImageError::Registry(error)) if is_again => error.to_string(),
+            _ => break,
         };
-        tracing::warn!(%error, place = place.describe(), "fetching the bootstrap from another place");
+        is_again = true;
+        tracing::warn!(
+            error,
+            place = place.describe(),
+            "fetching the bootstrap from another place"
+        );
         match fs::remove_file(path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 return Err(ImageError::Io { path: path.to_owned(), source });

@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     Short,
     /// A byte comes each second, for ever.
     Drip,
+    /// None: whoever waits for it is told to ask elsewhere.
+    Elsewhere,
     /// It takes this long.
     Slow(Duration),
 }
@@ -106,7 +108,7 @@ impl BlobSource for Faulty {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 arrived(1);
             },
-            Fault::None | Fault::Flip | Fault::Short => {}
+            Fault::None | Fault::Elsewhere | Fault::Flip | Fault::Short => {}
         }
         let mut bytes = self.inner.read(range, arrived).await?.to_vec();
         match fault {
@@ -122,6 +124,15 @@ impl BlobSource for Faulty {
 
     fn describe(&self) -> String {
         self.inner.describe()
+    }
+
+    async fn is_shared(&self, _: &Range<Stored>) -> bool {
+        let mut faults = self.faults.lock().unwrap();
+        let is_shared = !matches!(faults.front(), Some(Fault::Elsewhere));
+        if !is_shared {
+            faults.pop_front();
+        }
+        is_shared
     }
 
     fn endpoint(&self) -> Option<&Arc<Health>> {

@@ -13,7 +13,7 @@ use lazuli_image::{
     Algorithm, Digest,
     oci::{BlobLayer, ImageConfig, LazyImage, media_type},
 };
-use lazuli_registry::{ImageName, Options, RegistryError, Repository};
+use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository};
 use lazuli_runtime::image::{Fetched, ImageError, StoredImage};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
@@ -72,8 +72,16 @@ impl Pushed {
     }
 
     fn open(&self) -> Arc<dyn Repository> {
+        self.open_behind(&[])
+    }
+
+    /// Behind these mirrors.
+    fn open_behind(&self, mirrors: &[&str]) -> Arc<dyn Repository> {
+        let mut all = Mirrors::default();
+        let mirrors = mirrors.iter().map(|mirror| mirror.parse().unwrap()).collect();
+        all.set(&self.registry.host(), mirrors).unwrap();
         let name: ImageName = format!("{}/app:1", self.registry.host()).parse().unwrap();
-        let options = Options { credential_files: Vec::new(), ..Options::default() };
+        let options = Options { credential_files: Vec::new(), mirrors: all, ..Options::default() };
         lazuli_registry::open(&name, &options).unwrap()
     }
 }
@@ -160,4 +168,21 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
         assert!(error.to_string().contains("corrupt"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
+}
+
+/// One mirror has wrong bytes, which shows when they have arrived, and the next one cannot be reached then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bootstrap_comes_from_whoever_has_it() {
+    let pushed = Pushed::behind(5 << 20);
+    let mirror = FakeRegistry::start().unwrap();
+    let layer = pushed.registry.blob("app", &pushed.bootstrap).unwrap();
+    mirror.put_blob("app", &layer);
+    mirror.fault("GET", &pushed.bootstrap.to_string(), 2, Fault::WrongBytes);
+    let liar = format!("http://{}", mirror.host());
+    let repository = pushed.open_behind(&[&liar, "http://127.0.0.1:1"]);
+    let directory = tempfile::tempdir().unwrap();
+    let (image, _) = pull(&repository, directory.path()).await.unwrap();
+    assert_eq!(image.manifest_digest, pushed.digest);
+    let asked = pushed.bootstrap.to_string();
+    assert_eq!(mirror.log().iter().filter(|logged| logged.target.contains(&asked)).count(), 2);
 }

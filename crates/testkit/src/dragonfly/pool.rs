@@ -1,7 +1,7 @@
 //! The pieces that each daemon has, and how it comes by more of them.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
@@ -18,9 +18,20 @@ pub(super) struct Pool {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     peers: Vec<Peer>,
     under_way: HashSet<Claim>,
+    /// What the scheduler knows about blobs.
+    pub(super) known: HashMap<String, Known>,
+}
+
+/// What the scheduler knows about a blob.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// That a daemon has fetched from the registry for all, and where they are.
+    pub(super) pieces: BTreeMap<u64, Range<u64>>,
+    /// That have begun, also those that have ended.
+    pub(super) downloads: u32,
 }
 
 /// One daemon.
@@ -29,6 +40,7 @@ pub(super) struct Peer {
     pub(super) fault: Option<Fault>,
     pub(super) stats: Stats,
     pub(super) log: Vec<Logged>,
+    pub(super) at_socket: Vec<Logged>,
     /// Of blobs, by their digests.
     sizes: HashMap<String, u64>,
     pieces: HashMap<(String, u64), Piece>,
@@ -102,7 +114,7 @@ impl Pool {
         drop(self.changed.wait_while(self.lock(), has).unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panicking connection must fail its own test, not hide behind a poisoned lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,8 +123,12 @@ impl Pool {
 impl State {
     /// A piece as another daemon hands it out.
     fn piece_of_peers(&self, key: &(String, u64)) -> Option<Vec<u8>> {
-        let able =
-            |peer: &&Peer| matches!(peer.fault, None | Some(Fault::DiskFull | Fault::WrongBytes));
+        let able = |peer: &&Peer| {
+            matches!(
+                peer.fault,
+                None | Some(Fault::DiskFull | Fault::WrongBytes | Fault::ProxyGone)
+            )
+        };
         self.peers.iter().filter(able).find_map(|peer| {
             let piece = peer.pieces.get(key).filter(|piece| piece.shared)?;
             Some(peer.hand_out(piece.content.to_vec()))
@@ -131,6 +147,21 @@ impl Peer {
 }
 
 impl Task {
+    /// Tells the scheduler that a client wants some of it.
+    pub(super) fn begin(&self) {
+        let mut state = self.pool.lock();
+        if self.shared && state.peers[self.number].fault != Some(Fault::Alone) {
+            state.known.entry(self.blob.clone()).or_default().downloads += 1;
+        }
+    }
+
+    /// The pieces that have something of `range`, and where they are.
+    pub(super) fn pieces(&self, range: &Range<u64>, size: u64) -> Vec<(u64, Range<u64>)> {
+        let bytes = self.pool.piece;
+        let numbers = range.start / bytes..range.end.div_ceil(bytes);
+        numbers.map(|number| (number, number * bytes..size.min((number + 1) * bytes))).collect()
+    }
+
     /// How big the blob is. Each daemon asks a registry for that by itself, once.
     pub(super) fn size(&self) -> Result<u64, Refusal> {
         let claim = Claim { alone: Some(self.number), blob: self.blob.clone(), piece: None };
@@ -153,8 +184,8 @@ impl Task {
     pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, Refusal> {
         let size = self.size()?;
         let mut bytes = Vec::new();
-        for number in range.start / self.pool.piece..range.end.div_ceil(self.pool.piece) {
-            let (piece, start) = (self.piece(number, size)?, number * self.pool.piece);
+        for (number, Range { start, .. }) in self.pieces(&range, size) {
+            let piece = self.piece(number, size)?;
             let from = range.start.saturating_sub(start) as usize;
             let to = (range.end - start).min(piece.len() as u64) as usize;
             bytes.extend_from_slice(&piece[from..to]);
@@ -203,6 +234,10 @@ impl Task {
         let asked = self.ask(start..size.min(start + self.pool.piece));
         let mut state = self.release(&claim);
         let (content, shared) = (Arc::new(asked?.0), claim.alone.is_none());
+        if shared {
+            let known = state.known.entry(self.blob.clone()).or_default();
+            known.pieces.insert(number, start..start + content.len() as u64);
+        }
         let own = &mut state.peers[self.number];
         own.pieces.insert(key, Piece { content: content.clone(), shared });
         Ok(content)

@@ -102,6 +102,7 @@ fn answer(daemon: &Shared, request: &Request) -> Result<Response, Refusal> {
         },
         shared: request.header("x-dragonfly-scheduling-policy") == Some("always"),
     };
+    task.begin();
     let size = task.size()?;
     let range = match request.header("range") {
         Some(text) => Some(parse(text, size).ok_or(Refusal::Own(500))?),
@@ -124,7 +125,7 @@ fn answer(daemon: &Shared, request: &Request) -> Result<Response, Refusal> {
 }
 
 /// `bytes=5-9`, as far as a blob of `size` bytes has it.
-fn parse(text: &str, size: u64) -> Option<Range<u64>> {
+pub(super) fn parse(text: &str, size: u64) -> Option<Range<u64>> {
     let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
     let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
     let end = size.min(last.checked_add(1)?);

@@ -75,11 +75,25 @@ impl Image {
 
     /// A node that does not serve yet, with `config` and how it finds its daemon; `credentials`: what it shows to that.
     pub(super) fn node(&self, config: &str, credentials: bool) -> Node {
+        self.node_with(config, credentials, false)
+    }
+
+    /// The same, which knows the daemon's socket, too, and sees no logins.
+    pub(super) fn node_with_socket(&self, config: &str) -> Node {
+        self.node_with(config, false, true)
+    }
+
+    fn node_with(&self, config: &str, credentials: bool, has_socket: bool) -> Node {
         let (lazuli, daemon) = (Lazuli::new(), self.swarm.daemon().unwrap());
         let (proxy, health) = (daemon.proxy(), daemon.health());
-        let p2p = format!(
+        let mut p2p = format!(
             "[p2p]\nengine = \"dragonfly\"\nproxy = \"{proxy}\"\nhealth = \"{health}\"\ncredentials = {credentials}\n"
         );
+        if has_socket {
+            let (socket, links) = (lazuli.path("dfdaemon.sock"), lazuli.directory("links"));
+            daemon.listen_at(&socket).unwrap();
+            p2p += &format!("socket = {socket:?}\nlinks = {links:?}\n");
+        }
         lazuli.configure_all(&format!("{config}\n{p2p}"));
         let login = r#"{"username": "joe", "password": "secret"}"#;
         let logins = format!(r#"{{"auths": {{"{}": {login}}}}}"#, self.registry.host());

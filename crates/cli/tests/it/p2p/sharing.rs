@@ -115,3 +115,57 @@ fn what_is_small_is_not_asked_of_other_nodes() {
     read_all(&node);
     assert_eq!(node.daemon.log(), []);
 }
+
+/// Ranges of blobs that the registry was asked for.
+fn asked(image: &Image) -> Vec<u64> {
+    let log = image.registry.log();
+    let data = log.iter().filter(|logged| logged.target.contains("/blobs/"));
+    data.filter_map(|logged| logged.bytes()).map(|it| it.end - it.start).collect()
+}
+
+#[test]
+fn a_reader_asks_other_nodes_for_what_one_of_them_has() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let [first, second] = [(); 2].map(|()| {
+        let node = image.node_with_socket(&format!("{FETCH}{QUIET}"));
+        image.mount(&node);
+        node
+    });
+    let [peer] = nodes(&image);
+    // Nobody has it. A machine that is too busy to ask ends up at the daemon.
+    first.read(0);
+    image.registry.reset_stats();
+    first.daemon.reset_stats();
+    first.read(1);
+    let file = image.size() / FILES as u64;
+    assert_eq!((asked(&image), first.daemon.log()), (vec![file], Vec::new()));
+    // A node that does not ask has it fetched for all, in whole pieces.
+    peer.read(2);
+    image.registry.reset_stats();
+    second.read(2);
+    let Stats { served, from_peers, .. } = second.daemon.stats();
+    assert!(served == file && from_peers >= file, "{served}, {from_peers}");
+    // How big the blob is, which each daemon wants to know.
+    assert!(asked(&image).iter().all(|bytes| *bytes == 1), "{:?}", asked(&image));
+}
+
+#[test]
+fn the_socket_is_the_way_that_is_left() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let node = image.node_with_socket(&format!("{FETCH}{QUIET}"));
+    image.mount(&node);
+    let [peer] = nodes(&image);
+    read_all(&peer);
+    image.registry.reset_stats();
+    node.daemon.set(Fault::ProxyGone);
+    read_all(&node);
+    assert!(node.daemon.stats().from_peers >= image.size(), "{:?}", node.daemon.stats());
+    assert!(asked(&image).iter().all(|bytes| *bytes == 1), "{:?}", asked(&image));
+    assert_eq!(node.lazuli.path("links").read_dir().unwrap().count(), 0);
+}

@@ -187,6 +187,23 @@ async fn a_place_that_lacks_a_blob_is_asked_for_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_place_that_would_have_to_fetch_it_is_not_left_alone() {
+    let scene = Scene::new([vec![Fault::Elsewhere], vec![]]);
+    let (took, result) = scene.timed().await;
+    result.unwrap();
+    assert!(took.is_zero() && scene.asked() == [0, 1], "{took:?}, {:?}", scene.asked());
+    assert!(scene.places[0].is_well());
+    scene.timed().await.1.unwrap();
+    assert_eq!(scene.asked(), [1, 1], "asked first again");
+
+    // Of the others one may stumble; all the same it is asked again, and alone.
+    let scene = Scene::new([vec![Fault::Elsewhere], vec![Fault::Transient]]);
+    scene.timed().await.1.unwrap();
+    assert_eq!(scene.asked(), [0, 2]);
+    assert!(scene.places[0].is_well());
+}
+
+#[tokio::test(start_paused = true)]
 async fn readers_wait_for_a_registry_that_comes_back() {
     let scene = Scene::new([always(Fault::Transient)]);
     let outage = Duration::from_secs(600);

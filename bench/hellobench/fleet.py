@@ -69,7 +69,7 @@ def prepare(server, work, built):
 def one(way, nodes, server, work, **changes):
     """Start the image on all nodes in one way; `changes` are of Dragonfly's configuration, see `fleet`."""
     there = work / "fleet"
-    with fleet(there, nodes, p2p=way.startswith("p2p"), **changes) as (lazulis, daemons):
+    with fleet(there, nodes, p2p=way.startswith("p2p"), socket=way.startswith("p2p"), **changes) as (lazulis, daemons):
         reference = f"{HUB}:{PORT}/{IMAGE}:{WAYS[way]}"
         herd = start(server, lazulis, daemons, reference, PROGRAM, EXPECT, pull=there / "pull" if way == "pull" else None)
     shutil.rmtree(there)

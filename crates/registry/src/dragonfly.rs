@@ -43,6 +43,9 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// all nodes: if every one of them lost its patience, the registry would have to serve each.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Bytes of a piece, of blobs of up to 2 GiB; it has more of those that are bigger.
+const PIECE: u64 = 4 << 20;
+
 /// For a connection: it is on this machine, or near.
 const CONNECT: Duration = Duration::from_millis(500);
 
@@ -82,11 +85,21 @@ impl Dragonfly {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// Whether a reader who waits for a part of a blob should ask for it here, as far as the daemon can be asked.
-    pub(crate) async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+    /// Whether a part of a blob of `size` bytes should be asked for here: it is much of its pieces, or somebody has it. Where that cannot be
+    /// found out readers who wait try it, since a second fetch by another node would cost the registry more; nobody else does.
+    pub(crate) async fn is_shared(
+        &self,
+        blob: &Digest,
+        size: u64,
+        range: &Range<Stored>,
+        waits: bool,
+    ) -> bool {
+        if fills_pieces(size, range) {
+            return true;
+        }
         match &self.socket {
-            Some(socket) => socket.is_shared(digest, range).await,
-            None => true,
+            Some(socket) => socket.has(blob, range).await.unwrap_or(waits),
+            None => waits,
         }
     }
 
@@ -175,6 +188,14 @@ impl fmt::Debug for Dragonfly {
     }
 }
 
+/// Whether `range` is at least a quarter of the pieces that it lies in, of a blob of `size` bytes: what a start reads of an image that was made for
+/// that. Of other images it is a tenth, and a start through Dragonfly took ten times as long.
+fn fills_pieces(size: u64, range: &Range<Stored>) -> bool {
+    let (first, last) = (range.start.0 / PIECE, range.end.0.saturating_sub(1) / PIECE);
+    let pieces = ((last + 1) * PIECE).min(size).saturating_sub(first * PIECE);
+    4 * range.end.0.saturating_sub(range.start.0) >= pieces
+}
+
 /// A way to a server through somebody who fetches for several nodes.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Through {
@@ -219,6 +240,22 @@ mod tests {
         assert_eq!(trusted.to(&upstream).unwrap().headers["x-team"], "secret");
         upstream.may.pull = false;
         assert!(daemon.to(&upstream).is_none());
+    }
+
+    #[test]
+    fn a_range_is_much_of_its_pieces_or_not() {
+        for (size, range, fills) in [
+            (100 * PIECE, 0..PIECE / 4, true),
+            (100 * PIECE, 0..PIECE / 4 - 1, false),
+            (100 * PIECE, PIECE - 10..PIECE + 10, false),
+            (100 * PIECE, PIECE / 2..2 * PIECE + PIECE / 2, true),
+            (300 << 10, 0..200 << 10, true),
+            (PIECE + 10, PIECE..PIECE + 10, true),
+            (u64::MAX, 0..1, false),
+        ] {
+            let stored = Stored(range.start)..Stored(range.end);
+            assert_eq!(fills_pieces(size, &stored), fills, "{range:?} of {size}");
+        }
     }
 
     #[test]

@@ -201,9 +201,15 @@ pub trait Repository: Send + Sync + Debug {
         true
     }
 
-    /// Whether a reader who waits for a part of a blob should ask for it here. Who fetches for several nodes fetches more than that
-    /// when none of them has it.
-    async fn is_shared(&self, _: &Digest, _: &Range<Stored>) -> bool {
+    /// Whether a part of a blob of `size` bytes should be asked for here, by a reader who `waits` or ahead of him. Who fetches for several
+    /// nodes fetches more than that when none of them has it.
+    async fn is_shared(
+        &self,
+        _blob: &Digest,
+        _size: u64,
+        _range: &Range<Stored>,
+        _waits: bool,
+    ) -> bool {
         true
     }
 

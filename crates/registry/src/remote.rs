@@ -201,9 +201,15 @@ impl Repository for Registry {
         !self.is_for_all() || bytes >= dragonfly::LEAST
     }
 
-    async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+    async fn is_shared(
+        &self,
+        blob: &Digest,
+        size: u64,
+        range: &Range<Stored>,
+        waits: bool,
+    ) -> bool {
         match &self.client.server().through {
-            Some(through) => through.daemon.is_shared(digest, range).await,
+            Some(through) => through.daemon.is_shared(blob, size, range, waits).await,
             None => true,
         }
     }

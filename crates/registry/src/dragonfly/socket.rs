@@ -1,7 +1,8 @@
-//! The other way to the daemon: its Unix socket, through which no data goes.
+//! The daemon's Unix socket: who has what, and the other way to it.
 //!
-//! The daemon makes a hard link to the file that it keeps the blob in, fills it in place, and says when the pieces are there that were
-//! asked for. They are read from that file then. This needs a directory on the file system of the daemon's storage.
+//! What nodes have of a blob the scheduler knows, and the daemon asks it for us. No data goes through the socket: the daemon makes a hard link
+//! to the file that it keeps a blob in, fills it in place, and says when the pieces are there that were asked for. They are read from that
+//! file then, for which a directory on the file system of the daemon's storage is needed.
 //!
 //! From `dfdaemon.v2.DfdaemonDownload` of version 2.3 of Dragonfly's API, what is used of it.
 
@@ -37,9 +38,6 @@ const ALWAYS: i32 = 1;
 
 /// How long it may take to find out who has something: what it saves, at a registry nearby.
 const QUESTION: Duration = Duration::from_millis(20);
-
-/// Smallest piece of Dragonfly's, in bytes.
-const PIECE: u64 = 4 << 20;
 
 /// Blobs whose downloads are counted.
 const COUNTED: usize = 4096;
@@ -188,7 +186,7 @@ impl Socket {
                 Some(bytes)
             }
             Err(error) => {
-                tracing::debug!(error, socket = %self.path.display(), "the proxy is asked instead");
+                tracing::debug!(error, socket = %self.path.display(), "does not deliver");
                 self.health.failed(started, None);
                 None
             }
@@ -234,17 +232,17 @@ impl Socket {
         *begun.entry(*digest).or_default() += 1;
     }
 
-    /// Whether a reader who waits for a part of a blob should ask for it here: a node has it, or so many nodes read the blob that it costs
-    /// the registry less to be asked for a whole piece, once, than by each of them for what it needs. Also if that cannot be found out.
-    pub(super) async fn is_shared(&self, digest: &Digest, range: &Range<Stored>) -> bool {
+    /// Whether a node has a part of a blob, or so many nodes read the blob that it costs the registry less to be asked for a whole piece,
+    /// once, than by each of them for what it needs; `None` if that cannot be found out.
+    pub(super) async fn has(&self, digest: &Digest, range: &Range<Stored>) -> Option<bool> {
         if !self.health.is_well() {
-            return true;
+            return None;
         }
         let Task { pieces, peer_count } = match timeout(QUESTION, self.stat(digest)).await {
             Ok(Ok(task)) => task,
             // dfdaemon 1.5 tells that the scheduler does not know the blob in words alone.
             Ok(Err(status)) if status.message().contains("not found") => Task::default(),
-            _ => return true,
+            _ => return None,
         };
         let mut at = range.start.0;
         let mut pieces: Vec<_> =
@@ -258,7 +256,7 @@ impl Socket {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(digest).copied();
         let nodes = u64::from(peer_count / begun.unwrap_or_default().max(1));
         let wanted = range.end.0.saturating_sub(range.start.0);
-        at >= range.end.0 || nodes * wanted > PIECE
+        Some(at >= range.end.0 || nodes * wanted > super::PIECE)
     }
 
     async fn stat(&self, digest: &Digest) -> Result<Task, Status> {

@@ -48,9 +48,9 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads work.
     fn expect_whole(&self) {}
 
-    /// Whether a reader who waits for `range` should ask for it here: who fetches for several nodes may take long when none of them
-    /// has it.
-    async fn is_shared(&self, _: &Range<Stored>) -> bool {
+    /// Whether `range` should be asked for here, by a reader who `waits` or ahead of him: who fetches for several nodes fetches more than
+    /// that, and takes longer, when none of them has it.
+    async fn is_shared(&self, _range: &Range<Stored>, _waits: bool) -> bool {
         true
     }
 

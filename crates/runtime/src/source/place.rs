@@ -153,7 +153,7 @@ impl Place {
         let Need { range, room, wanted, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
-        if wanted() && !self.source.is_shared(range).await {
+        if !self.source.is_shared(range, wanted()).await {
             return Err(SourceError::Elsewhere { source_name: self.describe() });
         }
         let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();

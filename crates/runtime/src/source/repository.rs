@@ -46,8 +46,8 @@ impl BlobSource for RepositorySource {
         self.repository.expect_whole(&self.blob);
     }
 
-    async fn is_shared(&self, range: &Range<Stored>) -> bool {
-        self.repository.is_shared(&self.blob, range).await
+    async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {
+        self.repository.is_shared(&self.blob, self.size, range, waits).await
     }
 
     fn patience(&self) -> Option<Duration> {

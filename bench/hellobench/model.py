@@ -7,7 +7,7 @@ Reads the result of `lazuli-bench fleet`. Three ways to bring an image are model
   p2p      one copy ÷ registry link, handed on from node to node, then run
 
 Assumptions of p2p: pieces of 4 MiB travel on as soon as they have arrived; a node feeds so many others as the scheduler names it to (4), so
-the last node is log4(N) steps away from the seed peer, and each step takes one piece over its parents' links; each start registers
+the last node is log4(N) steps away from the first one, and each step takes one piece over its parents' links; each start registers
 a few downloads, which cost the scheduler processor time, shared by its processors; nodes begin at the same moment; nothing fails.
 
 What is taken from the measurement: seconds of one node alone, bytes, and processor seconds of each program. The same model, but with the

@@ -53,6 +53,8 @@ def node(number):
             run(*there.inside("ip", *command.split()))
         yield there
     finally:
+        # The kernel takes its time to remove what only a namespace held.
+        subprocess.run(["ip", "link", "delete", f"port{number}"], stderr=subprocess.DEVNULL)
         end(holder)
 
 

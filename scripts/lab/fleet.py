@@ -27,6 +27,7 @@ class Herd:
     registry_requests: int
     traffic: dict = field(default_factory=dict)  # bytes of all dfdaemons, by where they came from
     seconds: dict = field(default_factory=dict)  # of processors, by program
+    again: list = field(default_factory=list)  # seconds of another start, when everything is there
 
 
 class FleetNode(Node):

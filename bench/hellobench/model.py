@@ -25,6 +25,7 @@ from lab import REPOSITORY, median, table
 
 PIECE = 4 << 20
 CHILDREN = 4  # candidateParentLimit of the scheduler
+MODELLED = ("pull", "lazuli", "p2p")
 
 
 @dataclass
@@ -63,7 +64,7 @@ def ready(name, way, nodes, site):
 
 def egress(name, way, nodes):
     """Bytes that the registry sends."""
-    return way.registry * (1 if name.startswith("p2p") else nodes)
+    return way.registry * (1 if name == "p2p" else nodes)
 
 
 def main(argv):
@@ -74,7 +75,7 @@ def main(argv):
     parser.add_argument("--node-gigabits", type=float, default=10, help="of each node's link [10]")
     args = parser.parse_args(argv)
     report = json.loads(args.fleet.read_text())
-    ways = {name: alone(report, name) for name in dict.fromkeys(start["way"] for start in report["starts"])}
+    ways = {name: alone(report, name) for name in MODELLED}
     here = Site(report["megabits"] * 125000, math.inf, report["machine"]["cpus"], shared=True)
     print(check(report, ways, here))
     there = Site(args.registry_gigabits * 125e6, args.node_gigabits * 125e6, 4, shared=False)

@@ -126,7 +126,7 @@ impl BlobSource for Faulty {
         self.inner.describe()
     }
 
-    async fn is_shared(&self, _: &Range<Stored>) -> bool {
+    async fn is_shared(&self, _: &Range<Stored>, _: bool) -> bool {
         let mut faults = self.faults.lock().unwrap();
         let is_shared = !matches!(faults.front(), Some(Fault::Elsewhere));
         if !is_shared {

@@ -79,7 +79,7 @@ pub(crate) async fn read(
 async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
     let mut failures = 0;
     loop {
-        match repository.read(&blob.id, range.clone(), &|_| {}).await {
+        match repository.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
             Err(error) if error.is_transient() && failures < RETRIES => {
                 tracing::debug!(%error, failures, "asking again");
                 sleep(error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures))).await;

@@ -104,10 +104,10 @@ pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) 
     if let Some(written) = rafs::written_meta_file(record) {
         return Ok(written);
     }
-    let (id, tail) = (record.blob.id, &record.tail);
+    let (blob, tail) = (&record.blob, &record.tail);
     let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-    let tail = repository.read(&id, range, &|_| {}).await?;
-    rafs::meta_file(&tail, record).with_context(|| format!("blob {id}"))
+    let tail = repository.read(&blob.id, blob.stored_size, range, &|_| {}).await?;
+    rafs::meta_file(&tail, record).with_context(|| format!("blob {}", blob.id))
 }
 
 /// A blob that was built, as a layer.

@@ -481,6 +481,7 @@ impl Repository for Layout {
     async fn read(
         &self,
         digest: &Digest,
+        _size: u64,
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {

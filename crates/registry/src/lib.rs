@@ -104,10 +104,11 @@ pub trait Repository: Send + Sync + Debug {
     /// The whole blob. Reading fails at its end if size or digest are wrong.
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError>;
 
-    /// Exactly these bytes of a blob, unchecked. An empty range needs no blob.
+    /// Exactly these bytes of a blob of `size` bytes, unchecked. An empty range needs no blob.
     async fn read(
         &self,
         digest: &Digest,
+        size: u64,
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError>;

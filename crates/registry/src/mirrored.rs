@@ -226,17 +226,19 @@ impl Repository for Mirrored {
     async fn read(
         &self,
         digest: &Digest,
+        size: u64,
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
         let mut places = Vec::new();
-        for place in self.trusted(|may| may.pull) {
-            if place.is_shared(digest, u64::MAX, &range, false).await {
+        for place in self.trusted(|may| may.pull).filter(|place| place.is_worth(size)) {
+            if place.is_shared(digest, size, &range, false).await {
                 places.push(place);
             }
         }
-        let bytes =
-            self.first("pull", places, |place| place.read(digest, range.clone(), &|_| {})).await?;
+        let bytes = self
+            .first("pull", places, |place| place.read(digest, size, range.clone(), &|_| {}))
+            .await?;
         arrived(bytes.len() as u64);
         Ok(bytes)
     }

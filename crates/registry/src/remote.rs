@@ -95,6 +95,7 @@ impl Repository for Registry {
     async fn read(
         &self,
         digest: &Digest,
+        _size: u64,
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {

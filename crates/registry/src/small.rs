@@ -43,7 +43,8 @@ pub(crate) async fn read<R: Repository + ?Sized>(
     let (whole, count) = (Stored(0)..Stored(blob.size), blob.size / SMALLEST_PART);
     let parts: Vec<_> = range::parts(&whole, count, repository.health().map(Arc::as_ref)).collect();
     if parts.len() > 1 {
-        let reads = parts.into_iter().map(|part| repository.read(&blob.digest, part, &|_| {}));
+        let reads =
+            parts.into_iter().map(|part| repository.read(&blob.digest, blob.size, part, &|_| {}));
         let reads: Vec<_> = reads.collect();
         let asked = reads.len() as u64;
         match try_join_all(reads).await {

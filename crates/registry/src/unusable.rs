@@ -55,6 +55,7 @@ impl Repository for Unusable {
     async fn read(
         &self,
         _: &Digest,
+        _: u64,
         _: Range<Stored>,
         _: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {

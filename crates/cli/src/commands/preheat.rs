@@ -40,14 +40,15 @@ const PART: u64 = 16 << 20;
 /// A blob, or a part of it.
 enum Wanted {
     Whole(Digest, u64),
-    Part(Digest, Range<Stored>),
+    /// Of a blob of so many bytes.
+    Part(Digest, u64, Range<Stored>),
 }
 
 impl Wanted {
     fn bytes(&self) -> u64 {
         match self {
             Wanted::Whole(_, size) => *size,
-            Wanted::Part(_, range) => range.end.0 - range.start.0,
+            Wanted::Part(_, _, range) => range.end.0 - range.start.0,
         }
     }
 }
@@ -105,10 +106,12 @@ fn hot(
     let metadata = image.manifest.parsed.layers.iter();
     let metadata = metadata.filter(|layer| blobs.iter().all(|blob| blob.id != layer.digest));
     let whole = metadata.map(|layer| Wanted::Whole(layer.digest, layer.size));
-    let parts = spans.into_iter().flat_map(|(blob, span)| {
+    let parts = spans.into_iter().flat_map(|(id, span)| {
+        let size = blobs.iter().find(|blob| blob.id == id).map(|blob| blob.stored_size);
         let starts = (span.start.0..span.end.0).step_by(PART as usize);
-        starts.map(move |start| {
-            Wanted::Part(blob, Stored(start)..Stored(span.end.0.min(start + PART)))
+        let part = move |start| Stored(start)..Stored(span.end.0.min(start + PART));
+        size.into_iter().flat_map(move |size| {
+            starts.clone().map(move |start| Wanted::Part(id, size, part(start)))
         })
     });
     Ok(whole.chain(parts).collect())
@@ -127,8 +130,8 @@ async fn fetch(shared: Arc<dyn Repository>, wanted: Wanted, bar: ProgressBar) ->
                 }
             }
         }
-        Wanted::Part(digest, range) => {
-            shared.read(&digest, range, &|bytes| bar.inc(bytes)).await?;
+        Wanted::Part(digest, size, range) => {
+            shared.read(&digest, size, range, &|bytes| bar.inc(bytes)).await?;
         }
     }
     Ok(())

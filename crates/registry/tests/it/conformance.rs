@@ -29,7 +29,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     for error in [
         repository.manifest(None).await.map(drop).unwrap_err(),
         repository.blob(&absent, 6).await.map(drop).unwrap_err(),
-        repository.read(&absent, Stored(0)..Stored(1), &|_| {}).await.map(drop).unwrap_err(),
+        repository.read(&absent, 1, Stored(0)..Stored(1), &|_| {}).await.map(drop).unwrap_err(),
     ] {
         assert!(matches!(error, RegistryError::Missing { .. }), "{error}");
     }

@@ -97,7 +97,7 @@ impl Far {
         let read = async |length: u64| {
             let reads = (0..8).map(|number| {
                 let range = Stored(number << 20)..Stored((number << 20) + length);
-                image.read(&digest, range, &|_| {})
+                image.read(&digest, found.parsed.layers[0].size, range, &|_| {})
             });
             for bytes in futures_util::future::join_all(reads).await {
                 assert_eq!(bytes.unwrap().len() as u64, length);

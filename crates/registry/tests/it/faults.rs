@@ -280,6 +280,6 @@ async fn blobs_are_linked_from_other_repositories() {
     assert_eq!(pushed, Pushed::Mounted);
     assert!(registry.has_blob(&sha256(&other)).await.unwrap());
     assert_eq!(server.open_uploads(), 0);
-    let error = registry.read(&digest, Stored(9)..Stored(3), &|_| {}).await.unwrap_err();
+    let error = registry.read(&digest, 1000, Stored(9)..Stored(3), &|_| {}).await.unwrap_err();
     assert!(error.to_string().contains("inverted"), "{error}");
 }

@@ -2,14 +2,14 @@
 
 use std::{fs, path::PathBuf, sync::Arc};
 
-use lazuli_image::{Stored, oci::media_type};
+use lazuli_image::oci::media_type;
 use lazuli_registry::{Hosts, ImageName, Options, RegistryError, Repository, Route};
 use lazuli_testkit::{
     registry::{FakeRegistry, Fault, Login},
     tls::{self, Authority, Certificate},
 };
 
-use crate::support::{manifest, noise, options, push, sha256};
+use crate::support::{manifest, noise, options, push, read, sha256};
 
 /// A registry behind TLS, and a directory that says how it is reached.
 struct Rig {
@@ -57,7 +57,7 @@ impl Rig {
     async fn works(&self) {
         let image = self.open();
         image.manifest(None).await.unwrap();
-        let part = image.read(&sha256(&self.blob), Stored(7)..Stored(9000), &|_| {}).await;
+        let part = read(&*image, &self.blob, 7..9000).await;
         assert!(part.unwrap() == self.blob[7..9000]);
     }
 
@@ -230,7 +230,7 @@ async fn hosts_are_asked_for_what_they_are_trusted_with() {
     assert_eq!(image.manifest(None).await.unwrap().raw, plain.raw);
     assert_eq!(plain.requests(), [0, 1, 0]);
     assert!(plain.mirrors[1].log()[0].target.contains("?ns="), "{:?}", plain.mirrors[1].log());
-    let layer = image.read(&sha256(b"layer"), Stored(1)..Stored(3), &|_| {}).await.unwrap();
+    let layer = read(&*image, b"layer", 1..3).await.unwrap();
     assert_eq!(&layer[..], b"ay");
     assert_eq!(plain.requests(), [1, 1, 0]);
     let digest = plain.open(&format!("@{}", sha256(&plain.raw)), TWO);

@@ -69,7 +69,7 @@ async fn mirrors_are_asked_in_order_before_the_registry() {
     three.mirrors[0].fault("GET", "/blobs/", 1, Fault::Status(404));
     three.mirrors[1].fault("GET", "/blobs/", 1, Fault::Status(403));
     let range = Stored(5)..Stored(9000);
-    let part = image.read(&digest, range.clone(), &|_| {}).await.unwrap();
+    let part = image.read(&digest, 100_000, range.clone(), &|_| {}).await.unwrap();
     assert!(part == three.blob[5..9000]);
     assert_eq!(three.requests(), [3, 1, 1]);
     image.manifest(None).await.unwrap();

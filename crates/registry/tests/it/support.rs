@@ -45,7 +45,8 @@ pub(crate) async fn read(
     content: &[u8],
     range: std::ops::Range<u64>,
 ) -> Result<Bytes, RegistryError> {
-    repository.read(&sha256(content), Stored(range.start)..Stored(range.end), &|_| {}).await
+    let (size, range) = (content.len() as u64, Stored(range.start)..Stored(range.end));
+    repository.read(&sha256(content), size, range, &|_| {}).await
 }
 
 /// A manifest of an image with these blobs.

@@ -389,7 +389,7 @@ async fn fetch_bootstrap(
     // Converters that make batches do not always send the tables along.
     for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
         let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-        let bytes = repository.read(&blob.id, range, &|_| {}).await?;
+        let bytes = repository.read(&blob.id, blob.stored_size, range, &|_| {}).await?;
         fetched.bytes += bytes.len() as u64;
         fetched.requests += 1;
         let table = rafs::ci_table_of(&bytes, &tail);

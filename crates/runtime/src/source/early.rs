@@ -66,27 +66,28 @@ impl Early {
         room: &Room,
     ) {
         let mut left = MOST;
-        let exists = |(blob, range): &(Digest, Range<Stored>)| {
-            let layer = manifest.layers.iter().find(|layer| layer.digest == *blob);
-            layer.is_some_and(|layer| range.end.0 <= layer.size)
+        let of_layer = |(blob, range): (Digest, Range<Stored>)| {
+            let layer = manifest.layers.iter().find(|layer| layer.digest == blob)?;
+            (range.end.0 <= layer.size).then_some((layer, range))
         };
-        let fits = |(_, range): &(Digest, Range<Stored>)| {
+        let fits = |(_, range): &(_, Range<Stored>)| {
             let rest = left.checked_sub(range.end.0.saturating_sub(range.start.0));
             left = rest.unwrap_or(left);
             rest.is_some()
         };
-        let spans: Vec<_> = spans.filter(exists).filter(fits).collect();
+        let spans: Vec<_> = spans.filter_map(of_layer).filter(fits).collect();
         let bytes = MOST - left;
         let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
         let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
         let part = (bytes / CONNECTIONS).max(LEAST_PART);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.room.push(permit);
-        for (blob, span) in spans {
+        for (layer, span) in spans {
+            let (blob, size) = (layer.digest, layer.size);
             let count = (span.end.0 - span.start.0).div_ceil(part);
             for range in range::parts(&span, count, repository.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
-                let read = async move { repository.read(&blob, wanted, &|_| {}).await.ok() };
+                let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
                 // Whether or not anybody waits for it, and only as long as anybody may.
                 let read = AbortOnDropHandle::new(tokio::spawn(read));
                 let read = read.map(|read| read.ok().flatten());

@@ -1,6 +1,13 @@
 //! A blob in a registry or an OCI layout directory.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,17 +17,19 @@ use lazuli_registry::{Health, RegistryError, Repository};
 use super::{BlobSource, Progress, SourceError};
 
 /// One blob of a [`Repository`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct RepositorySource {
     repository: Arc<dyn Repository>,
     blob: Digest,
     size: u64,
+    /// Whether all of it is going to be read from here.
+    is_expected: AtomicBool,
 }
 
 impl RepositorySource {
     /// The blob with this digest and this many bytes.
     pub fn new(repository: Arc<dyn Repository>, blob: Digest, size: u64) -> Self {
-        RepositorySource { repository, blob, size }
+        RepositorySource { repository, blob, size, is_expected: AtomicBool::new(false) }
     }
 }
 
@@ -35,7 +44,7 @@ impl BlobSource for RepositorySource {
         if range.end.0 > self.size || range.start > range.end {
             return Err(SourceError::OutOfRange { range, size: self.size });
         }
-        Ok(self.repository.read(&self.blob, range, arrived).await?)
+        Ok(self.repository.read(&self.blob, self.size, range, arrived).await?)
     }
 
     fn describe(&self) -> String {
@@ -43,11 +52,14 @@ impl BlobSource for RepositorySource {
     }
 
     fn expect_whole(&self) {
+        self.is_expected.store(true, Ordering::Relaxed);
         self.repository.expect_whole(&self.blob);
     }
 
     async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {
-        self.repository.is_shared(&self.blob, self.size, range, waits).await
+        // Who fetches all of it for several nodes is fetching this. A reader may be faster without.
+        let comes = self.is_expected.load(Ordering::Relaxed) && !waits;
+        comes || self.repository.is_shared(&self.blob, self.size, range, waits).await
     }
 
     fn patience(&self) -> Option<Duration> {

@@ -55,7 +55,8 @@ impl Scene {
 async fn it_knows_what_other_nodes_have() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
-    let (image, of_peer) = (scene.open_with_socket(false), scene.open_through(found(&peer, false)));
+    let image = scene.open_with_socket(false);
+    let of_peer = scene.open_through(found(&peer, false)).places().remove(0);
     // A machine that is too busy for the first connection may say yes.
     within(5, async || !scene.is_shared(&image, 5..9_000).await).await;
     read(&*of_peer, &scene.blob, 5..9_000).await.unwrap();
@@ -76,7 +77,8 @@ async fn it_knows_what_other_nodes_have() {
 async fn what_many_nodes_read_is_shared() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
-    let (image, of_peer) = (scene.open_with_socket(false), scene.open_through(found(&peer, false)));
+    let image = scene.open_with_socket(false);
+    let of_peer = scene.open_through(found(&peer, false)).places().remove(0);
     let all = scene.blob.len() as u64;
     for _ in 0..32 {
         read(&*of_peer, &scene.blob, 0..1).await.unwrap();
@@ -85,8 +87,9 @@ async fn what_many_nodes_read_is_shared() {
     read(&*of_peer, &scene.blob, 0..1).await.unwrap();
     assert!(scene.is_shared(&image, 0..all).await);
     // As long as it is not this one that has read so often.
+    let of_this = image.clone().places().remove(0);
     for _ in 0..33 {
-        read(&*image, &scene.blob, 0..1).await.unwrap();
+        read(&*of_this, &scene.blob, 0..1).await.unwrap();
     }
     assert_eq!(scene.daemon.stats().requests, 33);
     within(5, async || !scene.is_shared(&image, 0..all).await).await;
@@ -121,7 +124,7 @@ async fn bytes_come_through_it_when_the_proxy_is_gone() {
         fs::write(scene.links().join(name), "").unwrap();
     }
     scene.daemon.set(Fault::ProxyGone);
-    for range in [5..9_000, 9_999..35_001, 0..scene.blob.len()] {
+    for range in [5..40_000, 9_999..45_001, 0..scene.blob.len()] {
         let bytes = read(&*image, &scene.blob, range.start as u64..range.end as u64).await.unwrap();
         assert!(bytes == scene.blob[range.clone()], "{range:?}");
         assert_eq!(scene.links_left(), [scene.links().join(other)], "{range:?}");
@@ -129,15 +132,15 @@ async fn bytes_come_through_it_when_the_proxy_is_gone() {
     assert_eq!((scene.asked_directly(), scene.daemon.stats().requests), (0, 0));
     let [first, ..] = &scene.downloads()[..] else { panic!("nothing was asked for") };
     let url = format!("http://{}/v2/app/blobs/{}", scene.registry.host(), sha256(&scene.blob));
-    assert_eq!((&first.target, &*first.headers["range"]), (&url, "bytes=5-8999"));
+    assert_eq!((&first.target, &*first.headers["range"]), (&url, "bytes=5-39999"));
     scene.daemon.heal();
     within(5, async || {
-        read(&*image, &scene.blob, 5..9_000).await.unwrap();
+        scene.read(&image).await;
         scene.daemon.stats().requests > 0
     })
     .await;
     let downloads = scene.downloads().len();
-    read(&*image, &scene.blob, 5..9_000).await.unwrap();
+    scene.read(&image).await;
     assert_eq!(scene.downloads().len(), downloads, "the proxy comes first");
 }
 

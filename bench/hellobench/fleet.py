@@ -39,6 +39,7 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round-trip", type=float, default=20, help="milliseconds to the registry [20]")
     parser.add_argument("--megabits", type=int, default=100, help="per second, of the registry's link [100]")
+    parser.add_argument("--cpus", type=float, help="processors of each node [they share those of the machine]")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/fleet.json")
     args = parser.parse_args(argv)
     need_root()
@@ -52,11 +53,11 @@ def main(argv):
         for turn in range(args.rounds):
             for nodes in map(int, args.nodes.split(",")):
                 for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
-                    herd = one(way, nodes, server, work)
+                    herd = one(way, nodes, server, work, cpus=args.cpus)
                     herds.append({"way": way, "nodes": nodes, "round": turn + 1, **vars(herd)})
                     print(f"round {turn + 1}, {nodes} nodes, {way}: ready after {herd.ready[0]:.2f} to {herd.ready[-1]:.2f} s,"
                           f" {megabytes(herd.registry_bytes)} MB of the registry", file=sys.stderr, flush=True)
-            results.write(args.json, "fleet", argv, image=IMAGE, round_trip_ms=args.round_trip, megabits=args.megabits, starts=herds)
+            results.write(args.json, "fleet", argv, image=IMAGE, round_trip_ms=args.round_trip, megabits=args.megabits, cpus=args.cpus, starts=herds)
     print(summary(herds))
 
 
@@ -69,7 +70,7 @@ def prepare(server, work, built):
 
 
 def one(way, nodes, server, work, **changes):
-    """Start the image on all nodes in one way; `changes` are of Dragonfly's configuration, see `fleet`."""
+    """Start the image on all nodes in one way; `changes` are of the nodes, see `fleet`."""
     there = work / "fleet"
     with fleet(there, nodes, p2p=way.startswith("p2p"), socket=way.startswith("p2p"), **changes) as (lazulis, daemons):
         reference = f"{HUB}:{PORT}/{IMAGE}:{WAYS[way]}"

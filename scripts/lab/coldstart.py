@@ -58,13 +58,13 @@ def pulled(reference, argv, expect, work, inside=lambda *command: command):
     bundle, layout = work / "bundle", f"{work / 'layout'}:latest"
     began = time.monotonic()
     run(*inside("skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{reference}", f"oci:{layout}"))
-    run("umoci", "unpack", "--image", layout, bundle)
+    run(*inside("umoci", "unpack", "--image", layout, bundle))
     config = json.loads((bundle / "config.json").read_text())
     config["process"] |= {"terminal": False, "args": list(argv)}
     (bundle / "config.json").write_text(json.dumps(config))
     runc, name = ["runc", "--root", work / "runc"], f"lazuli-lab-{os.getpid()}-{work.name}"
     try:
-        return watch([*runc, "run", "--bundle", bundle, name], expect, began)
+        return watch(inside(*runc, "run", "--bundle", bundle, name), expect, began)
     finally:
         subprocess.run([*runc, "delete", "--force", name], capture_output=True)
 

@@ -51,8 +51,8 @@ def site(directory, milliseconds, megabits):
 
 
 @contextlib.contextmanager
-def fleet(directory, nodes, p2p, seeds=0, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
-    """So many nodes with a Lazuli each, that has nothing; `p2p`: also a dfdaemon, beside a scheduler and so many seed peers that run nothing. `scheduler` and
+def fleet(directory, nodes, p2p, cpus=None, seeds=0, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
+    """So many nodes with a Lazuli each, that has nothing, and so many processors; `p2p`: also a dfdaemon, beside a scheduler and so many seed peers that run nothing. `scheduler` and
     `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's, `small_disk`: the last
     dfdaemon has a file system of 1 GiB. Yields Lazulis and daemons."""
     directory.mkdir()
@@ -68,7 +68,7 @@ def fleet(directory, nodes, p2p, seeds=0, scheduler=None, daemon=None, more="", 
         daemons = []
         if p2p:
             daemons.append(stack.enter_context(dragonfly.scheduler(directory / "scheduler", **(scheduler or {}))))
-        places = [stack.enter_context(node(10 + number)) for number in range(nodes)]
+        places = [stack.enter_context(node(10 + number, cpus)) for number in range(nodes)]
         if p2p:
             for number in range(seeds):
                 place = stack.enter_context(node(240 + number))

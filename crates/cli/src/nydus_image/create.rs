@@ -57,6 +57,9 @@ pub(super) struct Arguments {
     /// Size of chunks: a power of two, 0x1000 to 0x1000000
     #[arg(long, value_name = "chunk-size", value_parser = size, default_value = "0x100000")]
     chunk_size: u32,
+    /// Compress small chunks that lie together in batches of up to so many bytes: a power of two, 0x1000 to the size of chunks; 0 for none
+    #[arg(long, value_name = "batch-size", value_parser = size, default_value = "0")]
+    batch_size: u32,
     /// Algorithm to compress chunks
     #[arg(long, value_name = "compressor", default_value = "zstd")]
     compressor: Compressor,
@@ -128,6 +131,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let scratch = store::Scratch::new()?;
     let mut options = Options::new(scratch.path());
     options.chunk_size = arguments.chunk_size;
+    options.batch_size = arguments.batch_size;
     options.codec = match arguments.compressor {
         Compressor::None => Codec::None,
         Compressor::Lz4Block => Codec::Lz4,

@@ -103,11 +103,16 @@ fn section(blob: &[u8], wanted: &str) -> Option<Vec<u8>> {
 
 /// Makes a layer of each tar, with their bootstraps in the files that the converter names; returns both.
 fn layers(lazuli: &Lazuli, tars: &[Vec<u8>]) -> (Vec<Digest>, Vec<String>) {
+    layers_with(lazuli, tars, &[])
+}
+
+/// The same with options more.
+fn layers_with(lazuli: &Lazuli, tars: &[Vec<u8>], more: &[&str]) -> (Vec<Digest>, Vec<String>) {
     let directory = lazuli.directory("layers");
     let layer = |(number, tar): (usize, &Vec<u8>)| {
         let name = format!("{number}.tar");
         fs::write(lazuli.path(&name), tar).unwrap();
-        create(lazuli, &name, "blob", &[]);
+        create(lazuli, &name, "blob", more);
         let blob = fs::read(lazuli.path("blob")).unwrap();
         let digest = Algorithm::Sha256.digest(&blob);
         fs::rename(lazuli.path("blob"), directory.join(format!("{}.blob", digest.hex()))).unwrap();
@@ -214,6 +219,30 @@ fn layers_merge_to_the_tree_of_the_image() {
 }
 
 #[test]
+fn small_files_of_a_layer_share_batches() {
+    let lazuli = Lazuli::new();
+    let tar = |from: usize| {
+        let text = |number| format!("file number {number} of a program in small pieces\n");
+        let file = |number| Entry::file(format!("f{number}"), text(number).repeat(1 + number % 40));
+        tarball::write(&(from..from + 200).map(file).collect::<Vec<_>>())
+    };
+    // The second layer has half of the first one's files again, from the same batches.
+    let tars = [tar(0), tar(100)];
+    let source = tars.iter().map(|tar| Layer::new(tar.clone(), Compression::None));
+    Image::new(source).write_layout(&lazuli.path("source"), "x").unwrap();
+    let size = |more: &[&str]| {
+        let (blobs, sources) = layers_with(&lazuli, &tars, more);
+        merge(&lazuli, &sources, &[]);
+        image(&lazuli, &blobs);
+        lazuli.ok(["check", "oci:made:x", "--against", "oci:source:x"]);
+        let size = |id: &Digest| fs::metadata(lazuli.path(&format!("layers/{}.blob", id.hex())));
+        blobs.iter().map(|id| size(id).unwrap().len()).sum::<u64>()
+    };
+    let (alone, batched) = (size(&[]), size(&["--batch-size", "0x10000"]));
+    assert!(batched + 10_000 < alone, "{batched} {alone}");
+}
+
+#[test]
 fn a_layer_comes_back_as_its_tar() {
     let lazuli = Lazuli::new();
     for tar in tars() {
@@ -307,7 +336,7 @@ fn what_it_can_do_is_in_the_help_and_nothing_else() {
     let lazuli = Lazuli::new();
     let help = ok(&lazuli, &["create", "-h"], "");
     assert!(help.contains("--type") && help.contains("tar-rafs"), "{help}");
-    assert!(!help.contains("--batch-size") && !help.contains("--encrypt"), "{help}");
+    assert!(help.contains("--batch-size") && !help.contains("--encrypt"), "{help}");
     assert!(
         ok(&lazuli, &["--version"], "").contains(concat!("Version: \t", env!("CARGO_PKG_VERSION")))
     );
@@ -315,7 +344,6 @@ fn what_it_can_do_is_in_the_help_and_nothing_else() {
     let create = ["create", "x", "--blob", "blob", "--blob-inline-meta"];
     for refused in [
         &["--encrypt"][..],
-        &["--batch-size", "0x100000"],
         &["--type", "targz-ref"],
         &["--fs-version", "5"],
         &["--whiteout-spec", "overlayfs"],
@@ -344,6 +372,7 @@ fn bad_input_is_named() {
     let (_, sources) = layers(&lazuli, &[tar]);
     for (more, word) in [
         (&["--chunk-size", "5000", "0.tar"][..], "chunk_size"),
+        (&["--batch-size", "5000", "0.tar"], "batch_size"),
         (&["no/such.tar"], "no/such.tar"),
         (&["--chunk-dict", "bootstrap=0.tar", "0.tar"], "0.tar"),
     ] {

@@ -4,9 +4,11 @@ use std::{collections::HashMap, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use lazuli_build::Dictionary;
+use lazuli_build::{Built, BuiltBlob, Dictionary};
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Manifest, Options, Platform, RegistryError, Repository};
+use lazuli_registry::{
+    BlobContent, ImageName, Manifest, Options, Platform, RegistryError, Repository,
+};
 use lazuli_runtime::image::StoredImage;
 
 use crate::store;
@@ -27,17 +29,19 @@ pub(crate) struct Target<'a> {
 
 impl Target<'_> {
     /// The blobs of the image that has the target's name now; if there is none, those of the images with the nearest tags. And those of
-    /// `wanted`.
+    /// `wanted`, which [`Target::link`] brings there.
     ///
     /// # Errors
-    /// `wanted` is not a lazy image in the target's repository. Whatever else is wrong only means that more has to be made and
+    /// `wanted` is not a lazy image in the target's registry. Whatever else is wrong only means that more has to be made and
     /// stored: what is in the way of storing it will be said then.
     pub(crate) async fn dictionary(&self, wanted: Option<&ImageName>) -> Result<Dictionary> {
         let mut dictionary = Dictionary::default();
         if let Some(wanted) = wanted {
-            if !store::same_place(wanted, self.name) {
+            if !store::same_place(wanted, self.name)
+                && store::neighbour(wanted, self.name).is_none()
+            {
                 bail!(
-                    "{wanted} is not in the repository of {}: its blobs are not there",
+                    "{wanted} is not in the registry of {}, which cannot take its blobs from elsewhere: `lazuli copy` brings it there",
                     self.name
                 );
             }
@@ -50,6 +54,19 @@ impl Target<'_> {
             tracing::debug!(%error, "nothing of the target's repository is used");
         }
         Ok(dictionary)
+    }
+
+    /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to be sent.
+    pub(crate) async fn link(&self, wanted: &ImageName, built: &Built) -> Result<u64> {
+        let Some(neighbour) = store::neighbour(wanted, self.name) else { return Ok(0) };
+        let repository = lazuli_registry::open(wanted, self.options)?;
+        let used = built.blobs.iter().filter(|blob| blob.file.is_none());
+        let stored = |blob: &BuiltBlob| {
+            let record = &blob.record.blob;
+            (record.id, record.stored_size, BlobContent::Stored(repository.clone()))
+        };
+        let blobs = used.map(stored).collect();
+        store::upload(&**self.repository, blobs, Some(neighbour), &|_| {}).await
     }
 
     async fn add_neighbours(&self, dictionary: &mut Dictionary) -> Result<()> {

@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// Where the lazy image goes
     #[arg(value_name = "TARGET")]
     target: String,
-    /// Use the chunks of this lazy image in TARGET's repository, too
+    /// Use the chunks of this lazy image in TARGET's registry, too
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["trace", "trace_run"])]
     dict: Option<String>,
     /// Compress small files that lie together in batches of up to so many KiB, a power of two: smaller images, but a start
@@ -94,12 +94,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let options = Options { batch_size, ..Options::new(scratch.path()) };
     let cache = LayerCache::open();
     let mut dictionary = Dictionary::default();
+    let platform = arguments.access.platform()?;
+    let platform = platform.as_ref();
+    let place = Target { name: &name, repository: &target, options: &access, platform };
+    let wanted = arguments.dict.as_deref().map(str::parse).transpose()?;
     // A trace speaks of an image that was made of its layers alone.
     if known.is_none() && arguments.trace_run.is_none() {
-        let platform = arguments.access.platform()?;
-        let platform = platform.as_ref();
-        let place = Target { name: &name, repository: &target, options: &access, platform };
-        let wanted = arguments.dict.as_deref().map(str::parse).transpose()?;
         dictionary = runtime.block_on(place.dictionary(wanted.as_ref()))?;
         if !dictionary.is_empty() {
             source.take_known(&mut dictionary, &cache, &options);
@@ -143,11 +143,16 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let blobs = built.blobs.iter().filter(|blob| Some(blob.record.blob.id) != ahead);
     let blobs = blobs.filter_map(store::built).collect();
     let uploaded = runtime.block_on(async {
+        let linked = match &wanted {
+            Some(wanted) => place.link(wanted, &built).await?,
+            None => 0,
+        };
         let Some(ordinary) = ordinary else {
-            return store::push(&*target, blobs, bootstrap, image, neighbour).await;
+            let pushed = store::push(&*target, blobs, bootstrap, image, neighbour).await?;
+            return Ok::<_, anyhow::Error>(linked + pushed);
         };
         let lazy = store::push_blobs(&*target, blobs, bootstrap, &image, neighbour).await?;
-        Ok(lazy + ordinary.finish(&*target, image, &source.config).await?)
+        Ok(linked + lazy + ordinary.finish(&*target, image, &source.config).await?)
     })?;
     report(&name, &built, hot.as_ref(), stored, sent + uploaded, total, started);
     Ok(())

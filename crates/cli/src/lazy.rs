@@ -6,7 +6,7 @@ use anyhow::Result;
 use lazuli_image::{
     Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
 };
-use lazuli_registry::{BlobContent, ImageName, Manifest, Repository, lazy_manifest};
+use lazuli_registry::{BlobContent, ImageName, Manifest, Options, Repository, lazy_manifest};
 use lazuli_runtime::image::StoredImage;
 use tokio::runtime::Runtime;
 
@@ -62,8 +62,18 @@ pub(crate) fn open(
     config: &Config,
     runtime: &Runtime,
 ) -> Result<LazyImage> {
+    open_with(text, &access.options(config)?, access, runtime)
+}
+
+/// The same, with `options` for how registries are reached.
+pub(crate) fn open_with(
+    text: &str,
+    options: &Options,
+    access: &Access,
+    runtime: &Runtime,
+) -> Result<LazyImage> {
     let name: ImageName = text.parse()?;
-    let repository = lazuli_registry::open(&name, &access.options(config)?)?;
+    let repository = lazuli_registry::open(&name, options)?;
     let scratch = Scratch::new()?;
     let platform = access.platform()?;
     let manifest = runtime.block_on(lazy_manifest(&*repository, &name, platform.as_ref()))?;

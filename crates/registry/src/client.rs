@@ -271,7 +271,7 @@ impl Client {
         self.endpoints.lists_referrers(&self.base.origin().ascii_serialization(), has);
     }
 
-    /// Waits for `answer`, but no longer than the server lives, if that can be told.
+    /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives, if that can be told.
     pub(crate) async fn watch<T>(
         &self,
         object: &str,
@@ -281,6 +281,16 @@ impl Client {
             Some(through) => through.daemon.watch(&self.http, &self.place, object, answer).await,
             None => answer.await,
         }
+    }
+
+    /// What comes next of a body.
+    pub(crate) async fn chunk(
+        &self,
+        response: &mut Response,
+        object: &str,
+    ) -> Result<Option<Bytes>, RegistryError> {
+        let failed = |error| RegistryError::http(&self.place, object, error);
+        self.watch(object, async { response.chunk().await.map_err(failed) }).await
     }
 
     /// How the server has done so far.
@@ -362,7 +372,9 @@ impl Client {
                 request = request.body(body.clone());
             }
             let sent = Instant::now();
-            let response = match request.send().await {
+            // What comes back may be an error that is not the last word.
+            let sending = async { Ok(request.send().await) };
+            let response = match self.watch(call.object, sending).await? {
                 Ok(response) => response,
                 Err(error) if stale(&error) && call.body.is_none() && !resent => {
                     resent = true;

@@ -4,7 +4,7 @@
 //! registry by one of them for all, in pieces of 4 MiB and more. It is asked for blobs alone, and never believed: digests are checked
 //! as always.
 //!
-//! On this node there may be a shorter way to it than its proxy, see `socket`.
+//! On this node it can say who has what, and there is another way to the data than its proxy, see `socket`.
 //!
 //! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it lives, at another port.
 
@@ -52,7 +52,7 @@ const CONNECT: Duration = Duration::from_millis(500);
 /// The port at which it says that it lives, unless somebody changed that.
 const HEALTH_PORT: u16 = 4003;
 
-/// A Dragonfly daemon, dfdaemon 1.5 or later.
+/// A Dragonfly daemon, dfdaemon 1.5.3 or later: older ones do not know the scheduling policy.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dragonfly {
     proxy: Url,
@@ -103,7 +103,7 @@ impl Dragonfly {
         }
     }
 
-    /// This node begins to download a part of a blob.
+    /// This node begins to download a blob, or a part of it.
     pub(crate) fn begin(&self, digest: &Digest) {
         self.socket.iter().for_each(|socket| socket.begin(digest));
     }
@@ -147,7 +147,7 @@ impl Dragonfly {
         })
     }
 
-    /// Waits for `answer` as long as the daemon lives.
+    /// Waits for `answer` as long as the daemon lives; it is asked when there was none for a while.
     pub(crate) async fn watch<T>(
         &self,
         http: &reqwest::Client,
@@ -165,6 +165,7 @@ impl Dragonfly {
             }
         };
         tokio::select! {
+            biased;
             answer = answer => answer,
             error = dies => {
                 tracing::debug!(%error, place, "is not healthy");

@@ -197,6 +197,11 @@ pub trait Repository: Send + Sync + Debug {
     /// reads work. Call it on a runtime.
     fn expect_whole(&self, _: &Digest) {}
 
+    /// Whether it is somebody who fetches for several nodes: what nobody can check is not to be asked for there.
+    fn is_for_all(&self) -> bool {
+        false
+    }
+
     /// Whether it is to be asked for blobs of so many bytes.
     fn is_worth(&self, _bytes: u64) -> bool {
         true

@@ -1,13 +1,13 @@
 //! Manifests and whole blobs, from a registry.
 
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
+use futures_util::stream;
 use lazuli_image::{Digest, oci::Platform};
 use reqwest::{
     Method, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue},
 };
-use std::io;
+use std::{io, sync::Arc};
 use tokio_util::io::StreamReader;
 
 use crate::{
@@ -129,7 +129,7 @@ pub(crate) async fn has_blob(
 
 /// The whole blob, checked while it streams.
 pub(crate) async fn blob(
-    client: &Client,
+    client: &Arc<Client>,
     digest: &Digest,
     size: u64,
 ) -> Result<BlobReader, RegistryError> {
@@ -152,8 +152,10 @@ pub(crate) async fn blob(
             got,
         });
     }
-    let place = client.place.clone();
-    let broken = move |error| io::Error::other(RegistryError::http(&place, &object, error));
-    let stream = response.bytes_stream().map_err(broken);
-    Ok(BlobReader::new(StreamReader::new(stream), &client.place, digest, size))
+    let rest = (response, client.clone(), object);
+    let stream = stream::try_unfold(rest, |(mut response, client, object)| async move {
+        let piece = client.chunk(&mut response, &object).await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>(piece.map(|piece| (piece, (response, client, object))))
+    });
+    Ok(BlobReader::new(StreamReader::new(Box::pin(stream)), &client.place, digest, size))
 }

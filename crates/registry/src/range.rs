@@ -134,7 +134,7 @@ pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
         ]);
         let (url, object) = (client.url(&format!("blobs/{digest}"))?, object.as_str());
         let call = Call { method: Method::GET, url, scope: &scope, headers, body: None, object };
-        let response = client.watch(object, client.send(&call)).await?;
+        let response = client.send(&call).await?;
         read_bounded(response, RESERVE_LIMIT, &client.place, object).await
     };
     // What is wrong shows when somebody reads.
@@ -190,8 +190,7 @@ async fn exactly(
     }
     let mut body = BytesMut::with_capacity(expected.min(RESERVE_LIMIT) as usize);
     loop {
-        let piece = response.chunk().await;
-        match piece.map_err(|error| RegistryError::http(&client.place, object, error))? {
+        match client.chunk(&mut response, object).await? {
             Some(piece) if (body.len() + piece.len()) as u64 > expected => {
                 return Err(size(expected + 1));
             }

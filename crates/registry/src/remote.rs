@@ -61,9 +61,11 @@ impl Registry {
         self.client.server().may
     }
 
-    /// Whether it is somebody who fetches for several nodes.
-    pub(crate) fn is_for_all(&self) -> bool {
-        self.client.server().through.is_some()
+    /// A download of a blob begins, or of a part of it.
+    fn begin(&self, digest: &Digest) {
+        if let Some(through) = &self.client.server().through {
+            through.daemon.begin(digest);
+        }
     }
 
     /// How the server has done so far.
@@ -88,8 +90,8 @@ impl Repository for Registry {
     }
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
-        let object = format!("blob {digest}");
-        self.client.watch(&object, pull::blob(&self.client, digest, size)).await
+        self.begin(digest);
+        pull::blob(&self.client, digest, size).await
     }
 
     async fn read(
@@ -99,22 +101,17 @@ impl Repository for Registry {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
-        if let Some(through) = &self.client.server().through {
-            through.daemon.begin(digest);
-        }
-        let read = async {
-            let asked =
-                range::read(&self.client, &self.locations, digest, range.clone(), arrived).await;
-            match asked {
-                Err(error) if error.is_transient() => {
-                    let bytes = self.client.by_socket(digest, &range).await?.ok_or(error)?;
-                    arrived(bytes.len() as u64);
-                    Ok(bytes)
-                }
-                answer => answer,
+        self.begin(digest);
+        match range::read(&self.client, &self.locations, digest, range.clone(), arrived).await {
+            Err(error) if error.is_transient() => {
+                let asked = self.client.by_socket(digest, &range);
+                let bytes = self.client.watch(&format!("blob {digest}"), asked).await?;
+                let bytes = bytes.ok_or(error)?;
+                arrived(bytes.len() as u64);
+                Ok(bytes)
             }
-        };
-        self.client.watch(&format!("blob {digest}"), read).await
+            answer => answer,
+        }
     }
 
     async fn push_blob(
@@ -200,6 +197,10 @@ impl Repository for Registry {
 
     fn is_worth(&self, bytes: u64) -> bool {
         !self.is_for_all() || bytes >= dragonfly::LEAST
+    }
+
+    fn is_for_all(&self) -> bool {
+        self.client.server().through.is_some()
     }
 
     async fn is_shared(

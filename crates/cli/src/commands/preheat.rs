@@ -5,7 +5,7 @@ use clap::Args;
 use futures_util::stream::{TryStreamExt as _, iter};
 use indicatif::{BinaryBytes, ProgressBar};
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{ImageName, Options, Repository, lazy_manifest};
+use lazuli_registry::{ImageName, Options, RegistryError, Repository, lazy_manifest};
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
@@ -45,6 +45,12 @@ enum Wanted {
 }
 
 impl Wanted {
+    fn blob(&self) -> &Digest {
+        match self {
+            Wanted::Whole(blob, _) | Wanted::Part(blob, ..) => blob,
+        }
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Wanted::Whole(_, size) => *size,
@@ -63,11 +69,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let shared = lazuli_registry::open_shared(&name, &options)?;
     let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
+    let repository = lazuli_registry::open(&name, &options)?;
     let wanted = if arguments.hot {
-        let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+        let image = lazy::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
         hot(session, &image, &runtime)?
     } else {
-        let repository = lazuli_registry::open(&name, &options)?;
         let platform = arguments.access.platform()?;
         let manifest = lazy_manifest(&*repository, &name, platform.as_ref());
         let manifest = runtime.block_on(manifest)?.parsed;
@@ -75,7 +81,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     };
     let bytes = wanted.iter().map(Wanted::bytes).sum();
     let bar = progress::bytes(Some(bytes), "preheating");
-    let asked = wanted.into_iter().map(|wanted| Ok(fetch(shared.clone(), wanted, bar.clone())));
+    let places = &Places { shared, repository };
+    let asked = wanted.into_iter().map(|wanted| Ok(places.bring(wanted, &bar)));
     let all = iter(asked).try_buffer_unordered(REQUESTS).try_collect::<()>();
     runtime.block_on(all).with_context(|| format!("cannot preheat {name}"))?;
     bar.finish_and_clear();
@@ -106,33 +113,62 @@ fn hot(
     let metadata = image.manifest.parsed.layers.iter();
     let metadata = metadata.filter(|layer| blobs.iter().all(|blob| blob.id != layer.digest));
     let whole = metadata.map(|layer| Wanted::Whole(layer.digest, layer.size));
-    let parts = spans.into_iter().flat_map(|(id, span)| {
-        let size = blobs.iter().find(|blob| blob.id == id).map(|blob| blob.stored_size);
+    // What somebody else has written may not fit the image.
+    let fitting = spans.into_iter().filter_map(|(id, span)| {
+        let blob = blobs.iter().find(|blob| blob.id == id)?;
+        (span.end.0 <= blob.stored_size).then_some((blob, span))
+    });
+    let parts = fitting.flat_map(|(blob, span)| {
         let starts = (span.start.0..span.end.0).step_by(PART as usize);
-        let part = move |start| Stored(start)..Stored(span.end.0.min(start + PART));
-        size.into_iter().flat_map(move |size| {
-            starts.clone().map(move |start| Wanted::Part(id, size, part(start)))
+        starts.map(move |start| {
+            let part = Stored(start)..Stored(span.end.0.min(start + PART));
+            Wanted::Part(blob.id, blob.stored_size, part)
         })
     });
     Ok(whole.chain(parts).collect())
 }
 
-/// Has something brought, and forgets it.
-async fn fetch(shared: Arc<dyn Repository>, wanted: Wanted, bar: ProgressBar) -> Result<()> {
-    match wanted {
-        Wanted::Whole(digest, size) => {
-            let mut reader = shared.blob(&digest, size).await?;
-            let mut buffer = vec![0; 64 << 10];
-            loop {
-                match reader.read(&mut buffer).await? {
-                    0 => break,
-                    read => bar.inc(read as u64),
-                }
+/// Where an image is.
+struct Places {
+    /// Dragonfly alone.
+    shared: Arc<dyn Repository>,
+    /// All of them.
+    repository: Arc<dyn Repository>,
+}
+
+impl Places {
+    /// Has something brought, and forgets it. What Dragonfly shows to the registry is renewed when it has expired.
+    async fn bring(&self, wanted: Wanted, bar: &ProgressBar) -> Result<()> {
+        match self.fetch(&wanted, bar).await {
+            Err(error) if is_denied(&error) => {
+                self.repository.has_blob(wanted.blob()).await?;
+                self.fetch(&wanted, bar).await
             }
-        }
-        Wanted::Part(digest, size, range) => {
-            shared.read(&digest, size, range, &|bytes| bar.inc(bytes)).await?;
+            fetched => fetched,
         }
     }
-    Ok(())
+
+    async fn fetch(&self, wanted: &Wanted, bar: &ProgressBar) -> Result<()> {
+        match wanted {
+            Wanted::Whole(blob, size) => {
+                let mut reader = self.shared.blob(blob, *size).await?;
+                let mut buffer = vec![0; 64 << 10];
+                loop {
+                    match reader.read(&mut buffer).await? {
+                        0 => break,
+                        read => bar.inc(read as u64),
+                    }
+                }
+            }
+            Wanted::Part(blob, size, range) => {
+                let counted = |bytes| bar.inc(bytes);
+                self.shared.read(blob, *size, range.clone(), &counted).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_denied(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(RegistryError::Denied { .. }))
 }

@@ -3,5 +3,6 @@
 //! The daemons are those of [`lazuli_testkit::dragonfly`].
 
 mod faults;
+mod preheat;
 mod scene;
 mod sharing;

@@ -13,10 +13,10 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -38,6 +38,12 @@ const ALWAYS: i32 = 1;
 
 /// How long it may take to find out who has something: what it saves, at a registry nearby.
 const QUESTION: Duration = Duration::from_millis(20);
+
+/// How long a download is waited for, also by nobody but the link that goes then: as long as dfdaemon should wait for a piece.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Seconds after which nobody uses a link any more.
+const STALE: u64 = 600;
 
 /// Blobs whose downloads are counted.
 const COUNTED: usize = 4096;
@@ -114,7 +120,7 @@ pub(super) struct Socket {
     /// Where links are made.
     links: PathBuf,
     channel: OnceLock<Channel>,
-    health: Health,
+    health: Arc<Health>,
     /// Downloads of each blob that this node has begun.
     begun: Mutex<HashMap<Digest, u32>>,
 }
@@ -146,7 +152,7 @@ impl Drop for Link {
 impl Socket {
     /// The socket at `path`; links are made in the directory `links`.
     pub(super) fn new(path: &Path, links: &Path) -> Self {
-        let health = Health::new(path.display().to_string());
+        let health = Arc::new(Health::new(path.display().to_string()));
         Socket {
             path: path.to_owned(),
             links: links.to_owned(),
@@ -170,34 +176,30 @@ impl Socket {
         let started = Instant::now();
         let (link, range) = (self.link(digest), range.clone());
         let download = self.download(url, &range, headers, &link.0);
-        let brought = match self.channel() {
-            // Also if the caller goes away: the daemon may not have made the link yet, which nobody would remove then.
-            Ok(channel) => tokio::spawn(async move {
-                run(channel, download).await.map_err(|status| status.message().to_owned())?;
-                read(link, range).await.map_err(|error| error.to_string())
-            })
-            .await
-            .unwrap_or_else(|panic| Err(panic.to_string())),
-            Err(status) => Err(status.message().to_owned()),
+        let (channel, health) = (self.channel(), self.health.clone());
+        let socket = self.path.clone();
+        let bring = async move {
+            let channel = channel?;
+            let ran = timeout(LONGEST, run(channel, download)).await;
+            ran.unwrap_or_else(|_| Err(Status::deadline_exceeded("it takes too long")))?;
+            read(link, range).await.map_err(|error| Status::data_loss(error.to_string()))
         };
-        match brought {
-            Ok(bytes) => {
-                self.health.worked();
-                Some(bytes)
-            }
-            Err(error) => {
-                tracing::debug!(error, socket = %self.path.display(), "does not deliver");
-                self.health.failed(started, None);
-                None
-            }
-        }
+        let bring = async move {
+            bring.await.inspect(|_| health.worked()).inspect_err(|status: &Status| {
+                tracing::debug!(error = status.message(), socket = %socket.display(), "does not deliver");
+                health.failed(started, None);
+            })
+        };
+        // Also if the caller goes away: the daemon may not have made the link yet, which nobody would remove then.
+        tokio::spawn(bring).await.ok()?.ok()
     }
 
-    /// A name that nobody has used.
+    /// A name that nobody has used, which says when that was.
     fn link(&self, digest: &Digest) -> Link {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let (made, process) = (seconds(), std::process::id());
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Link(self.links.join(format!("{}-{}-{number}", digest.hex(), std::process::id())))
+        Link(self.links.join(format!("{}-{made}-{process}-{number}", digest.hex())))
     }
 
     fn download(
@@ -254,7 +256,8 @@ impl Socket {
             }
         }
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(digest).copied();
-        let nodes = u64::from(peer_count / begun.unwrap_or_default().max(1));
+        // Nodes that start together download as often as this one. Before it has begun nothing can be said.
+        let nodes = begun.map_or(1, |begun| u64::from(peer_count / begun));
         let wanted = range.end.0.saturating_sub(range.start.0);
         Some(at >= range.end.0 || nodes * wanted > super::PIECE)
     }
@@ -273,8 +276,17 @@ impl Socket {
     /// Removes links of a process that died: each keeps a blob on the disk.
     fn clear(&self) {
         let links = fs::read_dir(&self.links).into_iter().flatten().flatten();
-        let is_link = |name: &str| name.split('-').count() == 3 && name.len() > 64;
-        let old = links.filter(|link| link.file_name().to_str().is_some_and(is_link));
+        let now = seconds();
+        let is_old = |name: &str| {
+            let mut parts = name.split('-');
+            let digest = parts.next().is_some_and(|part| {
+                part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+            });
+            let numbers: Option<Vec<u64>> = parts.map(|part| part.parse().ok()).collect();
+            digest
+                && matches!(numbers.as_deref(), Some([made, _, _]) if made.saturating_add(STALE) < now)
+        };
+        let old = links.filter(|link| link.file_name().to_str().is_some_and(is_old));
         old.for_each(|link| drop(Link(link.path())));
     }
 
@@ -295,6 +307,11 @@ impl Socket {
     }
 }
 
+/// Since 1970.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Has something downloaded.
 async fn run(channel: Channel, download: Download) -> Result<(), Status> {
     const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
@@ -313,7 +330,8 @@ async fn run(channel: Channel, download: Download) -> Result<(), Status> {
         }
         if missing == 0 {
             // The end comes later, when the scheduler has been told; who does not wait for it is taken for a download that failed.
-            tokio::spawn(async move { while let Ok(Some(_)) = events.message().await {} });
+            let end = async move { while let Ok(Some(_)) = events.message().await {} };
+            tokio::spawn(timeout(LONGEST, end));
             return Ok(());
         }
     }

@@ -18,10 +18,12 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use bytes::Bytes;
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError, Stored,
     oci::{Descriptor, Manifest, media_type},
@@ -334,8 +336,8 @@ async fn find_bootstrap(
     path: &Path,
 ) -> Result<(Bootstrap<Map>, Fetched), ImageError> {
     let mut fetched = Fetched::default();
-    let mut unpacked = fetch_bootstrap(&**repository, layer, path, &mut fetched).await;
     let places = repository.clone().places();
+    let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
     let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
     for place in places.iter().filter(|_| places.len() > 1) {
@@ -357,14 +359,31 @@ async fn find_bootstrap(
             }
             _ => {}
         }
-        unpacked = fetch_bootstrap(&**place, layer, path, &mut fetched).await;
+        unpacked = fetch_bootstrap(&**place, &places, layer, path, &mut fetched).await;
     }
     unpacked.map(|bootstrap| (bootstrap, fetched))
+}
+
+/// Tables of a blob that no digest covers, from the first of `places` that has them: never from other nodes.
+async fn tables(
+    places: &[Arc<dyn Repository>],
+    blob: &Blob,
+    range: Range<Stored>,
+) -> Result<Bytes, RegistryError> {
+    let mut failures = Vec::new();
+    for place in places.iter().filter(|place| !place.is_for_all()) {
+        match place.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
+            Ok(bytes) => return Ok(bytes),
+            Err(error) => failures.push(error),
+        }
+    }
+    Err(RegistryError::Everywhere { failures })
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
 async fn fetch_bootstrap(
     repository: &dyn Repository,
+    places: &[Arc<dyn Repository>],
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
@@ -389,7 +408,7 @@ async fn fetch_bootstrap(
     // Converters that make batches do not always send the tables along.
     for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
         let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-        let bytes = repository.read(&blob.id, blob.stored_size, range, &|_| {}).await?;
+        let bytes = tables(places, &blob, range).await?;
         fetched.bytes += bytes.len() as u64;
         fetched.requests += 1;
         let table = rafs::ci_table_of(&bytes, &tail);

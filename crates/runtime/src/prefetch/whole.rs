@@ -81,7 +81,15 @@ struct Pause;
 async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
     // Again as long as that brings anything: what turned out not to be in another blob was left out.
     let mut before = usize::MAX;
-    blobs.upgrade().iter().for_each(|blobs| expect(blobs));
+    if let Some(all) = blobs.upgrade() {
+        let missing = missing(&all);
+        let decoded =
+            missing.iter().map(|(at, chunk)| u64::from(all[*at].chunk(*chunk).decoded_size));
+        // Who is told brings all of it, perhaps to the same disk.
+        if prefetcher.cache.has_room_for_the_rest(decoded.sum()) {
+            expect(&all);
+        }
+    }
     loop {
         let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
         if all.is_empty() || all.len() >= before {

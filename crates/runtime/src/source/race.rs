@@ -141,6 +141,7 @@ pub(crate) async fn read(places: &[Arc<Place>], need: &Need<'_>) -> Result<Answe
             Event::Late(number, last) => race.hurry(number, last),
             Event::Again => {
                 race.paused = false;
+                race.reconsider();
                 if !race.tries.iter().any(Try::makes_progress) {
                     race.candidates.iter_mut().for_each(|candidate| candidate.asked = false);
                     race.ask_next(true);
@@ -172,6 +173,17 @@ impl<'a> Race<'a> {
             self.ask(next);
         }
         next.is_some()
+    }
+
+    /// Who is too slow for what nobody waits for is good enough for a reader who has come meanwhile.
+    fn reconsider(&mut self) {
+        let is_elsewhere = |candidate: &Candidate<'_>| {
+            matches!(candidate.failure.as_deref(), Some(SourceError::Elsewhere { .. }))
+        };
+        if (self.need.wanted)() {
+            let others = self.candidates.iter_mut().filter(|candidate| is_elsewhere(candidate));
+            others.for_each(|candidate| candidate.hopeless = false);
+        }
     }
 
     fn ask(&mut self, at: usize) {

@@ -52,8 +52,9 @@ impl BlobSource for RepositorySource {
     }
 
     fn expect_whole(&self) {
-        self.is_expected.store(true, Ordering::Relaxed);
-        self.repository.expect_whole(&self.blob);
+        if !self.is_expected.swap(true, Ordering::Relaxed) {
+            self.repository.expect_whole(&self.blob);
+        }
     }
 
     async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {

@@ -36,7 +36,7 @@ pub(super) const QUIET: &str = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_
 pub(super) struct Image {
     pub(super) registry: FakeRegistry,
     pub(super) swarm: Swarm,
-    name: String,
+    pub(super) name: String,
 }
 
 /// A node with a daemon.
@@ -109,6 +109,12 @@ impl Image {
     /// Wants a login from now on, which all nodes have.
     pub(super) fn require_login(&self) {
         self.registry.require(Login::Basic("joe".into(), "secret".into()));
+    }
+
+    /// Wants a token from now on, which anybody gets, and which no login is shown for.
+    pub(super) fn require_token(&self, node: &Node) {
+        self.registry.require(Login::Bearer(String::new(), String::new()));
+        fs::remove_file(node.lazuli.path("docker/config.json")).unwrap();
     }
 
     /// Stored bytes of all its data.

@@ -51,7 +51,7 @@ package-test: deb ## the package, and the DaemonSet's container, on Debian syste
 p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (an hour, the first time builds Dragonfly)
 	scripts/install-deps demo-fleet
 	$(MAKE) --no-print-directory binary wire
-	for verb in fleet "fleet --cpus 0.2 --nodes 1,2,4,8 --ways p2p --json target/bench/fleet-cpus.json" "misses --set recommended,default,seed,patient,hasty" outages model; do \
+	for verb in "fleet --rounds 2" "fleet --rounds 2 --cpus 0.2 --nodes 1,2,4,8 --ways lazuli,p2p --json target/bench/fleet-cpus.json" "misses --set recommended,default,seed,patient,hasty" outages model; do \
 		$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" bench/lazuli-bench $$verb || exit 1; done
 
 soak: ## the long forms of the reliability tests, thousands of kills and damaged images, an hour under containerd (about two hours)

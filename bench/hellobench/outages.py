@@ -7,7 +7,6 @@ Dragonfly again.
   none               nothing fails
   dfdaemon killed    the node's own, with SIGKILL; started again
   dfdaemon hangs     SIGSTOP; SIGCONT
-  killed in flight   while a file is on its way
   scheduler killed   started again
   peer killed        the one that has what is read; not mended
   disk full          a file system of dfdaemon's own is filled; emptied
@@ -19,7 +18,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -91,12 +89,8 @@ def one(fault, work):
         drop_caches()
         scene = Scene(there, lazulis, daemons, mount)
         before = max(scene.read() for _ in range(AFTER))
-        if fault is in_flight:
-            next_wait = in_flight(scene)
-            mend = lambda: scene.dfdaemon.restart()
-        else:
-            mend = fault(scene)
-            next_wait = scene.read()
+        mend = fault(scene)
+        next_wait = scene.read()
         more = max(scene.read() for _ in range(AFTER))
         healed = None
         if mend:
@@ -128,18 +122,6 @@ def hangs(scene):
     return lambda: scene.dfdaemon.process.send_signal(signal.SIGCONT)
 
 
-def in_flight(scene):
-    """The daemon dies when it has been asked for a file."""
-    def kill():
-        time.sleep(0.003)
-        scene.dfdaemon.kill()
-    killer = threading.Thread(target=kill)
-    killer.start()
-    waited = scene.read()
-    killer.join()
-    return waited
-
-
 def no_scheduler(scene):
     scene.scheduler.kill()
     return scene.scheduler.restart
@@ -158,5 +140,5 @@ def full(scene):
     return filler.unlink
 
 
-FAULTS = {"none": none, "dfdaemon killed": killed, "dfdaemon hangs": hangs, "killed in flight": in_flight,
+FAULTS = {"none": none, "dfdaemon killed": killed, "dfdaemon hangs": hangs,
           "scheduler killed": no_scheduler, "peer killed": no_peer, "disk full": full}

@@ -34,7 +34,7 @@ IMAGE = "misses"
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
 SETTINGS = {
     "recommended": {},
-    "default": {"scheduler": {"retryInterval": "500ms", "retryBackToSourceLimit": 4}, "daemon": {"enable": "false"}, "seeds": 1},
+    "default": {"scheduler": {"retryInterval": "500ms"}, "daemon": {"enable": "false"}, "seeds": 1},
     "seed": {"daemon": {"enable": "false"}, "seeds": 1},
     "patient": {"scheduler": {"retryInterval": "50ms"}},
     "hasty": {"scheduler": {"retryBackToSourceLimit": 1}},

@@ -193,8 +193,9 @@ impl fmt::Debug for Dragonfly {
 /// that. Of other images it is a tenth, and a start through Dragonfly took ten times as long.
 fn fills_pieces(size: u64, range: &Range<Stored>) -> bool {
     let (first, last) = (range.start.0 / PIECE, range.end.0.saturating_sub(1) / PIECE);
-    let pieces = ((last + 1) * PIECE).min(size).saturating_sub(first * PIECE);
-    4 * range.end.0.saturating_sub(range.start.0) >= pieces
+    let end = (last + 1).saturating_mul(PIECE).min(size);
+    let wanted = range.end.0.saturating_sub(range.start.0);
+    wanted.saturating_mul(4) >= end.saturating_sub(first * PIECE)
 }
 
 /// A way to a server through somebody who fetches for several nodes.
@@ -253,6 +254,8 @@ mod tests {
             (300 << 10, 0..200 << 10, true),
             (PIECE + 10, PIECE..PIECE + 10, true),
             (u64::MAX, 0..1, false),
+            (u64::MAX, 0..u64::MAX, true),
+            (u64::MAX, u64::MAX - 1..u64::MAX, false),
         ] {
             let stored = Stored(range.start)..Stored(range.end);
             assert_eq!(fills_pieces(size, &stored), fills, "{range:?} of {size}");

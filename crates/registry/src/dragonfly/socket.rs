@@ -259,7 +259,7 @@ impl Socket {
         // Nodes that start together download as often as this one. Before it has begun nothing can be said.
         let nodes = begun.map_or(1, |begun| u64::from(peer_count / begun));
         let wanted = range.end.0.saturating_sub(range.start.0);
-        Some(at >= range.end.0 || nodes * wanted > super::PIECE)
+        Some(at >= range.end.0 || nodes.saturating_mul(wanted) > super::PIECE)
     }
 
     async fn stat(&self, digest: &Digest) -> Result<Task, Status> {

@@ -5,12 +5,13 @@ use std::{
     future::Future,
     ops::Range,
     path::PathBuf,
+    pin::pin,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use lazuli_image::{Digest, Stored};
 use reqwest::{
     Method, Response, StatusCode, Url,
@@ -18,19 +19,20 @@ use reqwest::{
     redirect::Policy,
 };
 use serde::Deserialize;
+use tokio::time::timeout;
 
 use crate::{
     CONNECTIONS, auth,
     dragonfly::Dragonfly,
     endpoints::Endpoints,
     error::RegistryError,
-    health::Health,
+    health::{Health, NEAR},
     hosts::{Hosts, HostsError},
     keyring::Keyring,
     mirror::Mirrors,
     name::Reference,
     server::Server,
-    tls::{self, Tls},
+    tls::Tls,
     token::{Authorizer, Tried},
 };
 
@@ -237,8 +239,8 @@ impl Client {
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately. With requests for nothing: the HTTP library
-    /// has no other way to put connections into its pool.
+    /// Opens connections for requests that are about to come, unless that was done lately or the server turns out to be near.
+    /// With requests for nothing: the HTTP library has no other way to put connections into its pool.
     pub(crate) fn prepare(&self) {
         if self.health.is_near()
             || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
@@ -247,18 +249,27 @@ impl Client {
         }
         let mut url = self.server.root.clone();
         self.name_registry(&mut url);
-        let (http, limit) = (self.http.clone(), self.manner.timeouts.connect);
+        let (http, health, limit) =
+            (self.http.clone(), self.health.clone(), self.manner.timeouts.connect);
         let ping = move |_| {
+            let (health, began) = (health.clone(), Instant::now());
             let request = http.get(url.clone()).timeout(limit);
             async move {
                 // Whatever the answer is, 401 is usual. A connection goes to the pool when all of it has arrived.
                 if let Ok(response) = request.send().await {
+                    health.answered(began.elapsed());
                     let _ = read_bounded(response, DETAIL_LIMIT, "", "").await;
                 }
             }
         };
-        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
-        tokio::spawn(join_all((0..=CONNECTIONS).map(ping)));
+        tokio::spawn(async move {
+            // The manifest is asked for meanwhile, but servers think about that for longer than near ones are away.
+            let mut first = pin!(ping(0));
+            if timeout(NEAR, &mut first).await.is_err() {
+                // Behind the manifest go the parts of the bootstrap, the config, and the question for a trace.
+                join(first, join_all((0..CONNECTIONS).map(ping))).await;
+            }
+        });
     }
 
     /// Whether the server may have a referrers API.
@@ -463,11 +474,8 @@ pub(crate) struct Manner {
 impl Manner {
     /// What clients that speak like this have in common; or what is wrong with the TLS of this machine.
     pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
-        let tls = match self.tls.config() {
-            // A system without authorities is good enough, unless a redirect leads to a server with TLS.
-            Err(_) if self.is_plain => tls::nobody(),
-            tls => tls,
-        };
+        // From plain HTTP only a redirect leads to TLS.
+        let tls = self.tls.config(!self.is_plain);
         let builder = reqwest::Client::builder()
             .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.timeouts.connect)

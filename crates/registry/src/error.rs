@@ -312,8 +312,12 @@ fn cause(error: &reqwest::Error) -> String {
 fn is_about_tls(error: &reqwest::Error) -> bool {
     let mut next = error.source();
     while let Some(inner) = next {
-        if let Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) =
-            inner.downcast_ref()
+        if let Some(
+            rustls::Error::InvalidCertificate(_)
+            | rustls::Error::AlertReceived(_)
+            // The system has no authorities.
+            | rustls::Error::General(_),
+        ) = inner.downcast_ref()
         {
             return true;
         }

@@ -1,6 +1,10 @@
 //! Whom a server's certificate has to come from, and what is shown to it.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    thread,
+};
 
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
@@ -106,19 +110,24 @@ impl Tls {
         *self != Tls::default()
     }
 
-    /// For the HTTP client.
+    /// For the HTTP client. `soon`: a server with TLS is about to be asked.
     ///
     /// # Errors
-    /// The system has no roots, or the library dislikes a key.
-    pub(crate) fn config(&self) -> Result<ClientConfig, Error> {
+    /// The library dislikes a key.
+    pub(crate) fn config(&self, soon: bool) -> Result<ClientConfig, Error> {
         let provider = Arc::new(provider());
         let verifier: Arc<dyn ServerCertVerifier> = if self.skip_verify {
             Arc::new(Anybody(provider.clone()))
         } else {
-            let roots = self.authorities.clone();
-            let system = Verifier::new_with_extra_roots(roots, provider.clone())
-                .map_err(|error| Error::General(format!("{}; {ADVICE}", problem(&error))))?;
-            Arc::new(Named { system, known: self.authorities.clone() })
+            let named = Arc::new(Named::new(&self.authorities, &provider));
+            if soon {
+                let ahead = named.clone();
+                // If there is no thread to be had, the first handshake reads them.
+                let _ = thread::Builder::new().name("authorities".to_owned()).spawn(move || {
+                    LazyLock::force(&ahead.system);
+                });
+            }
+            named
         };
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()?
@@ -132,13 +141,6 @@ impl Tls {
     }
 }
 
-/// TLS that trusts no server at all.
-pub(crate) fn nobody() -> Result<ClientConfig, Error> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(provider()));
-    let builder = builder.with_safe_default_protocol_versions()?;
-    Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
-}
-
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (authorities, identities) = (self.authorities.len(), self.identities.len());
@@ -149,8 +151,22 @@ impl fmt::Debug for Tls {
 /// Trusts the system's authorities and some certificates more, also those that stand for themselves.
 #[derive(Debug)]
 struct Named {
-    system: Verifier,
+    /// Some three hundred files, on Debian: 20 ms of a processor, and far longer if they come from a disk. Plain HTTP never needs them.
+    system: LazyLock<Result<Verifier, Error>, Box<dyn FnOnce() -> Result<Verifier, Error> + Send>>,
     known: Vec<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Named {
+    fn new(known: &[CertificateDer<'static>], provider: &Arc<CryptoProvider>) -> Self {
+        let (roots, known, provider) = (known.to_vec(), known.to_vec(), provider.clone());
+        let shared = provider.clone();
+        let system = LazyLock::new(Box::new(move || {
+            Verifier::new_with_extra_roots(roots, shared)
+                .map_err(|error| Error::General(format!("{}; {ADVICE}", problem(&error))))
+        }) as Box<dyn FnOnce() -> _ + Send>);
+        Named { system, known, provider }
+    }
 }
 
 impl ServerCertVerifier for Named {
@@ -162,13 +178,9 @@ impl ServerCertVerifier for Named {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let checked = self.system.verify_server_cert(
-            end_entity,
-            intermediates,
-            server_name,
-            ocsp_response,
-            now,
-        );
+        let system = self.system.as_ref().map_err(Clone::clone)?;
+        let checked =
+            system.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match checked {
             // What `openssl req -x509` makes is at once a server's certificate and its own authority, which the
             // specification does not allow. Such a certificate is known in full; its dates have been looked at before.
@@ -188,7 +200,7 @@ impl ServerCertVerifier for Named {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.system.verify_tls12_signature(message, cert, dss)
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -197,11 +209,11 @@ impl ServerCertVerifier for Named {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.system.verify_tls13_signature(message, cert, dss)
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.system.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

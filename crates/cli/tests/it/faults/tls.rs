@@ -71,21 +71,30 @@ fn a_private_authority_is_trusted_when_the_system_does() {
 /// A minimal Debian has no package ca-certificates.
 #[test]
 fn a_system_without_authorities_needs_none_for_plain_http() {
+    if !able("fuse") || !require(Feature::Program("openssl")) {
+        return;
+    }
     let lazuli = Lazuli::new();
     std::fs::write(lazuli.directory("source").join("file"), "content").unwrap();
     let nowhere = lazuli.directory("nowhere");
-    let registry = Registry::start();
-    let convert = |image: &str| {
-        let mut convert = lazuli.command(["convert", "dir:source", image]);
-        convert.env("SSL_CERT_FILE", nowhere.join("none")).env("SSL_CERT_DIR", &nowhere);
-        let output = convert.output().unwrap();
+    let without = |words: [&str; 3]| {
+        let mut command = lazuli.command(words);
+        command.env("SSL_CERT_FILE", nowhere.join("none")).env("SSL_CERT_DIR", &nowhere);
+        let output = command.output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
-    let (done, error) = convert(&registry.image("app:1"));
+    let registry = Registry::start();
+    let image = registry.image("app:1");
+    let (done, error) = without(["convert", "dir:source", &image]);
     assert!(done, "{error}");
-    let (done, error) = convert("registry.example/app:1");
-    assert!(
-        !done && error.contains("registry.example") && error.contains("ca-certificates"),
-        "{error}"
-    );
+
+    let [certificate, key, _] = certificate(&lazuli.directory("tls"));
+    let mirror = registry.with_tls(&certificate, &key);
+    let host = image.split('/').next().unwrap_or_default();
+    let url = format!("https://localhost:{}", mirror.port());
+    lazuli.configure(&format!("[[registry]]\nhost = \"{host}\"\nmirrors = [\"{url}\"]\n"));
+    lazuli.directory("mnt");
+    drop(registry);
+    let (done, error) = without(["mount", &image, "mnt"]);
+    assert!(!done && error.contains(&url[8..]) && error.contains("ca-certificates"), "{error}");
 }

@@ -5,13 +5,12 @@ use std::{
     future::Future,
     ops::Range,
     path::PathBuf,
-    pin::pin,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use lazuli_image::{Digest, Stored};
 use reqwest::{
     Method, Response, StatusCode, Url,
@@ -19,14 +18,13 @@ use reqwest::{
     redirect::Policy,
 };
 use serde::Deserialize;
-use tokio::time::timeout;
 
 use crate::{
     CONNECTIONS, auth,
     dragonfly::Dragonfly,
     endpoints::Endpoints,
     error::RegistryError,
-    health::{Health, NEAR},
+    health::Health,
     hosts::{Hosts, HostsError},
     keyring::Keyring,
     mirror::Mirrors,
@@ -239,8 +237,8 @@ impl Client {
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately or the server turns out to be near.
-    /// With requests for nothing: the HTTP library has no other way to put connections into its pool.
+    /// Opens connections for requests that are about to come, unless that was done lately. With requests for nothing: the HTTP library
+    /// has no other way to put connections into its pool.
     pub(crate) fn prepare(&self) {
         if self.health.is_near()
             || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
@@ -249,27 +247,18 @@ impl Client {
         }
         let mut url = self.server.root.clone();
         self.name_registry(&mut url);
-        let (http, health, limit) =
-            (self.http.clone(), self.health.clone(), self.manner.timeouts.connect);
+        let (http, limit) = (self.http.clone(), self.manner.timeouts.connect);
         let ping = move |_| {
-            let (health, began) = (health.clone(), Instant::now());
             let request = http.get(url.clone()).timeout(limit);
             async move {
                 // Whatever the answer is, 401 is usual. A connection goes to the pool when all of it has arrived.
                 if let Ok(response) = request.send().await {
-                    health.answered(began.elapsed());
                     let _ = read_bounded(response, DETAIL_LIMIT, "", "").await;
                 }
             }
         };
-        tokio::spawn(async move {
-            // The manifest is asked for meanwhile, but servers think about that for longer than near ones are away.
-            let mut first = pin!(ping(0));
-            if timeout(NEAR, &mut first).await.is_err() {
-                // Behind the manifest go the parts of the bootstrap, the config, and the question for a trace.
-                join(first, join_all((0..CONNECTIONS).map(ping))).await;
-            }
-        });
+        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
+        tokio::spawn(join_all((0..=CONNECTIONS).map(ping)));
     }
 
     /// Whether the server may have a referrers API.

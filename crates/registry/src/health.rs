@@ -26,7 +26,7 @@ const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
 /// A server is near whose quickest answer took less. A new connection carries a megabyte within seven round trips, so in 20 ms: several
 /// at the same time cost both sides more than they save.
-pub(crate) const NEAR: Duration = Duration::from_millis(3);
+const NEAR: Duration = Duration::from_millis(3);
 
 /// What is known about one server, or one blob at it.
 ///

@@ -23,9 +23,6 @@ const PREPARED: u64 = lazuli_registry::CONNECTIONS + 1;
 
 const CONTENT: usize = 100_000;
 
-/// What a server that is not near takes to answer.
-const FAR: Duration = Duration::from_millis(20);
-
 /// Until the connections of what was answered are free again.
 const ANSWERS: Duration = Duration::from_millis(200);
 
@@ -52,7 +49,6 @@ async fn requests_find_connections_that_were_opened_ahead() {
     // What strangers are answered without a login makes no difference.
     for login in [Login::None, Login::Bearer(String::new(), String::new())] {
         let server = FakeRegistry::start().unwrap();
-        server.set_latency(FAR);
         server.put_blob("app", &noise(CONTENT, 21));
         server.require(login);
         let options = options();
@@ -114,7 +110,6 @@ async fn far_registries_are_prepared() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_place_that_is_asked_first_is_prepared() {
     let [first, second, registry] = [(); 3].map(|()| FakeRegistry::start().unwrap());
-    first.set_latency(FAR);
     let mut mirrors = Mirrors::default();
     let urls = [&first, &second].map(|mirror| format!("http://{}", mirror.host()).parse().unwrap());
     mirrors.set(&registry.host(), urls.to_vec()).unwrap();
@@ -124,25 +119,6 @@ async fn only_the_place_that_is_asked_first_is_prepared() {
     pinged(&first).await;
     let pings = [&first, &second, &registry].map(|server| server.stats().pings);
     assert_eq!(pings, [PREPARED, 0, 0]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_near_server_is_asked_how_near_it_is_and_nothing_more() {
-    // A machine with other work to do may take longer than a near server may.
-    for _ in 0..20 {
-        let server = FakeRegistry::start().unwrap();
-        let name = format!("{}/app:1", server.host()).parse().unwrap();
-        let image = open(&name, &options()).unwrap();
-        image.prepare();
-        sleep(ANSWERS).await;
-        let stats = server.stats();
-        if stats.pings == 1 {
-            assert!(image.health().unwrap().is_near() && stats.connections == 1, "{stats:?}");
-            return;
-        }
-        assert_eq!(stats.pings, PREPARED, "{stats:?}");
-    }
-    panic!("not one of twenty was found to be near");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -148,11 +148,14 @@ impl fmt::Debug for Tls {
     }
 }
 
+/// Who trusts the system's authorities and some certificates more; or why nobody does.
+type System = Result<Verifier, Error>;
+
 /// Trusts the system's authorities and some certificates more, also those that stand for themselves.
 #[derive(Debug)]
 struct Named {
     /// Some three hundred files, on Debian: 20 ms of a processor, and far longer if they come from a disk. Plain HTTP never needs them.
-    system: LazyLock<Result<Verifier, Error>, Box<dyn FnOnce() -> Result<Verifier, Error> + Send>>,
+    system: LazyLock<System, Box<dyn FnOnce() -> System + Send>>,
     known: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,
 }
@@ -161,11 +164,11 @@ impl Named {
     fn new(known: &[CertificateDer<'static>], provider: &Arc<CryptoProvider>) -> Self {
         let (roots, known, provider) = (known.to_vec(), known.to_vec(), provider.clone());
         let shared = provider.clone();
-        let system = LazyLock::new(Box::new(move || {
+        let read = move || {
             Verifier::new_with_extra_roots(roots, shared)
                 .map_err(|error| Error::General(format!("{}; {ADVICE}", problem(&error))))
-        }) as Box<dyn FnOnce() -> _ + Send>);
-        Named { system, known, provider }
+        };
+        Named { system: LazyLock::new(Box::new(read)), known, provider }
     }
 }
 

@@ -5,7 +5,7 @@ compress, as much as a reader fetches at once by default, so every read waits fo
 20 ms and 1 Gbit/s as of `lazuli-bench prefetch`. Each round does that on two nodes, in turn:
 
   alone   nothing else goes on
-  beside  `lazuli prefetch` fetches the biggest image of the corpus, or IMAGE, from the same registry
+  beside  `lazuli prefetch` fetches gcc, or IMAGE, from the same registry
 
 A node is new; its daemon runs, the readers' image is mounted, and each reader has read some files that do not count.
 Only reads that begin while the prefetch goes on count.
@@ -28,7 +28,7 @@ from lab.lazuli import Node, lazuli
 from lab.link import link
 from lab.registry import remote_registry
 
-BIGGEST = "gcc"
+BIG = "gcc"
 READERS, READS, FIRST = 8, 125, 4
 SIZE = 256 << 10
 ROUND_TRIP_MS, MEGABITS = 20, 1000
@@ -38,7 +38,7 @@ QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", nargs="?", default=BIGGEST)
+    parser.add_argument("image", nargs="?", default=BIG)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/beside.json")
     args = parser.parse_args(argv)

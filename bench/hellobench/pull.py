@@ -1,6 +1,6 @@
 """Time and processor time until a whole image is on a node.
 
-The biggest image of the corpus, or IMAGE, is in a registry on loopback, as it was built and as lazuli converts it. Each
+gcc, or IMAGE, is in a registry on loopback, as it was built and as lazuli converts it. Each
 round fetches it once with each system, in turn, to a node that has nothing of it and whose daemon runs; no page is cached.
 
   lazuli        lazuli prefetch --wait, which returns when everything is here, checked, and on the disk
@@ -32,7 +32,7 @@ from lab.registry import remote_registry
 
 from .contenders.overlayfs import Overlayfs
 
-BIGGEST = "gcc"
+BIG = "gcc"
 MEGABITS = 1000
 SYSTEMS = ["lazuli", "ctr", "ctr, unpigz", "CRI, unpigz"]
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
@@ -40,7 +40,7 @@ QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", nargs="?", default=BIGGEST)
+    parser.add_argument("image", nargs="?", default=BIG)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round-trips", default="0,20", help="milliseconds, separated by commas")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/pull.json")

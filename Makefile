@@ -48,7 +48,7 @@ package-test: deb ## the package, and the DaemonSet's container, on Debian syste
 	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" target/release/cri "$$(scripts/corpus redis)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
 
-p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (40 minutes, the first time also builds Dragonfly)
+p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (30 minutes, the first time also builds Dragonfly)
 	scripts/install-deps demo-fleet
 	$(MAKE) --no-print-directory binary wire
 	for verb in "fleet --rounds 2" "fleet --rounds 2 --cpus 0.2 --nodes 1,2,4,8 --ways lazuli,p2p --json target/bench/fleet-cpus.json" "misses --set recommended,default,seed,patient,hasty" outages model; do \

@@ -253,7 +253,7 @@ impl Route {
     /// Opens what is there. If the way cannot be used that is said by each request.
     ///
     /// # Errors
-    /// If no HTTP client can be made, for example because the system has no TLS roots.
+    /// If no HTTP client can be made.
     pub fn open(
         self,
         name: &ImageName,
@@ -276,7 +276,7 @@ impl Route {
 /// Opens the place that `name` names. Nothing is asked yet, and no directory made.
 ///
 /// # Errors
-/// If no HTTP client can be made, for example because the system has no TLS roots.
+/// If no HTTP client can be made.
 pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
     Route::to(name, options).open(name, options)
 }

@@ -40,7 +40,7 @@ impl Registry {
     /// Prepares to talk to the registry of `reference`, where its name says that it is.
     ///
     /// # Errors
-    /// If no HTTP client can be made, for example because the system has no TLS roots.
+    /// If no HTTP client can be made.
     pub fn open(reference: Reference, options: &Options) -> Result<Self, RegistryError> {
         let server = Hosts::default().servers(&reference, options.plain_http)?.remove(0);
         Self::at(reference, server, options)

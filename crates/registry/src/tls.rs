@@ -154,7 +154,7 @@ type System = Result<Verifier, Error>;
 /// Trusts the system's authorities and some certificates more, also those that stand for themselves.
 #[derive(Debug)]
 struct Named {
-    /// Some three hundred files, on Debian: 20 ms of a processor, and far longer if they come from a disk. Plain HTTP never needs them.
+    /// Some three hundred files, on Debian: 15 to 20 ms of a processor, and longer if they come from a disk. Plain HTTP never needs them.
     system: LazyLock<System, Box<dyn FnOnce() -> System + Send>>,
     known: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,

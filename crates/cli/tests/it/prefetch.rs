@@ -158,6 +158,28 @@ fn what_a_start_read_comes_together_with_the_metadata() {
 }
 
 #[test]
+fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    let optimized = format!("{}/app:optimized", registry.host());
+    lazuli.ok(["optimize", &image, &optimized]);
+    forget(&lazuli);
+    fs::remove_dir_all(lazuli.root().join("traces")).unwrap();
+    registry.reset_stats();
+    registry.fault("GET", "/referrers/", 1, Fault::Latency(Duration::from_secs(20)));
+    mount(&lazuli, &optimized);
+    READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
+    let asked = runs(&registry.log());
+    let longest = asked.iter().map(|(_, run)| run.end - run.start).max();
+    assert_eq!(longest, Some((READ.len() * SIZE) as u64), "all of the hot blob, once: {asked:?}");
+    umount(&lazuli);
+}
+
+#[test]
 fn what_is_wrong_although_it_came_early_is_fetched_again() {
     if !needs() {
         return;

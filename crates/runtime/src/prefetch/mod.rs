@@ -199,39 +199,52 @@ impl Prefetcher {
 
     /// Fetches what the start will most likely read. Returns whether a trace of it would be news for the registry.
     async fn fetch_ahead(&self, image: &Image, known: Known) -> bool {
-        let Known { mut trace, asked, early } = known;
-        let is_asked = asked.is_some();
-        if let Some(answer) = asked {
-            let abort = answer.abort_handle();
-            trace = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
-            abort.abort();
-            if let Some(trace) = &trace
-                && let Err(error) = self.traces.put(&image.manifest.digest, trace)
-            {
-                tracing::warn!(%error, "cannot keep a trace");
-            }
-        }
-        let is_news = is_asked && trace.is_none();
         if matches!(self.settings.ahead, Ahead::Nothing | Ahead::Record) {
             return false;
         }
-        let order = image.blobs.upgrade().map(|blobs| match trace {
-            Some(trace) => of_trace(&trace, &blobs),
-            None => of_maker(&image.hot, &blobs),
-        });
+        let Known { trace, asked, early } = known;
+        let is_asked = asked.is_some();
         let hint = Manner::Hint(&self.cache);
-        match order {
-            Some(order) if order.is_empty() => {
-                content::fetch_guessed(image, &self.pace, &self.cache).await
-            }
+        let bring = async |order| {
             // Readers who need what cannot be had will be told why.
-            Some(order) => {
-                drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
-            }
-            None => {}
+            drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
+        };
+        let hot = |trace: Option<&Trace>| {
+            let blobs = image.blobs.upgrade()?;
+            Some(
+                trace.map_or_else(|| of_maker(&image.hot, &blobs), |trace| of_trace(trace, &blobs)),
+            )
+        };
+        // What the image's maker calls hot is on its way already: readers find it there before the registry has answered.
+        let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
+        let mut is_foreseen = !baked.is_empty();
+        let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));
+        let trace = trace.or(answer);
+        if let Some(order) = trace.as_ref().and_then(|trace| hot(Some(trace))) {
+            is_foreseen |= !order.is_empty();
+            bring(order).await;
+        }
+        if !is_foreseen {
+            content::fetch_guessed(image, &self.pace, &self.cache).await;
         }
         early.forget();
-        is_news
+        is_asked && trace.is_none()
+    }
+
+    /// The trace that the registry has, if it says so in time. It is kept.
+    async fn answer(
+        &self,
+        image: &Image,
+        asked: Option<JoinHandle<Option<Trace>>>,
+    ) -> Option<Trace> {
+        let answer = asked?;
+        let abort = answer.abort_handle();
+        let trace = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
+        abort.abort();
+        if let Err(error) = self.traces.put(&image.manifest.digest, trace.as_ref()?) {
+            tracing::warn!(%error, "cannot keep a trace");
+        }
+        trace
     }
 
     /// Keeps what was recorded.

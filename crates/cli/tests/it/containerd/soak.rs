@@ -3,7 +3,11 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    env, thread,
+    env,
+    io::{self, Write},
+    panic,
+    sync::Once,
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -81,6 +85,7 @@ enum Meanwhile {
 
 struct Node<'a> {
     rig: &'a Rig,
+    seed: u64,
     choices: Choices,
     images: Vec<Image>,
     pods: Vec<Running>,
@@ -99,11 +104,11 @@ fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
     let layouts: Option<Vec<_>> = IMAGES.iter().map(|(name, _)| corpus(name)).collect();
     let Some(layouts) = layouts else { return };
     let _alone = alone();
+    tell_at_once();
     let seed = match env::var("LAZULI_SEED") {
         Ok(seed) => seed.parse().expect("LAZULI_SEED is a number"),
         Err(_) => SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs(),
     };
-    eprintln!("LAZULI_SEED={seed}");
     let images = IMAGES.iter().zip(&layouts).map(|((name, lazy), layout)| {
         let ordinary = rig.copy(layout, &format!("{name}:ordinary"));
         let image =
@@ -115,6 +120,7 @@ fn a_node_lives_and_leaves_nothing(containerd: Containerd) {
     });
     let mut node = Node {
         rig: &rig,
+        seed,
         choices: Choices::new(seed),
         images: images.collect(),
         pods: Vec::new(),
@@ -163,11 +169,29 @@ fn files(tree: &Listing) -> Vec<(String, String)> {
     tree.paths().filter_map(of).collect()
 }
 
+/// From here on what fails is told when it fails, and not only behind all tests: what happens here never happens again in the
+/// same way, and logs are cut off.
+fn tell_at_once() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        let then = panic::take_hook();
+        panic::set_hook(Box::new(move |failure| {
+            // Tests' own output is kept until their end, what is written so is not.
+            let _ = writeln!(io::stderr(), "{failure}");
+            then(failure);
+        }));
+    });
+}
+
 impl Drop for Node<'_> {
     /// What led to a failure, behind what failed.
     fn drop(&mut self) {
         if thread::panicking() {
-            self.latest.iter().for_each(|line| eprintln!("{line}"));
+            let mut output = io::stderr().lock();
+            let _ = writeln!(output, "LAZULI_SEED={}", self.seed);
+            for line in &self.latest {
+                let _ = writeln!(output, "{line}");
+            }
         }
     }
 }

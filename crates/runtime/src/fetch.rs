@@ -45,6 +45,10 @@ const ASKED_AGAIN: Duration = Duration::from_secs(1);
 /// How long bytes that were asked for early are waited for: where a place that brings nothing for so long is asked once more.
 const HELD: Duration = race::LAST_PATIENCE;
 
+/// Stored bytes that are asked for once more although they are on their way: behind what came with them they may arrive last, when
+/// they are needed first. `/etc/passwd` and `/etc/group`, which whoever starts a container reads before anything else.
+pub(crate) const FIRST_NEEDED: u64 = 16 << 10;
+
 /// A run of chunks that one request brings.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -143,6 +147,11 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
     let answer = match held {
+        Some(held) if stored.end.0 - stored.start.0 <= FIRST_NEEDED => tokio::select! {
+            Some(answer) = held_answer(&blob, held, &wanted) => Some(answer),
+            Ok(answer) = read_anywhere(&blob, stored.clone(), part, deadline, &wanted) => Some(answer),
+            else => None,
+        },
         Some(held) => held_answer(&blob, held, &wanted).await,
         None => None,
     };

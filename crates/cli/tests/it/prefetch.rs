@@ -111,8 +111,12 @@ fn needs() -> bool {
 
 /// A first start, whose trace is kept.
 fn teach(lazuli: &Lazuli, image: &str) {
+    teach_reading(lazuli, image, || READ.into_iter().for_each(|number| read(lazuli, number, SIZE)));
+}
+
+fn teach_reading(lazuli: &Lazuli, image: &str, read: impl FnOnce()) {
     mount(lazuli, image);
-    READ.into_iter().for_each(|number| read(lazuli, number, SIZE));
+    read();
     umount(lazuli);
     let traces = lazuli.root().join("traces");
     let is_whole = |entry: fs::DirEntry| entry.path().extension().is_none();
@@ -176,6 +180,37 @@ fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
     let asked = runs(&registry.log());
     let longest = asked.iter().map(|(_, run)| run.end - run.start).max();
     assert_eq!(longest, Some((READ.len() * SIZE) as u64), "all of the hot blob, once: {asked:?}");
+    umount(&lazuli);
+}
+
+#[test]
+fn what_is_needed_first_does_not_wait_for_what_comes_with_it() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, mountpoint) = node(LEARN);
+    let registry = FakeRegistry::start().unwrap();
+    // Asked for in one request, since they lie side by side.
+    let [little, much] = [("little", 1000), ("much", 50_000)];
+    let source = lazuli.directory("source");
+    let content = |(_, size): (&str, usize)| odd::random(size as u64, size);
+    [little, much].into_iter().for_each(|it| fs::write(source.join(it.0), content(it)).unwrap());
+    let image = format!("{}/app:1", registry.host());
+    lazuli.ok(["convert", "dir:source", &image]);
+    let read = |it: (&str, usize)| assert!(fs::read(mountpoint.join(it.0)).unwrap() == content(it));
+    teach_reading(&lazuli, &image, || [little, much].into_iter().for_each(read));
+    forget(&lazuli);
+    registry.reset_stats();
+    let [data, _] = layers(&registry);
+    registry.fault("GET", &data, 1, Fault::Latency(Duration::from_secs(4)));
+    let begun = Instant::now();
+    mount(&lazuli, &image);
+    read(little);
+    assert!(begun.elapsed() < Duration::from_secs(3), "waited for all: {:?}", begun.elapsed());
+    read(much);
+    let asked = registry.log().into_iter().filter(|it| it.target.contains(&data));
+    let asked: Vec<_> = asked.map(|it| it.bytes().map(|bytes| bytes.end - bytes.start)).collect();
+    assert_eq!(asked, [Some(51_000), Some(1000)]);
     umount(&lazuli);
 }
 

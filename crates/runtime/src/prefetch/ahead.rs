@@ -5,6 +5,8 @@
 
 use std::{
     collections::BTreeMap,
+    iter::{self, Peekable},
+    mem,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -19,7 +21,7 @@ use super::whole::{HASTE, courtesy};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,
-    fetch::LEAST_PART,
+    fetch::{FIRST_NEEDED, LEAST_PART},
     source::early::Early,
 };
 
@@ -135,6 +137,7 @@ pub(crate) async fn fetch(
     let mut bytes_under_way = 0;
     let mut gauge = Gauge::new(pace, 0.0);
     let mut size = FIRST;
+    let mut has_early = early.is_some_and(Early::is_any);
     loop {
         let is_last = order.peek().is_none();
         loop {
@@ -170,10 +173,15 @@ pub(crate) async fn fetch(
             size = BESIDE;
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
-        let window = window(&mut order, &blobs, size);
-        size = (2 * size).min(WINDOW);
+        let window = if mem::take(&mut has_early) {
+            first_needed(&mut order, &blobs)
+        } else {
+            let window = window(&mut order, &blobs, size);
+            size = (2 * size).min(WINDOW);
+            window
+        };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
-        for (blob, chunks) in &window {
+        for (blob, chunks) in &by_blob(window) {
             for (bytes, request) in blobs[*blob].bring(chunks, part, early) {
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
@@ -188,27 +196,48 @@ fn missing_bytes(order: &[Place], blobs: &[Arc<CachedBlob>]) -> u64 {
     missing.map(|(blob, chunk)| blobs[*blob].chunk(*chunk).stored_share()).sum()
 }
 
-/// Takes missing chunks from `order` until they have `size` stored bytes, by blob, in ascending order.
+/// Takes chunks from `order` until those that are missing have `size` stored bytes.
 fn window(
     order: &mut impl Iterator<Item = Place>,
     blobs: &[Arc<CachedBlob>],
     size: u64,
-) -> BTreeMap<usize, Vec<usize>> {
-    let mut window: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+) -> Vec<Place> {
     let mut bytes = 0;
+    let mut missing = Vec::new();
     for (blob, chunk) in order {
         if blobs[blob].has(chunk) {
             continue;
         }
-        window.entry(blob).or_default().push(chunk);
+        missing.push((blob, chunk));
         bytes += blobs[blob].chunk(chunk).stored_share();
         if bytes >= size {
             break;
         }
     }
-    for chunks in window.values_mut() {
+    missing
+}
+
+/// Takes chunks from `order` as long as they have no more than [`FIRST_NEEDED`] stored bytes.
+fn first_needed(
+    order: &mut Peekable<impl Iterator<Item = Place>>,
+    blobs: &[Arc<CachedBlob>],
+) -> Vec<Place> {
+    let mut left = FIRST_NEEDED;
+    let mut fits = |&(blob, chunk): &Place| {
+        let rest = left.checked_sub(blobs[blob].chunk(chunk).stored_share());
+        left = rest.unwrap_or(left);
+        rest.is_some()
+    };
+    iter::from_fn(|| order.next_if(&mut fits)).collect()
+}
+
+/// Chunks by blob, in ascending order.
+fn by_blob(places: Vec<Place>) -> BTreeMap<usize, Vec<usize>> {
+    let mut chunks: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    places.into_iter().for_each(|(blob, chunk)| chunks.entry(blob).or_default().push(chunk));
+    for chunks in chunks.values_mut() {
         chunks.sort_unstable();
         chunks.dedup();
     }
-    window
+    chunks
 }

@@ -251,7 +251,8 @@ impl Client {
         Ok(created)
     }
 
-    /// Runs `command` in a pod of its own to its end, and removes the pod.
+    /// Runs `command` in a pod of its own to its end, and removes the pod. Of what a command prints that ends at once, containerd may
+    /// lose all on a busy machine.
     pub fn run(&self, name: &str, image: &str, command: &[&str]) -> Result<Output> {
         let io = |what| move |source| CriError::Io { what, source };
         let logs =

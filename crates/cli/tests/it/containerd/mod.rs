@@ -163,8 +163,10 @@ fn one_tag_has_an_image_for_each_snapshotter(containerd: Containerd) {
     assert!(rig.mounts().is_empty(), "{:#?}", rig.mounts());
     // Through CRI, as nodes of Kubernetes do.
     rig.cri.pull(&both, None).unwrap();
-    let output = rig.cri.run("both", &both, &["ls", "/bin/sh"]).unwrap();
+    let pod = rig.cri.start("both", &both, &["sleep", "1000000"]).unwrap();
+    let output = rig.cri.exec(&pod.container, &["ls", "/bin/sh"]).unwrap();
     assert_eq!(output.stdout, b"/bin/sh\n");
+    rig.cri.remove(&pod.sandbox).unwrap();
     rig.remove_images(&[&both]);
 
     // By itself, Lazuli takes the lazy one.

@@ -147,7 +147,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
     let answer = match held {
-        Some(held) if stored.end.0 - stored.start.0 <= FIRST_NEEDED => tokio::select! {
+        Some(held) if held.is_needed_first => tokio::select! {
             Some(answer) = held_answer(&blob, held, &wanted) => Some(answer),
             Ok(answer) = read_anywhere(&blob, stored.clone(), part, deadline, &wanted) => Some(answer),
             else => None,

@@ -21,12 +21,14 @@ const AHEAD: Duration = Duration::from_secs(10);
 impl CachedBlob {
     /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
     /// who wait already go first. Returns the requests, whose bytes are counted as stored; what another blob has needs none.
-    /// `part` is what one connection is asked for at most, in bytes. What was asked for `early` is not asked for again.
+    /// `part` is what one connection is asked for at most, in bytes. What was asked for `early` is not asked for again, unless it is
+    /// little and the start needs it first, see [`fetch::FIRST_NEEDED`].
     pub(crate) fn bring(
         self: &Arc<Self>,
         chunks: &[usize],
         part: u64,
         early: Option<&Early>,
+        is_first: bool,
     ) -> Vec<(u64, JoinHandle<Fetched>)> {
         let all = self.layout.chunks();
         let deadline = Instant::now() + self.settings.deadline.min(AHEAD);
@@ -45,7 +47,11 @@ impl CachedBlob {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
                 let leases = run.iter().map(|at| tower.start(*at, false)).collect();
-                let held = early.and_then(|early| early.parts(&self.id(), &stored));
+                let mut held = early.and_then(|early| early.parts(&self.id(), &stored));
+                if let Some(held) = &mut held {
+                    let bytes = stored.end.0 - stored.start.0;
+                    held.is_needed_first = is_first && bytes <= fetch::FIRST_NEEDED;
+                }
                 requests.push(Request { stored, held, part, leases, deadline, is_ahead: true });
             }
         }
@@ -68,7 +74,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.bring(&every, fetch::LEAST_PART, None) {
+            for (_, request) in self.bring(&every, fetch::LEAST_PART, None, false) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.flights.lock().has_any(chunks.clone()) {

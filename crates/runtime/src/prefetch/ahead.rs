@@ -173,7 +173,8 @@ pub(crate) async fn fetch(
             size = BESIDE;
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
-        let window = if mem::take(&mut has_early) {
+        let is_first = mem::take(&mut has_early);
+        let window = if is_first {
             first_needed(&mut order, &blobs)
         } else {
             let window = window(&mut order, &blobs, size);
@@ -182,7 +183,7 @@ pub(crate) async fn fetch(
         };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
         for (blob, chunks) in &by_blob(window) {
-            for (bytes, request) in blobs[*blob].bring(chunks, part, early) {
+            for (bytes, request) in blobs[*blob].bring(chunks, part, early, is_first) {
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
             }

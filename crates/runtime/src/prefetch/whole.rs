@@ -123,7 +123,7 @@ async fn bring(
         }
         let begun = Instant::now();
         let mut bytes = 0;
-        for (size, request) in blob.bring(&chunks, u64::MAX, None) {
+        for (size, request) in blob.bring(&chunks, u64::MAX, None, false) {
             bytes += size;
             match request.await {
                 // Told in the log; what nobody has right bytes of is left to who reads it.

@@ -106,7 +106,7 @@ impl Early {
         parts.sort_by_key(|(part, _)| part.start);
         let follow = parts.windows(2).all(|pair| pair[0].0.end == pair[1].0.start);
         let whole = parts.first()?.0.start <= range.start && range.end <= parts.last()?.0.end;
-        (follow && whole).then(|| Held { parts, range: range.clone() })
+        (follow && whole).then(|| Held { parts, range: range.clone(), is_needed_first: false })
     }
 
     /// Whether anything was asked for.
@@ -124,6 +124,8 @@ impl Early {
 pub(crate) struct Held {
     parts: Vec<(Range<Stored>, Part)>,
     range: Range<Stored>,
+    /// Whether the bytes are asked for once more meanwhile.
+    pub(crate) is_needed_first: bool,
 }
 
 impl fmt::Debug for Held {

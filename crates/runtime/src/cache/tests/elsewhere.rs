@@ -54,7 +54,7 @@ async fn nor_is_it_when_nobody_has_asked_yet() {
     node.ensure(0..2).await.unwrap();
     let sample = Sample::new(&NEW);
     let blob = node.cache.blob(&sample.blob, sample.source([])).unwrap();
-    for (_, request) in blob.bring(&[0, 1, 2, 3], u64::MAX, None) {
+    for (_, request) in blob.bring(&[0, 1, 2, 3], u64::MAX, None, false) {
         request.await.unwrap().unwrap();
     }
     assert!(blob.missing().is_empty());

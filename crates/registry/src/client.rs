@@ -116,6 +116,10 @@ const REDIRECT_LIMIT: usize = 4;
 const DETAIL_LIMIT: u64 = 16 << 10;
 const DETAIL_SHOWN: usize = 300;
 
+/// How long the first answer of a server may take before connections to it are opened ahead. A near one has answered by then, and
+/// would do so later if it had to take all of them.
+const FAR: Duration = Duration::from_millis(5);
+
 /// One request. `object` is for messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Call<'a> {
@@ -237,7 +241,7 @@ impl Client {
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately. With requests for nothing: the HTTP library
+    /// Opens connections for requests that are about to come, unless that was done lately or the server is near. With requests for nothing: the HTTP library
     /// has no other way to put connections into its pool.
     pub(crate) fn prepare(&self) {
         if self.health.is_near()
@@ -257,8 +261,14 @@ impl Client {
                 }
             }
         };
-        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
-        tokio::spawn(join_all((0..=CONNECTIONS).map(ping)));
+        let health = self.health.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(FAR).await;
+            // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
+            if !health.is_near() {
+                join_all((0..=CONNECTIONS).map(ping)).await;
+            }
+        });
     }
 
     /// Whether the server may have a referrers API.

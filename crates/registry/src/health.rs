@@ -7,7 +7,7 @@
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -28,6 +28,10 @@ const LONGEST_ASKED: Duration = Duration::from_secs(60);
 /// at the same time cost both sides more than they save.
 const NEAR: Duration = Duration::from_millis(3);
 
+/// The same for the first answer of all, which may say more than those that come when both sides are busy: it takes two round trips and
+/// more, for the connection, and code that never ran is read from the disk.
+const NEAR_AT_FIRST: Duration = Duration::from_millis(8);
+
 /// What is known about one server, or one blob at it.
 ///
 /// It is well until something fails, and again after the first success. In between it rests, for longer after each failure:
@@ -39,6 +43,8 @@ pub struct Health {
     state: Mutex<State>,
     /// Microseconds of the quickest answer.
     quickest: AtomicU64,
+    /// How long the first answer took.
+    first: OnceLock<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +58,8 @@ struct State {
 impl Health {
     /// Nothing is known yet. `name` is for messages.
     pub fn new(name: impl Into<String>) -> Self {
-        let quickest = AtomicU64::new(u64::MAX);
-        Health { name: name.into(), state: Mutex::default(), quickest }
+        let (quickest, first) = (AtomicU64::new(u64::MAX), OnceLock::new());
+        Health { name: name.into(), state: Mutex::default(), quickest, first }
     }
 
     /// A request that began at `started` failed for a reason that may pass. `retry_after` is how long the server asks to be
@@ -86,13 +92,16 @@ impl Health {
 
     /// The head of an answer came so long after its request was sent.
     pub fn answered(&self, after: Duration) {
+        self.first.get_or_init(|| after);
         let micros = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
         self.quickest.fetch_min(micros, Ordering::Relaxed);
     }
 
-    /// Whether the server has ever answered so quickly that there is nothing to gain from asking it for parts at the same time.
+    /// Whether the server has answered so quickly that there is nothing to gain from asking it for parts at the same time, or
+    /// before they are needed.
     pub fn is_near(&self) -> bool {
-        u128::from(self.quickest.load(Ordering::Relaxed)) < NEAR.as_micros()
+        let quickest = Duration::from_micros(self.quickest.load(Ordering::Relaxed));
+        quickest < NEAR || self.first.get().is_some_and(|first| *first < NEAR_AT_FIRST)
     }
 
     /// Whether there is no reason to ask others first.
@@ -143,6 +152,25 @@ mod tests {
         health.failed(Instant::now(), None);
         tokio::time::advance(FIRST_REST * 3 / 2).await;
         assert!(health.is_well());
+    }
+
+    #[test]
+    fn a_server_is_near_by_its_first_answer_or_its_quickest() {
+        let millis = Duration::from_millis;
+        for (answers, is_near) in [
+            (&[][..], false),
+            (&[7], true),
+            (&[7, 100], true),
+            (&[8], false),
+            (&[100, 7], false),
+            (&[100, 3], false),
+            (&[100, 2], true),
+            (&[100, 2, 100], true),
+        ] {
+            let health = Health::new("a server");
+            answers.iter().for_each(|answer| health.answered(millis(*answer)));
+            assert_eq!(health.is_near(), is_near, "{answers:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

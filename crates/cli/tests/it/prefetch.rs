@@ -31,6 +31,9 @@ const READ: [usize; 5] = [31, 3, 12, 22, 7];
 pub(crate) const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
                      [prefetch]\nrest_bytes_per_second = 0\n";
 
+/// From where on a registry is far: more than the first answer of a near one takes.
+const FAR: Duration = Duration::from_millis(20);
+
 /// A registry with an image, as its name.
 fn registry(lazuli: &Lazuli) -> (FakeRegistry, String) {
     let registry = FakeRegistry::start().unwrap();
@@ -141,6 +144,7 @@ fn what_a_start_read_comes_together_with_the_metadata() {
     teach(&lazuli, &image);
     forget(&lazuli);
     registry.reset_stats();
+    registry.set_latency(FAR);
     let [data, bootstrap] = layers(&registry);
     registry.fault("GET", &bootstrap, 1, Fault::Latency(Duration::from_secs(2)));
     let mut mount = lazuli.command(["mount", &image, mountpoint.to_str().unwrap()]);
@@ -162,6 +166,34 @@ fn what_a_start_read_comes_together_with_the_metadata() {
 }
 
 #[test]
+fn a_near_registry_is_asked_for_the_metadata_first() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, mountpoint) = node(LEARN);
+    let (registry, image) = registry(&lazuli);
+    teach(&lazuli, &image);
+    let [data, bootstrap] = layers(&registry);
+    // On a busy machine it does not answer like a near one every time.
+    let metadata_first = |_| {
+        forget(&lazuli);
+        registry.reset_stats();
+        registry.fault("GET", &bootstrap, 1, Fault::Latency(Duration::from_secs(1)));
+        let mut mount = lazuli.command(["mount", &image, mountpoint.to_str().unwrap()]);
+        let mut mount = mount.stdout(Stdio::null()).spawn().unwrap();
+        let asked = |part: &str| registry.log().iter().any(|it| it.target.contains(part));
+        wait("a question for the bootstrap", || asked(&bootstrap));
+        thread::sleep(Duration::from_millis(500));
+        let is_alone = !asked(&data);
+        assert!(mount.wait().unwrap().success());
+        wait("chunks", || chunks_ready(&lazuli) == READ.len() as u64);
+        umount(&lazuli);
+        is_alone
+    };
+    assert!((0..5).any(metadata_first));
+}
+
+#[test]
 fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
     if !needs() {
         return;
@@ -174,6 +206,7 @@ fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
     forget(&lazuli);
     fs::remove_dir_all(lazuli.root().join("traces")).unwrap();
     registry.reset_stats();
+    registry.set_latency(FAR);
     registry.fault("GET", "/referrers/", 1, Fault::Latency(Duration::from_secs(20)));
     mount(&lazuli, &optimized);
     READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
@@ -202,6 +235,7 @@ fn what_is_needed_first_does_not_wait_for_what_comes_with_it() {
     forget(&lazuli);
     registry.reset_stats();
     let [data, _] = layers(&registry);
+    registry.set_latency(FAR);
     registry.fault("GET", &data, 1, Fault::Latency(Duration::from_secs(4)));
     let begun = Instant::now();
     mount(&lazuli, &image);
@@ -222,6 +256,7 @@ fn what_is_wrong_although_it_came_early_is_fetched_again() {
     let (lazuli, _) = node(LEARN);
     let (registry, image) = registry(&lazuli);
     teach(&lazuli, &image);
+    registry.set_latency(FAR);
     for fault in [Fault::WrongBytes, Fault::Status(503)] {
         forget(&lazuli);
         let [data, _] = layers(&registry);
@@ -239,6 +274,7 @@ fn the_second_start_finds_what_the_first_one_read() {
     }
     let (lazuli, _) = node(LEARN);
     let (registry, image) = registry(&lazuli);
+    registry.set_latency(FAR);
     teach(&lazuli, &image);
     assert!(registry.stats().pings > 0, "connections were opened ahead");
     let shown = trace(&lazuli, &image);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lazuli_image::{Stored, oci::media_type};
-use lazuli_registry::{Hosts, ImageName, Options, Repository, config, open};
+use lazuli_registry::{CONNECTIONS, Hosts, ImageName, Options, Repository, config, open};
 use lazuli_testkit::{
     registry::FakeRegistry,
     tls::{self, Authority},
@@ -53,7 +53,12 @@ pub(crate) struct Far {
 impl Far {
     /// Nobody has asked it for anything. With an authority, the registry speaks TLS.
     pub(crate) fn new(server: &str, authority: Option<&Authority>) -> Self {
-        let wire = Wire::to(server.parse().unwrap(), ROUND_TRIP).unwrap();
+        Far::by(server, ROUND_TRIP, authority)
+    }
+
+    /// The same, so far away.
+    fn by(server: &str, round_trip: Duration, authority: Option<&Authority>) -> Self {
+        let wire = Wire::to(server.parse().unwrap(), round_trip).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut options = options();
         if let Some(authority) = authority {
@@ -167,6 +172,20 @@ async fn a_start_over_plain_http() {
     assert!(cold.manifest >= 2.0, "{cold:?}");
     // Those that are opened ahead and the manifest's, and some more if that comes before others are ready.
     assert!((16..=36).contains(&cold.connections), "{cold:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_connections_are_opened_ahead_to_a_near_registry() {
+    let server = FakeRegistry::start().unwrap();
+    push_image(&server.host()).await;
+    // On a busy machine it does not answer like a near one every time.
+    for _ in 0..20 {
+        let near = Far::by(&server.host(), Duration::ZERO, None);
+        if near.start().await.connections < CONNECTIONS {
+            return;
+        }
+    }
+    panic!("connections that nobody needs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -153,7 +153,7 @@ impl Prefetcher {
         known
     }
 
-    /// Asks for stored bytes of blobs that this node has nothing of.
+    /// Asks for stored bytes of blobs that this node has nothing of, if that saves waiting.
     fn ask_early(
         &self,
         early: &Early,
@@ -161,6 +161,14 @@ impl Prefetcher {
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
+        // From a near server they come as soon when the metadata are here, which would share the link with them. Who fetches for
+        // several nodes is near, but what it fetches is not.
+        let is_near = |place: &Arc<dyn Repository>| {
+            !place.is_for_all() && place.health().is_some_and(|server| server.is_near())
+        };
+        if repository.clone().places().first().is_some_and(is_near) {
+            return;
+        }
         if self.cache.has_room_for_hints(early::MOST) {
             let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
             early.ask(repository, &manifest.parsed, new, &self.early);

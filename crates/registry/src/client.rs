@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt as _, join_all};
 use lazuli_image::{Digest, Stored};
 use reqwest::{
     Method, Response, StatusCode, Url,
@@ -29,6 +29,7 @@ use crate::{
     keyring::Keyring,
     mirror::Mirrors,
     name::Reference,
+    opening::Opening,
     server::Server,
     tls::Tls,
     token::{Authorizer, Tried},
@@ -115,10 +116,6 @@ const REDIRECT_LIMIT: usize = 4;
 /// How much of an error's body is read, in bytes, and how much of it is shown.
 const DETAIL_LIMIT: u64 = 16 << 10;
 const DETAIL_SHOWN: usize = 300;
-
-/// How long the first answer of a server may take before connections to it are opened ahead. A near one has answered by then, and
-/// would do so later if it had to take all of them.
-const FAR: Duration = Duration::from_millis(5);
 
 /// One request. `object` is for messages.
 #[derive(Clone, Debug)]
@@ -241,13 +238,13 @@ impl Client {
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately or the server is near. With requests for nothing: the HTTP library
-    /// has no other way to put connections into its pool.
-    pub(crate) fn prepare(&self) {
+    /// Opens connections for requests that are about to come, unless that was done lately or the server is near. With requests
+    /// for nothing: the HTTP library has no other way to put connections into its pool.
+    pub(crate) fn prepare(&self) -> Opening {
         if self.health.is_near()
             || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
         {
-            return;
+            return Opening::default();
         }
         let mut url = self.server.root.clone();
         self.name_registry(&mut url);
@@ -261,14 +258,8 @@ impl Client {
                 }
             }
         };
-        let health = self.health.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(FAR).await;
-            // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
-            if !health.is_near() {
-                join_all((0..=CONNECTIONS).map(ping)).await;
-            }
-        });
+        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
+        Opening::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
     }
 
     /// Whether the server may have a referrers API.

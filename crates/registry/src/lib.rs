@@ -41,6 +41,7 @@ pub mod manifest;
 pub mod mirror;
 mod mirrored;
 pub mod name;
+mod opening;
 mod pull;
 mod push;
 pub mod range;
@@ -71,6 +72,7 @@ pub use manifest::{Document, Manifest};
 pub use mirror::{Mirror, Mirrors};
 pub use mirrored::Mirrored;
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
+pub use opening::Opening;
 pub use remote::Registry;
 pub use small::SmallBlob;
 
@@ -191,7 +193,9 @@ pub trait Repository: Send + Sync + Debug {
 
     /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one and
     /// this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of them.
-    fn prepare(&self) {}
+    fn prepare(&self) -> Opening {
+        Opening::default()
+    }
 
     /// All of a blob is going to be read from here, sooner or later: who fetches for several nodes may begin. Whatever becomes of that,
     /// reads work. Call it on a runtime.

@@ -26,6 +26,7 @@ use crate::{
     health::Health,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
+    opening::Opening,
     remote::Registry,
     server::{Capabilities, Server},
     small::SmallBlob,
@@ -323,10 +324,10 @@ impl Repository for Mirrored {
         self.target()?.enlist_referrers(subject, entries).await
     }
 
-    fn prepare(&self) {
+    fn prepare(&self) -> Opening {
         let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
         let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
-        first.into_iter().for_each(|place| place.prepare());
+        first.map_or_else(Opening::default, |place| place.prepare())
     }
 
     fn describe(&self) -> String {

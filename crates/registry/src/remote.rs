@@ -19,6 +19,7 @@ use crate::{
     hosts::Hosts,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
+    opening::Opening,
     pull, push,
     range::{self, Locations},
     referrers::{self, Referrer},
@@ -183,9 +184,10 @@ impl Repository for Registry {
         self.client.watch(&object, small::read(self, blob)).await
     }
 
-    fn prepare(&self) {
-        if !self.is_for_all() {
-            self.client.prepare();
+    fn prepare(&self) -> Opening {
+        match self.is_for_all() {
+            true => Opening::default(),
+            false => self.client.prepare(),
         }
     }
 

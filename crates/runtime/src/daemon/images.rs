@@ -72,8 +72,9 @@ impl Images {
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         // It will be mounted if all is well.
-        repository.prepare();
+        let opening = repository.prepare();
         let manifest = repository.manifest(None).await?.parsed;
+        opening.done().await;
         let data = manifest.lazy_base().map_or(&[][..], |(data, _)| data);
         let data: Vec<_> = data.iter().map(|layer| layer.digest).collect();
         stream::iter(data)

@@ -212,8 +212,9 @@ impl Node {
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
         let pull = async {
-            repository.prepare();
+            let opening = repository.prepare();
             let manifest = lazy_manifest(&*repository, &name, platform.as_ref()).await?;
+            opening.done().await;
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
             let look_up = async {

@@ -1,0 +1,48 @@
+//! Connections that are opened before they are needed.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::health::Health;
+
+/// How long a server may take to answer before connections to it are opened ahead. A near one has answered by then, and would do so later
+/// if it had to take all of them first.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// How long they are waited for when the first answer is here. They began so much later, and as many at once take longer than one.
+const BEHIND: Duration = Duration::from_millis(10);
+
+/// Connections to a server that are being opened while it answers the first request; none by default.
+#[derive(Debug, Default)]
+pub struct Opening(Option<(Arc<Health>, JoinHandle<()>)>);
+
+impl Opening {
+    /// Has `open` done, unless the server turns out to be near.
+    pub(crate) fn begin(
+        server: Arc<Health>,
+        open: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
+        let asked = server.clone();
+        let opening = tokio::spawn(async move {
+            sleep(PATIENCE).await;
+            if !asked.is_near() {
+                open.await;
+            }
+        });
+        Opening(Some((server, opening)))
+    }
+
+    /// To be called when the first answer is here. Waits until the connections are open, if that is soon: requests that come earlier
+    /// would open as many again, and wait for them.
+    pub async fn done(self) {
+        if let Some((server, opening)) = self.0
+            && !server.is_near()
+        {
+            let _ = timeout(BEHIND, opening).await;
+        }
+    }
+}

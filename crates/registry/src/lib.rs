@@ -191,8 +191,9 @@ pub trait Repository: Send + Sync + Debug {
         small::read(self, blob).await
     }
 
-    /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one and
-    /// this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of them.
+    /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one far away
+    /// and this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of
+    /// them, and wait for what it returns before the others.
     fn prepare(&self) -> Opening {
         Opening::default()
     }

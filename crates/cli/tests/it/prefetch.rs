@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -65,6 +65,12 @@ fn node(config: &str) -> (Lazuli, PathBuf) {
 
 fn mount(lazuli: &Lazuli, image: &str) {
     lazuli.ok(["mount", image, lazuli.path("mnt").to_str().unwrap()]);
+}
+
+/// The same, without waiting for it.
+fn mounting(lazuli: &Lazuli, image: &str) -> Child {
+    let mut mount = lazuli.command(["mount", image, lazuli.path("mnt").to_str().unwrap()]);
+    mount.stdout(Stdio::null()).spawn().unwrap()
 }
 
 fn umount(lazuli: &Lazuli) {
@@ -139,7 +145,7 @@ fn what_a_start_read_comes_together_with_the_metadata() {
     if !needs() {
         return;
     }
-    let (lazuli, mountpoint) = node(LEARN);
+    let (lazuli, _) = node(LEARN);
     let (registry, image) = registry(&lazuli);
     teach(&lazuli, &image);
     forget(&lazuli);
@@ -147,8 +153,7 @@ fn what_a_start_read_comes_together_with_the_metadata() {
     registry.set_latency(FAR);
     let [data, bootstrap] = layers(&registry);
     registry.fault("GET", &bootstrap, 1, Fault::Latency(Duration::from_secs(2)));
-    let mut mount = lazuli.command(["mount", &image, mountpoint.to_str().unwrap()]);
-    let mut mount = mount.stdout(Stdio::null()).spawn().unwrap();
+    let mut mount = mounting(&lazuli, &image);
     let asked = || {
         let log = registry.log();
         let data: Vec<_> = log.into_iter().filter(|it| it.target.contains(&data)).collect();
@@ -170,7 +175,7 @@ fn a_near_registry_is_asked_for_the_metadata_first() {
     if !needs() {
         return;
     }
-    let (lazuli, mountpoint) = node(LEARN);
+    let (lazuli, _) = node(LEARN);
     let (registry, image) = registry(&lazuli);
     teach(&lazuli, &image);
     let [data, bootstrap] = layers(&registry);
@@ -179,8 +184,7 @@ fn a_near_registry_is_asked_for_the_metadata_first() {
         forget(&lazuli);
         registry.reset_stats();
         registry.fault("GET", &bootstrap, 1, Fault::Latency(Duration::from_secs(1)));
-        let mut mount = lazuli.command(["mount", &image, mountpoint.to_str().unwrap()]);
-        let mut mount = mount.stdout(Stdio::null()).spawn().unwrap();
+        let mut mount = mounting(&lazuli, &image);
         let asked = |part: &str| registry.log().iter().any(|it| it.target.contains(part));
         wait("a question for the bootstrap", || asked(&bootstrap));
         thread::sleep(Duration::from_millis(500));

@@ -34,8 +34,8 @@ const WINDOW: u64 = 2 << 20;
 /// Stored bytes under way at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
 
-/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader who comes meanwhile waits behind them, and twice as many are no faster
-/// at 50 ms, and 8 % at 100 ms.
+/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader who comes meanwhile waits behind them. Twice as many were 8 % faster at
+/// 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
 
 /// Stored bytes of a window of what somebody has ordered while readers of something else wait: as much as one of them asks for, and one

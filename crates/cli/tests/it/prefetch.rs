@@ -68,7 +68,7 @@ fn mount(lazuli: &Lazuli, image: &str) {
 }
 
 /// The same, without waiting for it.
-fn mounting(lazuli: &Lazuli, image: &str) -> Child {
+pub(crate) fn mounting(lazuli: &Lazuli, image: &str) -> Child {
     let mut mount = lazuli.command(["mount", image, lazuli.path("mnt").to_str().unwrap()]);
     mount.stdout(Stdio::null()).spawn().unwrap()
 }
@@ -98,7 +98,7 @@ fn chunks_ready(lazuli: &Lazuli) -> u64 {
 }
 
 /// Forgets everything but what was learned.
-fn forget(lazuli: &Lazuli) {
+pub(crate) fn forget(lazuli: &Lazuli) {
     lazuli.ok(["stop"]);
     fs::remove_dir_all(lazuli.root().join("cache")).unwrap();
     fs::remove_dir_all(lazuli.root().join("images")).unwrap();
@@ -123,7 +123,7 @@ fn teach(lazuli: &Lazuli, image: &str) {
     teach_reading(lazuli, image, || READ.into_iter().for_each(|number| read(lazuli, number, SIZE)));
 }
 
-fn teach_reading(lazuli: &Lazuli, image: &str, read: impl FnOnce()) {
+pub(crate) fn teach_reading(lazuli: &Lazuli, image: &str, read: impl FnOnce()) {
     mount(lazuli, image);
     read();
     umount(lazuli);

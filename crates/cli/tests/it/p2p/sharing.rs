@@ -1,11 +1,22 @@
 //! What nodes have from each other, and what the registry has to serve.
 
-use std::{collections::BTreeMap, thread};
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
 
-use lazuli_testkit::dragonfly::{Fault, Stats};
+use lazuli_testkit::{
+    dragonfly::{Fault, Stats},
+    registry,
+};
+use serde_json::Value;
 
 use super::scene::{FETCH, FILES, Image, Node, QUIET};
-use crate::{prefetch::wait, reliability::able};
+use crate::{
+    prefetch::{LEARN, forget, mounting, teach_reading, wait},
+    reliability::able,
+};
 
 fn read_all(node: &Node) {
     (0..FILES).for_each(|number| node.read(number));
@@ -103,6 +114,33 @@ fn the_rest_of_an_image_is_announced_once_for_each_blob() {
     }
     assert_eq!(announced.values().collect::<Vec<_>>(), [&1, &1], "{announced:#?}");
     served_once(&image);
+}
+
+#[test]
+fn what_is_hot_does_not_wait_for_the_metadata_although_the_daemon_is_near() {
+    if !able("fanotify") {
+        return;
+    }
+    let image = Image::new();
+    let node = image.node(LEARN, false);
+    let read = || (0..4).for_each(|number| node.read(number));
+    teach_reading(&node.lazuli, &image.name, read);
+    forget(&node.lazuli);
+    let manifest = image.registry.manifest("app", "1").unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let [hot, bootstrap] =
+        [0, 2].map(|layer| manifest["layers"][layer]["digest"].as_str().unwrap());
+    let late = registry::Fault::Latency(Duration::from_secs(4));
+    image.registry.fault("GET", bootstrap, 1, late);
+    image.registry.reset_stats();
+    let begun = Instant::now();
+    let mut mount = mounting(&node.lazuli, &image.name);
+    // It is so little that the registry is asked for it, past the daemon.
+    wait("what is hot", || image.registry.log().iter().any(|it| it.target.contains(hot)));
+    assert!(begun.elapsed() < Duration::from_secs(3), "after {:?}", begun.elapsed());
+    assert!(mount.wait().unwrap().success());
+    assert!(begun.elapsed() > Duration::from_secs(4), "the bootstrap was not late");
+    read();
 }
 
 #[test]

@@ -108,6 +108,17 @@ impl Options {
         }
         Ok(servers)
     }
+
+    /// Sets up the clients that the first image would wait for, some milliseconds most of which it takes to load their code:
+    /// those for servers with TLS and for plain ones on this machine, which are spoken to without further settings.
+    pub fn warm_up(&self) {
+        for is_local in [false, true] {
+            let (tls, timeouts) = (Arc::default(), self.timeouts);
+            let manner = Manner { is_loopback: is_local, is_plain: is_local, tls, timeouts };
+            // What is wrong with this machine's TLS is told when an image is opened, with the image's name.
+            let _ = self.endpoints.http(&manner);
+        }
+    }
 }
 
 /// Redirects that are followed for one request. Registries use one, and some CDNs add another.

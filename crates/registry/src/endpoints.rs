@@ -117,7 +117,7 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{client::Timeouts, tls::Tls};
+    use crate::{Options, client::Timeouts, tls::Tls};
 
     #[test]
     fn a_server_is_known_by_its_origin() {
@@ -178,5 +178,17 @@ mod tests {
         assert!(all.iter().all(|manner| ask(manner) == all.len()));
         tokio::time::advance(CLIENT_AGE).await;
         assert_eq!(ask(&all[0]), 1);
+    }
+
+    #[tokio::test]
+    async fn images_find_the_clients_that_were_set_up_ahead() {
+        let options = Options::default();
+        options.warm_up();
+        let clients = || options.endpoints.lock().clients.len();
+        let ahead = clients();
+        for image in ["registry.example/a:1", "127.0.0.1:5000/a:1"] {
+            crate::open(&image.parse().unwrap(), &options).unwrap();
+            assert_eq!(clients(), ahead, "{image}");
+        }
     }
 }

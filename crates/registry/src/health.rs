@@ -30,7 +30,7 @@ const NEAR: Duration = Duration::from_millis(3);
 
 /// The same for the first answer of all, which may say more than those that come when both sides are busy: it takes two round trips and
 /// more, for the connection, and code that never ran is read from the disk.
-const NEAR_AT_FIRST: Duration = Duration::from_millis(8);
+pub(crate) const NEAR_AT_FIRST: Duration = Duration::from_millis(8);
 
 /// What is known about one server, or one blob at it.
 ///

@@ -7,11 +7,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::health::Health;
-
-/// How long a server may take to answer before connections to it are opened ahead. A near one has answered by then, and would do so later
-/// if it had to take all of them first.
-const PATIENCE: Duration = Duration::from_millis(5);
+use crate::health::{Health, NEAR_AT_FIRST};
 
 /// How long they are waited for when the first answer is here. They began so much later, and as many at once take longer than one.
 const BEHIND: Duration = Duration::from_millis(10);
@@ -28,7 +24,8 @@ impl Opening {
     ) -> Self {
         let asked = server.clone();
         let opening = tokio::spawn(async move {
-            sleep(PATIENCE).await;
+            // A near one has answered by then, and would do so later if it had to take all of them first.
+            sleep(NEAR_AT_FIRST).await;
             if !asked.is_near() {
                 open.await;
             }

@@ -6,14 +6,15 @@ its exit), on a node that has nothing of it, with a daemon that runs. The regist
 byte. With slow start, what a connection carries begins with a window of ten segments that doubles with
 each round trip, as TCP's; without, the distance is delay and nothing else.
 
+  warm       everything is on the node, nothing in the page cache
   nothing    what readers ask for, with neighbours
   guess      and what follows from the image's config
   learn      and what a start on another node has read
   optimized  the image that `lazuli optimize` makes of that trace, on a node that knows nothing
   pull       skopeo copy, umoci unpack, runc run
 
-Rounds take turns. `bound` is the time of a warm start, plus the bytes that learn fetches at full bandwidth, plus
-four round trips.
+They take turns. `bound` is the time of a warm start, plus the bytes that learn fetches at full bandwidth, plus
+four round trips; all are medians of the same rounds.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import json
 import shutil
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab import REPOSITORY, corpus, drop_caches, fair_scheduling, machine, median, megabytes, need_root, run
@@ -48,24 +50,24 @@ def main(argv):
     args = parser.parse_args(argv)
     need_root()
     directory = corpus(*args.images)
-    systems = LAZY + ([] if args.no_pull else ["pull"])
-    starts, warm = [], {}
-    report = {"machine": machine(), "megabits": MEGABITS, "warm": warm, "starts": starts}
+    systems = ["warm", *LAZY] + ([] if args.no_pull else ["pull"])
+    starts = []
+    report = {"machine": machine(), "megabits": MEGABITS, "starts": starts}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     with scratch("prefetch") as work, remote_registry(work / "registry") as server, fair_scheduling():
         for name in args.images:
             bench = Bench(name, server, work)
             bench.prepare(directory)
-            warm[name] = bench.warm(args.rounds)
-            for round_trip in map(float, args.round_trips.split(",")):
-                for slow_start in (True, False) if round_trip else (True,):
-                    with link(server.address, round_trip, MEGABITS, slow_start) as far:
-                        for turn in range(args.rounds):
-                            for system in systems[turn % len(systems):] + systems[:turn % len(systems)]:
-                                start = bench.start(system, far)
-                                starts.append(start | {"round_trip_ms": round_trip, "slow_start": slow_start})
-                                print(f"{name}, {shape(round_trip, slow_start)}: {system}: {start['seconds']:.2f} s",
-                                      file=sys.stderr)
+            with bench.filled():
+                for round_trip in map(float, args.round_trips.split(",")):
+                    for slow_start in (True, False) if round_trip else (True,):
+                        with link(server.address, round_trip, MEGABITS, slow_start) as far:
+                            for turn in range(args.rounds):
+                                for system in systems[turn % len(systems):] + systems[:turn % len(systems)]:
+                                    start = bench.start(system, far)
+                                    starts.append(start | {"round_trip_ms": round_trip, "slow_start": slow_start})
+                                    print(f"{name}, {shape(round_trip, slow_start)}: {system}: {start['seconds']:.2f} s",
+                                          file=sys.stderr)
             # What is measured stays, whatever becomes of the images to come.
             args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(summary(report, systems))
@@ -93,19 +95,24 @@ class Bench:
         for system in LAZY:
             self.start(system, self.server.address)
 
-    def warm(self, rounds):
-        """Seconds of a start when everything is local and the daemon runs, nothing in the page cache."""
-        with self.node("warm", "nothing", rest=0) as node:
-            image = self.server.reference(f"{self.name}:lazy")
-            node("prefetch", "--wait", image)
-            times = []
-            for _ in range(rounds):
-                drop_caches()
-                times.append(until_ready(node.command("run", image), self.ready))
-            return median(times)
+    @contextmanager
+    def filled(self):
+        """A node that has all of the image, for warm starts."""
+        with self.node("warm", "nothing", rest=0) as self.warm_node:
+            self.warm_node("prefetch", "--wait", self.server.reference(f"{self.name}:lazy"))
+            yield
+
+    def warm(self):
+        """One start when everything is local and the daemon runs."""
+        drop_caches()
+        with self.server.counted() as traffic:
+            seconds = until_ready(self.warm_node.command("run", self.server.reference(f"{self.name}:lazy")), self.ready)
+        return self.result("warm", seconds, traffic)
 
     def start(self, system, far):
-        """One cold start, with the registry behind `far`."""
+        """One start, cold but for `warm`, with the registry behind `far`."""
+        if system == "warm":
+            return self.warm()
         if system == "pull":
             return self.pull(far)
         ahead = "learn" if system == "optimized" else system
@@ -164,18 +171,18 @@ def summary(report, systems):
     shapes = {(start["round_trip_ms"], not start["slow_start"]) for start in report["starts"]}
     for round_trip, delay_only in sorted(shapes):
         rows = []
-        for image, warm in report["warm"].items():
+        for image in dict.fromkeys(start["image"] for start in report["starts"]):
             mine = {system: [start for start in report["starts"] if (start["image"], start["system"],
                     start["round_trip_ms"], not start["slow_start"]) == (image, system, round_trip, delay_only)]
                     for system in systems}
             seconds = {system: median([start["seconds"] for start in mine[system]]) for system in systems}
             hot = median([start["bytes"] for start in mine["learn"]])
-            bound = warm + hot * 8 / (report["megabits"] * 1e6) + ROUND_TRIPS * round_trip / 1000
+            bound = seconds["warm"] + hot * 8 / (report["megabits"] * 1e6) + ROUND_TRIPS * round_trip / 1000
             requests = [str(round(median([start["requests"] for start in mine[system]]))) for system in LAZY]
-            volume = [megabytes(median([start["bytes"] for start in mine[system]])) for system in systems]
-            rows.append([image, *(f"{seconds[system]:.2f}" for system in systems), f"{warm:.2f}", f"{bound:.2f}",
+            volume = [megabytes(median([start["bytes"] for start in mine[system]])) for system in systems[1:]]
+            rows.append([image, *(f"{seconds[system]:.2f}" for system in systems), f"{bound:.2f}",
                          f"{seconds['learn'] / bound:.2f}", " · ".join(requests), " · ".join(volume)])
-        header = ["image", *systems, "warm", "bound", "learn ÷ bound", "requests", "MB"]
+        header = ["image", *systems, "bound", "learn ÷ bound", "requests", "MB"]
         title = f"{shape(round_trip, not delay_only)}, {report['megabits']} Mbit/s: seconds to ready"
         text.append(f"\n{title}\n\n{table(header, rows)}")
     return "\n".join(text)

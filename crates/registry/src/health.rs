@@ -29,7 +29,7 @@ const LONGEST_ASKED: Duration = Duration::from_secs(60);
 const NEAR: Duration = Duration::from_millis(3);
 
 /// The same for the first answer of all, which may say more than those that come when both sides are busy: it takes two round trips,
-/// for the connection, and what registry and node do for the first time, for which they read 4 ms from their disks.
+/// for the connection, and up to 9 ms from a registry on the same machine if code that never ran is read from the disk.
 pub(crate) const NEAR_AT_FIRST: Duration = Duration::from_millis(10);
 
 /// What is known about one server, or one blob at it.

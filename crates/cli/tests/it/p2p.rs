@@ -2,6 +2,7 @@
 //!
 //! The daemons are those of [`lazuli_testkit::dragonfly`].
 
+mod chart;
 mod faults;
 mod preheat;
 mod scene;

@@ -12,10 +12,7 @@ use std::{
 
 use lazuli_image::Digest;
 use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
-use tokio::{
-    sync::{Mutex, RwLock, watch},
-    task,
-};
+use tokio::sync::{Mutex, RwLock, watch};
 
 use super::{
     DaemonError, Settings,
@@ -134,7 +131,7 @@ impl Node {
         let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
         tokio::spawn(filesystems::sweep_while_used(Arc::downgrade(&filesystems)));
         let registry = settings.registry.clone();
-        task::spawn_blocking(move || registry.warm_up());
+        tokio::task::spawn_blocking(move || registry.warm_up());
         Ok(Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
@@ -519,7 +516,7 @@ impl Node {
             self.forget(&mountpoint);
         }
         let filesystems = self.filesystems.clone();
-        let ended = task::spawn_blocking(move || {
+        let ended = tokio::task::spawn_blocking(move || {
             filesystems.settle();
             filesystems.cut_off();
         });

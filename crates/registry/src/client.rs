@@ -109,15 +109,13 @@ impl Options {
         Ok(servers)
     }
 
-    /// Sets up the clients that the first image would wait for, some milliseconds most of which it takes to load their code:
-    /// those for servers with TLS and for plain ones on this machine, which are spoken to without further settings.
+    /// Sets up the client for plain registries on this machine, ahead of the first image. What takes some milliseconds of it is to load
+    /// the code, which is that of all clients; the system's TLS roots are left to the first server that needs them.
     pub fn warm_up(&self) {
-        for is_local in [false, true] {
-            let (tls, timeouts) = (Arc::default(), self.timeouts);
-            let manner = Manner { is_loopback: is_local, is_plain: is_local, tls, timeouts };
-            // What is wrong with this machine's TLS is told when an image is opened, with the image's name.
-            let _ = self.endpoints.http(&manner);
-        }
+        let (tls, timeouts) = (Arc::default(), self.timeouts);
+        let manner = Manner { is_loopback: true, is_plain: true, tls, timeouts };
+        // What is wrong with this machine's TLS is told when an image is opened, with the image's name.
+        let _ = self.endpoints.http(&manner);
     }
 }
 

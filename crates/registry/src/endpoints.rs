@@ -181,14 +181,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn images_find_the_clients_that_were_set_up_ahead() {
+    async fn an_image_finds_the_client_that_was_set_up_ahead() {
         let options = Options::default();
         options.warm_up();
         let clients = || options.endpoints.lock().clients.len();
-        let ahead = clients();
-        for image in ["registry.example/a:1", "127.0.0.1:5000/a:1"] {
-            crate::open(&image.parse().unwrap(), &options).unwrap();
-            assert_eq!(clients(), ahead, "{image}");
-        }
+        assert_eq!(clients(), 1);
+        crate::open(&"127.0.0.1:5000/a:1".parse().unwrap(), &options).unwrap();
+        assert_eq!(clients(), 1);
     }
 }

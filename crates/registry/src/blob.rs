@@ -22,7 +22,7 @@ use crate::{Repository, error::RegistryError};
 /// What is pushed as a blob.
 #[derive(Clone, Debug)]
 pub enum BlobContent {
-    /// The whole content of a file.
+    /// The whole content of a file, to which nobody writes any more: a layout on its file system makes it its own.
     File(PathBuf),
     /// Bytes in memory, for configurations and other small things.
     Bytes(Bytes),

@@ -8,11 +8,12 @@
 //!   .lazuli.lock                 held while index.json is changed
 //! ```
 //!
-//! Every file appears whole under its name or not at all: it is written beside, synced, renamed. A tag is
-//! moved after the blobs are durable. Two processes that add images at once wait for each other at the
-//! lock file, which stays there, because a removed one could be locked twice. A push that is given up takes
-//! its blobs back.
+//! Every file appears whole under its name or not at all: it is written beside, synced, renamed, or was whole
+//! under another name. A tag is moved after the blobs are durable. Two processes that add images at once wait
+//! for each other at the lock file, which stays there, because a removed one could be locked twice. A push that
+//! is given up takes its blobs back.
 
+mod files;
 mod referrers;
 mod unnamed;
 
@@ -34,9 +35,11 @@ use lazuli_image::{
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
-use tempfile::NamedTempFile;
 
-use self::unnamed::Unnamed;
+use self::{
+    files::{write_atomically, write_whole},
+    unnamed::Unnamed,
+};
 use crate::{
     Repository,
     blob::{BlobContent, BlobReader, Progress, Pushed, into_blocking},
@@ -359,7 +362,29 @@ impl Layout {
             progress(size);
             return Ok(Pushed::Existed);
         }
-        write_atomically(&path, |file| {
+        let taken_over = match content {
+            BlobContent::File(from) => files::take_over(from, &path, size)?,
+            _ => false,
+        };
+        if taken_over {
+            progress(size);
+        } else {
+            self.copy_blob(&path, digest, size, content, progress)?;
+        }
+        self.unnamed.add(path);
+        Ok(Pushed::Uploaded(size))
+    }
+
+    /// Writes a blob to `path`, if it is what it should be.
+    fn copy_blob(
+        &self,
+        path: &Path,
+        digest: &Digest,
+        size: u64,
+        content: &BlobContent,
+        progress: Progress<'_>,
+    ) -> Result<(), RegistryError> {
+        write_atomically(path, |file| {
             let mut hasher = digest.algorithm.hasher();
             let mut seen = 0;
             let (place, object) = (self.place(), format!("blob {digest}"));
@@ -387,7 +412,7 @@ impl Layout {
                 let piece = &buffer[..read];
                 hasher.update(piece);
                 seen += read as u64;
-                file.write_all(piece).map_err(RegistryError::io(&path))?;
+                file.write_all(piece).map_err(RegistryError::io(path))?;
                 progress(read as u64);
             }
             if seen != size {
@@ -398,9 +423,7 @@ impl Layout {
                 return Err(RegistryError::WrongDigest { place, object, expected: *digest, got });
             }
             Ok(())
-        })?;
-        self.unnamed.add(path);
-        Ok(Pushed::Uploaded(size))
+        })
     }
 
     /// Whether a blob is there. One of another size was not written by a tool that keeps the rules.
@@ -415,30 +438,6 @@ impl Layout {
 
 fn tag(entry: &Descriptor) -> Option<String> {
     entry.annotations.get(REF_NAME).cloned()
-}
-
-fn write_whole(path: &Path, content: &[u8]) -> Result<(), RegistryError> {
-    write_atomically(path, |file| file.write_all(content).map_err(RegistryError::io(path)))
-}
-
-/// Lets `write` fill a file beside `path`, syncs it and gives it its name. On failure nothing is left.
-fn write_atomically(
-    path: &Path,
-    write: impl FnOnce(&mut NamedTempFile) -> Result<(), RegistryError>,
-) -> Result<(), RegistryError> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let io = || RegistryError::io(path);
-    let mut file = tempfile::Builder::new()
-        .prefix(".partial-")
-        // What others may read is the umask's business, as for any file.
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
-        .tempfile_in(directory)
-        .map_err(io())?;
-    write(&mut file)?;
-    file.as_file().sync_all().map_err(io())?;
-    file.persist(path).map_err(|error| io()(error.error))?;
-    // The new name is durable once the directory is.
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io())
 }
 
 /// Runs blocking file work where it may block.

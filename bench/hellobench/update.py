@@ -11,11 +11,15 @@ usage: lazuli-bench update [--rounds N] [--contenders NAME,...] [--json FILE] [F
 
 The version before is in the registry and has run on the node. Both are reached over 20 ms and 1 Gbit/s, as in
 `lazuli-bench hello`. Pushed are the blobs that the version before does not have; pulled is what the registry sent.
+
+Then, for Lazuli: all of each update, whatever a start reads of it, beside the chunks that are in no file of the version
+before (`lazuli diff`).
 """
 
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,12 +27,15 @@ from pathlib import Path
 from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, median, megabytes, need_root, run
 from lab import scratch, table
 from lab.containerd import containerd_version, node
+from lab.lazuli import lazuli
 from lab.registry import remote_registry
 from lab.workload import ready_when
 
 from . import results
 from .hello import PUSHED_OVER, choose, far
 
+# The annotation of layers that hold chunks.
+DATA = "containerd.io/snapshot/nydus-blob"
 IMAGES = ["flask", "django", "express", "nginx", "redis"]
 
 
@@ -51,9 +58,13 @@ def main(argv):
                     updates.append(one(contender, name, directory, work))
                     said = updates[-1].get("error") or f"{updates[-1]['ready_s']:.2f} s"
                     print(f"{name}, {contender.title}: {said}", file=sys.stderr)
-    results.write(args.json, "update", argv, containerd=containerd_version(), rounds=args.rounds, missing=missing,
+        changes = [whole(name, directory, work) for name in args.images]
+    results.write(args.json, "update", argv, changes=changes, containerd=containerd_version(), rounds=args.rounds, missing=missing,
                   contenders=[{"name": c.name, "title": c.title, "version": c.version()} for c in here], updates=updates)
     print(summary(updates))
+    print()
+    print(table(["update", "kB of new chunks", "chunks pushed", "metadata pushed", "fetched"],
+                [[change["from"], *(f"{change[field] / 1000:,.1f}" for field in list(change)[2:])] for change in changes]))
 
 
 def following(name):
@@ -81,14 +92,41 @@ def one(contender, name, directory, work):
     return update
 
 
+def whole(name, directory, work):
+    """The bytes of one update that Lazuli pushes and a node that has all of the version before fetches, to have all of it."""
+    with remote_registry(work / "registry") as server, lazuli(work / "root") as instance:
+        before, after = server.reference("app:1"), server.reference("app:2")
+        instance("convert", f"oci:{directory / name}:latest", before)
+        had = blobs(before)
+        instance("prefetch", "--wait", before)
+        instance("convert", f"oci:{directory / following(name)}:latest", after)
+        with server.counted() as fetched:
+            instance("prefetch", "--wait", after)
+        has = blobs(after)
+        # Not `run`: it ends with 1 where images differ.
+        diff = json.loads(subprocess.run(instance.command("diff", "--json", before, after), stdout=subprocess.PIPE).stdout)
+    for part in ("registry", "root"):
+        shutil.rmtree(work / part)
+    new = {digest: blob for digest, blob in has.items() if digest not in had}
+    chunks = sum(blob["size"] for blob in new.values() if DATA in blob.get("annotations", {}))
+    return {"from": name, "to": following(name), "changed_bytes": diff["chunks"]["only_b"]["stored_bytes"],
+            "pushed_chunk_bytes": chunks, "pushed_metadata_bytes": sum(blob["size"] for blob in new.values()) - chunks,
+            "fetched_bytes": fetched.bytes}
+
+
 def push(contender, layout, reference, work):
     """Push a version; return the sizes of its blobs by their digests."""
     work.joinpath("push").mkdir()
     drop_caches()
     contender.publish(f"{layout}:latest", reference, work / "push")
     shutil.rmtree(work / "push")
+    return {digest: blob["size"] for digest, blob in blobs(reference).items()}
+
+
+def blobs(reference):
+    """The descriptors of an image's blobs by their digests."""
     manifest = json.loads(run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{reference}"))
-    return {blob["digest"]: blob["size"] for blob in [manifest["config"], *manifest["layers"]]}
+    return {blob["digest"]: blob for blob in [manifest["config"], *manifest["layers"]]}
 
 
 def summary(updates):

@@ -47,8 +47,9 @@ impl Dictionary {
     }
 
     /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further blob of an image is one more
-    /// request of a start. Without a limit each version of an image would leave a small blob behind that all later ones need.
-    const WORTHWHILE: u64 = 1 << 20;
+    /// request of a start, and so much takes as long at 100 Mbit/s as a request takes to a registry 20 ms away. Without a limit each
+    /// version of an image would leave a small blob behind that all later ones need.
+    const WORTHWHILE: u64 = 256 << 10;
 
     /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and how many hot ones at its
     /// beginning; `None` leaves the blob out. Left out is also what Lazuli does not write: tables at the end of a blob that only

@@ -1,7 +1,7 @@
 """CPU time and memory of converting an image, beside the tools that make the same kind of file system.
 
-All start from one tree, the corpus image unpacked, and write to the same disk; the input is read
-once before, so that it is cached for all. In each round every tool runs once, one after the other:
+All start from one tree, the corpus image unpacked, and write to the same disk; nothing but the input is
+cached. In each round every tool runs once, one after the other, in an order that changes:
 
   lazuli tar           lazuli convert tar:TREE.tar
   lazuli tar batched   the same with --batch 256
@@ -26,7 +26,7 @@ import sys
 import time
 from pathlib import Path
 
-from lab import REPOSITORY, CommandFailed, corpus, fair_scheduling, median, need_root, run, scratch, table
+from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, median, need_root, run, scratch, table
 from lab.lazuli import Lazuli
 
 from .results import write
@@ -66,17 +66,19 @@ def measure(source, args, work):
     nydus = ["create", "--log-level", "warn", "--type", "tar-rafs", "--features", "blob-toc",
              "--blob-dir", out, "--bootstrap", out / "bootstrap", tar]
     convert = ["convert", f"tar:{tar}", f"oci:{out}/layout:latest"]
+    erofs = ["mkfs.erofs", "--quiet"]
+    # What each reads, and how.
     tools = {
-        "lazuli tar": lazuli.command(*convert),
-        "lazuli tar batched": lazuli.command(*convert, "--batch", "256"),
-        "nydus-image tar": [plain, *nydus],
-        "nydus-image batched": [batching, *nydus, "--batch-size", "0x40000"],
-        "mkfs.erofs": ["mkfs.erofs", "--quiet", out / "image", tree],
-        "mkfs.erofs lz4": ["mkfs.erofs", "--quiet", "-zlz4", out / "image", tree],
-        "mkfs.erofs lz4hc": ["mkfs.erofs", "--quiet", "-zlz4hc", out / "image", tree],
-        "mkfs.erofs zstd": ["mkfs.erofs", "--quiet", "-zzstd", out / "image", tree],
-        "gzip": ["sh", "-c", f"exec gzip -c {tar} >{out}/tar.gz"],
-        "lazuli layers": lazuli.command("convert", f"oci:{source}:latest", f"oci:{out}/layout:latest"),
+        "lazuli tar": (tar, lazuli.command(*convert)),
+        "lazuli tar batched": (tar, lazuli.command(*convert, "--batch", "256")),
+        "nydus-image tar": (tar, [plain, *nydus]),
+        "nydus-image batched": (tar, [batching, *nydus, "--batch-size", "0x40000"]),
+        "mkfs.erofs": (tree, [*erofs, out / "image", tree]),
+        "mkfs.erofs lz4": (tree, [*erofs, "-zlz4", out / "image", tree]),
+        "mkfs.erofs lz4hc": (tree, [*erofs, "-zlz4hc", out / "image", tree]),
+        "mkfs.erofs zstd": (tree, [*erofs, "-zzstd", out / "image", tree]),
+        "gzip": (tar, ["sh", "-c", f"exec gzip -c {tar} >{out}/tar.gz"]),
+        "lazuli layers": (source, lazuli.command("convert", f"oci:{source}:latest", f"oci:{out}/layout:latest")),
     }
     if "--batch-size" not in capabilities(batching, "create", "--help"):
         del tools["nydus-image batched"]
@@ -84,9 +86,11 @@ def measure(source, args, work):
         del tools["mkfs.erofs zstd"]
     builds = []
     for turn in range(args.rounds):
-        for tool, command in tools.items():
+        order = list(tools)
+        for tool in order[turn % len(order):] + order[:turn % len(order)]:
+            path, command = tools[tool]
             out.mkdir()
-            warm(tar, tree, source)
+            warm(path)
             builds.append({"round": turn, "tool": tool, **usage(list(map(str, command))), "mb": size(out) / 1e6})
             shutil.rmtree(out)
             print(f"round {turn + 1}: {tool}: {builds[-1]['cpu_s']:.2f} s CPU", file=sys.stderr)
@@ -99,9 +103,10 @@ def capabilities(*command):
     return found.stdout
 
 
-def warm(*paths):
-    """Read everything once, and have the disk quiet."""
-    subprocess.run(["sh", "-c", 'find "$@" -type f -exec cat {} + >/dev/null; sync', "warm", *paths], check=True)
+def warm(path):
+    """Have all of it in the page cache and nothing else, and the disk quiet: the memory is as full for every tool."""
+    drop_caches()
+    subprocess.run(["find", path, "-type", "f", "-exec", "cat", "{}", "+"], stdout=subprocess.DEVNULL, check=True)
 
 
 def usage(command):

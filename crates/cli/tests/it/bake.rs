@@ -248,12 +248,17 @@ fn a_trial_run_shows_what_is_hot() {
         with_scratch(command.args(run), &lazuli).output().unwrap()
     };
     // One that ends, and one that goes on, does not hear of signals, and has to be ended.
+    let mut took = Vec::new();
     for (tag, run) in [("ends", &["sh", "-c", "ls /"][..]), ("goes-on", &["sleep", "1000"])] {
+        let began = Instant::now();
         let output = convert(tag, run);
+        took.push(began.elapsed());
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("come first"), "{output:?}");
         lazuli.ok(["check", &format!("oci:lazy:{tag}"), "--against", &source]);
     }
+    // What goes on is waited for until it reads nothing new for 5 s, what has ended is not.
+    assert!(took[0] + Duration::from_secs(4) < took[1], "{took:?}");
     let made = manifests(&lazuli.path("lazy"));
     for manifest in made.values() {
         assert!(hot_bytes(manifest).iter().flatten().sum::<u64>() > 0, "{manifest:#?}");

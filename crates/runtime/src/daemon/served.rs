@@ -186,7 +186,7 @@ impl ServedImage {
         };
         let mount = filesystems.add(mounted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
+        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
         Ok(mount)
     }
 
@@ -216,7 +216,7 @@ impl ServedImage {
         watches.iter_mut().for_each(Watch::mounted);
         let mount = filesystems.keep(adopted, watches, record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), self.blobs.clone()));
+        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
         Ok(Some(mount))
     }
 
@@ -286,21 +286,19 @@ impl Attachment {
 
 /// Turns a mount to direct reads when its start is over: when nobody had to wait for [`QUIET`], or
 /// everything is here.
-async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Arc<[Arc<CachedBlob>]>) {
-    let waited = || blobs.iter().map(|blob| blob.stats().misses).sum::<u64>();
+async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
     let mut before = None;
-    while !blobs.iter().all(|blob| blob.is_complete()) {
-        let now = Some(waited());
+    // Nothing of the mount is held while it waits: others see from the blobs that nobody can read any more.
+    while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
+        let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
+        drop(blobs);
         if now == before {
             break;
         }
         before = now;
         tokio::time::sleep(QUIET).await;
-        if mount.strong_count() == 0 {
-            return;
-        }
     }
-    let Some(mount) = mount.upgrade() else { return };
+    let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
     match mount.erofs.read_directly() {
         // The copies that buffered reads left behind are in nobody's use now.
         Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),

@@ -12,7 +12,7 @@ usage: lazuli-bench update [--rounds N] [--contenders NAME,...] [--json FILE] [F
 The version before is in the registry and has run on the node. Both are reached over 20 ms and 1 Gbit/s, as in
 `lazuli-bench hello`. Pushed are the blobs that the version before does not have; pulled is what the registry sent.
 
-Then, for Lazuli: all of each update, whatever a start reads of it, beside the chunks that are in no file of the version
+Before that, for Lazuli: all of each update, whatever a start reads of it, beside the chunks that are in no file of the version
 before (`lazuli diff`).
 """
 
@@ -36,6 +36,8 @@ from .hello import PUSHED_OVER, choose, far
 
 # The annotation of layers that hold chunks.
 DATA = "containerd.io/snapshot/nydus-blob"
+# What is counted of an update, in bytes.
+CHANGE = ["changed_bytes", "pushed_chunk_bytes", "pushed_metadata_bytes", "fetched_bytes"]
 IMAGES = ["flask", "django", "express", "nginx", "redis"]
 
 
@@ -52,19 +54,19 @@ def main(argv):
     here, missing = choose(args.contenders)
     updates = []
     with scratch("update") as work, fair_scheduling():
+        changes = [whole(name, directory, work) for name in args.images]
         for name in args.images:
             for turn in range(args.rounds):
                 for contender in here[turn % len(here):] + here[:turn % len(here)]:
                     updates.append(one(contender, name, directory, work))
                     said = updates[-1].get("error") or f"{updates[-1]['ready_s']:.2f} s"
                     print(f"{name}, {contender.title}: {said}", file=sys.stderr)
-        changes = [whole(name, directory, work) for name in args.images]
     results.write(args.json, "update", argv, changes=changes, containerd=containerd_version(), rounds=args.rounds, missing=missing,
                   contenders=[{"name": c.name, "title": c.title, "version": c.version()} for c in here], updates=updates)
     print(summary(updates))
     print()
     print(table(["update", "kB of new chunks", "chunks pushed", "metadata pushed", "fetched"],
-                [[change["from"], *(f"{change[field] / 1000:,.1f}" for field in list(change)[2:])] for change in changes]))
+                [[change["from"], *(f"{change[field] / 1000:,.1f}" for field in CHANGE)] for change in changes]))
 
 
 def following(name):
@@ -109,9 +111,9 @@ def whole(name, directory, work):
         shutil.rmtree(work / part)
     new = {digest: blob for digest, blob in has.items() if digest not in had}
     chunks = sum(blob["size"] for blob in new.values() if DATA in blob.get("annotations", {}))
-    return {"from": name, "to": following(name), "changed_bytes": diff["chunks"]["only_b"]["stored_bytes"],
-            "pushed_chunk_bytes": chunks, "pushed_metadata_bytes": sum(blob["size"] for blob in new.values()) - chunks,
-            "fetched_bytes": fetched.bytes}
+    metadata = sum(blob["size"] for blob in new.values()) - chunks
+    counts = [diff["chunks"]["only_b"]["stored_bytes"], chunks, metadata, fetched.bytes]
+    return {"from": name, "to": following(name)} | dict(zip(CHANGE, counts, strict=True))
 
 
 def push(contender, layout, reference, work):

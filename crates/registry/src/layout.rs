@@ -8,10 +8,10 @@
 //!   .lazuli.lock                 held while index.json is changed
 //! ```
 //!
-//! Every file appears whole under its name or not at all: it is written beside, synced, renamed, or was whole
-//! under another name. A tag is moved after the blobs are durable. Two processes that add images at once wait
-//! for each other at the lock file, which stays there, because a removed one could be locked twice. A push that
-//! is given up takes its blobs back.
+//! Every file appears whole under its name or not at all: it is written or linked beside, synced, renamed.
+//! A tag is moved after the blobs are durable. Two processes that add images at once wait for each other at the
+//! lock file, which stays there, because a removed one could be locked twice. A push that is given up takes
+//! its blobs back.
 
 mod files;
 mod referrers;

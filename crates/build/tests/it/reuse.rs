@@ -119,7 +119,7 @@ fn layers_that_were_read_are_not_read_again() {
 fn small_blobs_count_for_whole_layers_only() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
-    let big = || layer("big", Tar::default().file("big", &noise(5, 3 << 20)).end());
+    let big = || layer("big", Tar::default().file("big", &noise(5, 300 << 10)).end());
     let small = |name| layer(name, Tar::default().file(name, &noise(6, 9000)).end());
     let (first, records) = make(Dictionary::default(), vec![big(), small("s")], &options).unwrap();
     let record = |at: usize| Some(records[at].1.clone());

@@ -7,23 +7,26 @@ use std::{
     path::Path,
 };
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use crate::error::RegistryError;
 
-/// Gives the file `from` the name `path`, too, instead of copying its content; whether that could be done: it cannot across file systems,
-/// on those without hard links, and when something has the name. The file has to have `size` bytes.
+/// What files are called before they are whole.
+const PARTIAL: &str = ".partial-";
+
+/// Gives the file `from` the name `path`, too, instead of copying its content; whether that could be done: it cannot across file systems
+/// and on those without hard links. The file has to have `size` bytes.
 pub(super) fn take_over(from: &Path, path: &Path, size: u64) -> Result<bool, RegistryError> {
-    let io = || RegistryError::io(from);
-    let metadata = fs::symlink_metadata(from).map_err(io())?;
+    let metadata = fs::symlink_metadata(from).map_err(RegistryError::io(from))?;
     if !metadata.is_file() || metadata.len() != size {
         return Ok(false);
     }
-    File::open(from).and_then(|file| file.sync_all()).map_err(io())?;
-    if fs::hard_link(from, path).is_err() {
+    let link = |beside: &Path| fs::hard_link(from, beside);
+    let Ok(link) = tempfile::Builder::new().prefix(PARTIAL).make_in(directory(path), link) else {
         return Ok(false);
-    }
-    sync_directory(path)?;
+    };
+    let file = File::open(from).map_err(RegistryError::io(from))?;
+    publish(link.into_temp_path(), &file, path)?;
     Ok(true)
 }
 
@@ -36,24 +39,23 @@ pub(super) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut NamedTempFile) -> Result<(), RegistryError>,
 ) -> Result<(), RegistryError> {
-    let io = || RegistryError::io(path);
     let mut file = tempfile::Builder::new()
-        .prefix(".partial-")
+        .prefix(PARTIAL)
         // What others may read is the umask's business, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory(path))
-        .map_err(io())?;
+        .map_err(RegistryError::io(path))?;
     write(&mut file)?;
-    file.as_file().sync_all().map_err(io())?;
-    file.persist(path).map_err(|error| io()(error.error))?;
-    sync_directory(path)
+    let (file, beside) = file.into_parts();
+    publish(beside, &file, path)
 }
 
-/// Makes the new name `path` durable.
-fn sync_directory(path: &Path) -> Result<(), RegistryError> {
-    let directory = directory(path);
-    let synced = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(RegistryError::io(path))
+/// Syncs a file that lies `beside`, and gives it its name, which is durable once the directory is.
+fn publish(beside: TempPath, file: &File, path: &Path) -> Result<(), RegistryError> {
+    let io = || RegistryError::io(path);
+    file.sync_all().map_err(io())?;
+    beside.persist(path).map_err(|error| io()(error.error))?;
+    File::open(directory(path)).and_then(|directory| directory.sync_all()).map_err(io())
 }
 
 fn directory(path: &Path) -> &Path {
@@ -75,10 +77,13 @@ mod tests {
         assert!(take_over(&from, &to, 7).unwrap());
         let [from_inode, to_inode] = [&from, &to].map(|path| fs::metadata(path).unwrap().ino());
         assert_eq!(from_inode, to_inode);
-        assert!(!take_over(&from, &to, 7).unwrap(), "over another file");
+        let other = directory.path().join("other");
+        fs::write(&other, "of another size").unwrap();
+        assert!(take_over(&from, &other, 7).unwrap() && fs::read(&other).unwrap() == b"content");
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&from, &link).unwrap();
         assert!(!take_over(&link, &directory.path().join("new"), 7).unwrap(), "through a link");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4, "nothing partial is left");
     }
 
     #[test]

@@ -297,6 +297,9 @@ async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<Cach
         }
         before = now;
         tokio::time::sleep(QUIET).await;
+        if mount.strong_count() == 0 {
+            return;
+        }
     }
     let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
     match mount.erofs.read_directly() {

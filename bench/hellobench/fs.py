@@ -16,7 +16,7 @@ an unpacked tree. `native` is the host itself for libaio; the others have none, 
   redis SET, redis GET  redis-benchmark, over a Unix socket
   nginx                 wrk, of one small page over loopback
 
-Before that, one pass over everything has made the images complete: the fanotify driver takes no more part, so the kernel must
+Before that, all of the images has been fetched: the fanotify driver takes no more part, so the kernel must
 not ask it anything meanwhile. Caches are dropped before each test; programs that serve are measured when they are up.
 
 Prints medians, and speeds as ratios to native, or else to runc: medians of the rounds' ratios. More is better in all units.
@@ -151,7 +151,8 @@ class Bench:
                 for driver in DRIVERS:
                     mountpoint = self.work / driver / name
                     stack.enter_context(self.instance.mounted(image, mountpoint, driver))
-                    read_all(mountpoint)
+                # Also what no file of the image shows, such as what an upper layer has replaced.
+                self.instance("prefetch", "--wait", image)
             yield
 
     def events(self):
@@ -160,7 +161,7 @@ class Bench:
         for name in self.images:
             status = self.instance.status(self.work / "fanotify" / name)
             if status["chunks_ready"] != status["chunks_total"]:
-                raise RuntimeError(f"{name}: {status['chunks_ready']} of {status['chunks_total']} chunks after reading all")
+                raise RuntimeError(f"{name}: {status['chunks_ready']} of {status['chunks_total']} chunks after prefetch --wait")
             events += status["events"]
         return events
 
@@ -330,11 +331,6 @@ def as_lazuli_runs(config, argv):
     config["linux"]["namespaces"] = [space for space in config["linux"]["namespaces"] if space["type"] != "network"]
     config["linux"].pop("seccomp", None)
     return config
-
-
-def read_all(directory):
-    """Read every file once."""
-    subprocess.run(["sh", "-c", 'find "$1" -type f -exec cat {} + >/dev/null', "read", directory], check=True)
 
 
 def measure(bench, rounds):

@@ -131,10 +131,11 @@ const HABITS: [Habit; 15] = [
     },
     Habit {
         of: &["gcc*", "*-gcc-*"],
+        // Its own programs are in libexec from Debian 13 on, and as gcc's makefiles install them.
         reads: &[
-            "$DIR/../lib/gcc/*/*/cc1",
-            "$DIR/../lib/gcc/*/*/collect2",
-            "$DIR/../lib/gcc/*/*/liblto_plugin.so",
+            "$DIR/../libexec/gcc/*/*/cc1|$DIR/../lib/gcc/*/*/cc1",
+            "$DIR/../libexec/gcc/*/*/collect2|$DIR/../lib/gcc/*/*/collect2",
+            "$DIR/../libexec/gcc/*/*/liblto_plugin.so|$DIR/../lib/gcc/*/*/liblto_plugin.so",
             "$DIR/as",
             "$DIR/ld",
             "$DIR/../lib/gcc/*/*/crt*.o",

@@ -197,6 +197,24 @@ fn interpreters_with_a_script_read_what_is_beside_them() {
 }
 
 #[test]
+fn compilers_bring_their_own_programs() {
+    for own in ["lib", "libexec"] {
+        let path = |name: &str| format!("/usr/{own}/gcc/x86_64-linux-gnu/13/{name}");
+        let image = usual()
+            .program("/usr/bin/x86_64-linux-gnu-gcc-13", b"")
+            .link("/usr/bin/gcc", "x86_64-linux-gnu-gcc-13")
+            .file(&path("cc1"), b"compiler")
+            .file(&path("collect2"), b"linker")
+            .file(&path("lto1"), b"not at -O2")
+            .file("/usr/lib/gcc/x86_64-linux-gnu/13/crtbegin.o", b"first");
+        let config = json!({ "config": { "Cmd": ["gcc", "a.c"] } });
+        let expected =
+            [path("cc1"), path("collect2"), "/usr/lib/gcc/x86_64-linux-gnu/13/crtbegin.o".into()];
+        assert_eq!(image.guessed(&config), expected, "{own}");
+    }
+}
+
+#[test]
 fn the_environment_names_a_locale() {
     let image = usual()
         .program("/usr/bin/a", b"a")

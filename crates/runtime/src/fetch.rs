@@ -100,7 +100,7 @@ pub(crate) fn neighbours(
 }
 
 /// Stored bytes between a chunk and a later one.
-fn gap(low: &Chunk, high: &Chunk) -> u64 {
+pub(crate) fn gap(low: &Chunk, high: &Chunk) -> u64 {
     high.stored.0.saturating_sub(low.stored_end().0)
 }
 
@@ -122,6 +122,16 @@ pub(crate) fn whole_units<'a>(
         next = next.max(end);
         start..end
     })
+}
+
+/// Where in `missing`, chunks in ascending order, those begin that are not before `wanted`, or stored in one batch with one that is not.
+pub(crate) fn split(chunks: &[Chunk], missing: &[usize], wanted: usize) -> usize {
+    let mut at = missing.partition_point(|chunk| *chunk < wanted);
+    while at > 0 && at < missing.len() && chunks[missing[at - 1]].shares_unit(&chunks[missing[at]])
+    {
+        at -= 1;
+    }
+    at
 }
 
 /// Cuts missing chunks, in ascending order, into requests: the positions in `missing` where each ends.

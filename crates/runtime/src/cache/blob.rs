@@ -30,6 +30,7 @@ use super::{
     layout::Layout,
     ready::ReadyMap,
     room::Patience,
+    runs::Runs,
     store::{Store, is_full},
     workers::Workers,
 };
@@ -68,6 +69,8 @@ pub struct CachedBlob {
     /// Held by everybody who changes the data file or the maps.
     pub(super) touch: Mutex<Touch>,
     pub(super) flights: Flights,
+    /// What readers go through.
+    runs: Runs,
     sources: RwLock<Vec<Arc<Place>>>,
     replaced: Notify,
     pub(super) settings: Settings,
@@ -170,6 +173,7 @@ impl CachedBlob {
             suspect,
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
             flights: Flights::default(),
+            runs: Runs::default(),
             sources: RwLock::default(),
             replaced: Notify::new(),
             settings: cache.settings.clone(),
@@ -280,26 +284,35 @@ impl CachedBlob {
                 wanted.clone().filter(|at| !tower.has(*at) && is_suspect(*at)).collect();
             let mut missing = Vec::new();
             if wanted.clone().any(is_missing) {
-                let amplify = self.settings.amplify;
-                let wide = fetch::neighbours(chunks, wanted.clone(), amplify, is_missing);
-                missing.extend(wide.filter(|at| is_missing(*at)));
+                let along = match self.settings.amplify {
+                    0 => 0,
+                    amplify => self.runs.allowance(chunks, &wanted, amplify),
+                };
+                let wide = fetch::neighbours(chunks, wanted.clone(), along, is_missing);
+                missing.extend(wide.clone().filter(|at| is_missing(*at)));
+                let bytes = missing.iter().map(|at| u64::from(chunks[*at].stored_size)).sum();
+                self.runs.note(chunks, wide, bytes);
             }
             checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
             let elsewhere = self.take_elsewhere(&mut missing);
             copies.extend(elsewhere.into_iter().map(|at| tower.start(at, wanted.contains(&at))));
-            for request in fetch::plan(chunks, &missing) {
-                let run = &missing[request];
-                let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
-                let start = |at: &usize| tower.start(*at, wanted.contains(at));
-                let leases = run.iter().map(start).collect();
-                requests.push(Request {
-                    stored,
-                    held: None,
-                    part: u64::MAX,
-                    leases,
-                    deadline,
-                    is_ahead: false,
-                });
+            // What comes along from before is asked for by itself: in one answer it would arrive before what somebody waits for.
+            let (before, rest) = missing.split_at(fetch::split(chunks, &missing, wanted.start));
+            for part in [rest, before] {
+                requests.extend(fetch::plan(chunks, part).into_iter().map(|request| {
+                    let run = &part[request];
+                    let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
+                    let start = |at: &usize| tower.start(*at, wanted.contains(at));
+                    let leases = run.iter().map(start).collect();
+                    Request {
+                        stored,
+                        held: None,
+                        part: u64::MAX,
+                        leases,
+                        deadline,
+                        is_ahead: false,
+                    }
+                }));
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }

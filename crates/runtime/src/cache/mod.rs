@@ -20,6 +20,7 @@ mod flight;
 mod layout;
 mod ready;
 mod room;
+mod runs;
 mod scrub;
 mod store;
 mod workers;

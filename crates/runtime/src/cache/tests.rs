@@ -175,15 +175,18 @@ async fn misses_become_few_requests() {
     let sample = Sample::new(&sizes);
     // What is asked for, one after another, and how many requests there have been in the end.
     type Case = (&'static str, u64, &'static [(usize, usize)], usize);
-    let cases: [Case; 8] = [
+    let cases: [Case; 10] = [
         ("one chunk", 0, &[(0, 1)], 1),
         ("many in one", 0, &[(0, 96)], 1),
         ("again", 0, &[(0, 1), (0, 1), (0, 1)], 1),
         ("side by side", 0, &[(0, 1), (1, 2), (2, 3)], 3),
         ("around what is there", 0, &[(4, 5), (0, 10)], 2),
         ("brought along", 1 << 20, &[(0, 1), (1, 2), (50, 60)], 1),
-        ("brought along from before", 1 << 20, &[(95, 96), (40, 41)], 1),
+        ("brought along from before", 1 << 20, &[(95, 96), (40, 41)], 2),
         ("far apart", 64 << 10, &[(0, 1), (48, 49), (2, 3), (50, 51)], 2),
+        // 4 chunks, 8, 24, the rest.
+        ("a run", 64 << 10, &[(0, 1), (4, 5), (12, 13), (36, 37), (95, 96)], 4),
+        ("a run backwards", 64 << 10, &[(92, 96), (91, 92), (83, 84), (59, 60), (0, 1)], 8),
     ];
     for (what, amplify, asked, requests) in cases {
         let node = Node::new(&sizes, amplify);

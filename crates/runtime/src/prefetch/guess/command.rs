@@ -149,7 +149,7 @@ const BUILTINS: [&[u8]; 36] = [
 /// The commands in a shell script, with their words, in the order of the text: what might run, not what will.
 /// Quotes and expansions are not understood, only skipped.
 pub(super) fn commands(script: &[u8]) -> Vec<Vec<Vec<u8>>> {
-    let mut commands: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+    let mut commands: Vec<Vec<Vec<u8>>> = Vec::new();
     for line in script.split(|byte| *byte == b'\n') {
         for part in line.split(|byte| b";&|()`".contains(byte)) {
             commands.push(Vec::new());
@@ -169,14 +169,23 @@ pub(super) fn commands(script: &[u8]) -> Vec<Vec<Vec<u8>>> {
                     command.push(word.to_vec());
                 }
             }
-            if commands.last().is_some_and(Vec::is_empty) {
+            let name = commands.last().and_then(|words| words.first());
+            if name.is_none_or(|name| BUILTINS.contains(&name.as_slice())) {
                 commands.pop();
             }
-            if commands.len() > WORDS {
+            if commands.len() == WORDS {
                 return commands;
             }
         }
     }
-    commands.retain(|words| words.first().is_some_and(|word| !BUILTINS.contains(&word.as_slice())));
     commands
+}
+
+/// The modules that a server is told to load: words that end as libraries do, outside comments.
+pub(super) fn modules(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
+    let words = lines
+        .filter(|line| !line.starts_with(b"#"))
+        .flat_map(|line| line.split(|byte| byte.is_ascii_whitespace() || b"\"';".contains(byte)));
+    words.filter(|word| word.ends_with(b".so"))
 }

@@ -17,7 +17,7 @@ pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/prefetch.md.
-const HABITS: [Habit; 15] = [
+const HABITS: [Habit; 16] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
     Habit {
@@ -110,7 +110,11 @@ const HABITS: [Habit; 15] = [
         of: &["apache2ctl", "apachectl"],
         reads: &["$DIR/apache2|$DIR/httpd", "/etc/apache2/envvars"],
     },
-    Habit { of: &["apache2"], reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*"] },
+    Habit {
+        of: &["apache2"],
+        reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*", "/etc/mime.types"],
+    },
+    Habit { of: &["httpd"], reads: &["$DIR/../conf/httpd.conf", "$DIR/../conf/mime.types"] },
     Habit {
         of: &["php*"],
         reads: &[
@@ -150,7 +154,7 @@ const HABITS: [Habit; 15] = [
 
 /// The habits of interpreters that are given a script. Which modules it imports is in its text, which is not looked at: what is
 /// installed beside an interpreter is there for the one program of the image.
-const WITH_SCRIPT: [Habit; 2] = [
+const WITH_SCRIPT: [Habit; 3] = [
     Habit {
         of: &["python3*", "pypy3*"],
         reads: &[
@@ -193,6 +197,18 @@ const WITH_SCRIPT: [Habit; 2] = [
             "$APP/node_modules/*/*.js",
             "$APP/node_modules/*/lib/**/*.js",
             "$APP/node_modules/*/src/**/*.js",
+        ],
+    },
+    // What most servers come with, and then what is Jetty's.
+    Habit {
+        of: &["java"],
+        reads: &[
+            "$DIR/../lib/libextnet.so",
+            "$DIR/../lib/libmanagement*.so",
+            "$APP/lib/**/*.jar",
+            "$APP/start.ini",
+            "$APP/modules/*.mod",
+            "$APP/etc/*.xml",
         ],
     },
 ];

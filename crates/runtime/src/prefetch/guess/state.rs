@@ -30,15 +30,22 @@ const WRAPPERS: usize = 16;
 /// than 10 MiB was seen of which not everything was read.
 const WHOLE: u64 = 16 << 20;
 
+/// How much of the beginning of a file is read that is neither: `lib/modules` of Java 17, 123 MiB, begins with its index and
+/// java.base, of whose classes each start needs some in all of the first 26 MiB.
+const DATA: u64 = 26 << 20;
+
 /// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and more 40 % to 78 % were
 /// read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
 
-/// How much of the beginning of a bigger file is read, whatever is in it.
+/// How much of the beginning of a bigger program or library is read, whatever is in it.
 const HEAD: u64 = 1 << 20;
 
 /// How much of the end of a bigger program or library is read: its data are there, and with them the names of its libraries.
 const TAIL: u64 = 2 << 20;
+
+/// How much of the end of a Java archive is read before anything else of it: the directory of its files.
+const DIRECTORY: u64 = 256 << 10;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -59,6 +66,8 @@ enum Role {
     Script(Vec<Vec<u8>>),
     /// A dynamic linker maps it.
     Library(Asker),
+    /// A server is configured by it.
+    Configuration,
 }
 
 /// What is in a file.
@@ -158,6 +167,13 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 }
             }
             (Seen::Text(text), Role::Script(words)) => self.follow_script(&text, words),
+            (Seen::Text(text), Role::Configuration) => {
+                for module in command::modules(&text) {
+                    let above = [visit.file.directory(), b"/.."].concat();
+                    let found = self.paths.file(&above, module);
+                    found.map(|file| self.visit(file, Role::Library(Asker::default())));
+                }
+            }
             (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
         }
     }
@@ -208,7 +224,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         if is_shell && let Some(at) = rest.iter().position(|word| command::is_text_option(word)) {
             return self.follow_script(rest.get(at + 1).map_or(b"", Vec::as_slice), &[]);
         }
-        let mut application = rest.iter().any(|word| word == b"-m").then_some(directory.clone());
+        let is_module = rest.iter().any(|word| word == b"-m");
+        let mut applications = Vec::from_iter(is_module.then(|| directory.clone()));
         for (at, word) in rest.iter().enumerate() {
             let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
             let Some(script) = self.paths.file(&directory, value) else { continue };
@@ -216,12 +233,20 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 return self.visit(script, Role::Script(rest[at + 1..].to_vec()));
             }
             self.want(&script);
-            application.get_or_insert_with(|| script.directory().to_vec());
+            if applications.is_empty() {
+                // A link to it may be beside what it reads, and so may the script itself.
+                let end = value.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+                let base = if value.starts_with(b"/") { &b""[..] } else { &directory };
+                let linked = [base, b"/", &value[..end]].concat();
+                applications.extend([linked, script.directory().to_vec()]);
+            }
         }
-        for patterns in application.iter().flat_map(|path| with_script(&file, path, &directory)) {
+        for patterns in applications.iter().flat_map(|path| with_script(&file, path, &directory)) {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {
                     self.visit(found, Role::Library(Asker::default()));
+                } else if found.name().ends_with(b".jar") && found.size > HEAD {
+                    self.want_ends(&found);
                 } else {
                     self.want(&found);
                 }
@@ -246,7 +271,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };
         let mut new = VecDeque::from([(file, role)]);
         while let Some((file, role)) = new.pop_front() {
-            if !self.want(&file) {
+            let head = if file.size > WHOLE { HEAD } else { file.size };
+            if !self.want_head(&file, head) {
                 continue;
             }
             if file.size > WHOLE {
@@ -257,6 +283,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 for found in self.first_of(&patterns) {
                     if found.is_executable || found.name().ends_with(b".so") {
                         new.push_back((found, Role::Library(asker.clone())));
+                    } else if [&b".load"[..], b"httpd.conf"]
+                        .iter()
+                        .any(|end| found.name().ends_with(end))
+                    {
+                        new.push_back((found, Role::Configuration));
                     } else {
                         self.want(&found);
                     }
@@ -274,7 +305,18 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds a file, or its beginning if it is big. Returns whether it is new.
     fn want(&mut self, file: &Found) -> bool {
-        let len = if file.size > WHOLE { HEAD } else { file.size };
+        self.want_head(file, file.size.min(DATA))
+    }
+
+    /// Adds the beginning of an archive, which says what it is, and the directory at its end.
+    fn want_ends(&mut self, file: &Found) {
+        if self.want_head(file, 1) {
+            let range = file.size.saturating_sub(DIRECTORY)..file.size;
+            self.want_piece(Piece { file: file.nid, range });
+        }
+    }
+
+    fn want_head(&mut self, file: &Found, len: u64) -> bool {
         let fits = self.known.len() < FILES && len <= self.budget;
         let is_new = fits && self.known.insert(file.nid);
         if is_new {

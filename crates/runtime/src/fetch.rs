@@ -454,6 +454,11 @@ mod tests {
         assert!(whole(&[]).is_empty());
         assert_eq!(whole(&[1]), [0, 1, 2, 3]);
         assert_eq!(whole(&[2, 3, 8]), [0, 1, 2, 3, 7, 8]);
+        for (missing, wanted, expected) in
+            [(&[0, 1, 2, 3, 4, 5, 6, 7][..], 5, 4), (&[3, 4], 4, 1), (&[0, 1], 7, 2), (&[8], 7, 0)]
+        {
+            assert_eq!(split(&chunks, missing, wanted), expected, "{missing:?}, {wanted}");
+        }
         // All of a batch is in one request, and requests never overlap.
         assert_eq!(plan(&chunks, &[0, 1, 4, 6]).len(), 1);
         let large = batches(&[(2, 3 << 20), (2, 3 << 20)]);

@@ -204,6 +204,14 @@ async fn misses_become_few_requests() {
 }
 
 #[tokio::test]
+async fn what_comes_along_from_before_holds_nobody_up() {
+    let node = Node::new(&[16 << 10; 8], 1 << 20);
+    node.ensure(7..8).await.unwrap();
+    let wanted = node.sample.blob.chunks[7].stored;
+    assert!(node.source.ranges().iter().any(|range| range.start == wanted), "nothing before it");
+}
+
+#[tokio::test]
 async fn large_needs_are_split() {
     let node = Node::new(&[1 << 20; 12], 0);
     node.ensure(0..12).await.unwrap();

@@ -197,6 +197,71 @@ fn interpreters_with_a_script_read_what_is_beside_them() {
 }
 
 #[test]
+fn java_brings_the_archives_beside_its_own() {
+    const KIB: u64 = 1 << 10;
+    let java = "/usr/lib/jvm/17/bin/java";
+    let image = usual()
+        .program(java, b"")
+        .link("/usr/bin/java", "../lib/jvm/17/bin/java")
+        .file("/usr/lib/jvm/17/lib/modules", &vec![0; 27 << 20])
+        .file("/usr/share/java/start.jar", b"main")
+        .link("/opt/server/start.jar", "/usr/share/java/start.jar")
+        .link("/opt/server/lib/ext/small.jar", "/usr/share/java/small.jar")
+        .file("/usr/share/java/small.jar", &[0; 1 << 20])
+        .file("/usr/share/java/other.jar", b"nobody's")
+        .file("/opt/server/lib/big.jar", &[0; 2 << 20]);
+    let config =
+        json!({ "config": { "Cmd": ["java", "-jar", "start.jar"], "WorkingDir": "/opt/server" } });
+    let kib = |(path, range): (String, std::ops::Range<u64>)| {
+        (path, range.start / KIB, range.end.div_ceil(KIB))
+    };
+    let guessed: Vec<_> = image.pieces(&config).into_iter().map(kib).collect();
+    let expected = [
+        ("/usr/lib/jvm/17/lib/modules", 0, 26 << 10),
+        ("/usr/share/java/start.jar", 0, 1),
+        ("/opt/server/lib/big.jar", 0, 1),
+        ("/opt/server/lib/big.jar", 1792, 2048),
+        ("/usr/share/java/small.jar", 0, 1024),
+    ];
+    assert_eq!(guessed, expected.map(|(path, start, end)| (path.to_owned(), start, end)));
+}
+
+#[test]
+fn configuration_brings_modules() {
+    let module = |name: &str| format!("/usr/local/apache2/modules/{name}.so");
+    let text = "# LoadModule a modules/unused.so\nLoadModule b \"modules/dir.so\"\nLoadModule c /usr/lib/ssl.so\n";
+    let image = usual()
+        .program("/usr/local/apache2/bin/httpd", &program(&[]))
+        .file("/usr/local/apache2/conf/httpd.conf", text.as_bytes())
+        .file(&module("unused"), &shared(&[]))
+        .file(&module("dir"), &shared(&["libdir.so"]))
+        .file("/usr/lib/ssl.so", &shared(&[]))
+        .file("/usr/lib/libdir.so", &shared(&[]));
+    let guessed = image.guessed(&json!({ "config": { "Cmd": ["/usr/local/apache2/bin/httpd"] } }));
+    let expected =
+        ["/usr/local/apache2/conf/httpd.conf", LINKER, &module("dir"), "/usr/lib/ssl.so"];
+    assert_eq!(
+        sorted(guessed[1..].to_vec()),
+        sorted(
+            [&expected[..], &["/usr/lib/libdir.so"]]
+                .concat()
+                .into_iter()
+                .map(str::to_owned)
+                .collect()
+        )
+    );
+}
+
+#[test]
+fn what_shells_do_themselves_is_no_command() {
+    let mut script = "if test a; then echo b; fi\n".repeat(40).into_bytes();
+    script.extend(b"X=$(LC_ALL=C stat file) || exit 1\nchmod 755 file\n");
+    let commands = super::command::commands(&script);
+    let names: Vec<_> = commands.iter().map(|words| words[0].as_slice()).collect();
+    assert_eq!(names, [&b"stat"[..], b"chmod"]);
+}
+
+#[test]
 fn compilers_bring_their_own_programs() {
     for own in ["lib", "libexec"] {
         let path = |name: &str| format!("/usr/{own}/gcc/x86_64-linux-gnu/13/{name}");

@@ -124,7 +124,7 @@ pub(crate) fn whole_units<'a>(
     })
 }
 
-/// Where in `missing`, chunks in ascending order, those begin that are not before `wanted`, or stored in one batch with one that is not.
+/// How many of `missing`, chunks in ascending order, come before `wanted` and are not in one batch with what follows.
 pub(crate) fn split(chunks: &[Chunk], missing: &[usize], wanted: usize) -> usize {
     let mut at = missing.partition_point(|chunk| *chunk < wanted);
     while at > 0 && at < missing.len() && chunks[missing[at - 1]].shares_unit(&chunks[missing[at]])

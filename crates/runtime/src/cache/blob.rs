@@ -272,6 +272,7 @@ impl CachedBlob {
         let mut requests = Vec::new();
         let mut checks = Vec::new();
         let mut copies = Vec::new();
+        let (mut ahead, mut before) = (Vec::new(), Vec::new());
         {
             let mut tower = self.flights.lock();
             // Flights first: one that lands in between has set the bit before it left the map. Suspicion before
@@ -283,36 +284,33 @@ impl CachedBlob {
             let suspects: Vec<_> =
                 wanted.clone().filter(|at| !tower.has(*at) && is_suspect(*at)).collect();
             let mut missing = Vec::new();
-            if wanted.clone().any(is_missing) {
-                let along = match self.settings.amplify {
-                    0 => 0,
-                    amplify => self.runs.allowance(chunks, &wanted, amplify),
-                };
-                let wide = fetch::neighbours(chunks, wanted.clone(), along, is_missing);
+            if let Some(first) = wanted.clone().find(|at| is_missing(*at)) {
+                let amplify = self.settings.amplify;
+                let wide = fetch::neighbours(chunks, wanted.clone(), amplify, is_missing);
                 missing.extend(wide.clone().filter(|at| is_missing(*at)));
-                let bytes = missing.iter().map(|at| u64::from(chunks[*at].stored_size)).sum();
-                self.runs.note(chunks, wide, bytes);
+                if amplify > 0 {
+                    let bytes = missing.iter().map(|at| chunks[*at].stored_share()).sum();
+                    let end = self.runs.follow(chunks, first, wide.end, bytes, is_missing);
+                    ahead.extend(wide.end..end);
+                }
+                before.extend(missing.drain(..fetch::split(chunks, &missing, wanted.start)));
             }
             checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
             let elsewhere = self.take_elsewhere(&mut missing);
             copies.extend(elsewhere.into_iter().map(|at| tower.start(at, wanted.contains(&at))));
-            // What comes along from before is asked for by itself: in one answer it would arrive before what somebody waits for.
-            let (before, rest) = missing.split_at(fetch::split(chunks, &missing, wanted.start));
-            for part in [rest, before] {
-                requests.extend(fetch::plan(chunks, part).into_iter().map(|request| {
-                    let run = &part[request];
-                    let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
-                    let start = |at: &usize| tower.start(*at, wanted.contains(at));
-                    let leases = run.iter().map(start).collect();
-                    Request {
-                        stored,
-                        held: None,
-                        part: u64::MAX,
-                        leases,
-                        deadline,
-                        is_ahead: false,
-                    }
-                }));
+            for request in fetch::plan(chunks, &missing) {
+                let run = &missing[request];
+                let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
+                let start = |at: &usize| tower.start(*at, wanted.contains(at));
+                let leases = run.iter().map(start).collect();
+                requests.push(Request {
+                    stored,
+                    held: None,
+                    part: u64::MAX,
+                    leases,
+                    deadline,
+                    is_ahead: false,
+                });
             }
             seats.extend(wanted.filter_map(|at| tower.join(at)));
         }
@@ -321,6 +319,9 @@ impl CachedBlob {
         for request in requests {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
+        // Nobody waits for these. In one answer with what somebody waits for they would hold it up.
+        self.bring(&ahead, fetch::LEAST_PART, None, false);
+        self.bring(&before, u64::MAX, None, false);
         seats
     }
 

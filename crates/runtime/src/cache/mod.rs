@@ -56,8 +56,8 @@ use crate::source::BlobSource;
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Neighbouring chunks that are missing too come with a miss in the same request until it has this many
-    /// stored bytes. 0 fetches only what is asked for.
+    /// Neighbouring chunks that are missing too come along with a miss until there are this many stored bytes, and more of them when
+    /// readers go on there. 0 fetches only what is asked for.
     pub amplify: u64,
     /// Time between the first chunk that is written and the moment when it is made to survive a power cut.
     pub flush_after: Duration,

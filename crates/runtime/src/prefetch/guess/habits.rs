@@ -205,7 +205,8 @@ const WITH_SCRIPT: [Habit; 3] = [
         reads: &[
             "$DIR/../lib/libextnet.so",
             "$DIR/../lib/libmanagement*.so",
-            "$APP/lib/**/*.jar",
+            "$APP/lib/*.jar",
+            "$APP/lib/*/*.jar",
             "$APP/start.ini",
             "$APP/modules/*.mod",
             "$APP/etc/*.xml",
@@ -216,6 +217,17 @@ const WITH_SCRIPT: [Habit; 3] = [
 /// Directories below which `**` does not look: tools for making images, and tests.
 pub(super) const NOT_AT_START: [&[u8]; 6] =
     [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
+
+/// How much of the beginning of a big file that is no program or library is read. Java's `modules`, 123 MiB in version 17, begins with
+/// its index and java.base: each start needs some of all of the first 26 MiB.
+pub(super) fn head(file: &Found) -> u64 {
+    if file.path.ends_with(b"/lib/modules") { 26 << 20 } else { 1 << 20 }
+}
+
+/// Whether a file is configuration that names modules, see [`modules`](super::command::modules).
+pub(super) fn names_modules(file: &Found) -> bool {
+    file.name().ends_with(b".load") || file.name() == b"httpd.conf"
+}
 
 /// The patterns of the files of a locale, as the environment names it, each with its alternatives.
 pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
@@ -245,8 +257,11 @@ pub(super) fn with_script(
     application: &[u8],
     directory: &[u8],
 ) -> impl Iterator<Item = Vec<Vec<u8>>> {
-    let fill = move |reads| alternatives(reads, interpreter, application, directory);
-    known(&WITH_SCRIPT, interpreter).map(fill)
+    // Beside a script in / or /usr are the system's libraries, not its own.
+    let has_libraries = !matches!(application, b"/" | b"" | b"/usr");
+    known(&WITH_SCRIPT, interpreter)
+        .filter(move |reads| has_libraries || !reads.starts_with("$APP/lib/"))
+        .map(move |reads| alternatives(reads, interpreter, application, directory))
 }
 
 fn known(habits: &'static [Habit], file: &Found) -> impl Iterator<Item = &'static str> {

@@ -76,6 +76,12 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         (inode.file_type == FileType::Regular).then_some(found)
     }
 
+    /// The absolute path, without links, of the directory that `path` leads to from the directory `base`.
+    pub(super) fn directory(&mut self, base: &[u8], path: &[u8]) -> Option<Vec<u8>> {
+        let (path, inode) = self.follow(base, path)?;
+        (inode.file_type == FileType::Directory).then_some(path)
+    }
+
     /// The regular files whose absolute paths match `pattern`, in the order of their names. `*` stands for
     /// any part of a name, `**` for any number of directories, none included.
     pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {

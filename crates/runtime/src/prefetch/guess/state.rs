@@ -30,10 +30,6 @@ const WRAPPERS: usize = 16;
 /// than 10 MiB was seen of which not everything was read.
 const WHOLE: u64 = 16 << 20;
 
-/// How much of the beginning of a file is read that is neither: `lib/modules` of Java 17, 123 MiB, begins with its index and
-/// java.base, of whose classes each start needs some in all of the first 26 MiB.
-const DATA: u64 = 26 << 20;
-
 /// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and more 40 % to 78 % were
 /// read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
@@ -44,8 +40,9 @@ const HEAD: u64 = 1 << 20;
 /// How much of the end of a bigger program or library is read: its data are there, and with them the names of its libraries.
 const TAIL: u64 = 2 << 20;
 
-/// How much of the end of a Java archive is read before anything else of it: the directory of its files.
-const DIRECTORY: u64 = 256 << 10;
+/// Up to this size all of a Java archive is read that is beside the one that is run. Of bigger ones it is both ends: what they are, and
+/// the directory of their files.
+const ARCHIVE: u64 = 4 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -116,12 +113,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         guess.run(&guess.process.arguments.clone());
         for path in habits::EVERYBODY {
             let found = guess.paths.file(b"/", path.as_bytes());
-            found.iter().for_each(|file| _ = guess.want(file));
+            found.iter().for_each(|file| guess.want(file));
         }
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| guess.process.variable(name));
         let locale = locale.into_iter().flatten().find(|locale| !locale.is_empty());
         for patterns in locale.map(habits::locale).unwrap_or_default() {
-            guess.first_of(&patterns).iter().for_each(|file| _ = guess.want(file));
+            guess.first_of(&patterns).iter().for_each(|file| guess.want(file));
         }
         guess
     }
@@ -168,10 +165,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
             (Seen::Text(text), Role::Script(words)) => self.follow_script(&text, words),
             (Seen::Text(text), Role::Configuration) => {
+                let above = [visit.file.directory(), b"/.."].concat();
                 for module in command::modules(&text) {
-                    let above = [visit.file.directory(), b"/.."].concat();
-                    let found = self.paths.file(&above, module);
-                    found.map(|file| self.visit(file, Role::Library(Asker::default())));
+                    if let Some(file) = self.paths.file(&above, module) {
+                        self.visit(file, Role::Library(Asker::default()));
+                    }
                 }
             }
             (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
@@ -234,18 +232,18 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
             self.want(&script);
             if applications.is_empty() {
-                // A link to it may be beside what it reads, and so may the script itself.
-                let end = value.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
-                let base = if value.starts_with(b"/") { &b""[..] } else { &directory };
-                let linked = [base, b"/", &value[..end]].concat();
-                applications.extend([linked, script.directory().to_vec()]);
+                // What it reads may be beside a link to it, too.
+                let end = value.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+                applications.extend(self.paths.directory(&directory, &value[..end]));
+                applications.push(script.directory().to_vec());
+                applications.dedup();
             }
         }
         for patterns in applications.iter().flat_map(|path| with_script(&file, path, &directory)) {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {
                     self.visit(found, Role::Library(Asker::default()));
-                } else if found.name().ends_with(b".jar") && found.size > HEAD {
+                } else if found.name().ends_with(b".jar") && found.size > ARCHIVE {
                     self.want_ends(&found);
                 } else {
                     self.want(&found);
@@ -279,21 +277,25 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 let range = file.size - TAIL..file.size;
                 self.want_piece(Piece { file: file.nid, range });
             }
-            for patterns in habits(&file) {
-                for found in self.first_of(&patterns) {
-                    if found.is_executable || found.name().ends_with(b".so") {
-                        new.push_back((found, Role::Library(asker.clone())));
-                    } else if [&b".load"[..], b"httpd.conf"]
-                        .iter()
-                        .any(|end| found.name().ends_with(end))
-                    {
-                        new.push_back((found, Role::Configuration));
-                    } else {
-                        self.want(&found);
-                    }
-                }
+            if !matches!(role, Role::Configuration) {
+                self.add_habits(&file, &asker, &mut new);
             }
             self.unseen.push_back(Visit { file, role });
+        }
+    }
+
+    /// Adds what is known to go with a program or library; what has to be looked into is `new`.
+    fn add_habits(&mut self, file: &Found, asker: &Asker, new: &mut VecDeque<(Found, Role)>) {
+        for patterns in habits(file) {
+            for found in self.first_of(&patterns) {
+                if found.is_executable || found.name().ends_with(b".so") {
+                    new.push_back((found, Role::Library(asker.clone())));
+                } else if habits::names_modules(&found) {
+                    new.push_back((found, Role::Configuration));
+                } else {
+                    self.want(&found);
+                }
+            }
         }
     }
 
@@ -303,19 +305,27 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
-    /// Adds a file, or its beginning if it is big. Returns whether it is new.
-    fn want(&mut self, file: &Found) -> bool {
-        self.want_head(file, file.size.min(DATA))
+    /// Adds a file that is no program or library, or what is read of it first if it is big.
+    fn want(&mut self, file: &Found) {
+        if file.size <= WHOLE {
+            self.want_head(file, file.size);
+        } else if file.name().ends_with(b".jar") {
+            self.want_ends(file);
+        } else if self.want_head(file, HEAD) {
+            let range = HEAD..habits::head(file).min(file.size);
+            self.doubtful.push(Piece { file: file.nid, range });
+        }
     }
 
-    /// Adds the beginning of an archive, which says what it is, and the directory at its end.
+    /// Adds both ends of a big archive.
     fn want_ends(&mut self, file: &Found) {
-        if self.want_head(file, 1) {
-            let range = file.size.saturating_sub(DIRECTORY)..file.size;
+        if self.want_head(file, HEAD) {
+            let range = file.size - HEAD..file.size;
             self.want_piece(Piece { file: file.nid, range });
         }
     }
 
+    /// Adds the first `len` bytes of a file. Returns whether it is new and there is room for it.
     fn want_head(&mut self, file: &Found, len: u64) -> bool {
         let fits = self.known.len() < FILES && len <= self.budget;
         let is_new = fits && self.known.insert(file.nid);

@@ -30,7 +30,7 @@ use super::{
     layout::Layout,
     ready::ReadyMap,
     room::Patience,
-    runs::Runs,
+    runs::{self, Runs},
     store::{Store, is_full},
     workers::Workers,
 };
@@ -272,7 +272,7 @@ impl CachedBlob {
         let mut requests = Vec::new();
         let mut checks = Vec::new();
         let mut copies = Vec::new();
-        let (mut ahead, mut before) = (Vec::new(), Vec::new());
+        let mut ahead = Vec::new();
         {
             let mut tower = self.flights.lock();
             // Flights first: one that lands in between has set the bit before it left the map. Suspicion before
@@ -293,7 +293,6 @@ impl CachedBlob {
                     let end = self.runs.follow(chunks, first, wide.end, bytes, is_missing);
                     ahead.extend(wide.end..end);
                 }
-                before.extend(missing.drain(..fetch::split(chunks, &missing, wanted.start)));
             }
             checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
             let elsewhere = self.take_elsewhere(&mut missing);
@@ -319,9 +318,8 @@ impl CachedBlob {
         for request in requests {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
-        // Nobody waits for these. In one answer with what somebody waits for they would hold it up.
-        self.bring(&ahead, fetch::LEAST_PART, None, false);
-        self.bring(&before, u64::MAX, None, false);
+        // Nobody waits for it. In one answer with what somebody waits for it would hold that up.
+        self.bring(&ahead, runs::PART, None, false);
         seats
     }
 

@@ -13,6 +13,9 @@ const RUNS: usize = 8;
 /// Misses after which something is fetched ahead. In big files programs jump about, and sometimes to where they have been.
 const SURE: u32 = 3;
 
+/// Stored bytes that one connection is asked for ahead: one answer in a few round trips, and few requests.
+pub(super) const PART: u64 = 1 << 20;
+
 /// What readers go through in one blob, as far as their misses show it. The latest run is the last.
 #[derive(Debug, Default)]
 pub(super) struct Runs(Mutex<VecDeque<Run>>);

@@ -218,10 +218,10 @@ const WITH_SCRIPT: [Habit; 3] = [
 pub(super) const NOT_AT_START: [&[u8]; 6] =
     [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
 
-/// How much of the beginning of a big file that is no program or library is read. Java's `modules`, 123 MiB in version 17, begins with
-/// its index and java.base: each start needs some of all of the first 26 MiB.
-pub(super) fn head(file: &Found) -> u64 {
-    if file.path.ends_with(b"/lib/modules") { 26 << 20 } else { 1 << 20 }
+/// How much is read of the beginning of a big file that is no program or library, where that is known. Java's `modules`, 123 MiB in version
+/// 17, begins with its index and java.base: each start needs some of all of the first 26 MiB.
+pub(super) fn head(file: &Found) -> Option<u64> {
+    file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
 /// Whether a file is configuration that names modules, see [`modules`](super::command::modules).
@@ -258,7 +258,7 @@ pub(super) fn with_script(
     directory: &[u8],
 ) -> impl Iterator<Item = Vec<Vec<u8>>> {
     // Beside a script in / or /usr are the system's libraries, not its own.
-    let has_libraries = !matches!(application, b"/" | b"" | b"/usr");
+    let has_libraries = !matches!(application, b"/" | b"/usr");
     known(&WITH_SCRIPT, interpreter)
         .filter(move |reads| has_libraries || !reads.starts_with("$APP/lib/"))
         .map(move |reads| alternatives(reads, interpreter, application, directory))

@@ -79,6 +79,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     /// The absolute path, without links, of the directory that `path` leads to from the directory `base`.
     pub(super) fn directory(&mut self, base: &[u8], path: &[u8]) -> Option<Vec<u8>> {
         let (path, inode) = self.follow(base, path)?;
+        let path = if path.is_empty() { b"/".to_vec() } else { path };
         (inode.file_type == FileType::Directory).then_some(path)
     }
 

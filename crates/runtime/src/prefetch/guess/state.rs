@@ -34,7 +34,7 @@ const WHOLE: u64 = 16 << 20;
 /// read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
 
-/// How much of the beginning of a bigger program or library is read, whatever is in it.
+/// How much of the beginning of a bigger file is read, whatever is in it.
 const HEAD: u64 = 1 << 20;
 
 /// How much of the end of a bigger program or library is read: its data are there, and with them the names of its libraries.
@@ -311,8 +311,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             self.want_head(file, file.size);
         } else if file.name().ends_with(b".jar") {
             self.want_ends(file);
-        } else if self.want_head(file, HEAD) {
-            let range = HEAD..habits::head(file).min(file.size);
+        } else if self.want_head(file, HEAD)
+            && let Some(head) = habits::head(file)
+        {
+            let range = HEAD..head.min(file.size);
             self.doubtful.push(Piece { file: file.nid, range });
         }
     }

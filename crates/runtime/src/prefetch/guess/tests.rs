@@ -225,6 +225,16 @@ fn java_brings_the_archives_beside_its_own() {
         ("/usr/lib/jvm/17/lib/modules", 1 << 10, 26 << 10),
     ];
     assert_eq!(guessed, expected.map(|(path, start, end)| (path.to_owned(), start, end)));
+    // The same by its absolute name; and what is in the system's own directories is not beside a script in the root.
+    let config = json!({ "config": { "Cmd": ["java", "-jar", "/opt/server/start.jar"] } });
+    assert_eq!(image.pieces(&config).len(), expected.len());
+    let image = usual()
+        .program("/usr/bin/java", b"")
+        .file("/app.jar", b"main")
+        .file("/usr/lib/system.jar", b"system's")
+        .file("/etc/app.xml", b"found once");
+    let config = json!({ "config": { "Cmd": ["java", "-jar", "/app.jar"] } });
+    assert_eq!(image.guessed(&config), ["/app.jar", "/etc/app.xml"]);
 }
 
 #[test]

@@ -40,14 +40,16 @@ def main(argv):
     directory = corpus(*IMAGES[:max(counts)])
     here, missing = choose(args.contenders)
     points = []
+    report = {"containerd": containerd_version(), "images": IMAGES[:max(counts)], "missing": missing,
+              "contenders": [{"name": c.name, "title": c.title, "version": c.version()} for c in here], "points": points}
     with scratch("scale") as work, fair_scheduling():
         for count in counts:
             for contender in here:
                 points += measure(contender, IMAGES[:count], directory, work)
                 for point in points[-2:]:
                     print(f"{point['operation']} of {count}, {contender.title}: {point.get('error') or point['seconds']}", file=sys.stderr)
-    results.write(args.json, "scale", argv, containerd=containerd_version(), images=IMAGES[:max(counts)], missing=missing,
-                  contenders=[{"name": c.name, "title": c.title, "version": c.version()} for c in here], points=points)
+            # What is measured stays, whatever becomes of the counts to come.
+            results.write(args.json, "scale", argv, **report)
     print(summary(points, counts))
 
 

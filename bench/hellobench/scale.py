@@ -61,8 +61,10 @@ def measure(contender, images, directory, work):
             def push(name):
                 scratch_of_it = work / f"push-{name}"
                 scratch_of_it.mkdir()
-                contender.publish(f"{directory / name}:latest", f"{address}/{name}:1", scratch_of_it)
-                shutil.rmtree(scratch_of_it)
+                try:
+                    contender.publish(f"{directory / name}:latest", f"{address}/{name}:1", scratch_of_it)
+                finally:
+                    shutil.rmtree(scratch_of_it)
 
             points[0]["seconds"] = at_once(push, images)
             with node(work / "node", contender) as this:

@@ -92,7 +92,8 @@ impl Node {
             .arg(&self.root)
             .arg("--config")
             .arg(&self.config)
-            .args(["run", &image.to_string(), "--"])
+            // What else runs on this machine, and what listens there, does not change what is hot.
+            .args(["run", "--network", "none", &image.to_string(), "--"])
             .args(command)
             .spawn()
             .context("cannot run the image")?;

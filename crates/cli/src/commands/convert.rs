@@ -52,8 +52,8 @@ pub(crate) struct Arguments {
     /// option
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The same after running the image once to see what a start reads: CMD, or the image's command without one. Ends
-    /// with CMD, or when nothing new was read for 5 s. Must be the last option; needs root and runc
+    /// The same after running the image once, without a network, to see what a start reads: CMD, or the image's command
+    /// without one. Ends with CMD, or when nothing new was read for 5 s. Must be the last option; needs root and runc
     #[arg(
         long,
         value_name = "CMD",

@@ -20,7 +20,7 @@ use tokio::{
 use super::{mount, status};
 use crate::{
     Session,
-    container::{Bundle, ImageProcess, User, bundle_config, look_up},
+    container::{Bundle, ImageProcess, Network, User, bundle_config, look_up},
 };
 
 /// Start a container on an image that has not arrived yet
@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// Print what was fetched, to stderr
     #[arg(long)]
     stats: bool,
+    /// What the container reaches
+    #[arg(long, value_name = "NETWORK", default_value = "host")]
+    network: Network,
     /// Replaces the image's command
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -76,7 +79,9 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
         return Ok(ExitCode::from(error.exit_code()));
     }
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let config = bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal);
+    let network = arguments.network;
+    let config =
+        bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal, network);
     bundle.write_config(&config)?;
     let status = wait(&bundle, &mut signals).await?;
     if arguments.stats {

@@ -7,5 +7,5 @@ mod user;
 
 pub(crate) use bundle::Bundle;
 pub(crate) use program::look_up;
-pub(crate) use spec::{ImageProcess, bundle_config};
+pub(crate) use spec::{ImageProcess, Network, bundle_config};
 pub(crate) use user::User;

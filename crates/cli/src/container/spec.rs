@@ -1,11 +1,12 @@
 //! An image's config as an OCI runtime bundle config.
 //!
-//! Capabilities, masked paths and devices are those of `docker run`. Other than there, the container shares the
-//! host's network, since Lazuli starts containers but does not manage networks, and no seccomp profile is applied.
+//! Capabilities, masked paths and devices are those of `docker run`. Other than there, the container has the host's
+//! network or none, since Lazuli starts containers but does not manage networks, and no seccomp profile is applied.
 
 use std::{ffi::OsString, path::Path};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -89,6 +90,15 @@ impl ImageProcess {
     }
 }
 
+/// What a container reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    /// What the host reaches, with its addresses and ports
+    Host,
+    /// Nothing but a loopback device of its own
+    None,
+}
+
 /// Capabilities of a Docker container.
 const CAPABILITIES: [&str; 14] = [
     "CAP_AUDIT_WRITE",
@@ -115,6 +125,7 @@ pub(crate) fn bundle_config(
     user: &User,
     arguments: &[String],
     terminal: bool,
+    network: Network,
 ) -> Value {
     // Root keeps the set across exec; for another user the kernel clears what is not inheritable,
     // which is what Docker does too.
@@ -136,7 +147,7 @@ pub(crate) fn bundle_config(
         // Of the container's own control group: programs read their limits there, by either version.
         mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ];
-    // The network is the host's, so its names are, too.
+    // The host's names. Without a network only `localhost` leads anywhere.
     for file in ["/etc/resolv.conf", "/etc/hosts"] {
         if Path::new(file).exists() {
             mounts.push(json!({
@@ -145,6 +156,14 @@ pub(crate) fn bundle_config(
             }));
         }
     }
+    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
+    let mut sysctl = json!({});
+    if network == Network::None {
+        // runc sets the loopback device up. That any user may listen on any port is Docker's and containerd's setting.
+        namespaces.push("network");
+        sysctl = json!({ "net.ipv4.ip_unprivileged_port_start": "0" });
+    }
+    let namespaces: Vec<_> = namespaces.into_iter().map(|kind| json!({ "type": kind })).collect();
     json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -161,10 +180,8 @@ pub(crate) fn bundle_config(
         "mounts": mounts,
         "linux": {
             "cgroupsPath": format!("/lazuli/{id}"),
-            "namespaces": [
-                { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
-                { "type": "cgroup" },
-            ],
+            "namespaces": namespaces,
+            "sysctl": sysctl,
             "maskedPaths": [
                 "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
                 "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",

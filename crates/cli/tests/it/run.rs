@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
+    net::TcpListener,
     process::Stdio,
 };
 
@@ -54,6 +55,27 @@ fn containers_see_their_own_control_group() {
     let [group, entries] = &text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert_eq!(*group, "/");
     assert!(entries.parse::<usize>().unwrap() > 1, "{text}");
+    nothing_left(&lazuli);
+}
+
+/// Without one there is a loopback device, all of whose ports are free and anybody's.
+#[test]
+fn containers_have_the_hosts_network_or_none() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let taken = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let run = |network: &str, script: &str| {
+        lazuli.output(["run", "oci:lazy:image", "--network", network, "--", "sh", "-c", script])
+    };
+    let listen = format!("nc -l -p {port} -e echo answer");
+    let script = format!(
+        "ls /sys/class/net; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+         {listen} & for again in $(seq 100); do nc 127.0.0.1 {port} </dev/null && break; sleep 0.1; done"
+    );
+    let alone = run("none", &script);
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), "lo\n0\nanswer\n", "{alone:?}");
+    let shared = run("host", &listen);
+    assert!(String::from_utf8_lossy(&shared.stderr).contains("in use"), "{shared:?}");
     nothing_left(&lazuli);
 }
 

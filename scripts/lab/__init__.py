@@ -27,10 +27,16 @@ class CommandFailed(Exception):
 
 def run(*command, **options):
     """Run a command and return its standard output; what it prints to stderr shows only if it fails."""
-    done = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, **options)
-    if done.returncode:
-        raise CommandFailed(command, done.returncode, done.stdout + done.stderr)
-    return done.stdout
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, **pipes, **options) as process:
+        try:
+            output, complaints = process.communicate()
+        finally:
+            # Where this process is asked to end, the command has to, too, with time to clean up.
+            end(process)
+    if process.returncode:
+        raise CommandFailed(command, process.returncode, output + complaints)
+    return output
 
 
 def need_root():

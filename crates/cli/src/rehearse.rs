@@ -92,8 +92,9 @@ impl Node {
             .arg(&self.root)
             .arg("--config")
             .arg(&self.config)
-            // What else runs on this machine, and what listens there, does not change what is hot.
-            .args(["run", "--network", "none", &image.to_string(), "--"])
+            // What else runs on this machine, and what listens there, does not change what is hot. And
+            // the image is a stranger's: it gets no power over the machine that converts it.
+            .args(["run", "--network", "none", "--user-namespace", &image.to_string(), "--"])
             .args(command)
             .spawn()
             .context("cannot run the image")?;

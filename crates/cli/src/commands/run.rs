@@ -20,7 +20,10 @@ use tokio::{
 use super::{mount, status};
 use crate::{
     Session,
-    container::{Bundle, ImageProcess, Network, User, bundle_config, look_up},
+    container::{
+        Bundle, DEFAULT_PIDS, ImageProcess, Isolation, Limits, Network, User, bundle_config,
+        look_up,
+    },
 };
 
 /// Start a container on an image that has not arrived yet
@@ -38,6 +41,15 @@ pub(crate) struct Arguments {
     /// What the container reaches
     #[arg(long, value_name = "NETWORK", default_value = "host")]
     network: Network,
+    /// Most processes and threads it may have
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PIDS)]
+    pids_limit: u32,
+    /// Most memory it may take, as in 512m or 2g [default: three quarters of the machine's]
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    memory: Option<u64>,
+    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they are
+    #[arg(long)]
+    user_namespace: bool,
     /// Replaces the image's command
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -79,9 +91,13 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
         return Ok(ExitCode::from(error.exit_code()));
     }
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let network = arguments.network;
+    let isolation = Isolation {
+        network: arguments.network,
+        limits: Limits { pids: arguments.pids_limit, memory: arguments.memory },
+        user_namespace: arguments.user_namespace,
+    };
     let config =
-        bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal, network);
+        bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal, isolation);
     bundle.write_config(&config)?;
     let status = wait(&bundle, &mut signals).await?;
     if arguments.stats {
@@ -95,6 +111,21 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
         (Some(code), _) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, signal) => ended_by(signal.unwrap_or_default()),
     })
+}
+
+/// Bytes, with Docker's suffixes.
+fn memory(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.strip_suffix(['b', 'k', 'm', 'g', 'B', 'K', 'M', 'G']) {
+        Some(number) => match text.as_bytes()[number.len()].to_ascii_lowercase() {
+            b'k' => (number, 10),
+            b'm' => (number, 20),
+            b'g' => (number, 30),
+            _ => (number, 0),
+        },
+        None => (text, 0),
+    };
+    let parsed = number.parse().ok().and_then(|number: u64| number.checked_mul(1 << shift));
+    parsed.ok_or_else(|| "expected bytes, or a number with k, m or g".to_owned())
 }
 
 /// As a shell shows it: 128 + signal for what a signal ended.

@@ -1,11 +1,14 @@
 //! Running a container on a mounted image: overlayfs for writes, runc for the process.
 
 mod bundle;
+mod confine;
 mod program;
+mod seccomp;
 mod spec;
 mod user;
 
 pub(crate) use bundle::Bundle;
+pub(crate) use confine::{DEFAULT_PIDS, Limits};
 pub(crate) use program::look_up;
-pub(crate) use spec::{ImageProcess, Network, bundle_config};
+pub(crate) use spec::{ImageProcess, Isolation, Network, bundle_config};
 pub(crate) use user::User;

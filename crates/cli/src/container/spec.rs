@@ -1,7 +1,7 @@
 //! An image's config as an OCI runtime bundle config.
 //!
-//! Capabilities, masked paths and devices are those of `docker run`. Other than there, the container has the host's
-//! network or none, since Lazuli starts containers but does not manage networks, and no seccomp profile is applied.
+//! The container is confined as one of `docker run` is. Other than there, it has the host's network or none, since
+//! Lazuli starts containers but does not manage networks.
 
 use std::{ffi::OsString, path::Path};
 
@@ -10,7 +10,10 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::user::User;
+use super::{
+    confine::{self, Limits},
+    user::User,
+};
 
 /// What an image config says about its process. The config's other fields are not ours.
 #[derive(Debug, Default, Deserialize)]
@@ -99,23 +102,16 @@ pub(crate) enum Network {
     None,
 }
 
-/// Capabilities of a Docker container.
-const CAPABILITIES: [&str; 14] = [
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
+/// How far a container is kept from the node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Isolation {
+    /// What it reaches.
+    pub(crate) network: Network,
+    /// What it may take.
+    pub(crate) limits: Limits,
+    /// Whether its root is root of a user namespace only.
+    pub(crate) user_namespace: bool,
+}
 
 /// The bundle's `config.json` for a container `id` on `rootfs`.
 pub(crate) fn bundle_config(
@@ -125,13 +121,8 @@ pub(crate) fn bundle_config(
     user: &User,
     arguments: &[String],
     terminal: bool,
-    network: Network,
+    isolation: Isolation,
 ) -> Value {
-    // Root keeps the set across exec; for another user the kernel clears what is not inheritable,
-    // which is what Docker does too.
-    let capabilities = json!({
-        "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES,
-    });
     let mount = |destination: &str, kind: &str, options: &[&str]| json!({ "destination": destination, "type": kind, "source": kind, "options": options });
     let mut mounts = vec![
         mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
@@ -156,14 +147,8 @@ pub(crate) fn bundle_config(
             }));
         }
     }
-    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
-    let mut sysctl = json!({});
-    if network == Network::None {
-        // runc sets the loopback device up. That any user may listen on any port is Docker's and containerd's setting.
-        namespaces.push("network");
-        sysctl = json!({ "net.ipv4.ip_unprivileged_port_start": "0" });
-    }
-    let namespaces: Vec<_> = namespaces.into_iter().map(|kind| json!({ "type": kind })).collect();
+    let has_network = isolation.network == Network::Host;
+    let cgroup = format!("/lazuli/{id}");
     json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -172,25 +157,13 @@ pub(crate) fn bundle_config(
             "args": arguments,
             "env": image.environment(id, &user.home, terminal),
             "cwd": image.working_directory(),
-            "capabilities": capabilities,
+            "capabilities": confine::capabilities(),
             "noNewPrivileges": false,
         },
         "root": { "path": rootfs, "readonly": false },
         "hostname": id,
         "mounts": mounts,
-        "linux": {
-            "cgroupsPath": format!("/lazuli/{id}"),
-            "namespaces": namespaces,
-            "sysctl": sysctl,
-            "maskedPaths": [
-                "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
-                "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
-            ],
-            "readonlyPaths": [
-                "/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys",
-                "/proc/sysrq-trigger",
-            ],
-        },
+        "linux": confine::linux(&cgroup, isolation.limits, has_network, isolation.user_namespace),
     })
 }
 

@@ -79,6 +79,34 @@ fn containers_have_the_hosts_network_or_none() {
     nothing_left(&lazuli);
 }
 
+/// As in Docker: a seccomp filter, limits, and nothing to see of the node's interrupts.
+#[test]
+fn containers_are_confined() {
+    let Some(lazuli) = prepared("busybox") else { return };
+    let script = "grep ^Seccomp: /proc/self/status; unshare -m true 2>/dev/null; echo unshare $?; \
+                  wc -c < /proc/interrupts; readlink /proc/self/ns/user; \
+                  cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null; \
+                  cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null; \
+                  mknod /null c 1 3 2>/dev/null; echo mknod $?";
+    let run = |options: &[&str]| {
+        let arguments = ["run", "oci:lazy:image"].into_iter().chain(options.iter().copied());
+        let output = lazuli.output(arguments.chain(["--", "sh", "-c", script]));
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 7, "{output:?}{}", lazuli.log());
+        lines
+    };
+    let own = std::fs::read_link("/proc/self/ns/user").unwrap().display().to_string();
+    let plain = run(&[]);
+    assert_eq!(plain[..5], ["Seccomp:\t2", "unshare 1", "0", &own, "2048"], "{plain:?}");
+    assert_eq!(plain[6], "mknod 0");
+    let narrow = run(&["--pids-limit", "20", "--memory", "64m", "--user-namespace"]);
+    assert_eq!(narrow[..3], plain[..3]);
+    assert_ne!(narrow[3], own);
+    assert_eq!(narrow[4..], ["20", "67108864", "mknod 1"], "{narrow:?}");
+    nothing_left(&lazuli);
+}
+
 #[test]
 fn the_images_command_and_statistics() {
     let Some(lazuli) = prepared("busybox") else { return };

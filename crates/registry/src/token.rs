@@ -5,7 +5,12 @@
 //! at once cause one renewal. Then whatever is known at that moment is tried, the newest first: passwords change
 //! while containers run.
 
-use std::{collections::HashMap, path::PathBuf, time::Duration};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http_auth::ChallengeRef;
@@ -167,8 +172,9 @@ impl Authorizer {
         for challenge in challenges.iter().filter_map(|value| value.to_str().ok()) {
             for challenge in http_auth::parse_challenges(challenge).unwrap_or_default() {
                 if challenge.scheme.eq_ignore_ascii_case("bearer") {
-                    let plain = refusal.url().scheme() == "http";
-                    granted = Some(self.fetch(http, &challenge, scope, credential, plain).await?);
+                    let registry = refusal.url();
+                    granted =
+                        Some(self.fetch(http, &challenge, scope, credential, registry).await?);
                 } else if challenge.scheme.eq_ignore_ascii_case("basic")
                     && granted.is_none()
                     && let Credential::Password { user, secret } = credential
@@ -180,14 +186,14 @@ impl Authorizer {
         Ok(granted)
     }
 
-    /// Gets a token. `plain`: the registry itself speaks plain HTTP, so its token server may, too.
+    /// Gets a token from the server that `registry` names in its challenge.
     async fn fetch(
         &self,
         http: &reqwest::Client,
         challenge: &ChallengeRef<'_>,
         scope: &str,
         credential: &Credential,
-        plain: bool,
+        registry: &Url,
     ) -> Result<HeaderValue, RegistryError> {
         let place = self.reference.registry();
         let parameter = |name: &str| {
@@ -199,9 +205,7 @@ impl Authorizer {
         let realm = parameter("realm").ok_or_else(|| malformed("it has no realm".to_owned()))?;
         let mut url =
             Url::parse(&realm).map_err(|error| malformed(format!("its realm: {error}")))?;
-        if !(url.scheme() == "https" || url.scheme() == "http" && plain) {
-            return Err(malformed(format!("its realm uses {}, expected https", url.scheme())));
-        }
+        check_realm(&url, registry).map_err(malformed)?;
         let object = "an access token";
         let service = parameter("service");
         let request = if let Credential::Identity(token) = credential {
@@ -280,6 +284,39 @@ impl Tried {
     }
 }
 
+/// Whether a registry may send the node to this token server. What the server answers comes back to the registry, so a realm
+/// must not reach what only the node reaches: plain HTTP is for the registry's own host, and so are the node's own
+/// addresses and those of its link, where clouds answer with the machine's identity.
+fn check_realm(realm: &Url, registry: &Url) -> Result<(), String> {
+    let same_host = realm.host_str() == registry.host_str();
+    match realm.scheme() {
+        "https" => {}
+        "http" if registry.scheme() == "http" && same_host => {}
+        "http" if registry.scheme() == "http" => {
+            let expected = registry.host_str().unwrap_or_default();
+            return Err(format!("its realm uses http, expected https, or the host {expected}"));
+        }
+        other => return Err(format!("its realm uses {other}, expected https")),
+    }
+    let host = realm.host_str().unwrap_or_default().trim_end_matches('.');
+    let of_the_node = match host.trim_matches(['[', ']']).parse() {
+        Ok(IpAddr::V4(ip)) => is_of_the_node(ip),
+        Ok(IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
+            Some(ip) => is_of_the_node(ip),
+            None => ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+        },
+        Err(_) => host == "localhost" || host.ends_with(".localhost") || host.is_empty(),
+    };
+    if of_the_node && !same_host {
+        return Err("its realm is an address of the node, expected the token server's".to_owned());
+    }
+    Ok(())
+}
+
+fn is_of_the_node(ip: Ipv4Addr) -> bool {
+    ip.is_loopback() || ip.is_link_local() || ip.is_unspecified()
+}
+
 fn basic(user: &str, secret: &str) -> HeaderValue {
     let encoded = STANDARD.encode(format!("{user}:{secret}"));
     // Base64 is always a legal header value.
@@ -291,4 +328,45 @@ fn sensitive(text: String) -> Option<HeaderValue> {
     let mut value = HeaderValue::try_from(text).ok()?;
     value.set_sensitive(true);
     Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_servers_are_not_on_the_node() {
+        let check = |realm: &str, registry: &str| {
+            check_realm(&realm.parse().unwrap(), &registry.parse().unwrap())
+        };
+        for (realm, registry) in [
+            ("https://auth.docker.io/token", "https://registry-1.docker.io/v2/"),
+            ("https://10.0.0.7/token", "https://registry.example/v2/"),
+            ("http://harbor.example:8080/service/token", "http://harbor.example/v2/"),
+            ("http://127.0.0.1:5001/auth", "http://127.0.0.1:5000/v2/"),
+            ("https://localhost:5001/auth", "https://localhost:5000/v2/"),
+        ] {
+            assert_eq!(check(realm, registry), Ok(()), "{realm}");
+        }
+        for (realm, registry, expected) in [
+            (
+                "http://auth.example/token",
+                "https://registry.example/v2/",
+                "uses http, expected https",
+            ),
+            ("http://10.0.0.7/token", "http://registry.example/v2/", "the host registry.example"),
+            ("file:///etc/token", "https://registry.example/v2/", "uses file"),
+            ("https://127.0.0.1:8443/token", "https://registry.example/v2/", "address of the node"),
+            ("https://169.254.169.254/", "https://registry.example/v2/", "address of the node"),
+            ("https://[::1]/", "https://registry.example/v2/", "address of the node"),
+            ("https://[::ffff:127.0.0.1]/", "https://registry.example/v2/", "address of the node"),
+            ("https://[fe80::1]/", "https://registry.example/v2/", "address of the node"),
+            ("https://0x7f.1/", "https://registry.example/v2/", "address of the node"),
+            ("https://LOCALHOST./", "https://registry.example/v2/", "address of the node"),
+            ("https://0.0.0.0/", "https://registry.example/v2/", "address of the node"),
+        ] {
+            let error = check(realm, registry).unwrap_err();
+            assert!(error.contains(expected), "{realm}: {error}");
+        }
+    }
 }

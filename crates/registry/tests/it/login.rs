@@ -1,11 +1,11 @@
 //! Who may do what.
 
-use std::{fs, sync::Arc};
+use std::{fs, io::ErrorKind, net::TcpListener, sync::Arc};
 
 use lazuli_registry::{
     ImageName, Keyring, Login as Pulled, Options, Registry, RegistryError, Repository,
 };
-use lazuli_testkit::registry::{FakeRegistry, Login};
+use lazuli_testkit::registry::{FakeRegistry, Fault, Login};
 
 use crate::support::{noise, options, push, read};
 
@@ -67,6 +67,22 @@ async fn refusals_say_how_to_log_in_and_show_no_secret() {
         assert!(!text.contains("secret"), "{text}");
         assert!(server.stats().requests <= 3, "no password is tried again and again");
     }
+}
+
+/// A registry must not have the node fetch from an address that only the node reaches, and bring the answer back.
+#[tokio::test]
+async fn a_challenge_cannot_point_at_the_node() {
+    let beside = TcpListener::bind("127.0.0.2:0").unwrap();
+    beside.set_nonblocking(true).unwrap();
+    let realm = format!("http://{}/token", beside.local_addr().unwrap());
+    let server = FakeRegistry::start().unwrap();
+    server.require(Login::Bearer(String::new(), String::new()));
+    let challenge = format!(r#"Bearer realm="{realm}",service="fake""#);
+    server.fault("GET", "/blobs/", 1000, Fault::Header("www-authenticate", challenge));
+    let (registry, _file) = open_as(&server, "{}");
+    let error = read(&registry, b"x", 0..1).await.unwrap_err();
+    assert!(error.to_string().contains("its realm uses http"), "{error}");
+    assert_eq!(beside.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 #[tokio::test(flavor = "multi_thread")]

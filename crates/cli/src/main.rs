@@ -1,7 +1,9 @@
 //! The `lazuli` command: the only part of the project that prints.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
 #![allow(rustdoc::broken_intra_doc_links, reason = "comments on arguments are the help text")]
+
+#[macro_use]
+mod output;
 
 mod chunks;
 mod commands;

@@ -1,6 +1,5 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    io::Write as _,
     process::ExitCode,
 };
 
@@ -16,7 +15,7 @@ use serde::Serialize;
 use crate::{
     Session,
     lazy::{self, LazyImage, Shown},
-    names,
+    names, output,
 };
 
 /// Show what differs between two lazy images, in files and in chunks
@@ -113,7 +112,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
         false => describe(&report),
     };
     // `diff | head` closes the pipe early; that is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::write(&text);
     Ok(ExitCode::from(u8::from(!report.files.is_empty())))
 }
 

@@ -1,5 +1,3 @@
-use std::io::Write;
-
 use anyhow::Result;
 use clap::Args;
 use indicatif::BinaryBytes;
@@ -9,7 +7,7 @@ use serde::Serialize;
 use crate::{
     Session,
     lazy::{self, LazyImage},
-    names,
+    names, output,
 };
 
 /// Show what a lazy image consists of: blobs, chunks, sizes
@@ -62,7 +60,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.
-        let _ = std::io::stdout().write_all(erofs::dump(bootstrap).as_bytes());
+        output::write(&erofs::dump(bootstrap));
         return Ok(());
     }
     let blobs = bootstrap.blobs().iter().map(|blob| BlobDescription {

@@ -70,7 +70,7 @@ fn print(status: &Status) {
     for mount in &status.mounts {
         #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
         let share = 100.0 * mount.chunks_ready as f64 / mount.chunks_total.max(1) as f64;
-        println!();
+        println!("");
         println!("{}", mount.mountpoint.display());
         println!("  image    {}", mount.image);
         println!("  digest   {}", mount.manifest_digest);

@@ -1,11 +1,12 @@
 //! Bad input: a clear error that names the object, and nothing left behind.
 
-use std::{io::Write, path::Path};
+use std::{fs, io::Write, path::Path};
 
 use lazuli_testkit::{
     kernel::{Feature, require},
     oci::{Compression, Image, Layer},
     odd,
+    registry::FakeRegistry,
 };
 use serde_json::{Value, json};
 
@@ -136,6 +137,35 @@ fn an_image_that_is_not_lazy_is_not_mounted() {
     assert!(error.contains("lazuli convert"), "{error}");
     assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
     assert_eq!(std::fs::read_dir(lazuli.root().join("images")).unwrap().count(), 0);
+}
+
+/// A registry chooses what an error quotes, and a terminal obeys what it is sent.
+#[test]
+fn errors_have_no_control_characters() {
+    let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let kind = "x/\u{1b}]0;owned\u{7}\u{9b}31m";
+    let raw = json!({ "schemaVersion": 2, "mediaType": kind });
+    registry.put_manifest("app", "1", "application/json", raw.to_string().as_bytes());
+    let error = lazuli.fails(["inspect", &format!("{}/app:1", registry.host())]);
+    assert!(error.contains(r"\u001b]0;owned\u0007"), "{error:?}");
+    assert!(error.chars().all(|c| c == '\n' || !c.is_control()), "{error:?}");
+}
+
+/// As if the first line was all that somebody wanted to see.
+#[test]
+fn a_reader_of_the_output_may_leave() {
+    let lazuli = Lazuli::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = lazuli.command(["convert", "--help"]).stdout(writer).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    fs::create_dir(lazuli.path("empty")).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let convert = ["convert", "dir:empty", "oci:layout:1"];
+    let output = lazuli.command(convert).stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(141), "{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
 }
 
 #[test]

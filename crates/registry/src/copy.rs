@@ -4,10 +4,13 @@
 //! index ─▶ manifest ─▶ config, layers                copied before what names them
 //!   ▲         ▲
 //! referrer  referrer ─▶ config, layers               copied after the image, and listed there
+//!
+//! tag sha256-HEX.sig ─▶ manifest ─▶ config, layers   cosign's; copies of their own
 //! ```
 
 use std::{
     collections::{BTreeMap, HashSet},
+    ops::AddAssign,
     sync::Arc,
 };
 
@@ -20,6 +23,7 @@ use crate::{
     blob::{BlobContent, Progress, Pushed},
     error::RegistryError,
     manifest::{Document, IMAGE_TYPES, INDEX_TYPES},
+    referrers,
 };
 
 /// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips, few enough for any registry.
@@ -79,6 +83,19 @@ impl Copied {
     }
 }
 
+impl AddAssign for Copied {
+    fn add_assign(&mut self, other: Self) {
+        for (count, more) in [
+            (&mut self.sent, other.sent),
+            (&mut self.mounted, other.mounted),
+            (&mut self.existed, other.existed),
+        ] {
+            count.objects += more.objects;
+            count.bytes += more.bytes;
+        }
+    }
+}
+
 /// What a manifest or an index names.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -126,6 +143,32 @@ impl Copy {
             }
         }
         Ok(copy)
+    }
+
+    /// Plans the copies of what cosign keeps beside the image's manifests under tags of its own: signatures, attestations,
+    /// SBOMs. `open` opens such a tag beside the image; `None` if it cannot exist there.
+    ///
+    /// # Errors
+    /// Whether there is such a tag cannot be found out, or it cannot be read: a copy would lack a signature.
+    pub async fn attachments(
+        &self,
+        open: impl Fn(&str) -> Result<Option<Arc<dyn Repository>>, RegistryError>,
+    ) -> Result<Vec<(String, Copy)>, RegistryError> {
+        let digests = self.documents[..self.image].iter().map(|document| document.digest);
+        let tags = digests.flat_map(|digest| referrers::attachment_tags(&digest));
+        let plans = tags.map(|tag| {
+            let place = open(&tag);
+            async move {
+                let Some(place) = place? else { return Ok(None) };
+                match Copy::plan(place).await {
+                    Ok(copy) => Ok(Some((tag, copy))),
+                    Err(error) if error.is_missing() => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+        });
+        let found: Vec<_> = stream::iter(plans).buffered(AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// What is to be copied, in bytes.

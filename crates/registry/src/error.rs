@@ -234,6 +234,15 @@ fn list(platforms: &[Platform]) -> String {
 }
 
 impl RegistryError {
+    /// Whether what was asked for does not exist, by the word of every place that was asked.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            RegistryError::Missing { .. } => true,
+            RegistryError::Everywhere { failures } => failures.iter().all(Self::is_missing),
+            _ => false,
+        }
+    }
+
     /// Whether the same request may succeed when it is repeated a little later.
     pub fn is_transient(&self) -> bool {
         match self {

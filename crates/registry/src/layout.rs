@@ -46,7 +46,7 @@ use crate::{
     error::{self, RegistryError},
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
-    referrers::is_list_tag,
+    referrers::is_beside_image,
 };
 
 /// The annotation that holds the tag.
@@ -141,8 +141,8 @@ impl Layout {
                 entries.iter().filter(|entry| entry.digest == *wanted).take(1).cloned().collect()
             }
             None => {
-                let is_list = |entry: &&Descriptor| tag(entry).is_some_and(|t| is_list_tag(&t));
-                let images: Vec<_> = entries.iter().filter(|e| !is_list(e)).cloned().collect();
+                let beside = |entry: &&Descriptor| tag(entry).is_some_and(|t| is_beside_image(&t));
+                let images: Vec<_> = entries.iter().filter(|e| !beside(e)).cloned().collect();
                 if images.len() != 1 {
                     let tags = images.iter().filter_map(tag).collect();
                     return Err(RegistryError::Ambiguous { place: self.place(), tags });

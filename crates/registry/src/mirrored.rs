@@ -207,11 +207,7 @@ impl Repository for Mirrored {
         });
         match asked.await {
             Ok(()) => Ok(true),
-            Err(RegistryError::Everywhere { failures })
-                if failures.iter().all(|f| matches!(f, RegistryError::Missing { .. })) =>
-            {
-                Ok(false)
-            }
+            Err(error) if error.is_missing() => Ok(false),
             Err(error) => Err(error),
         }
     }

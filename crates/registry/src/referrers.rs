@@ -185,8 +185,17 @@ pub(crate) fn tag(subject: &Digest) -> String {
     format!("{}-{}", subject.algorithm.name(), subject.hex())
 }
 
-/// Whether a tag is one of those.
-pub(crate) fn is_list_tag(name: &str) -> bool {
+/// Ends of the tags under which cosign 2 keeps signatures, attestations and SBOMs.
+const ATTACHMENTS: [&str; 3] = [".sig", ".att", ".sbom"];
+
+/// The tags under which cosign 2 keeps what belongs to `subject`.
+pub(crate) fn attachment_tags(subject: &Digest) -> [String; 3] {
+    ATTACHMENTS.map(|end| tag(subject) + end)
+}
+
+/// Whether a tag names no image, but a list of referrers or one of cosign's attachments.
+pub(crate) fn is_beside_image(name: &str) -> bool {
+    let name = ATTACHMENTS.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     name.replacen('-', ":", 1).parse().is_ok_and(|subject| tag(&subject) == name)
 }
 
@@ -215,15 +224,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_of_lists() {
+    fn tags_of_lists_and_attachments() {
         let digest = Algorithm::Sha256.digest(b"{}");
         let hex = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
         assert_eq!(tag(&digest), format!("sha256-{hex}"));
-        assert!(is_list_tag(&tag(&digest)));
-        for other in
-            ["sha256-44136f", "latest", &digest.to_string(), &format!("{}.sig", tag(&digest))]
-        {
-            assert!(!is_list_tag(other), "{other}");
+        assert!(is_beside_image(&tag(&digest)));
+        assert!(attachment_tags(&digest).iter().all(|tag| is_beside_image(tag)));
+        for other in ["sha256-44136f", "latest", &digest.to_string(), "1.sig"] {
+            assert!(!is_beside_image(other), "{other}");
         }
     }
 

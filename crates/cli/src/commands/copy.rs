@@ -1,16 +1,16 @@
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_registry::{Copy, ImageName, Options, copy::Count};
+use lazuli_registry::{Copied, Copy, ImageName, Options, copy::Count};
 
 use crate::{Session, progress, store};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
 /// Any image, lazy or not. Manifests stay to the letter, so digests do. With it go the artifacts that refer to it: traces,
-/// signatures, lists of its parts. What DST has is not sent, what another repository of the same registry has is linked, and the rest
+/// signatures (also those that cosign 2 keeps under tags), lists of its parts. What DST has is not sent, what another repository of the same registry has is linked, and the rest
 /// passes through without touching the disk.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -31,12 +31,21 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         (arguments.source.parse()?, arguments.target.parse()?);
     let options = Options { plain_http: arguments.plain_http, ..session.config.registries()? };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let from = lazuli_registry::open(&source, &options)?;
-    let to = lazuli_registry::open(&target, &options)?;
-    let copy = runtime.block_on(Copy::plan(from))?;
-    let bar = progress::bytes(Some(copy.bytes()), "copying");
+    let open = |name: &ImageName| lazuli_registry::open(name, &options);
+    let copy = runtime.block_on(Copy::plan(open(&source)?))?;
+    let beside = |tag: &str| source.tagged(tag).map(|name| open(&name)).transpose();
+    let attachments = runtime.block_on(copy.attachments(beside))?;
+    let bytes = attachments.iter().map(|(_, attached)| attached.bytes()).sum::<u64>();
+    let bar = progress::bytes(Some(copy.bytes() + bytes), "copying");
     let neighbour = store::neighbour(&source, &target);
-    let copied = runtime.block_on(copy.run(&*to, neighbour, &|bytes| bar.inc(bytes)))?;
+    let mut copied = Copied::default();
+    // The image's name comes last: a node that sees it sees its signatures, too.
+    let beside = attachments.iter().map(|(tag, attached)| (target.tagged(tag), attached));
+    for (name, copy) in beside.chain([(Some(target.clone()), &copy)]) {
+        let name = name.with_context(|| format!("{target} cannot have tags beside it"))?;
+        let to = open(&name)?;
+        copied += runtime.block_on(copy.run(&*to, neighbour, &|bytes| bar.inc(bytes)))?;
+    }
     bar.finish_and_clear();
 
     println!("{target}");
@@ -47,8 +56,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     print("sent", copied.sent);
     print("mounted", copied.mounted);
     print("there", copied.existed);
-    if copy.referrers() > 0 {
-        println!("  with it   {} artifacts that refer to it", copy.referrers());
+    let artifacts = copy.referrers() + attachments.len();
+    if artifacts > 0 {
+        println!("  with it   {artifacts} artifacts that refer to it");
     }
     println!("  time      {:.1} s", started.elapsed().as_secs_f64());
     Ok(())

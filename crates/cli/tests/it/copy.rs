@@ -177,6 +177,47 @@ fn every_platform_and_every_referrer() {
     same(&to, "near");
 }
 
+/// cosign 2 names a signature after the digest that it signs; nothing in it refers to the image.
+#[test]
+fn signatures_under_tags_go_along() {
+    let lazuli = Lazuli::new();
+    let (from, to) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
+    let all = everything(&from);
+    let [amd64, index] = [&all[0], &all[2]].map(|it| it.to_string().replace(':', "-"));
+    let tags = [format!("{index}.sig"), format!("{amd64}.sig"), format!("{amd64}.att")];
+    for tag in &tags {
+        let payload = format!("payload of {tag}");
+        let layer = from.put_blob("app", payload.as_bytes());
+        let config = from.put_blob("app", b"{}");
+        let raw = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST,
+            "config": { "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2 },
+            "layers": [{
+                "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
+                "digest": layer, "size": payload.len(),
+                "annotations": { "dev.cosignproject.cosign/signature": "MEUC" },
+            }],
+        });
+        from.put_manifest("app", tag, MANIFEST, raw.to_string().as_bytes());
+    }
+    let image = format!("{}/app:1", from.host());
+    let second = format!("{}/copied:2", to.host());
+    for pair in [[&*image, "oci:layout:2"], ["oci:layout:2", &second]] {
+        let said = lazuli.ok(["copy", pair[0], pair[1]]);
+        assert!(said.contains("5 artifacts"), "{said}");
+    }
+    for tag in &tags {
+        assert_eq!(to.manifest("copied", tag), from.manifest("app", tag), "{tag}");
+    }
+    // A layout's only image is still found without its name.
+    lazuli.ok(["copy", "oci:layout", "oci:other:2"]);
+    // What cannot be found out is no reason to copy an image without its signature.
+    from.fault("GET", &tags[0], 1000, Fault::Status(500));
+    let error = lazuli.fails(["copy", &image, &format!("{}/third:2", to.host())]);
+    assert!(error.contains(&tags[0]), "{error}");
+    assert_eq!(to.manifest("third", "2"), None);
+}
+
 #[test]
 fn what_is_wrong_is_not_copied() {
     let lazuli = Lazuli::new();

@@ -7,8 +7,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
-use lazuli_registry::{Dragonfly, Hosts, ImageName, Mirrors, Options, hosts::DEFAULT_DIRECTORIES};
+use anyhow::{Context, Result, anyhow, bail};
+use lazuli_registry::{
+    Dragonfly, Hosts, ImageName, Mirrors, Options, TrustedReferrers, hosts::DEFAULT_DIRECTORIES,
+};
 use lazuli_runtime::{daemon::DriverChoice, prefetch};
 use serde::Deserialize;
 
@@ -32,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) registry: Vec<Registry>,
     /// What is fetched before anybody asks.
     pub(crate) prefetch: Prefetch,
+    /// Which images take another one's place.
+    images: Images,
     /// Who has blobs from other nodes.
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
@@ -134,6 +138,21 @@ impl Prefetch {
     }
 }
 
+/// The `[images]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Images {
+    /// Repositories in which a lazy image that refers to an ordinary one is taken for it.
+    referrers: Vec<String>,
+}
+
+impl Images {
+    fn trusted(&self) -> Result<TrustedReferrers> {
+        let trusted = TrustedReferrers::parse(&self.referrers);
+        trusted.map_err(|(number, error)| anyhow!("images.referrers[{number}]: {error}"))
+    }
+}
+
 /// One `[[registry]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -200,7 +219,8 @@ impl Config {
     /// How registries are reached.
     pub(crate) fn registries(&self) -> Result<Options> {
         let hosts = Hosts::new(self.hosts_dir.as_deref().unwrap_or(DEFAULT_DIRECTORIES));
-        Ok(Options { mirrors: self.mirrors()?, hosts, ..Options::default() })
+        let (mirrors, referrers) = (self.mirrors()?, self.images.trusted()?);
+        Ok(Options { mirrors, hosts, referrers, ..Options::default() })
     }
 
     /// The mirrors of all registries.
@@ -355,6 +375,17 @@ mod tests {
             let config = config(text).map_err(anyhow::Error::from);
             let error = format!("{:#}", config.and_then(|c| c.node_registries()).unwrap_err());
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn referrers_are_trusted_by_repository() {
+        let config =
+            |text: &str| toml::from_str::<Config>(&format!("[images]\nreferrers = {text}\n"));
+        config("['a.example/team/app', 'debian']").unwrap().registries().unwrap();
+        for text in ["['a.example/b', 'a.example/app:1']", "['a.example/b', 'https://a.example']"] {
+            let error = config(text).unwrap().registries().unwrap_err();
+            assert!(error.to_string().contains("images.referrers[1]"), "{error}");
         }
     }
 

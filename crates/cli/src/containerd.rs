@@ -95,6 +95,7 @@ impl Mounted {
             platform: None,
             plain_http: false,
             base: true,
+            nosuid: false,
         }
     }
 }

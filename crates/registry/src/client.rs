@@ -33,6 +33,7 @@ use crate::{
     server::Server,
     tls::Tls,
     token::{Authorizer, Tried},
+    trusted::TrustedReferrers,
 };
 
 /// How long to wait, for each thing that can hang.
@@ -75,6 +76,8 @@ pub struct Options {
     pub hosts: Hosts,
     /// Logins that came with images; whoever opens several images shares it.
     pub keyring: Keyring,
+    /// Repositories whose referrers take an ordinary image's place.
+    pub referrers: TrustedReferrers,
     /// How servers have done so far, and connections to them; whoever opens several images shares it.
     pub endpoints: Endpoints,
 }
@@ -90,6 +93,7 @@ impl Default for Options {
             dragonfly: None,
             hosts: Hosts::default(),
             keyring: Keyring::default(),
+            referrers: TrustedReferrers::default(),
             endpoints: Endpoints::default(),
         }
     }

@@ -1,12 +1,13 @@
 //! Which manifest is meant when a lazy image is wanted.
 //!
 //! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a manifest whose `subject` is the ordinary
-//! one (nydusify's `--with-referrer`).
+//! one (nydusify's `--with-referrer`). Permission to push to a repository is enough to put one there, also where tags cannot be changed, and
+//! nothing compares its content with the subject's. So it counts only in repositories that the operator lists.
 
 use lazuli_image::oci::{Platform, media_type};
 
 use crate::{
-    ImageName, Manifest, RegistryError, Repository,
+    ImageName, Manifest, RegistryError, Repository, TrustedReferrers,
     manifest::{IMAGE_TYPES, Parsed, parse},
 };
 
@@ -21,8 +22,8 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
-/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, the first of a lazy image that refers to it.
-/// Not where the name has a digest: a referrer is not covered by it, and comes from whoever may push to the repository.
+/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image in one of the `trusted` repositories, the first
+/// of a lazy image that refers to it. Not where the name has a digest: a referrer is not covered by it.
 ///
 /// # Errors
 /// The manifest cannot be had. What cannot be found out about referrers is not an error: the image is an ordinary one then.
@@ -30,9 +31,10 @@ pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,
     platform: Option<&Platform>,
+    trusted: &TrustedReferrers,
 ) -> Result<Manifest, RegistryError> {
     let manifest = repository.manifest(platform).await?;
-    if name.is_pinned() || manifest.parsed.lazy_base().is_some() {
+    if name.is_pinned() || manifest.parsed.lazy_base().is_some() || !trusted.trust(name) {
         return Ok(manifest);
     }
     Ok(referrer(repository, &manifest).await.unwrap_or(manifest))

@@ -52,6 +52,7 @@ mod small;
 mod tags;
 mod tls;
 mod token;
+mod trusted;
 mod unusable;
 
 pub use auth::Login;
@@ -75,6 +76,7 @@ pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use opening::Opening;
 pub use remote::Registry;
 pub use small::SmallBlob;
+pub use trusted::TrustedReferrers;
 
 /// Connections to a server that what a start needs is spread over: opened while it asks for the manifest, then used by parts of the
 /// bootstrap, and of the first chunks. A new connection carries ten segments, 14.6 kB, in its first round trip and twice as many in each one

@@ -150,6 +150,11 @@ impl Reference {
         }
     }
 
+    /// Whether both are images of one repository.
+    pub(crate) fn is_same_repository(&self, other: &Self) -> bool {
+        self.registry == other.registry && self.repository == other.repository
+    }
+
     /// The same repository, at a fixed manifest.
     pub fn at(&self, digest: Digest) -> Self {
         Reference { digest: Some(digest), ..self.clone() }

@@ -10,5 +10,6 @@ pub mod heap;
 pub mod inherit;
 pub mod limit;
 pub mod mmap;
+pub mod mount;
 pub mod resident;
 pub mod shared;

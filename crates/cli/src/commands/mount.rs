@@ -2,7 +2,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lazuli_runtime::daemon::{Client, DriverChoice, MountRequest, Mounted, Request, Response};
+use lazuli_runtime::{
+    daemon::{Client, DriverChoice, MountRequest, Mounted, Request, Response},
+    kernel::mount::Suid,
+};
 
 use crate::{Session, names};
 
@@ -17,6 +20,9 @@ pub(crate) struct Arguments {
     /// An existing directory
     #[arg(value_name = "DIR")]
     directory: PathBuf,
+    /// Let set-user-id programs and file capabilities of the image work for whoever reaches DIR
+    #[arg(long)]
+    suid: bool,
 }
 
 /// What identifies an image and how it is served; shared by `mount` and `run`.
@@ -52,7 +58,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     if session.root.starts_with(&directory) {
         bail!("cannot mount at {}: it would hide the state directory", directory.display());
     }
-    let request = request(&arguments.image, directory)?;
+    let suid = if arguments.suid { Suid::Keep } else { Suid::Ignore };
+    let request = request(&arguments.image, directory, suid)?;
     let mounted = call(&mut crate::daemon::connect(session)?, &request)?.mount;
     println!(
         "{} mounted at {} ({} of {} chunks here)",
@@ -65,7 +72,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 }
 
 /// Asks the daemon for a mount at an absolute path.
-pub(crate) fn request(arguments: &ImageArguments, mountpoint: PathBuf) -> Result<Request> {
+pub(crate) fn request(
+    arguments: &ImageArguments,
+    mountpoint: PathBuf,
+    suid: Suid,
+) -> Result<Request> {
     if mountpoint.to_str().is_none() {
         let path = mountpoint.display();
         bail!("cannot mount at {path}: only paths in UTF-8 can be told to the daemon");
@@ -81,6 +92,7 @@ pub(crate) fn request(arguments: &ImageArguments, mountpoint: PathBuf) -> Result
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
         base: false,
+        nosuid: suid == Suid::Ignore,
     }))
 }
 

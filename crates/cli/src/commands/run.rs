@@ -10,7 +10,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures_util::future::select_all;
 use indicatif::BinaryBytes;
-use lazuli_runtime::daemon::{Client, MountStatus};
+use lazuli_runtime::{
+    daemon::{Client, MountStatus},
+    kernel::mount::Suid,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -47,7 +50,7 @@ pub(crate) struct Arguments {
     /// Most memory it may take, as in 512m or 2g [default: three quarters of the machine's]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<u64>,
-    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they are
+    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they are. Needs --network none
     #[arg(long)]
     user_namespace: bool,
     /// Replaces the image's command
@@ -63,9 +66,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
 async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     // From here on signals end the container, not this process, which has to clean up after it.
     let mut signals = Signals::catch()?;
+    if arguments.user_namespace && arguments.network == Network::Host {
+        // The kernel lets no namespace mount the /sys of a network that is not its own.
+        bail!("--user-namespace needs a network of its own: --network none");
+    }
     let started = Instant::now();
     let bundle = Bundle::create(&session.root)?;
-    let request = mount::request(&arguments.image, bundle.lower())?;
+    let request = mount::request(&arguments.image, bundle.lower(), Suid::Keep)?;
     let mut daemon = crate::daemon::connect(session)?;
     // A registry may take long to answer. The daemon gives up when this process is gone.
     let (answer, mut mounted) = oneshot::channel();

@@ -1,7 +1,8 @@
 //! What a mount shows, with both drivers, against what umoci unpacks.
 
 use std::{
-    os::unix::fs::PermissionsExt,
+    fs::{self, Permissions},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -70,6 +71,32 @@ fn odd_tree_with_fuse() {
     let directory = tempfile::tempdir().unwrap();
     odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
     same_tree(directory.path(), "odd", "fuse", None);
+}
+
+/// A user of the node does not become root by an image that somebody mounted.
+#[test]
+fn set_user_id_programs_work_where_they_are_asked_for() {
+    for driver in ["fanotify", "fuse"] {
+        if !able(driver) {
+            continue;
+        }
+        let lazuli = Lazuli::new();
+        let program = lazuli.directory("source").join("id");
+        fs::copy("/usr/bin/id", &program).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+        lazuli.ok(["convert", "dir:source", "oci:image:1"]);
+        // As a place for everybody's eyes.
+        fs::set_permissions(lazuli.path("."), Permissions::from_mode(0o755)).unwrap();
+        for (options, expected) in [(&[][..], "65534"), (&["--suid"], "0")] {
+            let mountpoint = lazuli.directory("mnt");
+            let at = mountpoint.to_str().unwrap();
+            lazuli.ok(["mount", "oci:image:1", at, "--driver", driver].iter().chain(options));
+            let mut command = Command::new(mountpoint.join("id"));
+            let output = command.arg("-u").uid(65534).gid(65534).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{driver}");
+            lazuli.ok(["umount", at]);
+        }
+    }
 }
 
 #[test]

@@ -39,6 +39,16 @@ fn is_what_the_name_means_and_the_digest_does_not() {
     let pinned = format!("{ordinary}@{subject}");
     manifest["subject"] = json!({ "mediaType": MANIFEST, "digest": subject, "size": raw.len() });
     registry.put_manifest("app", "beside", MANIFEST, manifest.to_string().as_bytes());
+    // Whoever may push put it there. Only the operator can say that this is enough.
+    let error = lazuli.fails(["mount", &ordinary, mountpoint]);
+    assert!(error.contains("images.referrers"), "{error}");
+    let other = format!("[images]\nreferrers = ['{}/other']\n", registry.host());
+    for config in [&other, &other.replace("other", "app")] {
+        let error = lazuli.fails(["check", &ordinary]);
+        assert!(error.contains("not a lazy image"), "{error}");
+        let _ = lazuli.output(["stop"]);
+        lazuli.configure(config);
+    }
     lazuli.ok(["mount", &ordinary, mountpoint]);
     lazuli.ok(["unpack", &lazy, "unpacked"]);
     listing::assert_equal(lazuli.path("unpacked"), mountpoint);

@@ -100,7 +100,8 @@ fn containers_are_confined() {
     let plain = run(&[]);
     assert_eq!(plain[..5], ["Seccomp:\t2", "unshare 1", "0", &own, "2048"], "{plain:?}");
     assert_eq!(plain[6], "mknod 0");
-    let narrow = run(&["--pids-limit", "20", "--memory", "64m", "--user-namespace"]);
+    let narrow =
+        run(&["--pids-limit", "20", "--memory", "64m", "--user-namespace", "--network", "none"]);
     assert_eq!(narrow[..3], plain[..3]);
     assert_ne!(narrow[3], own);
     assert_eq!(narrow[4..], ["20", "67108864", "mknod 1"], "{narrow:?}");

@@ -82,6 +82,9 @@ pub struct MountRequest {
     /// Ordinary layers on top of the lazy ones are somebody else's matter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base: bool,
+    /// Set-user-id programs and file capabilities of the image have no effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nosuid: bool,
 }
 
 /// An answer, one per line.

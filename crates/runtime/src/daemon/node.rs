@@ -32,6 +32,7 @@ use crate::{
     keeper::Link,
     kernel::{
         Probe, fanotify, fuse,
+        mount::Suid,
         mountinfo::{self, Mounted as KernelMount},
     },
     prefetch::{Known, Prefetcher, Traces},
@@ -209,13 +210,16 @@ impl Node {
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(|platform| platform.with_lazy(true));
-        let way = Way::to(&name, &self.options(&request));
+        let options = self.options(&request);
+        let way = Way::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
         let pull = async {
             let opening = repository.prepare();
-            let manifest = lazy_manifest(&*repository, &name, platform.as_ref()).await?;
+            let manifest =
+                lazy_manifest(&*repository, &name, platform.as_ref(), &options.referrers);
+            let manifest = manifest.await?;
             opening.done().await;
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
@@ -318,6 +322,7 @@ impl Node {
         record: &mut MountRecord,
     ) -> Result<(Attachment, u64), DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
+        let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
         let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
         let attached = match (&self.fanotify, record.driver) {
             (Some(session), DriverChoice::Fanotify) => {
@@ -326,11 +331,11 @@ impl Node {
                 let mount = mount.map_err(|source| mount_error(record, source))?;
                 record.backing = Some(mount.erofs.backing().clone());
                 self.records.write(record).map_err(io)?;
-                mount.erofs.bind(&mountpoint).map(|()| Attachment::Bind(mount))
+                mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
             }
             _ => {
                 self.records.write(record).map_err(io)?;
-                let session = image.fuse(&mountpoint, &record.request.image).await;
+                let session = image.fuse(&mountpoint, &record.request.image, suid).await;
                 session.map(|session| self.attachment(session, &mountpoint))
             }
         };

@@ -151,11 +151,14 @@ impl Node {
             platform,
             plain_http,
             base: false,
+            nosuid: true,
         };
-        let way = Way::to(&name, &self.options(&request));
+        let options = self.options(&request);
+        let way = Way::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
-        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref()).await?;
+        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options.referrers);
+        let manifest = manifest.await?;
         let (stored, _) = StoredImage::fetch(&repository, &manifest, &images).await?;
         stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();

@@ -31,7 +31,7 @@ use crate::{
         errno::errno,
         fanotify::{self, Watch},
         fuse::{self, BlobReader, FuseError, ImageFilesystem},
-        mount::{self, Erofs},
+        mount::{self, Erofs, Suid},
     },
     prefetch,
 };
@@ -227,11 +227,16 @@ impl ServedImage {
     }
 
     /// Mounts the image with FUSE.
-    pub(super) async fn fuse(&self, mountpoint: &Path, name: &str) -> io::Result<fuse::Session> {
+    pub(super) async fn fuse(
+        &self,
+        mountpoint: &Path,
+        name: &str,
+        suid: Suid,
+    ) -> io::Result<fuse::Session> {
         let filesystem = self.filesystem()?;
         let (mountpoint, name) = (mountpoint.to_owned(), name.to_owned());
         let session = tokio::task::spawn_blocking(move || {
-            fuse::Session::mount(filesystem, &mountpoint, &name).map_err(io::Error::other)
+            fuse::Session::mount(filesystem, &mountpoint, &name, suid).map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?
     }

@@ -44,7 +44,8 @@ pub enum ImageError {
     Registry(#[from] RegistryError),
     /// It is an ordinary image.
     #[error(
-        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`"
+        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`, or, if a lazy \
+         image refers to it, list its repository in images.referrers"
     )]
     NotLazy {
         /// The image.

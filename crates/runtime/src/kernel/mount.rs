@@ -30,6 +30,15 @@ const READ_AHEAD_KB: u32 = 1024;
 
 const BDI: &str = "/sys/class/bdi";
 
+/// What set-user-id bits and file capabilities of an image mean at a mount point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suid {
+    /// As on any root file system: containers need them. The mode of the directories above has to keep users of the node out.
+    Keep,
+    /// Nothing: a user of the node may run what is there, and must not become another one by it.
+    Ignore,
+}
+
 /// What could not be mounted.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}{}", path.display(), hint(log))]
@@ -92,9 +101,8 @@ impl Erofs {
     ///
     /// The mount is read-only and `nodev`: device nodes of an image are data of the image and must not open
     /// devices of the node. Containers are not limited by that, as overlayfs opens device nodes by
-    /// the flags of its own mount, and runtimes mount their own /dev. Set-user-id programs and file
-    /// capabilities keep working, since containers use them; who must not reach them is kept out by the mode
-    /// of the directories above the place where it is bound.
+    /// the flags of its own mount, and runtimes mount their own /dev. Whether set-user-id programs and file
+    /// capabilities work is decided where it is bound.
     ///
     /// Pre-content marks on the devices must exist before this is called: the kernel looks for them
     /// when it opens the files, and never again.
@@ -115,11 +123,14 @@ impl Erofs {
     }
 
     /// Shows the image at the directory `to`, too.
-    pub fn bind(&self, to: &Path) -> io::Result<()> {
+    pub fn bind(&self, to: &Path, suid: Suid) -> io::Result<()> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH;
         let tree = open_tree(&self.tree, c"", flags)?;
+        if suid == Suid::Ignore {
+            lazuli_sys::mount::ignore_suid(tree.as_fd())?;
+        }
         Ok(move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
     }
 

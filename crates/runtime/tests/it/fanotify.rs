@@ -17,7 +17,7 @@ use lazuli_runtime::{
     kernel::{
         Probe, fanotify,
         fanotify::{Session, Watch},
-        mount::{self, Erofs},
+        mount::{self, Erofs, Suid},
         mountinfo,
     },
 };
@@ -81,7 +81,7 @@ impl Node {
         let at = dir.path().join("image");
         fs::create_dir(&at).unwrap();
         let erofs = fanotify::mount(&bootstrap, &mut watches).unwrap();
-        erofs.bind(&at).unwrap();
+        erofs.bind(&at, Suid::Keep).unwrap();
         Node {
             sample: Arc::new(sample),
             cache,
@@ -305,7 +305,7 @@ async fn an_open_file_is_served_after_a_lazy_unmount() {
     fs::create_dir(&user).unwrap();
     let erofs = node.erofs.take().unwrap();
     let backing = erofs.backing().clone();
-    erofs.bind(&user).unwrap();
+    erofs.bind(&user, Suid::Keep).unwrap();
     let mounts = mountinfo::list().unwrap();
     assert!(mounts.iter().any(|mount| mount.target == user && mount.kind == "erofs"));
     drop(erofs);

@@ -32,7 +32,7 @@ use rustix::{
 };
 use tracing::{debug, error, warn};
 
-use crate::kernel::mount;
+use crate::kernel::mount::{self, Suid};
 
 /// Bytes of the largest request or reply: 1 MiB of data, the most the kernel ever asks for, and a page
 /// for its header. Pages of a buffer that no request fills take no memory.
@@ -109,11 +109,16 @@ impl Session {
     /// Mounts `filesystem` at the directory `mountpoint` and serves it. `source` is shown in the mount
     /// table. Device nodes in it do not open. Needs no privileges where `fusermount3` is installed;
     /// without them the mount is for this user only, and set-user-id bits in it have no effect.
-    pub fn mount<F>(filesystem: F, mountpoint: &Path, source: &str) -> Result<Self, FuseError>
+    pub fn mount<F>(
+        filesystem: F,
+        mountpoint: &Path,
+        source: &str,
+        suid: Suid,
+    ) -> Result<Self, FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let device = match mount_directly(mountpoint, source) {
+        let device = match mount_directly(mountpoint, source, suid) {
             Err(FuseError::Device(error) | FuseError::Mount { error, .. })
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
@@ -245,7 +250,7 @@ impl Drop for Session {
     }
 }
 
-fn mount_directly(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
+fn mount_directly(mountpoint: &Path, source: &str, suid: Suid) -> Result<File, FuseError> {
     let device =
         File::options().read(true).write(true).open("/dev/fuse").map_err(FuseError::Device)?;
     let options = format!(
@@ -255,7 +260,10 @@ fn mount_directly(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
         rustix::process::getgid().as_raw(),
     );
     let options = CString::new(options).ok();
-    let flags = MountFlags::RDONLY | MountFlags::NODEV;
+    let mut flags = MountFlags::RDONLY | MountFlags::NODEV;
+    if suid == Suid::Ignore {
+        flags |= MountFlags::NOSUID;
+    }
     match rustix::mount::mount(source, mountpoint, KIND, flags, options.as_deref()) {
         Ok(()) => Ok(device),
         Err(error) => {

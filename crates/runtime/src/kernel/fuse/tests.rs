@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::{BlobReader, FuseError, ImageFilesystem, Session};
-use crate::kernel::mount;
+use crate::kernel::mount::{self, Suid};
 
 /// What asking for a range does before the bytes are there.
 type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
@@ -77,7 +77,7 @@ fn mount_at(
     let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
     let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
     let filesystem = ImageFilesystem::new(bootstrap, blob).unwrap();
-    let session = Session::mount(filesystem, dir.path(), "an, odd\\ source").unwrap();
+    let session = Session::mount(filesystem, dir.path(), "an, odd\\ source", Suid::Keep).unwrap();
     Mounted { session, dir }
 }
 

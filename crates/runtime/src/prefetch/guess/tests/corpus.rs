@@ -20,7 +20,11 @@ use super::super::{Content, Piece, command::Process, guess};
 use crate::{
     Cache, CachedBlob, Settings,
     keeper::Link,
-    kernel::{fanotify, fanotify::Session, mount},
+    kernel::{
+        fanotify,
+        fanotify::Session,
+        mount::{self, Suid},
+    },
     source::Memory,
 };
 
@@ -156,7 +160,7 @@ async fn starts_of_real_images_are_foreseen() {
         let mut watches: Vec<_> =
             blobs.iter().map(|blob| session.watch(blob.clone()).unwrap()).collect();
         let erofs = fanotify::mount(&path, &mut watches).unwrap();
-        erofs.bind(&root).unwrap();
+        erofs.bind(&root, Suid::Keep).unwrap();
         let (at, what) = (root.clone(), config.clone());
         let started = spawn_blocking(move || start(&what, &at)).await;
         mount::detach(&root).unwrap();

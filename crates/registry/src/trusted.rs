@@ -1,0 +1,36 @@
+//! Where referrers are believed.
+
+use crate::name::{ImageName, InvalidName, Reference};
+
+/// Repositories in which a lazy image that refers to an ordinary one takes its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrustedReferrers(Vec<Reference>);
+
+impl TrustedReferrers {
+    /// Parses repositories, `HOST/PATH` as images name them.
+    ///
+    /// # Errors
+    /// The number of the first that is none, and why.
+    pub fn parse(repositories: &[String]) -> Result<Self, (usize, InvalidName)> {
+        let parse = |(number, text): (usize, &String)| {
+            let reference: Reference = text.parse().map_err(|error| (number, error))?;
+            // What names an image has its tag or digest behind the repository's last part.
+            if text.rsplit('/').next() != reference.repository().rsplit('/').next() {
+                let problem = "expected a repository, without tag and digest";
+                return Err((number, InvalidName::new(text, problem)));
+            }
+            Ok(reference)
+        };
+        repositories.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Who can write into a layout directory is its operator.
+    pub(crate) fn trust(&self, name: &ImageName) -> bool {
+        match name {
+            ImageName::Layout(_) => true,
+            ImageName::Registry(reference) => {
+                self.0.iter().any(|trusted| trusted.is_same_repository(reference))
+            }
+        }
+    }
+}

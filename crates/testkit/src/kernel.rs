@@ -27,6 +27,8 @@ pub enum Feature {
     Fuse,
     /// A program in `PATH`.
     Program(&'static str),
+    /// An image in the directory that `LAZULI_CORPUS` names.
+    Corpus(&'static str),
 }
 
 impl fmt::Display for Feature {
@@ -37,6 +39,7 @@ impl fmt::Display for Feature {
             Feature::ErofsFileBacked => f.write_str("file-backed EROFS mounts"),
             Feature::Fuse => f.write_str("FUSE"),
             Feature::Program(name) => write!(f, "the program {name}"),
+            Feature::Corpus(image) => write!(f, "the corpus image {image}"),
         }
     }
 }
@@ -68,6 +71,10 @@ fn probe(feature: Feature) -> io::Result<()> {
             program("fusermount3")
         }
         Feature::Program(name) => program(name),
+        Feature::Corpus(image) => {
+            let corpus = std::env::var_os("LAZULI_CORPUS").unwrap_or_default();
+            fs::metadata(Path::new(&corpus).join(image).join("index.json")).map(drop)
+        }
     }
 }
 

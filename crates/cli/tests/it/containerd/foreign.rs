@@ -20,7 +20,7 @@ const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 /// Images of the corpus, each with a layout of what upstream made of it: `LAZULI_UPSTREAM` names a directory in which
 /// `IMAGE` or `IMAGE--VARIANT` is one. `make compat` makes them.
 fn upstream() -> Vec<(String, PathBuf)> {
-    let Some(directory) = env::var_os("LAZULI_UPSTREAM") else { return Vec::new() };
+    let directory = env::var_os("LAZULI_UPSTREAM").expect("LAZULI_UPSTREAM names a directory");
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let named = paths.map(|path| {
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -77,10 +77,24 @@ pub(super) fn media_types_of_docker_make_no_difference(containerd: Containerd) {
     rig.nothing_left();
 }
 
+#[test]
+#[ignore = "needs LAZULI_UPSTREAM, see `make compat`"]
+fn debian_images_of_upstream_are_pulled_and_run() {
+    images_of_upstream_are_pulled_and_run(Containerd::Debian);
+}
+
+#[test]
+#[ignore = "needs LAZULI_UPSTREAM, see `make compat`"]
+fn current_images_of_upstream_are_pulled_and_run() {
+    images_of_upstream_are_pulled_and_run(Containerd::Current);
+}
+
 /// What upstream made of images of the corpus, in its media types and in docker's: every byte of every file, and the reason when a
 /// blob is lost.
-pub(super) fn images_of_upstream_are_pulled_and_run(containerd: Containerd) {
-    for (image, layout) in upstream() {
+fn images_of_upstream_are_pulled_and_run(containerd: Containerd) {
+    let images = upstream();
+    assert!(!images.is_empty(), "LAZULI_UPSTREAM has no images");
+    for (image, layout) in images {
         let Some(rig) = Rig::new(containerd, &image) else { return };
         let ordinary = rig.push_ordinary();
         rig.ctr(&["image", "pull", "--plain-http", "--snapshotter", "overlayfs", &ordinary]);

@@ -14,7 +14,7 @@ mod trees;
 
 use std::{fs, path::Path};
 
-use foreign::{images_of_upstream_are_pulled_and_run, media_types_of_docker_make_no_difference};
+use foreign::media_types_of_docker_make_no_difference;
 use programs::{Containerd, on_both};
 use rig::{Rig, assert_same};
 
@@ -26,7 +26,6 @@ on_both!(
     an_image_without_its_data_is_refused,
     one_tag_has_an_image_for_each_snapshotter,
     media_types_of_docker_make_no_difference,
-    images_of_upstream_are_pulled_and_run,
 );
 
 /// Ordinary images, pulled and run as with overlayfs.

@@ -26,9 +26,9 @@ use super::{
 use crate::lazuli::Lazuli;
 
 /// nydusd in the directory that `LAZULI_NYDUS` names.
-fn program() -> Option<PathBuf> {
-    let directory = PathBuf::from(std::env::var_os("LAZULI_NYDUS")?);
-    Some(directory.join("nydusd")).filter(|program| program.exists())
+fn program() -> PathBuf {
+    let directory = std::env::var_os("LAZULI_NYDUS").expect("LAZULI_NYDUS names a directory");
+    PathBuf::from(directory).join("nydusd")
 }
 
 /// The bootstrap of the shared image, as a file.
@@ -82,14 +82,12 @@ impl Drop for Mount<'_> {
 }
 
 #[test]
+#[ignore = "needs LAZULI_NYDUS, a directory with nydusd"]
 fn what_readers_of_nydusd_see_when_it_dies() {
     if !able("fuse") {
         return;
     }
-    let Some(program) = program() else {
-        eprintln!("skipped: LAZULI_NYDUS names no directory with nydusd");
-        return;
-    };
+    let program = program();
     let _alone = alone();
     let lazuli = Lazuli::new();
     let bootstrap = bootstrap(&lazuli);

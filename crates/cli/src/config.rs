@@ -103,6 +103,8 @@ pub(crate) struct Prefetch {
     publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
     rest_bytes_per_second: Option<u64>,
+    /// Stored bytes that the misses of one start may bring beside what they ask for.
+    escalate_bytes: Option<u64>,
     /// Images that are fetched whole when the daemon starts.
     pub(crate) images: Vec<String>,
 }
@@ -128,12 +130,15 @@ impl Prefetch {
     /// What the runtime is told.
     pub(crate) fn settings(&self) -> prefetch::Settings {
         let defaults = prefetch::Settings::default();
+        let rest_bytes_per_second =
+            self.rest_bytes_per_second.unwrap_or(defaults.rest_bytes_per_second);
+        // Where the rest of an image is not wanted, a guess at it is not.
+        let escalate = if rest_bytes_per_second == 0 { 0 } else { defaults.escalate_bytes };
         prefetch::Settings {
             ahead: self.ahead,
             publish: self.publish,
-            rest_bytes_per_second: self
-                .rest_bytes_per_second
-                .unwrap_or(defaults.rest_bytes_per_second),
+            rest_bytes_per_second,
+            escalate_bytes: self.escalate_bytes.unwrap_or(escalate),
         }
     }
 }

@@ -53,6 +53,8 @@ struct State {
     failed: Option<Instant>,
     rests_until: Option<Instant>,
     asked_until: Option<Instant>,
+    /// Also of a server that has worked since.
+    last_failure: Option<Instant>,
 }
 
 impl Health {
@@ -78,7 +80,7 @@ impl Health {
             state.rests_until = Some(now + rest);
             tracing::info!(server = self.name, failures = state.failures, ?rest, "is left alone");
         }
-        state.failed = Some(now);
+        (state.failed, state.last_failure) = (Some(now), Some(now));
     }
 
     /// A request succeeded.
@@ -86,7 +88,7 @@ impl Health {
         let mut state = self.lock();
         if state.failures > 0 {
             tracing::info!(server = self.name, failures = state.failures, "works again");
-            *state = State::default();
+            *state = State { last_failure: state.last_failure, ..State::default() };
         }
     }
 
@@ -109,6 +111,11 @@ impl Health {
         let now = Instant::now();
         let state = self.lock();
         state.rests_until.max(state.asked_until).is_none_or(|until| until <= now)
+    }
+
+    /// Whether anything failed since then for a reason that may pass: the server was busy, asked to be left alone, or was away.
+    pub fn has_failed_since(&self, since: Instant) -> bool {
+        self.lock().last_failure.is_some_and(|failed| failed >= since)
     }
 
     /// Until when the server asked to be left alone.

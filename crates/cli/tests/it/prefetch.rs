@@ -361,6 +361,74 @@ fn the_rest_arrives_when_the_start_is_over() {
     (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
 }
 
+/// One miss that nothing foresaw brings what lies around it, and no more than the start may have.
+#[test]
+fn a_miss_that_nobody_foresaw_brings_its_neighbourhood() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 1000000\n"));
+    let (_registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    read(&lazuli, 20, SIZE);
+    // Five of 200 kB beside the one that was read: two that follow for each one before.
+    wait("the neighbourhood", || chunks_ready(&lazuli) == 6);
+    for number in [21, 22, 19, 23, 24] {
+        read(&lazuli, number, SIZE);
+    }
+    assert_eq!(chunks_ready(&lazuli), 6);
+    read(&lazuli, 3, SIZE);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(chunks_ready(&lazuli), 7, "its bytes are spent");
+}
+
+/// Where the rest of an image is not wanted, no guess at it is.
+#[test]
+fn misses_bring_nothing_where_the_rest_is_not_wanted() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(LEARN);
+    let (_registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    read(&lazuli, 20, SIZE);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(chunks_ready(&lazuli), 1);
+}
+
+/// A start that goes on missing has all of the image soon.
+#[test]
+fn misses_escalate() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 100000000\n"));
+    let (_registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    read(&lazuli, 20, SIZE);
+    wait("a part of it", || chunks_ready(&lazuli) > 6);
+    let before = chunks_ready(&lazuli);
+    read(&lazuli, 39, SIZE);
+    read(&lazuli, 0, SIZE);
+    wait("more of it", || chunks_ready(&lazuli) > before + 6);
+}
+
+#[test]
+fn a_registry_that_has_enough_to_do_is_not_pressed() {
+    if !needs() {
+        return;
+    }
+    let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 100000000\n"));
+    let (registry, image) = registry(&lazuli);
+    mount(&lazuli, &image);
+    registry.fault("GET", "/blobs/", 1, Fault::Busy(429, 1));
+    read(&lazuli, 20, SIZE);
+    wait("what was asked for before", || chunks_ready(&lazuli) == 11);
+    read(&lazuli, 39, SIZE);
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(chunks_ready(&lazuli), 12);
+}
+
 #[test]
 fn a_whole_image_on_request_whatever_dies() {
     if !needs() {

@@ -51,17 +51,25 @@ pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
 /// How many bytes under way fill the link to the registries. More are tried as long as that makes it faster, so that it comes to the
 /// product of bandwidth and delay.
 #[derive(Debug)]
-pub(crate) struct Pace(AtomicU64);
+pub(crate) struct Pace {
+    bytes: AtomicU64,
+    least: u64,
+}
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace(AtomicU64::new(LEAST))
+        Pace::from(LEAST)
     }
 }
 
 impl Pace {
-    fn bytes(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// At least so many bytes are under way, and [`MOST`] at most.
+    pub(super) fn from(least: u64) -> Self {
+        Pace { bytes: AtomicU64::new(least), least }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -81,8 +89,8 @@ impl Manner<'_> {
     }
 }
 
-/// Measures one transfer.
-struct Gauge<'a> {
+/// Measures a transfer, or several after each other.
+pub(super) struct Gauge<'a> {
     pace: &'a Pace,
     since: Instant,
     arrived: u64,
@@ -91,8 +99,8 @@ struct Gauge<'a> {
 }
 
 impl<'a> Gauge<'a> {
-    fn new(pace: &'a Pace, rate: f64) -> Self {
-        Gauge { pace, since: Instant::now(), arrived: 0, rate }
+    pub(super) fn new(pace: &'a Pace) -> Self {
+        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 }
     }
 
     /// Bytes arrived while the link was kept busy.
@@ -110,13 +118,14 @@ impl<'a> Gauge<'a> {
         } else {
             pace
         };
-        self.pace.0.store(next.clamp(LEAST, MOST), Ordering::Relaxed);
-        *self = Gauge::new(self.pace, rate);
+        self.pace.bytes.store(next.clamp(self.pace.least, MOST), Ordering::Relaxed);
+        self.rate = rate;
+        self.pause();
     }
 
     /// The link is not kept busy.
-    fn pause(&mut self) {
-        *self = Gauge::new(self.pace, self.rate);
+    pub(super) fn pause(&mut self) {
+        (self.since, self.arrived) = (Instant::now(), 0);
     }
 }
 
@@ -132,17 +141,29 @@ pub(crate) async fn fetch(
     pace: &Pace,
     manner: Manner<'_>,
 ) -> Result<(), ReadError> {
+    fetch_by(blobs, order, early, &mut Gauge::new(pace), manner).await
+}
+
+/// The same, measured by `gauge`.
+pub(super) async fn fetch_by(
+    blobs: &Blobs,
+    order: Vec<Place>,
+    early: Option<&Early>,
+    gauge: &mut Gauge<'_>,
+    manner: Manner<'_>,
+) -> Result<(), ReadError> {
+    let pace = gauge.pace;
     let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;
-    let mut gauge = Gauge::new(pace, 0.0);
     let mut size = FIRST;
     let mut has_early = early.is_some_and(Early::is_any);
     loop {
         let is_last = order.peek().is_none();
         loop {
             let is_beside = manner.is_beside_readers();
+            size = size.min(pace.bytes() / 2);
             let (window, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
             if !is_last && bytes_under_way + window <= most {
                 break;

@@ -3,7 +3,8 @@
 //! ```text
 //! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ guess
 //!                               └──▶ ahead: windows in that order, several under way ──▶ cache
-//! readers ──▶ recorder ── quiet for 5 s ──▶ traces ──▶ registry, if wished
+//! readers ──▶ escalate: what is near a miss of a start that nothing foresaw ──▶ ahead
+//!    └──────▶ recorder ── quiet for 5 s ──▶ traces ──▶ registry, if wished
 //!                                             └──▶ whole: the rest, politely
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 pub(crate) mod ahead;
 mod content;
+mod escalate;
 mod guess;
 mod recorder;
 mod traces;
@@ -23,12 +25,17 @@ use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::{Manifest, Repository};
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
-use tokio::{sync::Semaphore, task::JoinHandle, time::timeout};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::JoinHandle,
+    time::timeout,
+};
 
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Manner, Pace},
+    escalate::Misses,
     recorder::{Recorded, Recorder},
 };
 use crate::{
@@ -60,12 +67,19 @@ pub struct Settings {
     pub publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
     pub rest_bytes_per_second: u64,
+    /// Stored bytes that the misses of one start without a trace may bring beside what they ask for.
+    pub escalate_bytes: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         // An eighth of 1 Gbit/s.
-        Settings { ahead: Ahead::default(), publish: false, rest_bytes_per_second: 16 << 20 }
+        Settings {
+            ahead: Ahead::default(),
+            publish: false,
+            rest_bytes_per_second: 16 << 20,
+            escalate_bytes: 256 << 20,
+        }
     }
 }
 
@@ -80,9 +94,24 @@ pub(crate) struct Prefetcher {
     traces: Traces,
     cache: Arc<Cache>,
     pace: Pace,
+    escalation: Escalation,
     early: early::Room,
     /// One image at a time gets its rest.
     turn: Semaphore,
+}
+
+/// What all escalating starts of a node share.
+#[derive(Debug)]
+struct Escalation {
+    /// Less is under way than of what a start surely reads: readers wait behind it for something else.
+    pace: Pace,
+    turn: Semaphore,
+}
+
+impl Default for Escalation {
+    fn default() -> Self {
+        Escalation { pace: Pace::from(1 << 20), turn: Semaphore::new(1) }
+    }
 }
 
 /// An image to prefetch.
@@ -111,8 +140,8 @@ pub(crate) struct Known {
 impl Prefetcher {
     pub(crate) fn new(settings: Settings, traces: Traces, cache: Arc<Cache>) -> Arc<Self> {
         let turn = Semaphore::new(1);
-        let (pace, early) = Default::default();
-        Arc::new(Prefetcher { settings, traces, cache, pace, early, turn })
+        let (pace, escalation, early) = Default::default();
+        Arc::new(Prefetcher { settings, traces, cache, pace, escalation, early, turn })
     }
 
     /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is. To be called as soon as it is
@@ -177,22 +206,25 @@ impl Prefetcher {
 
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
-        let recorder = image.blobs.upgrade().map(|blobs| Recorder::start(&blobs));
-        let records = matches!(self.settings.ahead, Ahead::Learn | Ahead::Record);
-        let Some(recorder) = recorder.filter(|_| records) else {
-            let prefetcher = self.clone();
-            tokio::spawn(async move {
-                prefetcher.fetch_ahead(&image, known).await;
-                prefetcher.bring_the_rest(&image).await;
-            });
+        let prefetcher = self.clone();
+        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Misses::of(&blobs));
+        let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
+        let Some((recorder, misses)) = wanted.map(listen) else {
+            tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
             return;
         };
-        let prefetcher = self.clone();
         tokio::spawn(async move {
             let gone = || image.blobs.strong_count() == 0;
-            let record = recorder.record(gone, || prefetcher.cache.is_awaited());
-            let (is_news, start) = tokio::join!(prefetcher.fetch_ahead(&image, known), record);
-            if let Some(start) = start {
+            let (over, is_over) = oneshot::channel::<()>();
+            let record = async {
+                let start = recorder.record(gone, || prefetcher.cache.is_awaited()).await;
+                drop(over);
+                start
+            };
+            let ahead = prefetcher.fetch_ahead(&image, known, misses, is_over);
+            let (is_news, start) = tokio::join!(ahead, record);
+            let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
+            if let Some(start) = start.filter(|_| keeps) {
                 prefetcher.keep(&image, start, is_news).await;
             }
             prefetcher.bring_the_rest(&image).await;
@@ -205,9 +237,16 @@ impl Prefetcher {
         tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
     }
 
-    /// Fetches what the start will most likely read. Returns whether a trace of it would be news for the registry.
-    async fn fetch_ahead(&self, image: &Image, known: Known) -> bool {
-        if matches!(self.settings.ahead, Ahead::Nothing | Ahead::Record) {
+    /// Fetches what the start will most likely read; without a trace also what is near its `misses`, until it `is_over`. Returns
+    /// whether a trace of it would be news for the registry.
+    async fn fetch_ahead(
+        &self,
+        image: &Image,
+        known: Known,
+        misses: Misses,
+        is_over: oneshot::Receiver<()>,
+    ) -> bool {
+        if self.settings.ahead == Ahead::Record {
             return false;
         }
         let Known { trace, asked, early } = known;
@@ -232,10 +271,17 @@ impl Prefetcher {
             is_foreseen |= !order.is_empty();
             bring(order).await;
         }
-        if !is_foreseen {
-            content::fetch_guessed(image, &self.pace, &self.cache).await;
-        }
         early.forget();
+        if !is_foreseen {
+            let escalate = async {
+                tokio::select! {
+                    () = misses.escalate(self, image) => {}
+                    _ = is_over => {}
+                }
+            };
+            let guess = content::fetch_guessed(image, &self.pace, &self.cache);
+            tokio::join!(guess, escalate);
+        }
         is_asked && trace.is_none()
     }
 

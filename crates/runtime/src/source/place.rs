@@ -105,6 +105,12 @@ impl Place {
         self.health.is_well() && self.source.endpoint().is_none_or(|server| server.is_well())
     }
 
+    /// Whether its server failed since then, or had enough to do.
+    pub(crate) fn has_failed_since(&self, since: Instant) -> bool {
+        let server = self.source.endpoint().map_or(&self.health, |server| server);
+        server.has_failed_since(since)
+    }
+
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
     pub(crate) fn patience(&self) -> Option<Duration> {
         self.source.patience()

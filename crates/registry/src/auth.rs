@@ -139,19 +139,31 @@ async fn find_in(path: &Path, reference: &Reference) -> Result<Option<Credential
         return Err(wrong(format!("{size} bytes are too many, at most {FILE_LIMIT} are read")));
     }
     let text = tokio::fs::read(path).await.map_err(|error| wrong(error.to_string()))?;
-    // serde_json's message names line and column, never the content.
-    let file: File = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-
-    let keys = keys(reference);
-    let helper = keys.iter().find_map(|key| lookup(&file.cred_helpers, key));
-    let store = Some(&file.creds_store).filter(|name| !name.is_empty());
-    if let Some(name) = helper.or(store)
-        && let Some(credential) = ask_helper(name, reference).await?
+    let (helper, credential) = parse(&text, reference).map_err(wrong)?;
+    if let Some(name) = helper
+        && let Some(credential) = ask_helper(&name, reference).await?
     {
         return Ok(Some(credential));
     }
-    let Some(entry) = keys.iter().find_map(|key| lookup(&file.auths, key)) else { return Ok(None) };
-    credential(entry).map_err(wrong)
+    credential.map_err(wrong)
+}
+
+/// The helper that a file names for `reference`, and what it says itself.
+#[expect(
+    clippy::type_complexity,
+    reason = "what the file says is wrong only where no helper knows better"
+)]
+pub(crate) fn parse(
+    text: &[u8],
+    reference: &Reference,
+) -> Result<(Option<String>, Result<Option<Credential>, String>), String> {
+    // serde_json's message names line and column, never the content.
+    let file: File = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let keys = keys(reference);
+    let helper = keys.iter().find_map(|key| lookup(&file.cred_helpers, key));
+    let store = Some(&file.creds_store).filter(|name| !name.is_empty());
+    let entry = keys.iter().find_map(|key| lookup(&file.auths, key));
+    Ok((helper.or(store).cloned(), entry.map_or(Ok(None), credential)))
 }
 
 /// Most specific first: podman keeps credentials of single repositories, too.

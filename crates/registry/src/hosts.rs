@@ -239,5 +239,11 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, HostsError> {
     fs::read(path).map(Some).map_err(|error| HostsError::new(path, error.to_string()))
 }
 
+/// Reads a file's text.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(text: &[u8]) {
+    let _ = file::parse(Path::new("hosts.toml"), text);
+}
+
 #[cfg(test)]
 mod tests;

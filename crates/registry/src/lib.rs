@@ -32,6 +32,8 @@ pub mod docker_archive;
 mod dragonfly;
 mod endpoints;
 pub mod error;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod health;
 pub mod hosts;
 pub mod keyring;

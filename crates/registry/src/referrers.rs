@@ -200,7 +200,7 @@ pub(crate) fn is_beside_image(name: &str) -> bool {
 }
 
 /// The target of relation type `next` in a Link header, RFC 8288: `<target>; rel="next", <target>; …`.
-fn next_link(header: &str) -> Option<&str> {
+pub(crate) fn next_link(header: &str) -> Option<&str> {
     let mut rest = header;
     loop {
         let (target, after) = rest.split_once('<')?.1.split_once('>')?;

@@ -5,6 +5,8 @@ pub mod cache;
 pub mod daemon;
 pub mod error;
 mod fetch;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod image;
 pub mod keeper;
 pub mod kernel;

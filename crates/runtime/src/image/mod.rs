@@ -13,6 +13,8 @@
 
 mod meta;
 mod unpack;
+#[cfg(fuzzing)]
+pub(crate) use unpack::fuzz;
 
 use std::{
     collections::BTreeMap,

@@ -178,6 +178,19 @@ fn open(path: &Path) -> io::Result<Opened> {
     Ok(Bootstrap::open(Map::new(&File::open(path)?)?))
 }
 
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    /// A compressed tar with a bootstrap.
+    pub fn bootstrap_layer(layer: &[u8]) {
+        let path = format!("/dev/shm/lazuli-fuzz-{}", std::process::id());
+        let path = std::path::Path::new(&path);
+        if let Ok(unpacked) = super::unpack(layer, path) {
+            let _ = unpacked.open();
+        }
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;

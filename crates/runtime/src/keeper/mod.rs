@@ -25,6 +25,8 @@ mod supervisor;
 mod takeover;
 mod wire;
 mod worker;
+#[cfg(fuzzing)]
+pub(crate) use wire::fuzz;
 
 pub use self::{
     descriptors::Descriptors,

@@ -189,6 +189,20 @@ impl<F: AsFd> AsFd for Channel<F> {
     }
 }
 
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    use super::Channel;
+
+    /// A message of another process.
+    pub fn message(bytes: &[u8]) {
+        let Ok((channel, peer)) = Channel::pair() else { return };
+        let sent = rustix::net::send(&peer, bytes, rustix::net::SendFlags::DONTWAIT);
+        if sent.is_ok_and(|sent| sent > 0) {
+            let _ = channel.receive();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Seek as _, Write as _};

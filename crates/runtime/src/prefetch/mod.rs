@@ -15,6 +15,8 @@ pub(crate) mod ahead;
 mod content;
 mod escalate;
 mod guess;
+#[cfg(fuzzing)]
+pub(crate) use guess::fuzz;
 mod recorder;
 mod traces;
 mod whole;

@@ -13,6 +13,8 @@
 
 mod command;
 mod elf;
+#[cfg(fuzzing)]
+pub(crate) use elf::fuzz;
 mod habits;
 mod linker;
 mod paths;

@@ -1,0 +1,34 @@
+//! Parsers of bytes from outside, as the fuzz targets call them.
+#![allow(missing_docs)]
+
+use bytes::Bytes;
+
+use crate::{auth, hosts, manifest, name::Reference, referrers};
+
+/// A manifest or an index, and a list of referrers.
+pub fn document(raw: &[u8]) {
+    let _ = manifest::parse("a place", Bytes::copy_from_slice(raw), None, None);
+    if let Ok(index) = referrers::Index::parse(raw) {
+        let _ = index.of_type(None);
+        let _ = index.to_json();
+    }
+}
+
+/// containerd's hosts.toml.
+pub fn hosts(text: &[u8]) {
+    hosts::fuzz(text);
+}
+
+/// docker's config.json.
+pub fn logins(text: &[u8]) {
+    let reference: Result<Reference, _> = "registry.example/team/app".parse();
+    if let Ok(reference) = reference {
+        let _ = auth::parse(text, &reference);
+    }
+}
+
+/// A WWW-Authenticate header, and a Link header.
+pub fn headers(text: &str) {
+    let _ = http_auth::parse_challenges(text);
+    let _ = referrers::next_link(text);
+}

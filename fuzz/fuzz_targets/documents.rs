@@ -1,0 +1,6 @@
+//! Manifests, indexes and lists of referrers. Errors are fine; panics are bugs.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| lazuli_registry::fuzz::document(data));

@@ -1,0 +1,6 @@
+//! Programs as the guess reads them. Errors are fine; panics are bugs, and so is a part of the file that is none.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| lazuli_runtime::fuzz::elf(data));

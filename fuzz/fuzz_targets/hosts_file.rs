@@ -1,0 +1,6 @@
+//! hosts.toml. Errors are fine; panics are bugs.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| lazuli_registry::fuzz::hosts(data));

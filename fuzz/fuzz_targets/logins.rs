@@ -1,0 +1,6 @@
+//! docker's config.json. Errors are fine; panics are bugs.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| lazuli_registry::fuzz::logins(data));

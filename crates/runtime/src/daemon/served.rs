@@ -186,7 +186,7 @@ impl ServedImage {
         };
         let mount = filesystems.add(mounted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
+        self.read_directly_later(&mount);
         Ok(mount)
     }
 
@@ -216,8 +216,20 @@ impl ServedImage {
         watches.iter_mut().for_each(Watch::mounted);
         let mount = filesystems.keep(adopted, watches, record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
+        if !mount.reads_directly()
+            && let Err(error) = mount.erofs.read_through_cache()
+        {
+            tracing::warn!(%error, "reads may stay direct, as the worker before this one left them");
+        }
+        self.read_directly_later(&mount);
         Ok(Some(mount))
+    }
+
+    fn read_directly_later(&self, mount: &Arc<ErofsMount>) {
+        if mount.reads_directly() {
+            let (mount, blobs) = (Arc::downgrade(mount), Arc::downgrade(&self.blobs));
+            tokio::spawn(read_directly_when_quiet(mount, blobs));
+        }
     }
 
     /// Marks come before the mount: the kernel decides at open whether a file has events.

@@ -10,5 +10,6 @@ pub mod mount;
 pub mod mountinfo;
 pub mod pages;
 pub mod probe;
+mod release;
 
 pub use probe::Probe;

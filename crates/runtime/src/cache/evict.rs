@@ -106,23 +106,30 @@ impl CachedBlob {
     /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
     /// until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {
-        let is_open = {
-            // Under the lock, or a flush might call the blob complete in between.
-            let _touch = lock(&self.touch);
-            self.guarded.is_held.fetch_or(hold, Ordering::AcqRel);
-            let is_open = self.guarded.is_open.load(Ordering::Acquire);
-            if is_open || hold {
-                self.complete.send_replace(false);
+        // One at a time: what one has just seen of the mark another could be changing.
+        let guard = lock(&self.guarded.guard);
+        loop {
+            {
+                // Under the lock, or a flush might call the blob complete in between.
+                let _touch = lock(&self.touch);
+                self.guarded.is_held.fetch_or(hold, Ordering::AcqRel);
+                let is_open = self.guarded.is_open.load(Ordering::Acquire);
+                if is_open || hold {
+                    self.complete.send_replace(false);
+                }
+                if !is_open {
+                    return Ok(());
+                }
             }
-            is_open
-        };
-        if is_open {
-            let guard = lock(&self.guarded.guard).clone();
-            guard.map_or(Ok(()), |guard| guard())?;
-            self.guarded.since.store(self.asked.now(), Ordering::Release);
-            self.guarded.is_open.store(false, Ordering::Release);
+            guard.as_ref().map_or(Ok(()), |guard| guard())?;
+            let _touch = lock(&self.touch);
+            // A flush may have called the blob complete meanwhile, and then the mark goes again.
+            if !*self.complete.borrow() {
+                self.guarded.since.store(self.asked.now(), Ordering::Release);
+                self.guarded.is_open.store(false, Ordering::Release);
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Lets a blob be complete again.
@@ -186,11 +193,12 @@ impl CachedBlob {
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();
+        let mut tower = self.flights.lock();
+        let _touch = lock(&self.touch);
+        // Under the lock: a flush may have completed the blob since its chunks were chosen, and nobody asks about it then.
         if self.guarded.is_open.load(Ordering::Acquire) {
             return leases;
         }
-        let mut tower = self.flights.lock();
-        let _touch = lock(&self.touch);
         for at in chunks.iter().copied() {
             let (was_ready, was_suspect) = (self.ready.is_ready(at), self.suspect.is_ready(at));
             if tower.has(at) || !(was_ready || was_suspect) {

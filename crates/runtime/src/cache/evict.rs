@@ -103,6 +103,11 @@ impl CachedBlob {
         *lock(&self.guarded.guard) = Some(guard);
     }
 
+    /// Whether the kernel lets readers through to the blob's file.
+    pub(super) fn has_guard(&self) -> bool {
+        lock(&self.guarded.guard).is_some()
+    }
+
     /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
     /// until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {

@@ -19,6 +19,7 @@ mod evict;
 mod flight;
 mod layout;
 mod ready;
+mod released;
 mod room;
 mod runs;
 mod scrub;
@@ -50,7 +51,9 @@ pub use self::{
     evict::Guard,
     scrub::{Scrubbed, WrongChunk},
 };
-use self::{budget::Budget, elsewhere::Elsewhere, layout::Layout, workers::Workers};
+use self::{
+    budget::Budget, elsewhere::Elsewhere, layout::Layout, released::Released, workers::Workers,
+};
 use crate::source::BlobSource;
 
 /// How the cache behaves.
@@ -130,6 +133,8 @@ pub struct Cache {
     budget: Arc<Budget>,
     /// What a blob can have from another one.
     elsewhere: Elsewhere,
+    /// Readers that may be on their way to a page.
+    released: Arc<Released>,
     /// When this process began to use it.
     opened: Instant,
     own: Weak<Cache>,
@@ -170,6 +175,7 @@ impl Cache {
             given: Mutex::default(),
             budget: Arc::default(),
             elsewhere: Elsewhere::default(),
+            released: Arc::default(),
             opened: Instant::now(),
             own: own.clone(),
             lock: Arc::new(lock),

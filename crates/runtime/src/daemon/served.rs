@@ -134,6 +134,11 @@ impl ServedImage {
         gap::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
+    /// Drops pages of chunks that are not here while readers are served, see [`gap::clean`]. Blocks.
+    pub(super) fn forget_missing(&self, mountpoint: &Path) -> io::Result<()> {
+        gap::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
+    }
+
     /// Stored bytes of the chunks that are here, and of all chunks.
     pub(super) fn filled(&self) -> (u64, u64) {
         self.blobs.iter().map(|blob| blob.filled()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))

@@ -11,5 +11,6 @@ pub mod mountinfo;
 pub mod pages;
 pub mod probe;
 mod release;
+pub(crate) mod threads;
 
 pub use probe::Probe;

@@ -38,11 +38,14 @@ pub(crate) fn able() -> bool {
     [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked].into_iter().all(require)
 }
 
+/// Held by tests that evict: a frozen reader of one would keep others from it.
+pub(crate) static EVICTING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// A daemon's worth of one image.
 pub(crate) struct Node {
     pub(crate) sample: Arc<Sample>,
     pub(crate) cache: Arc<Cache>,
-    sources: Vec<Arc<Moody>>,
+    pub(crate) sources: Vec<Arc<Moody>>,
     pub(crate) blobs: Vec<Arc<CachedBlob>>,
     watches: Vec<Watch>,
     session: Arc<Session>,

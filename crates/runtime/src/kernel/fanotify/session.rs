@@ -109,6 +109,8 @@ pub struct Session {
     link: Arc<Link>,
     /// Whether readers are answered.
     listening: AtomicBool,
+    /// Whether events name threads.
+    reports_threads: bool,
     _held: [Held; 2],
 }
 
@@ -176,6 +178,7 @@ impl Session {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;
         let limit = (descriptors / SHARE).max(1);
+        let reports_threads = group.reports_threads().map_err(SessionError::Listen)?;
         let desk = Arc::new(Desk { group, journal, pending: AtomicU32::new(0), limit });
         let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(desk.clone())));
         let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(desk.clone())));
@@ -186,6 +189,7 @@ impl Session {
             stop,
             link: link.clone(),
             listening: AtomicBool::new(false),
+            reports_threads,
             _held: [journal, group],
         }))
     }
@@ -370,8 +374,8 @@ impl Session {
 
     /// Notes an event, and answers it now or from a task. Whatever goes wrong on the way drops `pending`, which denies.
     fn receive(&self, bytes: &[u8], pending: Pending) {
-        let (offset, count, pid) = match abi::parse(bytes) {
-            Ok(Event::PreAccess { offset, count, pid }) => (offset, count, pid),
+        let (offset, count, thread) = match abi::parse(bytes) {
+            Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
             Ok(Event::Overflow) => {
                 tracing::error!("the kernel lost events: readers may have seen zeros");
                 return;
@@ -383,7 +387,8 @@ impl Session {
         };
         let Ok(file) = pending.file_id() else { return };
         pending.desk.journal.note(pending.number, file, offset, count);
-        if let Some(answer) = self.handle(pending, file, offset, count, pid) {
+        let thread = if self.reports_threads { thread } else { 0 };
+        if let Some(answer) = self.handle(pending, file, offset, count, thread) {
             self.runtime.spawn(answer);
         }
     }
@@ -395,7 +400,7 @@ impl Session {
         file: FileId,
         offset: u64,
         count: u64,
-        pid: i32,
+        thread: i32,
     ) -> Option<impl Future<Output = ()> + Send + 'static> {
         // About no byte: the file is being cut.
         if count == 0 {
@@ -403,22 +408,26 @@ impl Session {
             return None;
         }
         let Some(blob) = self.find(file) else {
-            tracing::warn!(pid, ?file, "event for a file that is not a known blob");
+            tracing::warn!(thread, ?file, "event for a file that is not a known blob");
             return None;
         };
         // The kernel may ask behind the end, for example to find it.
         let end = offset.saturating_add(count).min(blob.file_size());
         let range = Decoded(offset.min(end))..Decoded(end);
         if blob.is_ready(&range) {
+            blob.let_through(thread, &range);
             pending.allow();
             return None;
         }
         Some(async move {
             match blob.ensure(range.clone()).await {
-                Ok(()) => pending.allow(),
+                Ok(()) => {
+                    blob.let_through(thread, &range);
+                    pending.allow();
+                }
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::error!(pid, ?range, %error, cause, "a read fails");
+                    tracing::error!(thread, ?range, %error, cause, "a read fails");
                     pending.deny();
                 }
             }

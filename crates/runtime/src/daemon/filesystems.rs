@@ -188,7 +188,8 @@ impl Filesystems {
     /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not cached
     /// fail with EIO then, instead of showing holes.
     pub(super) fn cut_off(&self) {
-        for remains in mem::take(&mut *self.lock()) {
+        let all = mem::take(&mut *self.lock());
+        for remains in all {
             let image = remains.record.manifest_digest;
             tracing::warn!(%image, "still in use: its readers get errors now");
             remains.watches.into_iter().for_each(Watch::cut_off);

@@ -239,7 +239,9 @@ impl ServedImage {
 
     /// Marks come before the mount: the kernel decides at open whether a file has events.
     pub(super) fn watch(&self, session: &Arc<fanotify::Session>) -> io::Result<Vec<Watch>> {
-        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).map_err(io::Error::other);
+        let watch = |blob: &Arc<CachedBlob>| {
+            session.watch(blob.clone(), self.manifest_digest()).map_err(io::Error::other)
+        };
         self.blobs.iter().map(watch).collect()
     }
 

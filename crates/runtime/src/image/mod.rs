@@ -12,6 +12,7 @@
 //! waits for it: what a power cut damages is found by the digests when it is opened, and fetched again.
 
 mod meta;
+mod rows;
 mod unpack;
 
 use std::{
@@ -27,14 +28,15 @@ use bytes::Bytes;
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError, Stored,
     oci::{Descriptor, Manifest, media_type},
-    rafs::{self, BlobRecord, Bootstrap},
+    rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
 };
 use lazuli_registry::{
     self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
 
-pub use unpack::UnpackError;
+use self::rows::{Opening, Purpose};
+pub use self::unpack::UnpackError;
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -152,7 +154,7 @@ impl StoredImage {
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
         if directory.exists() {
-            match Self::open(&directory) {
+            match Self::open_for(&directory, Purpose::New) {
                 Ok(image) => return Ok((image, fetched)),
                 Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
                     tracing::warn!(%error, "fetching the image's metadata again");
@@ -175,6 +177,10 @@ impl StoredImage {
 
     /// Opens an image that [`StoredImage::fetch`] put there.
     pub fn open(directory: &Path) -> Result<Self, ImageError> {
+        Self::open_for(directory, Purpose::Known)
+    }
+
+    fn open_for(directory: &Path, purpose: Purpose) -> Result<Self, ImageError> {
         let damaged = |name: &str, problem: &str| ImageError::Damaged {
             path: directory.join(name),
             problem: problem.to_owned(),
@@ -194,9 +200,19 @@ impl StoredImage {
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
         }
-        let bootstrap = Bootstrap::open(map)
-            .map_err(|source| ImageError::Format { image: manifest_digest.to_string(), source })?;
-        let content = Content { manifest: raw, config, bootstrap };
+        let format = |source| ImageError::Format { image: manifest_digest.to_string(), source };
+        let (bootstrap, opening) = match rows::find(&manifest_digest, map.as_ref()) {
+            Some(bootstrap) => (bootstrap, None),
+            None => {
+                let count = rafs::chunk_rows(map.as_ref()).map_err(format)?;
+                let opening = rows::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
+                    let source = UnpackError::TooManyChunks { count, left };
+                    ImageError::Unpack { image: manifest_digest.to_string(), source }
+                })?;
+                (Arc::new(Bootstrap::open(map).map_err(format)?), Some(opening))
+            }
+        };
+        let content = Content { manifest: raw, config, bootstrap, opening };
         Self::of(directory.to_owned(), manifest_digest, content)
     }
 
@@ -210,7 +226,9 @@ impl StoredImage {
             path: directory.join(name),
             problem: problem.to_owned(),
         };
-        let Content { manifest: raw, config, bootstrap } = content;
+        let Content { manifest: raw, config, bootstrap, opening } = content;
+        rows::share(&manifest_digest, &bootstrap);
+        drop(opening);
         let manifest =
             Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
         if !manifest.config.digest.matches(&config) {
@@ -243,7 +261,7 @@ impl StoredImage {
             },
             hot,
             config,
-            bootstrap: Arc::new(bootstrap),
+            bootstrap,
             bytes_total: lazy.iter().map(|layer| layer.size).sum(),
             whole: lazy.len() == manifest.layers.len(),
             directory,
@@ -301,7 +319,9 @@ pub(crate) fn sweep(images: &Path) {
 struct Content {
     manifest: Vec<u8>,
     config: Vec<u8>,
-    bootstrap: Bootstrap<Map>,
+    bootstrap: Arc<Bootstrap<Map>>,
+    /// Until others know of the bootstrap.
+    opening: Option<Opening>,
 }
 
 /// Fetches everything into `directory`.
@@ -318,7 +338,7 @@ async fn fill(
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, (bootstrap, of_bootstrap)) = (config?, bootstrap?);
+    let (config, (bootstrap, opening, of_bootstrap)) = (config?, bootstrap?);
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
     let digest = Algorithm::Blake3.digest(bootstrap.bytes());
@@ -326,7 +346,7 @@ async fn fill(
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
     fetched.requests += config.requests + of_bootstrap.requests;
     let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
-    Ok(Content { manifest, config, bootstrap })
+    Ok(Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) })
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
@@ -334,7 +354,7 @@ async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
     path: &Path,
-) -> Result<(Bootstrap<Map>, Fetched), ImageError> {
+) -> Result<(Bootstrap<Map>, Opening, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
     let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
@@ -361,7 +381,7 @@ async fn find_bootstrap(
         }
         unpacked = fetch_bootstrap(&**place, &places, layer, path, &mut fetched).await;
     }
-    unpacked.map(|bootstrap| (bootstrap, fetched))
+    unpacked.map(|(bootstrap, opening)| (bootstrap, opening, fetched))
 }
 
 /// Tables of a blob that no digest covers, from the first of `places` that has them: never from other nodes.
@@ -387,7 +407,7 @@ async fn fetch_bootstrap(
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
-) -> Result<Bootstrap<Map>, ImageError> {
+) -> Result<(Bootstrap<Map>, Opening), ImageError> {
     let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         (Box::new(io::Cursor::new(content)), requests)
@@ -416,12 +436,12 @@ async fn fetch_bootstrap(
         unpacked.give(index, table.map_err(contradicts).map_err(failed)?);
     }
     let open = move || {
-        let bootstrap = unpacked.open()?;
+        let (bootstrap, opening) = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
         // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
         // could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
-        Ok(bootstrap)
+        Ok((bootstrap, opening))
     };
     blocking(open).await.map_err(failed)
 }

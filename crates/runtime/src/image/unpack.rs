@@ -10,11 +10,14 @@ use std::{
 use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{
     BlobIndex, FormatError,
-    rafs::{self, BlobRecord, Bootstrap, Placed, v5},
+    rafs::{self, BlobRecord, Bootstrap, Placed, layout::MAX_ROWS, v5},
 };
 use lazuli_sys::mmap::Map;
 
-use super::meta;
+use super::{
+    meta,
+    rows::{self, Opening, Purpose},
+};
 
 /// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
 const BOOTSTRAP_LIMIT: u64 = 1 << 30;
@@ -55,6 +58,17 @@ pub enum UnpackError {
     /// Readers would not agree which one counts.
     #[error("the bootstrap layer has two bootstraps")]
     Twice,
+    /// The node has too many others.
+    #[error(
+        "the image has {count} chunks; beside the images that are open on this node it may have {left}: unmount some, or convert it \
+         with larger chunks"
+    )]
+    TooManyChunks {
+        /// Its chunks.
+        count: u64,
+        /// How many it might have.
+        left: u64,
+    },
     /// The bootstrap is none.
     #[error(transparent)]
     Format(FormatError),
@@ -73,6 +87,7 @@ pub enum UnpackError {
 pub(super) struct Unpacked {
     path: PathBuf,
     bootstrap: Bootstrap<Map>,
+    opening: Opening,
     tables: Vec<(BlobIndex, Vec<u8>)>,
 }
 
@@ -91,14 +106,14 @@ impl Unpacked {
     }
 
     /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
-    pub(super) fn open(self) -> Result<Bootstrap<Map>, UnpackError> {
-        let Unpacked { path, mut bootstrap, tables } = self;
+    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Opening), UnpackError> {
+        let Unpacked { path, mut bootstrap, mut opening, tables } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
-            drop(bootstrap);
+            drop((bootstrap, opening));
             let Placed { at, table } = placed;
             File::options().write(true).open(&path)?.write_all_at(&table, at)?;
-            bootstrap = open(&path)?.map_err(UnpackError::Format)?;
+            (bootstrap, opening) = open(&path)?.map_err(UnpackError::Format)?;
         }
         if !tables.is_empty() {
             let records = bootstrap.blob_records();
@@ -110,7 +125,7 @@ impl Unpacked {
                 })?;
             }
         }
-        Ok(bootstrap)
+        Ok((bootstrap, opening))
     }
 }
 
@@ -122,11 +137,12 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     let mut tables = Vec::new();
     let unpacked = search(&mut layer, to, &mut tables);
     io::copy(&mut layer, &mut io::sink())?;
-    let bootstrap = unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
-    Ok(Unpacked { path: to.to_owned(), bootstrap, tables })
+    let unpacked = unpacked?.ok_or(UnpackError::Missing)?;
+    let (bootstrap, opening) = unpacked.map_err(UnpackError::Format)?;
+    Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables })
 }
 
-type Opened = Result<Bootstrap<Map>, FormatError>;
+type Opened = Result<(Bootstrap<Map>, Opening), FormatError>;
 
 fn search(
     layer: &mut impl BufRead,
@@ -150,7 +166,7 @@ fn search(
         let name = path.strip_prefix(b"./").unwrap_or(&path);
         if !NAMES.contains(&name) {
             // Without a sound bootstrap there is nothing to compare with.
-            if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name))
+            if let (Some(Ok((bootstrap, _))), Some(id)) = (&bootstrap, meta::blob_of(name))
                 && let Some((blob, table)) = meta::check(&mut entry, id, bootstrap)?
                 && !tables.iter().any(|(known, _)| *known == blob)
             {
@@ -229,15 +245,15 @@ impl Described {
 }
 
 /// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
-fn open(path: &Path) -> io::Result<Opened> {
+fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
         // Only what was translated here may do without the tables of v6.
-        let own = |bootstrap: Bootstrap<Map>| match bootstrap.version() {
-            6 => Ok(bootstrap),
+        let own = |opened: (Bootstrap<Map>, Opening)| match opened.0.version() {
+            6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
         };
-        return Ok(Bootstrap::open(map).and_then(own));
+        return Ok(parse(map)?.and_then(own));
     }
     let translated = match v5::translate(map.as_ref()) {
         Ok(translated) => translated,
@@ -245,7 +261,18 @@ fn open(path: &Path) -> io::Result<Opened> {
     };
     drop(map);
     fs::write(path, translated)?;
-    Ok(Bootstrap::open(Map::new(&File::open(path)?)?))
+    parse(Map::new(&File::open(path)?)?)
+}
+
+/// Reads the tables, if there is room for them.
+fn parse(map: Map) -> Result<Opened, UnpackError> {
+    let count = match rafs::chunk_rows(map.as_ref()) {
+        Ok(count) => count,
+        Err(error) => return Ok(Err(error)),
+    };
+    let opening = rows::reserve(count.min(MAX_ROWS), Purpose::New)
+        .map_err(|left| UnpackError::TooManyChunks { count, left })?;
+    Ok(Bootstrap::open(map).map(|bootstrap| (bootstrap, opening)))
 }
 
 #[cfg(test)]
@@ -358,7 +385,7 @@ mod tests {
         let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
         let to = directory.path().join("bootstrap");
         let image = |old: &[u8]| zstd(&layer("image/image.boot", old.len() as u64, old));
-        let unpacked = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
+        let (unpacked, _) = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
         assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
         assert!(unpacked.bytes() == fs::read(&to).unwrap());
         let error = unpack(&image(unpacked.bytes())[..], &directory.path().join("v6")).unwrap_err();

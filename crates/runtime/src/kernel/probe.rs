@@ -157,7 +157,7 @@ fn tiny_image() -> Result<Vec<u8>, String> {
             codec: Codec::Zstd,
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
-            chunks: vec![chunk],
+            chunks: vec![chunk].into(),
         };
         let mut tree = Tree::new(Metadata { permissions: 0o755, ..Metadata::default() });
         let chunks = vec![ChunkRef { blob: BlobIndex(0), number: 0 }];

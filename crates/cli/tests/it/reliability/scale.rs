@@ -152,7 +152,7 @@ impl Drop for Daemon {
 }
 
 /// What a process occupies.
-fn usage(pid: u32) -> Value {
+pub(super) fn usage(pid: u32) -> Value {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let fields: BTreeMap<&str, &str> =
         status.lines().filter_map(|line| line.split_once(':')).collect();

@@ -13,18 +13,17 @@
 
 mod meta;
 mod rows;
+mod tables;
 mod unpack;
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use bytes::Bytes;
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError, Stored,
     oci::{Descriptor, Manifest, media_type},
@@ -84,6 +83,20 @@ pub enum ImageError {
         image: String,
         /// The blob.
         blob: Digest,
+    },
+    /// Where its chunks are stored is said by tables that no digest covers, and they are wrong.
+    #[error(
+        "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
+    )]
+    Misplaced {
+        /// The image.
+        image: String,
+        /// The blob.
+        blob: Digest,
+        /// Where the tables came from.
+        place: String,
+        /// Which chunk is not where it should be.
+        problem: String,
     },
     /// A file of it on this node is damaged or missing.
     #[error("{path}: {problem}")]
@@ -360,9 +373,10 @@ async fn find_bootstrap(
     let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
     let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
-    for place in places.iter().filter(|_| places.len() > 1) {
+    for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
         let error = match &unpacked {
             Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
+            Err(error @ ImageError::Misplaced { .. }) => error.to_string(),
             // Of one place, unless all of them have been asked at first.
             Err(ImageError::Registry(error)) if is_again => error.to_string(),
             _ => break,
@@ -379,25 +393,11 @@ async fn find_bootstrap(
             }
             _ => {}
         }
-        unpacked = fetch_bootstrap(&**place, &places, layer, path, &mut fetched).await;
+        // Its tables, too, unless it has none.
+        let order = [&places[at..], &places[..at]].concat();
+        unpacked = fetch_bootstrap(&**place, &order, layer, path, &mut fetched).await;
     }
     unpacked.map(|(bootstrap, opening)| (bootstrap, opening, fetched))
-}
-
-/// Tables of a blob that no digest covers, from the first of `places` that has them: never from other nodes.
-async fn tables(
-    places: &[Arc<dyn Repository>],
-    blob: &Blob,
-    range: Range<Stored>,
-) -> Result<Bytes, RegistryError> {
-    let mut failures = Vec::new();
-    for place in places.iter().filter(|place| !place.is_for_all()) {
-        match place.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
-            Ok(bytes) => return Ok(bytes),
-            Err(error) => failures.push(error),
-        }
-    }
-    Err(RegistryError::Everywhere { failures })
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
@@ -425,15 +425,20 @@ async fn fetch_bootstrap(
     };
     let unpack = move || unpack::unpack(reader, &to);
     let mut unpacked = blocking(unpack).await.map_err(failed)?;
+    let misplaced = |blob: Digest, place: &Arc<dyn Repository>, problem: String| {
+        let (image, place) = (repository.describe(), place.describe());
+        ImageError::Misplaced { image, blob, place, problem }
+    };
     // Converters that make batches do not always send the tables along.
+    let mut unproven = Vec::new();
     for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
         let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-        let bytes = tables(places, &blob, range).await?;
+        let (bytes, place) = tables::fetch(places, &blob, range).await?;
         fetched.bytes += bytes.len() as u64;
         fetched.requests += 1;
         let table = rafs::ci_table_of(&bytes, &tail);
-        let contradicts = |source| UnpackError::Meta { blob: blob.id.hex().to_string(), source };
-        unpacked.give(index, table.map_err(contradicts).map_err(failed)?);
+        unpacked.give(index, table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?);
+        unproven.push((index, blob.id, place));
     }
     let open = move || {
         let (bootstrap, opening) = unpacked.open()?;
@@ -443,7 +448,20 @@ async fn fetch_bootstrap(
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
         Ok((bootstrap, opening))
     };
-    blocking(open).await.map_err(failed)
+    let opened = blocking(open).await.map_err(|error| match (error, unproven.first()) {
+        (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
+            misplaced(*blob, place, error.to_string())
+        }
+        (error, _) => failed(error),
+    });
+    let (bootstrap, opening) = opened?;
+    for (index, id, place) in unproven {
+        let read = tables::prove(places, &bootstrap.blobs()[usize::from(index.0)]).await?;
+        fetched.bytes += read.bytes;
+        fetched.requests += read.requests;
+        read.proof.map_err(|problem| misplaced(id, &place, problem))?;
+    }
+    Ok((bootstrap, opening))
 }
 
 /// Runs what would keep others from running.

@@ -165,7 +165,7 @@ impl CachedBlob {
             layout,
             store,
             complete: watch::Sender::new(ready.is_full()),
-            asked: Asked::new(cache.opened, chunks),
+            asked: Asked::new(cache.clock.clone(), chunks),
             guarded: Guarded::new(ready.is_full()),
             released: cache.released.clone(),
             wrong: Mutex::default(),

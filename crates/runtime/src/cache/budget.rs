@@ -113,6 +113,7 @@ impl Cache {
 
     /// Keeps the cache within its budget as well as it can. Blocks.
     pub(super) fn enforce(&self) -> Result<(), CacheError> {
+        self.clock.now();
         self.released.sweep(self.settings.grace);
         self.budget.written.store(0, Ordering::Relaxed);
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);

@@ -13,13 +13,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering, fence},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lazuli_image::BLOCK_SIZE;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{CachedBlob, Lease, durable::lock};
+use super::{CachedBlob, Lease, clock::Clock, durable::lock};
 
 /// Makes sure that the kernel asks before it reads the blob's file, as far as the file is in use.
 pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
@@ -27,19 +27,19 @@ pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// When each chunk was asked for last.
 #[derive(Debug)]
 pub(super) struct Asked {
-    opened: Instant,
-    /// Tenths of a second since `opened`; enough for 13 years.
+    clock: Arc<Clock>,
+    /// What `clock` showed.
     chunks: Box<[AtomicU32]>,
 }
 
 impl Asked {
-    /// `opened` is when this process began to answer anybody.
-    pub(super) fn new(opened: Instant, chunks: usize) -> Self {
-        Asked { opened, chunks: (0..chunks).map(|_| AtomicU32::new(0)).collect() }
+    /// `clock` began when this process began to answer anybody.
+    pub(super) fn new(clock: Arc<Clock>, chunks: usize) -> Self {
+        Asked { clock, chunks: (0..chunks).map(|_| AtomicU32::new(0)).collect() }
     }
 
     pub(super) fn now(&self) -> u32 {
-        u32::try_from(self.opened.elapsed().as_millis() / 100).unwrap_or(u32::MAX)
+        self.clock.now()
     }
 
     /// Notes that somebody asks. To be called *before* the caller looks whether the chunks are ready: either

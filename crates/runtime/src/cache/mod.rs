@@ -13,6 +13,7 @@ mod blob;
 mod bring;
 mod budget;
 mod check;
+mod clock;
 mod durable;
 mod elsewhere;
 mod evict;
@@ -39,7 +40,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lazuli_image::{Blob, Digest};
@@ -52,7 +53,8 @@ pub use self::{
     scrub::{Scrubbed, WrongChunk},
 };
 use self::{
-    budget::Budget, elsewhere::Elsewhere, layout::Layout, released::Released, workers::Workers,
+    budget::Budget, clock::Clock, elsewhere::Elsewhere, layout::Layout, released::Released,
+    workers::Workers,
 };
 use crate::source::BlobSource;
 
@@ -135,8 +137,8 @@ pub struct Cache {
     elsewhere: Elsewhere,
     /// Readers that may be on their way to a page.
     released: Arc<Released>,
-    /// When this process began to use it.
-    opened: Instant,
+    /// Since this process began to use it.
+    clock: Arc<Clock>,
     own: Weak<Cache>,
     /// Locked as long as anybody has it open; blobs can outlive the cache.
     lock: Arc<File>,
@@ -176,7 +178,7 @@ impl Cache {
             budget: Arc::default(),
             elsewhere: Elsewhere::default(),
             released: Arc::default(),
-            opened: Instant::now(),
+            clock: Arc::new(Clock::new()),
             own: own.clone(),
             lock: Arc::new(lock),
         }))

@@ -22,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
             codec: codec(word(12)),
             stored_size: u64::MAX,
             decoded_size: u64::MAX,
-            chunks: Vec::new(),
+            chunks: Default::default(),
         },
         tail: TailInfo {
             features: word(0),

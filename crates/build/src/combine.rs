@@ -128,7 +128,8 @@ fn join(image: &str, known: &mut BlobRecord, other: BlobRecord) -> Result<(), Bu
     if *chunks == other.blob.chunks {
         return Ok(());
     }
-    for chunk in other.blob.chunks {
+    let chunks = chunks.to_mut();
+    for &chunk in &other.blob.chunks {
         match chunks.binary_search_by_key(&chunk.number, |chunk| chunk.number) {
             Ok(at) if chunks[at] == chunk => {}
             Ok(at) => {

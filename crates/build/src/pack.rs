@@ -81,7 +81,7 @@ impl Unsealed {
             codec,
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
-            chunks,
+            chunks: chunks.into(),
         };
         Ok(BuiltBlob {
             record: BlobRecord { blob, tail: tail.info },

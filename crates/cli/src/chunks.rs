@@ -319,7 +319,7 @@ mod tests {
     /// Chunks of one byte, `together` of which are compressed as one MiB.
     fn batched(chunks: u32, together: u32) -> Blob {
         let mut blob = blob(chunks, 1 << 20, 1);
-        for chunk in &mut blob.chunks {
+        for chunk in blob.chunks.iter_mut() {
             chunk.stored = Stored(u64::from(chunk.number / together) << 20);
             chunk.batch = Some(Batch { offset: chunk.number % together, size: 1 << 20 });
         }

@@ -91,6 +91,8 @@ pub(crate) struct Fetch {
 pub(crate) struct Cache {
     /// Bytes on the disk that decoded data may take.
     pub(crate) max_bytes: Option<u64>,
+    /// Whether the kernel may read decoded data past its page cache, whatever its release.
+    pub(crate) direct_io: Option<bool>,
 }
 
 /// The `[prefetch]` table.

@@ -1,5 +1,11 @@
 //! Chunks and the blobs that hold them.
 
+use std::{
+    ops::{Deref, DerefMut},
+    slice,
+    sync::Arc,
+};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Codec, Decoded, Digest, Stored};
@@ -128,7 +134,53 @@ pub struct Blob {
     pub decoded_size: u64,
     /// Chunks in ascending order of number, and so of both offsets. Numbers may be missing in images
     /// that others made.
-    pub chunks: Vec<Chunk>,
+    pub chunks: ChunkList,
+}
+
+/// The chunks of a blob. Copies share them until one is changed: an image can have millions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChunkList(Arc<Vec<Chunk>>);
+
+impl ChunkList {
+    /// The chunks as a list of their own, which can grow.
+    pub fn to_mut(&mut self) -> &mut Vec<Chunk> {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl From<Vec<Chunk>> for ChunkList {
+    fn from(chunks: Vec<Chunk>) -> Self {
+        ChunkList(Arc::new(chunks))
+    }
+}
+
+impl FromIterator<Chunk> for ChunkList {
+    fn from_iter<I: IntoIterator<Item = Chunk>>(chunks: I) -> Self {
+        chunks.into_iter().collect::<Vec<_>>().into()
+    }
+}
+
+impl Deref for ChunkList {
+    type Target = [Chunk];
+
+    fn deref(&self) -> &[Chunk] {
+        &self.0
+    }
+}
+
+impl DerefMut for ChunkList {
+    fn deref_mut(&mut self) -> &mut [Chunk] {
+        self.to_mut()
+    }
+}
+
+impl<'a> IntoIterator for &'a ChunkList {
+    type Item = &'a Chunk;
+    type IntoIter = slice::Iter<'a, Chunk>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
 }
 
 impl Blob {

@@ -19,7 +19,7 @@ pub mod rafs;
 pub mod trace;
 pub mod tree;
 
-pub use chunk::{Blob, BlobIndex, Chunk, ChunkRef};
+pub use chunk::{Blob, BlobIndex, Chunk, ChunkList, ChunkRef};
 pub use codec::Codec;
 pub use digest::{Algorithm, Digest};
 pub use error::FormatError;

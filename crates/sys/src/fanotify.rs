@@ -83,13 +83,15 @@ pub enum Response {
 impl Group {
     /// Makes a group with unlimited queue and marks. Without `FAN_UNLIMITED_QUEUE` a full queue would
     /// let readers through to the holes. Without `FAN_REPORT_FD_ERROR`, since an event that
-    /// carries an error instead of a descriptor cannot be answered and its reader would wait forever.
+    /// carries an error instead of a descriptor cannot be answered and its reader would wait forever. With
+    /// `FAN_REPORT_TID`, see [`Group::reports_threads`].
     pub fn new() -> io::Result<Self> {
         let flags = libc::FAN_CLASS_PRE_CONTENT
             | libc::FAN_CLOEXEC
             | libc::FAN_NONBLOCK
             | libc::FAN_UNLIMITED_QUEUE
-            | libc::FAN_UNLIMITED_MARKS;
+            | libc::FAN_UNLIMITED_MARKS
+            | libc::FAN_REPORT_TID;
         let event_flags = libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC;
         // SAFETY: needed because no crate wraps this call with these flags. Sound because it takes
         // two integers and no memory.
@@ -100,6 +102,16 @@ impl Group {
         // SAFETY: needed to own the descriptor. Sound because the kernel has just made it for us and
         // nobody else knows its number.
         Ok(Group(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Whether events name the thread that reads. A group that another version of this program made may name its
+    /// process instead.
+    pub fn reports_threads(&self) -> io::Result<bool> {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("fanotify flags:"));
+        let flags = flags.and_then(|line| line.split_whitespace().next());
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags, 16).ok());
+        Ok(flags.is_some_and(|flags| flags & libc::FAN_REPORT_TID != 0))
     }
 
     /// Asks for an event before every read of `file`, also through files that are opened later.

@@ -14,6 +14,8 @@ use std::{
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use crate::freezer::{Freezer, Version};
+
 /// Something that not every test machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
@@ -25,6 +27,8 @@ pub enum Feature {
     ErofsFileBacked,
     /// `/dev/fuse` that opens, and `fusermount3`.
     Fuse,
+    /// The freezer of this version of cgroups.
+    Freezer(Version),
     /// A program in `PATH`.
     Program(&'static str),
     /// An image in the directory that `LAZULI_CORPUS` names.
@@ -38,6 +42,7 @@ impl fmt::Display for Feature {
             Feature::Fanotify => f.write_str("fanotify pre-content events"),
             Feature::ErofsFileBacked => f.write_str("file-backed EROFS mounts"),
             Feature::Fuse => f.write_str("FUSE"),
+            Feature::Freezer(version) => write!(f, "the freezer of cgroup {version:?}"),
             Feature::Program(name) => write!(f, "the program {name}"),
             Feature::Corpus(image) => write!(f, "the corpus image {image}"),
         }
@@ -70,6 +75,7 @@ fn probe(feature: Feature) -> io::Result<()> {
             fs::File::options().read(true).write(true).open("/dev/fuse")?;
             program("fusermount3")
         }
+        Feature::Freezer(version) => Freezer::create(version)?.thaw(),
         Feature::Program(name) => program(name),
         Feature::Corpus(image) => {
             let corpus = std::env::var_os("LAZULI_CORPUS").unwrap_or_default();

@@ -4,6 +4,7 @@ pub mod content;
 pub mod cri;
 pub mod dragonfly;
 pub mod ext4;
+pub mod freezer;
 mod http;
 pub mod kernel;
 pub mod listing;

@@ -49,7 +49,7 @@ pub fn pack(root: &Path) -> io::Result<Packed> {
         codec: Codec::None,
         stored_size: tail.stored_size,
         decoded_size: tail.decoded_size,
-        chunks: packer.chunks,
+        chunks: packer.chunks.into(),
     };
     let records = [BlobRecord { blob, tail: tail.info }];
     let options = BootstrapOptions::default();

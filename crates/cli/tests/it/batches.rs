@@ -2,9 +2,11 @@
 
 use std::{fs, path::PathBuf};
 
+use lazuli_image::rafs::Bootstrap;
 use lazuli_testkit::{
     kernel::{Feature, require},
     listing, odd,
+    registry::{FakeRegistry, Fault},
 };
 use serde_json::Value;
 
@@ -149,4 +151,78 @@ fn a_damaged_batch_is_noticed() {
     });
     let error = lazuli.fails(["check", "oci:batched:latest"]);
     assert!(error.contains("encryption is not supported"), "{error}");
+}
+
+/// The only request for the tables of the blob in the layout `bare`, and an answer of the same size in which the last batch is
+/// some bytes further on.
+fn wrong_tables(lazuli: &Lazuli) -> (String, Vec<u8>) {
+    let forge = Forge::new(lazuli.path("bare"));
+    let record = Bootstrap::open(forge.bootstrap()).unwrap().blob_records().remove(0);
+    let (blob, tail) =
+        (fs::read(forge.blob_path(&record.blob.id.to_string())).unwrap(), record.tail);
+    let (start, size) = (tail.ci_offset as usize, tail.ci_stored_size as usize);
+    let right = zstd::bulk::decompress(&blob[start..start + size], tail.ci_size as usize).unwrap();
+    let entries = 24 * tail.chunk_count as usize;
+    let stored = |entry: &[u8]| u64::from_le_bytes(entry[8..16].try_into().unwrap());
+    let last =
+        right[..entries].chunks_exact(24).filter(|entry| entry[7] & 4 != 0).map(stored).max();
+    let wrong = (1..1000_u64).find_map(|shift| {
+        let mut table = right.clone();
+        let moved =
+            table[..entries].chunks_exact_mut(24).filter(|entry| Some(stored(entry)) == last);
+        moved.for_each(|entry| {
+            let at = stored(entry) + shift;
+            entry[8..16].copy_from_slice(&at.to_le_bytes());
+        });
+        (1..20).find_map(|level| {
+            let stored = zstd::bulk::compress(&table, level).unwrap();
+            (stored.len() == size).then_some(stored)
+        })
+    });
+    let wrong = [
+        wrong.expect("one of the same size"),
+        blob[start + size..tail.meta_end() as usize].to_vec(),
+    ];
+    (format!("/blobs/{}", record.blob.id), wrong.concat())
+}
+
+#[test]
+fn tables_that_lead_nowhere_are_asked_for_elsewhere_and_never_kept() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    images(&lazuli);
+    copy(&lazuli, "bare");
+    forget_places(&lazuli, "bare");
+    Forge::new(lazuli.path("bare"))
+        .change_members(|members| members.retain(|(name, _)| name == "image/image.boot"));
+    let [registry, mirror] = [(); 2].map(|()| FakeRegistry::start().unwrap());
+    for server in [&registry, &mirror] {
+        lazuli.ok(["copy", "oci:bare:latest", &format!("{}/image:1", server.host())]);
+    }
+    let (path, wrong) = wrong_tables(&lazuli);
+    let image = format!("{}/image:1", registry.host());
+
+    let node = Lazuli::new();
+    node.configure(&format!(
+        "[[registry]]\nhost = \"{}\"\nmirrors = [\"http://{}\"]\n",
+        registry.host(),
+        mirror.host()
+    ));
+    mirror.fault("GET", &path, 1, Fault::Instead(wrong.clone()));
+    let mountpoint = node.directory("mnt");
+    node.ok(["mount", &image, mountpoint.to_str().unwrap(), "--driver", "fuse"]);
+    assert!(node.log().contains("do not lead to its chunks"), "the mirror was not asked");
+    listing::assert_equal(lazuli.path("source"), mountpoint.clone());
+
+    let node = Lazuli::new();
+    registry.fault("GET", &path, 1, Fault::Instead(wrong));
+    let mountpoint = node.directory("mnt");
+    let mount = ["mount", &image, mountpoint.to_str().unwrap(), "--driver", "fuse"];
+    let error = node.fails(mount);
+    assert!(error.contains("do not lead to its chunks"), "{error}");
+    assert_eq!(fs::read_dir(node.root().join("images")).unwrap().count(), 0);
+    node.ok(mount);
+    listing::assert_equal(lazuli.path("source"), mountpoint.clone());
 }

@@ -5,6 +5,8 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
 use lazuli_testkit::{
@@ -109,6 +111,43 @@ fn corpus_images_from_a_registry() {
             same_tree(&layout, "latest", driver, Some(&target));
         }
     }
+}
+
+/// Whether the kernel reads the blobs of the mount past their page cache.
+fn reads_directly(mountpoint: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = table.lines().find(|line| line.contains(mountpoint.to_str().unwrap()));
+    mount.expect("it is mounted").contains("directio")
+}
+
+#[test]
+fn the_configuration_allows_and_forbids_direct_reads() {
+    if !able("fanotify") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    std::fs::write(lazuli.directory("source").join("a"), odd::random(1, 300_000)).unwrap();
+    lazuli.ok(["convert", "dir:source", "oci:lazy:1"]);
+    // Whatever this kernel's release is.
+    lazuli.configure("[cache]\ndirect_io = true\n");
+    let mountpoint = lazuli.directory("mnt");
+    lazuli.ok(["mount", "oci:lazy:1", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
+    listing::assert_equal(lazuli.path("source"), mountpoint.clone());
+    let began = Instant::now();
+    while !reads_directly(&mountpoint) {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", lazuli.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+    // A mount that is taken over goes back to buffered reads, and a new one begins with them.
+    lazuli.configure("[cache]\ndirect_io = false\n");
+    lazuli.ok(["daemon", "--takeover"]);
+    assert!(!reads_directly(&mountpoint));
+    let other = lazuli.directory("other");
+    lazuli.ok(["mount", "oci:lazy:1", other.to_str().unwrap(), "--driver", "fanotify"]);
+    let reason = lazuli.status()["daemon"]["driver_reason"].to_string();
+    assert!(reason.contains("the configuration forbids direct reads"), "{reason}");
+    listing::assert_equal(lazuli.path("source"), other.clone());
+    assert!(!reads_directly(&mountpoint) && !reads_directly(&other));
 }
 
 #[test]

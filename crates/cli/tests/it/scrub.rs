@@ -96,6 +96,25 @@ fn wrong_bytes_that_were_read_already_are_taken_back() {
 }
 
 #[test]
+fn pages_of_chunks_that_are_missing_are_dropped() {
+    let Some((lazuli, mountpoint, data)) = read_image("fanotify") else { return };
+    // The next worker knows of no chunk, but the kernel has pages of all of them. Nothing tells whether they are right.
+    let worker = lazuli.worker();
+    rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
+    for map in ["live", "durable"] {
+        let _ = std::fs::remove_file(data.with_file_name(map));
+    }
+    lazuli.kill(worker);
+    let ready = || lazuli.mount_status(&mountpoint)["chunks_ready"].as_u64().unwrap();
+    listing::assert_equal(lazuli.path("source"), &mountpoint);
+    assert_eq!(ready(), 0, "the kernel had everything");
+    let (code, report) = scrub(&lazuli);
+    assert_eq!(code, Some(0), "{report:#}");
+    listing::assert_equal(lazuli.path("source"), &mountpoint);
+    assert_eq!(ready(), 6, "the kernel had to ask for everything");
+}
+
+#[test]
 fn a_changed_byte_is_found_after_a_restart() {
     let Some((lazuli, mountpoint, data)) = read_image("fanotify") else { return };
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);

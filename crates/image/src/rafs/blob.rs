@@ -164,7 +164,7 @@ fn tail(
     if let Some(bootstrap) = bootstrap {
         // Any id that no other blob has: that of the blob is not known yet.
         let id = hash.clone().finish();
-        let (stored_size, chunks) = (out.position(), chunks.to_vec());
+        let (stored_size, chunks) = (out.position(), chunks.to_vec().into());
         let blob = Blob { id, codec, stored_size, decoded_size, chunks };
         let mut bootstrap = bootstrap(BlobRecord { blob, tail: info })?;
         embedded::forget_id(&mut bootstrap, &id)?;

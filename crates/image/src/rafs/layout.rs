@@ -15,6 +15,8 @@ pub const DEVICE_TABLE_OFFSET: u64 = 1408;
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 0x1000..=0x100_0000;
 /// Most chunks in a blob: a chunk index has 24 bits for the number, and the last value stays unused.
 pub const MAX_CHUNKS: u32 = 0xff_ffff;
+/// Most chunks that an image may list, of all of its blobs. No limit of the format, but of what readers have room for.
+pub const MAX_ROWS: u64 = 4 << 20;
 /// Alignment of blobs in the single-device view, in bytes.
 pub const MAPPED_ALIGN: u64 = 0x8_0000;
 /// Blob ids of a bootstrap that is embedded in the blob that it describes.

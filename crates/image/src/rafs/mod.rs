@@ -25,6 +25,7 @@ pub use blob::{
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
 pub use embedded::set_id;
+pub use tables::chunk_rows;
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
 use crate::{Blob, Codec, Digest};

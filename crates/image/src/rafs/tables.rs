@@ -8,12 +8,14 @@ use super::{
     BlobRecord, TailInfo, ci,
     layout::{
         self, BlobEntry, CHUNK_SIZES, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
-        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, chunk_flags, features, flags,
+        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, MAX_ROWS, chunk_flags,
+        features, flags,
     },
     v5,
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, Codec, Decoded, Digest, FormatError, Stored,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkList, Codec, Decoded, Digest, FormatError,
+    Stored,
     erofs::{
         Nid,
         layout::{
@@ -60,6 +62,13 @@ pub(super) fn rows(bytes: &[u8], (at, size): (u64, u64)) -> Result<&[u8], Format
     slice(bytes, at, size, || "chunk table".into())
 }
 
+/// How many rows the chunk table of `bytes` has, as it says itself; nothing else of it is looked at.
+pub fn chunk_rows(bytes: &[u8]) -> Result<u64, FormatError> {
+    let ext: ExtendedSuperBlock =
+        structure(bytes, EXTENDED_OFFSET, || "extended superblock".to_owned())?;
+    Ok(ext.chunk_table_size.get() / size_of::<ChunkEntry>() as u64)
+}
+
 /// Parses all but the chunk table, and says where that is.
 pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatError> {
     let sb = superblock(bytes)?;
@@ -85,6 +94,10 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
         || !rows(prefetch_table, 4)
     {
         return Err(error("a table does not have a whole number of rows".into()));
+    }
+    let chunks = chunk_table.1 / size_of::<ChunkEntry>() as u64;
+    if chunks > MAX_ROWS {
+        return Err(error(format!("{chunks} chunks, at most {MAX_ROWS} are possible")));
     }
     if blob_table.1 / size_of::<BlobEntry>() as u64 != u64::from(devices) {
         return Err(error(format!("{devices} devices, {} bytes of blob table", blob_table.1)));
@@ -299,7 +312,8 @@ fn blob(
         toc_digest: (toc_size != 0).then(|| Digest::sha256(entry.toc_digest)),
     };
     let stored_size = entry.stored_size.get();
-    let blob = Blob { id, codec: blob_codec, stored_size, decoded_size, chunks: Vec::new() };
+    let chunks = ChunkList::default();
+    let blob = Blob { id, codec: blob_codec, stored_size, decoded_size, chunks };
     Ok(BlobRecord { blob, tail })
 }
 
@@ -319,6 +333,15 @@ pub(super) fn parse_id(id: &[u8]) -> Option<Digest> {
 fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<(), FormatError> {
     let Tables { blobs, tails, digest, geometry, .. } = tables;
     let mut unplaced = BTreeSet::new();
+    // Counted first: lists that grow have room for twice of what is in them.
+    let mut counts = vec![0; blobs.len()];
+    for row in rows.chunks_exact(size_of::<ChunkEntry>()) {
+        let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
+        if let Some(count) = counts.get_mut(entry.blob.get() as usize) {
+            *count += 1;
+        }
+    }
+    let mut lists: Vec<Vec<Chunk>> = counts.into_iter().map(Vec::with_capacity).collect();
     for (index, row) in rows.chunks_exact(size_of::<ChunkEntry>()).enumerate() {
         let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let error = |problem: String| {
@@ -326,7 +349,7 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
             FormatError::new(format!("chunk table entry {index}"), at, problem)
         };
         let blob_index = entry.blob.get() as usize;
-        let Some(blob) = blobs.get_mut(blob_index) else {
+        let Some(blob) = blobs.get(blob_index) else {
             return Err(error(format!("blob {blob_index} does not exist")));
         };
         let tail = &tails[blob_index];
@@ -358,13 +381,14 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
             batch: in_batch.then(|| layout::from_in_batch(entry.file_offset.get())),
         };
         validate_chunk(&chunk, blob, tail.chunk_count, geometry.chunk_size).map_err(error)?;
-        blob.chunks.push(chunk);
+        lists[blob_index].push(chunk);
     }
-    for (index, blob) in blobs.iter_mut().enumerate() {
-        blob.chunks.sort_unstable_by_key(|chunk| chunk.number);
-        validate_order(&blob.chunks).map_err(|problem| {
+    for (index, (blob, mut chunks)) in blobs.iter_mut().zip(lists).enumerate() {
+        chunks.sort_unstable_by_key(|chunk| chunk.number);
+        validate_order(&chunks).map_err(|problem| {
             FormatError::new("chunk table", table, format!("blob {index}: {problem}"))
         })?;
+        blob.chunks = chunks.into();
     }
     // There are fewer blobs than 256.
     tables.unplaced = unplaced.into_iter().map(|blob| BlobIndex(blob as u8)).collect();

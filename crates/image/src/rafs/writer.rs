@@ -5,8 +5,8 @@ use zerocopy::IntoBytes;
 use super::{
     BlobRecord,
     layout::{
-        self, BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, chunk_flags,
-        features, flags,
+        self, BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, MAX_ROWS,
+        chunk_flags, features, flags,
     },
     tables::{digester, validate_chunk, validate_order},
 };
@@ -256,6 +256,10 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
     }
     if blobs.len() > MAX_DEVICES {
         return fail(format!("{} blobs, at most {MAX_DEVICES} are possible", blobs.len()));
+    }
+    let chunks: u64 = blobs.iter().map(|record| record.blob.chunks.len() as u64).sum();
+    if chunks > MAX_ROWS {
+        return fail(format!("{chunks} chunks, at most {MAX_ROWS} are possible"));
     }
     let codec = blobs.first().map_or(Codec::Zstd, |record| record.blob.codec);
     for (index, BlobRecord { blob, tail }) in blobs.iter().enumerate() {

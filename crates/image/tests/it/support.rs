@@ -100,7 +100,7 @@ impl BlobBuilder {
             codec: self.codec,
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
-            chunks: self.chunks,
+            chunks: self.chunks.into(),
         };
         assert_eq!(blob.stored_size, stored.len() as u64);
         assert_eq!(blob.decoded_size, self.decoded.len() as u64);

@@ -29,6 +29,7 @@ use super::{
     flight::{Flights, Seat},
     layout::Layout,
     ready::ReadyMap,
+    released::Released,
     room::Patience,
     runs::{self, Runs},
     store::{Store, is_full},
@@ -95,6 +96,7 @@ pub struct CachedBlob {
     pub(super) asked: Asked,
     /// Whether the kernel asks before it reads the file.
     pub(super) guarded: Guarded,
+    released: Arc<Released>,
     /// Chunks that were found wrong and not reported yet.
     pub(super) wrong: Mutex<BTreeSet<usize>>,
     pub(super) cache: Weak<Cache>,
@@ -163,8 +165,9 @@ impl CachedBlob {
             layout,
             store,
             complete: watch::Sender::new(ready.is_full()),
-            asked: Asked::new(cache.opened, chunks),
+            asked: Asked::new(cache.clock.clone(), chunks),
             guarded: Guarded::new(ready.is_full()),
+            released: cache.released.clone(),
             wrong: Mutex::default(),
             cache: cache.own.clone(),
             ears: RwLock::default(),
@@ -256,6 +259,12 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         self.hear(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(chunks)
+    }
+
+    /// Notes that the kernel is about to let a thread through to a range. The range stays until the thread
+    /// was seen to have left the kernel's wait, even if it is frozen there. 0 is a thread that the kernel does not name.
+    pub fn let_through(self: &Arc<Self>, thread: i32, range: &Range<Decoded>) {
+        self.released.note(thread, self, self.layout.chunks_in(range));
     }
 
     /// Whether the file has every chunk of the range, checked by this process or not.

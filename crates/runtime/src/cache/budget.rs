@@ -113,6 +113,8 @@ impl Cache {
 
     /// Keeps the cache within its budget as well as it can. Blocks.
     pub(super) fn enforce(&self) -> Result<(), CacheError> {
+        self.clock.now();
+        self.released.sweep(self.settings.grace);
         self.budget.written.store(0, Ordering::Relaxed);
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);
         let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
@@ -200,12 +202,25 @@ impl Cache {
 
     /// Gives up chunks of blobs in use, those first that were asked for longest ago.
     fn free_chunks(&self, bytes: u64) -> u64 {
+        self.released.sweep(self.settings.grace);
+        let strangers = self.released.has_strangers();
+        if strangers {
+            tracing::debug!("readers are frozen, or just were, since before this process began");
+        }
+        let awaited = self.released.chunks();
+        let is_awaited = &|blob: &Arc<CachedBlob>, at: usize| {
+            let ranges = awaited.get(&Arc::as_ptr(blob));
+            ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&at)))
+        };
         let blobs = self.open_blobs();
         let mut idle: Vec<_> = blobs
             .iter()
             .enumerate()
+            .filter(|(_, cached)| !(strangers && cached.has_guard()))
             .flat_map(|(blob, cached)| {
-                cached.idle().into_iter().map(move |(last, at)| (last, blob, at))
+                let idle = cached.idle().into_iter();
+                let idle = idle.filter(move |(_, at)| !is_awaited(cached, *at));
+                idle.map(move |(last, at)| (last, blob, at))
             })
             .collect();
         idle.sort_unstable();

@@ -13,13 +13,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering, fence},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lazuli_image::BLOCK_SIZE;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{CachedBlob, Lease, durable::lock};
+use super::{CachedBlob, Lease, clock::Clock, durable::lock};
 
 /// Makes sure that the kernel asks before it reads the blob's file, as far as the file is in use.
 pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
@@ -27,19 +27,19 @@ pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// When each chunk was asked for last.
 #[derive(Debug)]
 pub(super) struct Asked {
-    opened: Instant,
-    /// Tenths of a second since `opened`; enough for 13 years.
+    clock: Arc<Clock>,
+    /// What `clock` showed.
     chunks: Box<[AtomicU32]>,
 }
 
 impl Asked {
-    /// `opened` is when this process began to answer anybody.
-    pub(super) fn new(opened: Instant, chunks: usize) -> Self {
-        Asked { opened, chunks: (0..chunks).map(|_| AtomicU32::new(0)).collect() }
+    /// `clock` began when this process began to answer anybody.
+    pub(super) fn new(clock: Arc<Clock>, chunks: usize) -> Self {
+        Asked { clock, chunks: (0..chunks).map(|_| AtomicU32::new(0)).collect() }
     }
 
     pub(super) fn now(&self) -> u32 {
-        u32::try_from(self.opened.elapsed().as_millis() / 100).unwrap_or(u32::MAX)
+        self.clock.now()
     }
 
     /// Notes that somebody asks. To be called *before* the caller looks whether the chunks are ready: either
@@ -103,26 +103,38 @@ impl CachedBlob {
         *lock(&self.guarded.guard) = Some(guard);
     }
 
+    /// Whether the kernel lets readers through to the blob's file.
+    pub(super) fn has_guard(&self) -> bool {
+        lock(&self.guarded.guard).is_some()
+    }
+
     /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
     /// until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {
-        let is_open = {
-            // Under the lock, or a flush might call the blob complete in between.
-            let _touch = lock(&self.touch);
-            self.guarded.is_held.fetch_or(hold, Ordering::AcqRel);
-            let is_open = self.guarded.is_open.load(Ordering::Acquire);
-            if is_open || hold {
-                self.complete.send_replace(false);
+        // One at a time: what one has just seen of the mark another could be changing.
+        let guard = lock(&self.guarded.guard);
+        loop {
+            {
+                // Under the lock, or a flush might call the blob complete in between.
+                let _touch = lock(&self.touch);
+                self.guarded.is_held.fetch_or(hold, Ordering::AcqRel);
+                let is_open = self.guarded.is_open.load(Ordering::Acquire);
+                if is_open || hold {
+                    self.complete.send_replace(false);
+                }
+                if !is_open {
+                    return Ok(());
+                }
             }
-            is_open
-        };
-        if is_open {
-            let guard = lock(&self.guarded.guard).clone();
-            guard.map_or(Ok(()), |guard| guard())?;
-            self.guarded.since.store(self.asked.now(), Ordering::Release);
-            self.guarded.is_open.store(false, Ordering::Release);
+            guard.as_ref().map_or(Ok(()), |guard| guard())?;
+            let _touch = lock(&self.touch);
+            // A flush may have called the blob complete meanwhile, and then the mark goes again.
+            if !*self.complete.borrow() {
+                self.guarded.since.store(self.asked.now(), Ordering::Release);
+                self.guarded.is_open.store(false, Ordering::Release);
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Lets a blob be complete again.
@@ -186,11 +198,12 @@ impl CachedBlob {
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();
+        let mut tower = self.flights.lock();
+        let _touch = lock(&self.touch);
+        // Under the lock: a flush may have completed the blob since its chunks were chosen, and nobody asks about it then.
         if self.guarded.is_open.load(Ordering::Acquire) {
             return leases;
         }
-        let mut tower = self.flights.lock();
-        let _touch = lock(&self.touch);
         for at in chunks.iter().copied() {
             let (was_ready, was_suspect) = (self.ready.is_ready(at), self.suspect.is_ready(at));
             if tower.has(at) || !(was_ready || was_suspect) {

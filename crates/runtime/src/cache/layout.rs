@@ -18,6 +18,9 @@ const MAX_STORED_CHUNK: u32 = 2 * MAX_CHUNK;
 /// Largest decoded blob; the format's own limit, and just above what a file of ext4 can hold.
 const MAX_DECODED: u64 = 1 << 44;
 
+/// Bytes of a layout that are hashed together, about.
+const SAID: usize = 64 << 10;
+
 /// What one image says about one blob, with everything checked that the cache relies on: chunks
 /// ascend and do not overlap in either address space, and lie inside the blob.
 #[derive(Debug)]
@@ -115,7 +118,10 @@ impl Layout {
 }
 
 fn digest(blob: &Blob) -> Digest {
-    let mut said = b"lazuli chunk layout 1".to_vec();
+    let mut hasher = Algorithm::Blake3.hasher();
+    // Not all at once, which would be as much again as the chunks; not one by one, since a hasher likes long inputs.
+    let mut said = Vec::with_capacity(SAID + 128);
+    said.extend_from_slice(b"lazuli chunk layout 1");
     let number = |said: &mut Vec<u8>, number: u64| said.extend_from_slice(&number.to_le_bytes());
     let id = |said: &mut Vec<u8>, digest: &Digest| {
         said.extend_from_slice(digest.algorithm.name().as_bytes());
@@ -139,9 +145,13 @@ fn digest(blob: &Blob) -> Digest {
             number(&mut said, batch.offset.into());
             number(&mut said, batch.size.into());
         }
+        if said.len() >= SAID {
+            hasher.update(&said);
+            said.clear();
+        }
     }
-    // At once: a hasher likes long inputs.
-    Algorithm::Blake3.digest(&said)
+    hasher.update(&said);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -171,7 +181,8 @@ mod tests {
                 chunk(0, 0, 100, 0, 5000),
                 chunk(1, 100, 50, 8192, 50),
                 chunk(3, 200, 800, 16384, 4096),
-            ],
+            ]
+            .into(),
         }
     }
 
@@ -252,7 +263,7 @@ mod tests {
             |blob| blob.chunks[2].digest.hash[31] ^= 1,
             |blob| blob.chunks[1].stored.0 += 1,
             |blob| blob.chunks[2].number = 2,
-            |blob| blob.chunks.truncate(2),
+            |blob| blob.chunks.to_mut().truncate(2),
         ];
         for change in changes {
             let mut blob = blob();

@@ -13,12 +13,14 @@ mod blob;
 mod bring;
 mod budget;
 mod check;
+mod clock;
 mod durable;
 mod elsewhere;
 mod evict;
 mod flight;
 mod layout;
 mod ready;
+mod released;
 mod room;
 mod runs;
 mod scrub;
@@ -38,7 +40,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lazuli_image::{Blob, Digest};
@@ -50,7 +52,10 @@ pub use self::{
     evict::Guard,
     scrub::{Scrubbed, WrongChunk},
 };
-use self::{budget::Budget, elsewhere::Elsewhere, layout::Layout, workers::Workers};
+use self::{
+    budget::Budget, clock::Clock, elsewhere::Elsewhere, layout::Layout, released::Released,
+    workers::Workers,
+};
 use crate::source::BlobSource;
 
 /// How the cache behaves.
@@ -130,8 +135,10 @@ pub struct Cache {
     budget: Arc<Budget>,
     /// What a blob can have from another one.
     elsewhere: Elsewhere,
-    /// When this process began to use it.
-    opened: Instant,
+    /// Readers that may be on their way to a page.
+    released: Arc<Released>,
+    /// Since this process began to use it.
+    clock: Arc<Clock>,
     own: Weak<Cache>,
     /// Locked as long as anybody has it open; blobs can outlive the cache.
     lock: Arc<File>,
@@ -170,7 +177,8 @@ impl Cache {
             given: Mutex::default(),
             budget: Arc::default(),
             elsewhere: Elsewhere::default(),
-            opened: Instant::now(),
+            released: Arc::default(),
+            clock: Arc::new(Clock::new()),
             own: own.clone(),
             lock: Arc::new(lock),
         }))

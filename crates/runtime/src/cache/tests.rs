@@ -73,7 +73,7 @@ impl Sample {
             codec: Codec::Zstd,
             stored_size: stored.len() as u64,
             decoded_size: file.len() as u64,
-            chunks,
+            chunks: chunks.into(),
         };
         Sample { blob, stored, file }
     }

@@ -66,6 +66,11 @@ pub(super) struct ErofsMount {
 }
 
 impl ErofsMount {
+    /// Whether it is to be read directly when its start is over.
+    pub(super) fn reads_directly(&self) -> bool {
+        self.filesystems.reads_directly
+    }
+
     /// Events about the image's blobs.
     pub(super) fn events(&self) -> u64 {
         self.watches.iter().map(Watch::events).sum()
@@ -83,6 +88,8 @@ impl Drop for ErofsMount {
 #[derive(Debug)]
 pub(super) struct Filesystems {
     records: Records<FilesystemRecord>,
+    /// Whether the kernel may read blobs past their page cache.
+    reads_directly: bool,
     /// Those whose mounts are gone.
     lingering: Mutex<Vec<Remains>>,
 }
@@ -94,8 +101,8 @@ struct Remains {
 }
 
 impl Filesystems {
-    pub(super) fn new(records: Records<FilesystemRecord>) -> Arc<Self> {
-        Arc::new(Filesystems { records, lingering: Mutex::default() })
+    pub(super) fn new(records: Records<FilesystemRecord>, reads_directly: bool) -> Arc<Self> {
+        Arc::new(Filesystems { records, reads_directly, lingering: Mutex::default() })
     }
 
     /// Those that live, as an earlier worker recorded them; records of others are removed.
@@ -181,7 +188,8 @@ impl Filesystems {
     /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not cached
     /// fail with EIO then, instead of showing holes.
     pub(super) fn cut_off(&self) {
-        for remains in mem::take(&mut *self.lock()) {
+        let all = mem::take(&mut *self.lock());
+        for remains in all {
             let image = remains.record.manifest_digest;
             tracing::warn!(%image, "still in use: its readers get errors now");
             remains.watches.into_iter().for_each(Watch::cut_off);

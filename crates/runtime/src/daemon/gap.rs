@@ -47,27 +47,7 @@ pub(super) fn close(
     blobs: &[Arc<CachedBlob>],
     turn_away: impl Fn(),
 ) -> io::Result<u64> {
-    let mut doubtful: Vec<Doubtful> = Vec::new();
-    let mut pending = vec![(bootstrap.root(), at.to_owned())];
-    while let Some((dir, path)) = pending.pop() {
-        for entry in bootstrap.read_dir(dir, 0).map_err(io::Error::other)? {
-            let entry = entry.map_err(io::Error::other)?;
-            if entry.is_dot() {
-                continue;
-            }
-            let path = path.join(std::ffi::OsStr::from_bytes(entry.name));
-            match entry.file_type {
-                FileType::Directory => pending.push((entry.nid, path)),
-                FileType::Regular => {
-                    let holes = holes(entry.nid, bootstrap, blobs)?;
-                    if !holes.is_empty() && forget(&path, &holes)? > 0 {
-                        doubtful.push((path, holes));
-                    }
-                }
-                _ => {}
-            }
-        }
-    }
+    let mut doubtful = forget_holes(at, bootstrap, blobs)?;
     let (mut calm, mut reclaimed) = (0, 0);
     for _ in 0..PASSES {
         doubtful.retain(|(path, holes)| sum(path, holes, pages::count).map_or(true, |n| n > 0));
@@ -90,6 +70,49 @@ pub(super) fn close(
     }
     let left = seen(&doubtful)?;
     tracing::error!(at = %at.display(), left, "programs may still see zeros in pages that they have mapped");
+    Ok(left)
+}
+
+/// The same while readers are served, for pages that should not exist. As a rule there are none, and nothing else is done.
+pub(super) fn clean(
+    at: &Path,
+    bootstrap: &Bootstrap<Map>,
+    blobs: &[Arc<CachedBlob>],
+) -> io::Result<()> {
+    let mapped = forget_holes(at, bootstrap, blobs)?;
+    if seen(&mapped)? > 0 {
+        close(at, bootstrap, blobs, || {})?;
+    }
+    Ok(())
+}
+
+/// Drops the pages of chunks that are not here, and returns where some are left.
+fn forget_holes(
+    at: &Path,
+    bootstrap: &Bootstrap<Map>,
+    blobs: &[Arc<CachedBlob>],
+) -> io::Result<Vec<Doubtful>> {
+    let mut left = Vec::new();
+    let mut pending = vec![(bootstrap.root(), at.to_owned())];
+    while let Some((dir, path)) = pending.pop() {
+        for entry in bootstrap.read_dir(dir, 0).map_err(io::Error::other)? {
+            let entry = entry.map_err(io::Error::other)?;
+            if entry.is_dot() {
+                continue;
+            }
+            let path = path.join(std::ffi::OsStr::from_bytes(entry.name));
+            match entry.file_type {
+                FileType::Directory => pending.push((entry.nid, path)),
+                FileType::Regular => {
+                    let holes = holes(entry.nid, bootstrap, blobs)?;
+                    if !holes.is_empty() && forget(&path, &holes)? > 0 {
+                        left.push((path, holes));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
     Ok(left)
 }
 

@@ -75,6 +75,8 @@ pub struct Settings {
     pub deadline: Option<Duration>,
     /// Bytes on the disk that the cache may take.
     pub max_bytes: Option<u64>,
+    /// Whether the fanotify driver may read blobs directly; `None` goes by the kernel's release.
+    pub direct_io: Option<bool>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
     /// Where containerd's requests arrive, if they do: the path of a Unix socket.

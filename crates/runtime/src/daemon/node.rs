@@ -113,7 +113,6 @@ impl Node {
         let [mounts, filesystems] = ["mounts", "filesystems"].map(|name| root.join(name));
         let records = Records::open(mounts.clone()).map_err(io(&mounts))?;
         let alive = Records::open(filesystems.clone()).map_err(io(&filesystems))?;
-        let filesystems = Filesystems::new(alive);
         let logins = root.join("logins");
         let logins = Logins::open(&logins, &settings.registry.keyring).map_err(io(&logins))?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
@@ -129,7 +128,15 @@ impl Node {
         let cache = Cache::open(&directory, cache_settings)?;
         let prefetcher =
             Prefetcher::new(settings.prefetch.clone(), Traces::of(root), cache.clone());
-        let probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
+        let mut probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
+        match settings.direct_io {
+            Some(true) => probe.direct_reads = Ok(()),
+            Some(false) => {
+                probe.direct_reads = Err("the configuration forbids direct reads".into())
+            }
+            None => {}
+        }
+        let filesystems = Filesystems::new(alive, probe.direct_reads.is_ok());
         tokio::spawn(filesystems::sweep_while_used(Arc::downgrade(&filesystems)));
         let registry = settings.registry.clone();
         tokio::task::spawn_blocking(move || registry.warm_up());
@@ -275,7 +282,10 @@ impl Node {
         match &self.probe.fanotify {
             Ok(()) => {
                 let reason = "this kernel has pre-content events and file-backed EROFS mounts";
-                (DriverChoice::Fanotify, reason.to_owned())
+                let buffered = self.probe.direct_reads.as_ref().err();
+                let buffered = buffered
+                    .map_or_else(String::new, |why| format!("; reads stay buffered: {why}"));
+                (DriverChoice::Fanotify, format!("{reason}{buffered}"))
             }
             Err(reason) => (DriverChoice::Fuse, format!("fanotify does not work: {reason}")),
         }

@@ -141,16 +141,21 @@ impl Node {
         // Given up since the plan was made: nothing is wrong with it.
         let Some(blob) = opened? else { return Ok(ScrubStep::default()) };
         let step = blob.scrub(from).await;
-        if !step.wrong.is_empty() {
+        let (is_wrong, is_last) = (!step.wrong.is_empty(), step.next.is_none());
+        if is_wrong || is_last && !blob.is_complete() {
             let served = self.served().await;
             let drop_pages = move || {
-                for (mountpoint, image) in served {
-                    if image.has(&blob) {
+                for (mountpoint, image) in served.iter().filter(|(_, image)| image.has(&blob)) {
+                    let dropped = if is_wrong {
                         tracing::warn!(mountpoint = %mountpoint.display(), "dropping its pages");
-                        forget_pages(&mountpoint).and(image.close_gap(&mountpoint)).unwrap_or_else(
-                            |error| tracing::error!(%error, "wrong bytes may be in memory"),
-                        );
-                    }
+                        forget_pages(mountpoint).and(image.close_gap(mountpoint))
+                    } else {
+                        // No reader should have got anything of what is missing, but the disk is not all there is to check.
+                        image.forget_missing(mountpoint)
+                    };
+                    dropped.unwrap_or_else(
+                        |error| tracing::error!(%error, "wrong bytes may be in memory"),
+                    );
                 }
             };
             let dropped = tokio::task::spawn_blocking(drop_pages).await;

@@ -134,6 +134,11 @@ impl ServedImage {
         gap::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
+    /// Drops pages of chunks that are not here while readers are served, see [`gap::clean`]. Blocks.
+    pub(super) fn forget_missing(&self, mountpoint: &Path) -> io::Result<()> {
+        gap::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
+    }
+
     /// Stored bytes of the chunks that are here, and of all chunks.
     pub(super) fn filled(&self) -> (u64, u64) {
         self.blobs.iter().map(|blob| blob.filled()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
@@ -186,7 +191,7 @@ impl ServedImage {
         };
         let mount = filesystems.add(mounted, watches, record)?;
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
+        self.read_directly_later(&mount);
         Ok(mount)
     }
 
@@ -216,13 +221,27 @@ impl ServedImage {
         watches.iter_mut().for_each(Watch::mounted);
         let mount = filesystems.keep(adopted, watches, record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
-        tokio::spawn(read_directly_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
+        if !mount.reads_directly()
+            && let Err(error) = mount.erofs.read_through_cache()
+        {
+            tracing::warn!(%error, "reads may stay direct, as the worker before this one left them");
+        }
+        self.read_directly_later(&mount);
         Ok(Some(mount))
+    }
+
+    fn read_directly_later(&self, mount: &Arc<ErofsMount>) {
+        if mount.reads_directly() {
+            let (mount, blobs) = (Arc::downgrade(mount), Arc::downgrade(&self.blobs));
+            tokio::spawn(read_directly_when_quiet(mount, blobs));
+        }
     }
 
     /// Marks come before the mount: the kernel decides at open whether a file has events.
     pub(super) fn watch(&self, session: &Arc<fanotify::Session>) -> io::Result<Vec<Watch>> {
-        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).map_err(io::Error::other);
+        let watch = |blob: &Arc<CachedBlob>| {
+            session.watch(blob.clone(), self.manifest_digest()).map_err(io::Error::other)
+        };
         self.blobs.iter().map(watch).collect()
     }
 

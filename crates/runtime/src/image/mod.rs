@@ -12,6 +12,8 @@
 //! waits for it: what a power cut damages is found by the digests when it is opened, and fetched again.
 
 mod meta;
+mod rows;
+mod tables;
 mod unpack;
 #[cfg(fuzzing)]
 pub(crate) use unpack::fuzz;
@@ -20,23 +22,22 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use bytes::Bytes;
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError, Stored,
     oci::{Descriptor, Manifest, media_type},
-    rafs::{self, BlobRecord, Bootstrap},
+    rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
 };
 use lazuli_registry::{
     self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
 
-pub use unpack::UnpackError;
+use self::rows::{Opening, Purpose};
+pub use self::unpack::UnpackError;
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +86,20 @@ pub enum ImageError {
         image: String,
         /// The blob.
         blob: Digest,
+    },
+    /// Where its chunks are stored is said by tables that no digest covers, and they are wrong.
+    #[error(
+        "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
+    )]
+    Misplaced {
+        /// The image.
+        image: String,
+        /// The blob.
+        blob: Digest,
+        /// Where the tables came from.
+        place: String,
+        /// Which chunk is not where it should be.
+        problem: String,
     },
     /// A file of it on this node is damaged or missing.
     #[error("{path}: {problem}")]
@@ -155,7 +170,7 @@ impl StoredImage {
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
         if directory.exists() {
-            match Self::open(&directory) {
+            match Self::open_for(&directory, Purpose::New) {
                 Ok(image) => return Ok((image, fetched)),
                 Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
                     tracing::warn!(%error, "fetching the image's metadata again");
@@ -178,6 +193,10 @@ impl StoredImage {
 
     /// Opens an image that [`StoredImage::fetch`] put there.
     pub fn open(directory: &Path) -> Result<Self, ImageError> {
+        Self::open_for(directory, Purpose::Known)
+    }
+
+    fn open_for(directory: &Path, purpose: Purpose) -> Result<Self, ImageError> {
         let damaged = |name: &str, problem: &str| ImageError::Damaged {
             path: directory.join(name),
             problem: problem.to_owned(),
@@ -197,9 +216,19 @@ impl StoredImage {
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
         }
-        let bootstrap = Bootstrap::open(map)
-            .map_err(|source| ImageError::Format { image: manifest_digest.to_string(), source })?;
-        let content = Content { manifest: raw, config, bootstrap };
+        let format = |source| ImageError::Format { image: manifest_digest.to_string(), source };
+        let (bootstrap, opening) = match rows::find(&manifest_digest, map.as_ref()) {
+            Some(bootstrap) => (bootstrap, None),
+            None => {
+                let count = rafs::chunk_rows(map.as_ref()).map_err(format)?;
+                let opening = rows::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
+                    let source = UnpackError::TooManyChunks { count, left };
+                    ImageError::Unpack { image: manifest_digest.to_string(), source }
+                })?;
+                (Arc::new(Bootstrap::open(map).map_err(format)?), Some(opening))
+            }
+        };
+        let content = Content { manifest: raw, config, bootstrap, opening };
         Self::of(directory.to_owned(), manifest_digest, content)
     }
 
@@ -213,7 +242,9 @@ impl StoredImage {
             path: directory.join(name),
             problem: problem.to_owned(),
         };
-        let Content { manifest: raw, config, bootstrap } = content;
+        let Content { manifest: raw, config, bootstrap, opening } = content;
+        rows::share(&manifest_digest, &bootstrap);
+        drop(opening);
         let manifest =
             Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
         if !manifest.config.digest.matches(&config) {
@@ -246,7 +277,7 @@ impl StoredImage {
             },
             hot,
             config,
-            bootstrap: Arc::new(bootstrap),
+            bootstrap,
             bytes_total: lazy.iter().map(|layer| layer.size).sum(),
             whole: lazy.len() == manifest.layers.len(),
             directory,
@@ -304,7 +335,9 @@ pub(crate) fn sweep(images: &Path) {
 struct Content {
     manifest: Vec<u8>,
     config: Vec<u8>,
-    bootstrap: Bootstrap<Map>,
+    bootstrap: Arc<Bootstrap<Map>>,
+    /// Until others know of the bootstrap.
+    opening: Option<Opening>,
 }
 
 /// Fetches everything into `directory`.
@@ -321,7 +354,7 @@ async fn fill(
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, (bootstrap, of_bootstrap)) = (config?, bootstrap?);
+    let (config, (bootstrap, opening, of_bootstrap)) = (config?, bootstrap?);
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
     let digest = Algorithm::Blake3.digest(bootstrap.bytes());
@@ -329,7 +362,7 @@ async fn fill(
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
     fetched.requests += config.requests + of_bootstrap.requests;
     let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
-    Ok(Content { manifest, config, bootstrap })
+    Ok(Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) })
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
@@ -337,15 +370,16 @@ async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
     path: &Path,
-) -> Result<(Bootstrap<Map>, Fetched), ImageError> {
+) -> Result<(Bootstrap<Map>, Opening, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
     let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
     let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
-    for place in places.iter().filter(|_| places.len() > 1) {
+    for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
         let error = match &unpacked {
             Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
+            Err(error @ ImageError::Misplaced { .. }) => error.to_string(),
             // Of one place, unless all of them have been asked at first.
             Err(ImageError::Registry(error)) if is_again => error.to_string(),
             _ => break,
@@ -362,25 +396,11 @@ async fn find_bootstrap(
             }
             _ => {}
         }
-        unpacked = fetch_bootstrap(&**place, &places, layer, path, &mut fetched).await;
+        // Its tables, too, unless it has none.
+        let order = [&places[at..], &places[..at]].concat();
+        unpacked = fetch_bootstrap(&**place, &order, layer, path, &mut fetched).await;
     }
-    unpacked.map(|bootstrap| (bootstrap, fetched))
-}
-
-/// Tables of a blob that no digest covers, from the first of `places` that has them: never from other nodes.
-async fn tables(
-    places: &[Arc<dyn Repository>],
-    blob: &Blob,
-    range: Range<Stored>,
-) -> Result<Bytes, RegistryError> {
-    let mut failures = Vec::new();
-    for place in places.iter().filter(|place| !place.is_for_all()) {
-        match place.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
-            Ok(bytes) => return Ok(bytes),
-            Err(error) => failures.push(error),
-        }
-    }
-    Err(RegistryError::Everywhere { failures })
+    unpacked.map(|(bootstrap, opening)| (bootstrap, opening, fetched))
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
@@ -390,7 +410,7 @@ async fn fetch_bootstrap(
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
-) -> Result<Bootstrap<Map>, ImageError> {
+) -> Result<(Bootstrap<Map>, Opening), ImageError> {
     let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         (Box::new(io::Cursor::new(content)), requests)
@@ -408,25 +428,43 @@ async fn fetch_bootstrap(
     };
     let unpack = move || unpack::unpack(reader, &to);
     let mut unpacked = blocking(unpack).await.map_err(failed)?;
+    let misplaced = |blob: Digest, place: &Arc<dyn Repository>, problem: String| {
+        let (image, place) = (repository.describe(), place.describe());
+        ImageError::Misplaced { image, blob, place, problem }
+    };
     // Converters that make batches do not always send the tables along.
+    let mut unproven = Vec::new();
     for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
         let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-        let bytes = tables(places, &blob, range).await?;
+        let (bytes, place) = tables::fetch(places, &blob, range).await?;
         fetched.bytes += bytes.len() as u64;
         fetched.requests += 1;
         let table = rafs::ci_table_of(&bytes, &tail);
-        let contradicts = |source| UnpackError::Meta { blob: blob.id.hex().to_string(), source };
-        unpacked.give(index, table.map_err(contradicts).map_err(failed)?);
+        unpacked.give(index, table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?);
+        unproven.push((index, blob.id, place));
     }
     let open = move || {
-        let bootstrap = unpacked.open()?;
+        let (bootstrap, opening) = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
         // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
         // could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
-        Ok(bootstrap)
+        Ok((bootstrap, opening))
     };
-    blocking(open).await.map_err(failed)
+    let opened = blocking(open).await.map_err(|error| match (error, unproven.first()) {
+        (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
+            misplaced(*blob, place, error.to_string())
+        }
+        (error, _) => failed(error),
+    });
+    let (bootstrap, opening) = opened?;
+    for (index, id, place) in unproven {
+        let read = tables::prove(places, &bootstrap.blobs()[usize::from(index.0)]).await?;
+        fetched.bytes += read.bytes;
+        fetched.requests += read.requests;
+        read.proof.map_err(|problem| misplaced(id, &place, problem))?;
+    }
+    Ok((bootstrap, opening))
 }
 
 /// Runs what would keep others from running.

@@ -10,17 +10,23 @@ use std::{
 use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{
     BlobIndex, FormatError,
-    rafs::{self, BlobRecord, Bootstrap, Placed, v5},
+    rafs::{self, BlobRecord, Bootstrap, Placed, layout::MAX_ROWS, v5},
 };
 use lazuli_sys::mmap::Map;
 
-use super::meta;
+use super::{
+    meta,
+    rows::{self, Opening, Purpose},
+};
 
 /// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
 const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 
 /// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
 const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
+
+/// Longer than any header that describes a member of these layers: their names have less than 100 bytes.
+const EXTENSION_LIMIT: u64 = 64 << 10;
 
 /// How zstd begins, RFC 8878.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -43,9 +49,26 @@ pub enum UnpackError {
     /// It claims to be larger than any bootstrap is.
     #[error("the bootstrap claims {0} bytes; the limit is {BOOTSTRAP_LIMIT}")]
     TooLarge(u64),
+    /// A name, or other words about a member, longer than there is reason for.
+    #[error("the bootstrap layer has a tar header of {0} bytes; the limit is {EXTENSION_LIMIT}")]
+    Extension(u64),
+    /// Readers would not agree what follows.
+    #[error("the bootstrap layer has {0}")]
+    Ambiguous(&'static str),
     /// Readers would not agree which one counts.
     #[error("the bootstrap layer has two bootstraps")]
     Twice,
+    /// The node has too many others.
+    #[error(
+        "the image has {count} chunks; beside the images that are open on this node it may have {left}: unmount some, or convert it \
+         with larger chunks"
+    )]
+    TooManyChunks {
+        /// Its chunks.
+        count: u64,
+        /// How many it might have.
+        left: u64,
+    },
     /// The bootstrap is none.
     #[error(transparent)]
     Format(FormatError),
@@ -64,6 +87,7 @@ pub enum UnpackError {
 pub(super) struct Unpacked {
     path: PathBuf,
     bootstrap: Bootstrap<Map>,
+    opening: Opening,
     tables: Vec<(BlobIndex, Vec<u8>)>,
 }
 
@@ -82,14 +106,14 @@ impl Unpacked {
     }
 
     /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
-    pub(super) fn open(self) -> Result<Bootstrap<Map>, UnpackError> {
-        let Unpacked { path, mut bootstrap, tables } = self;
+    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Opening), UnpackError> {
+        let Unpacked { path, mut bootstrap, mut opening, tables } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
-            drop(bootstrap);
+            drop((bootstrap, opening));
             let Placed { at, table } = placed;
             File::options().write(true).open(&path)?.write_all_at(&table, at)?;
-            bootstrap = open(&path)?.map_err(UnpackError::Format)?;
+            (bootstrap, opening) = open(&path)?.map_err(UnpackError::Format)?;
         }
         if !tables.is_empty() {
             let records = bootstrap.blob_records();
@@ -101,7 +125,7 @@ impl Unpacked {
                 })?;
             }
         }
-        Ok(bootstrap)
+        Ok((bootstrap, opening))
     }
 }
 
@@ -113,11 +137,12 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     let mut tables = Vec::new();
     let unpacked = search(&mut layer, to, &mut tables);
     io::copy(&mut layer, &mut io::sink())?;
-    let bootstrap = unpacked?.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
-    Ok(Unpacked { path: to.to_owned(), bootstrap, tables })
+    let unpacked = unpacked?.ok_or(UnpackError::Missing)?;
+    let (bootstrap, opening) = unpacked.map_err(UnpackError::Format)?;
+    Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables })
 }
 
-type Opened = Result<Bootstrap<Map>, FormatError>;
+type Opened = Result<(Bootstrap<Map>, Opening), FormatError>;
 
 fn search(
     layer: &mut impl BufRead,
@@ -130,13 +155,18 @@ fn search(
     };
     let mut archive = tar::Archive::new(layer.take(LAYER_LIMIT));
     let mut bootstrap = None;
-    for entry in archive.entries()? {
+    let mut described = Described::default();
+    // Raw, since the archive itself would read a name of any size into memory.
+    for entry in archive.entries()?.raw(true) {
         let mut entry = entry?;
-        let path = entry.path_bytes().into_owned();
+        if described.take(&mut entry)? {
+            continue;
+        }
+        let path = std::mem::take(&mut described).name_of(&entry)?;
         let name = path.strip_prefix(b"./").unwrap_or(&path);
         if !NAMES.contains(&name) {
             // Without a sound bootstrap there is nothing to compare with.
-            if let (Some(Ok(bootstrap)), Some(id)) = (&bootstrap, meta::blob_of(name))
+            if let (Some(Ok((bootstrap, _))), Some(id)) = (&bootstrap, meta::blob_of(name))
                 && let Some((blob, table)) = meta::check(&mut entry, id, bootstrap)?
                 && !tables.iter().any(|(known, _)| *known == blob)
             {
@@ -158,16 +188,72 @@ fn search(
     Ok(bootstrap)
 }
 
+/// What the headers before a member say about it.
+#[derive(Default)]
+struct Described {
+    /// GNU's long name.
+    name: Option<Vec<u8>>,
+    /// PAX records.
+    records: Option<Vec<u8>>,
+}
+
+impl Described {
+    /// Whether `entry` describes the member that follows; then it is read.
+    fn take<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, UnpackError> {
+        let kind = entry.header().entry_type();
+        let into = match kind {
+            tar::EntryType::GNULongName => &mut self.name,
+            tar::EntryType::XHeader => &mut self.records,
+            // Says nothing about names. Nothing of it is read.
+            kind => return Ok(kind.is_gnu_longlink() || kind.is_pax_global_extensions()),
+        };
+        if entry.size() > EXTENSION_LIMIT {
+            return Err(UnpackError::Extension(entry.size()));
+        }
+        if into.is_some() {
+            return Err(UnpackError::Ambiguous("two headers of a kind that describe one member"));
+        }
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content)?;
+        *into = Some(content);
+        Ok(true)
+    }
+
+    /// The name of the member.
+    fn name_of<R: Read>(self, entry: &tar::Entry<'_, R>) -> Result<Vec<u8>, UnpackError> {
+        let Described { name, records } = self;
+        if entry.header().entry_type().is_gnu_sparse() {
+            return Err(UnpackError::Ambiguous("a sparse member"));
+        }
+        let mut path = None;
+        for record in tar::PaxExtensions::new(&records.unwrap_or_default()) {
+            let record = record?;
+            match record.key_bytes() {
+                b"path" => path = Some(record.value_bytes().to_vec()),
+                b"size" if record.value() != Ok(&entry.size().to_string()) => {
+                    return Err(UnpackError::Ambiguous("a member with two sizes"));
+                }
+                _ => {}
+            }
+        }
+        let name = name.map(|mut name| {
+            name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(name.len()));
+            name
+        });
+        Ok(name.or(path).unwrap_or_else(|| entry.path_bytes().into_owned()))
+    }
+}
+
 /// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
-fn open(path: &Path) -> io::Result<Opened> {
+fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
         // Only what was translated here may do without the tables of v6.
-        let own = |bootstrap: Bootstrap<Map>| match bootstrap.version() {
-            6 => Ok(bootstrap),
+        let own = |opened: (Bootstrap<Map>, Opening)| match opened.0.version() {
+            6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
         };
-        return Ok(Bootstrap::open(map).and_then(own));
+        return Ok(parse(map)?.and_then(own));
     }
     let translated = match v5::translate(map.as_ref()) {
         Ok(translated) => translated,
@@ -175,7 +261,18 @@ fn open(path: &Path) -> io::Result<Opened> {
     };
     drop(map);
     fs::write(path, translated)?;
-    Ok(Bootstrap::open(Map::new(&File::open(path)?)?))
+    parse(Map::new(&File::open(path)?)?)
+}
+
+/// Reads the tables, if there is room for them.
+fn parse(map: Map) -> Result<Opened, UnpackError> {
+    let count = match rafs::chunk_rows(map.as_ref()) {
+        Ok(count) => count,
+        Err(error) => return Ok(Err(error)),
+    };
+    let opening = rows::reserve(count.min(MAX_ROWS), Purpose::New)
+        .map_err(|left| UnpackError::TooManyChunks { count, left })?;
+    Ok(Bootstrap::open(map).map(|bootstrap| (bootstrap, opening)))
 }
 
 #[cfg(fuzzing)]
@@ -241,6 +338,57 @@ mod tests {
         }
     }
 
+    /// A member of this kind.
+    fn member(kind: u8, size: u64, content: &[u8]) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        header.set_path("a").unwrap();
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_size(size);
+        header.set_cksum();
+        let padding = content.len().next_multiple_of(512) - content.len();
+        [header.as_bytes(), content, &vec![0; padding]].concat()
+    }
+
+    #[test]
+    fn names_come_from_the_headers_before_a_member() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = b"25 path=image/image.boot\n";
+        for (number, headers) in [
+            member(b'L', 17, b"image/image.boot\0"),
+            member(b'x', 25, record),
+            [member(b'g', 25, record), member(b'L', 17, b"image/image.boot\0")].concat(),
+            [member(b'K', 3, b"abc"), member(b'x', 25, record)].concat(),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let to = directory.path().join(number.to_string());
+            let tar = [headers, member(b'0', 5, b"hello"), vec![0; 1024]].concat();
+            let error = unpack(&zstd(&tar)[..], &to).unwrap_err();
+            assert!(matches!(error, UnpackError::Format(_)), "{number}: {error}");
+            assert_eq!(std::fs::read(to).unwrap(), b"hello");
+        }
+    }
+
+    #[test]
+    fn headers_are_bounded_and_unequivocal() {
+        let directory = tempfile::tempdir().unwrap();
+        let rest = [member(b'0', 5, b"hello"), vec![0; 1024]].concat();
+        let long = EXTENSION_LIMIT + 1;
+        for (headers, expected) in [
+            (member(b'L', long, &vec![b'a'; long as usize]), "65537 bytes; the limit is 65536"),
+            (member(b'x', 2 << 30, b"never read"), "2147483648 bytes"),
+            ([member(b'L', 1, b"a"), member(b'L', 1, b"b")].concat(), "two headers of a kind"),
+            (member(b'x', 9, b"9 size=6\n"), "two sizes"),
+            (member(b'S', 0, b""), "sparse"),
+            (member(b'x', 3, b"abc"), "malformed pax"),
+        ] {
+            let to = directory.path().join("bootstrap");
+            let error = unpack(&zstd(&[headers, rest.clone()].concat())[..], &to).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
     #[test]
     fn v5_becomes_v6() {
         let directory = tempfile::tempdir().unwrap();
@@ -250,7 +398,7 @@ mod tests {
         let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
         let to = directory.path().join("bootstrap");
         let image = |old: &[u8]| zstd(&layer("image/image.boot", old.len() as u64, old));
-        let unpacked = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
+        let (unpacked, _) = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
         assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
         assert!(unpacked.bytes() == fs::read(&to).unwrap());
         let error = unpack(&image(unpacked.bytes())[..], &directory.path().join("v6")).unwrap_err();

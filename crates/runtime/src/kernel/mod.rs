@@ -10,5 +10,7 @@ pub mod mount;
 pub mod mountinfo;
 pub mod pages;
 pub mod probe;
+mod release;
+pub(crate) mod threads;
 
 pub use probe::Probe;

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::CStr,
     fmt,
     fs::{self, File},
     io::{self, Read as _},
@@ -139,10 +140,21 @@ impl Erofs {
     /// arrives, that would make every reader wait until the disk has what was just written, so a mount
     /// starts without. Fails on kernels (before 6.15) and file systems that cannot do it.
     pub fn read_directly(&self) -> io::Result<()> {
+        self.reconfigure(Some(c"directio"))
+    }
+
+    /// Takes [`Erofs::read_directly`] back. Reads that have begun end as they are.
+    pub fn read_through_cache(&self) -> io::Result<()> {
+        self.reconfigure(None)
+    }
+
+    fn reconfigure(&self, option: Option<&CStr>) -> io::Result<()> {
         let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
         let context = fspick(&self.tree, c"", flags)?;
-        fsconfig_set_flag(context.as_fd(), c"ro")?;
-        fsconfig_set_flag(context.as_fd(), c"directio")?;
+        // What is not named here the kernel sets back to its default.
+        for option in [Some(c"ro"), option].into_iter().flatten() {
+            fsconfig_set_flag(context.as_fd(), option)?;
+        }
         Ok(fsconfig_reconfigure(context.as_fd())?)
     }
 

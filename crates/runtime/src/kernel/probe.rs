@@ -23,7 +23,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::mount;
+use super::{mount, release::Release};
 
 /// How long the trial waits for an event that does not come.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -36,6 +36,8 @@ const CONTENT: &[u8] = b"lazuli";
 pub struct Probe {
     /// The fanotify driver, with a cache in the directory that was probed.
     pub fanotify: Result<(), String>,
+    /// Direct reads with the fanotify driver, see [`mount::Erofs::read_directly`].
+    pub direct_reads: Result<(), String>,
     /// The FUSE driver.
     pub fuse: Result<(), String>,
 }
@@ -44,12 +46,15 @@ impl Probe {
     /// Tries both, the first one with a small image in `cache`, which is made when it does not exist. Blocks for
     /// some milliseconds.
     pub fn run(cache: &Path) -> Self {
-        Probe { fanotify: fanotify(cache), fuse: fuse() }
+        let release = Release::of_this_machine();
+        let fanotify = release.buffered_reads().and_then(|()| fanotify(cache));
+        Probe { fanotify, direct_reads: release.direct_reads(), fuse: fuse() }
     }
 
     /// For a process whose predecessor has left a fanotify group: that driver works.
     pub fn of_successor() -> Self {
-        Probe { fanotify: Ok(()), fuse: fuse() }
+        let direct_reads = Release::of_this_machine().direct_reads();
+        Probe { fanotify: Ok(()), direct_reads, fuse: fuse() }
     }
 }
 
@@ -152,7 +157,7 @@ fn tiny_image() -> Result<Vec<u8>, String> {
             codec: Codec::Zstd,
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
-            chunks: vec![chunk],
+            chunks: vec![chunk].into(),
         };
         let mut tree = Tree::new(Metadata { permissions: 0o755, ..Metadata::default() });
         let chunks = vec![ChunkRef { blob: BlobIndex(0), number: 0 }];

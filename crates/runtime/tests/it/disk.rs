@@ -11,7 +11,7 @@ use lazuli_testkit::ext4::{self, Ext4};
 use tempfile::TempDir;
 
 use crate::{
-    fanotify::{Node, able, file, is_eio},
+    fanotify::{EVICTING, Node, able, file, is_eio},
     sample::Sample,
 };
 
@@ -62,6 +62,7 @@ async fn a_full_disk_takes_back_what_nobody_reads() {
     if !able() || !ext4::able() {
         return;
     }
+    let _alone = EVICTING.lock().await;
     let dir = tempfile::tempdir().unwrap();
     let disk = disk(&dir);
     // Room for one of the files.
@@ -83,6 +84,7 @@ async fn an_image_far_larger_than_the_budget_is_read_and_never_mounted_again() {
     if !able() {
         return;
     }
+    let _alone = EVICTING.lock().await;
     let files = (0..24).map(|n| file(&format!("f{n}"), n % 2, 300_000)).collect();
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use lazuli_image::{Inode, Kind, Metadata, Name, Tree, tree::Device};
+use lazuli_image::{Digest, Inode, Kind, Metadata, Name, Tree, tree::Device};
 use lazuli_runtime::{
     Cache, CachedBlob, Settings,
     keeper::Link,
@@ -38,11 +38,17 @@ pub(crate) fn able() -> bool {
     [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked].into_iter().all(require)
 }
 
+/// What names an image.
+const IMAGE: Digest = Digest::sha256([7; 32]);
+
+/// Held by tests that evict: a frozen reader of one would keep others from it.
+pub(crate) static EVICTING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// A daemon's worth of one image.
 pub(crate) struct Node {
     pub(crate) sample: Arc<Sample>,
     pub(crate) cache: Arc<Cache>,
-    sources: Vec<Arc<Moody>>,
+    pub(crate) sources: Vec<Arc<Moody>>,
     pub(crate) blobs: Vec<Arc<CachedBlob>>,
     watches: Vec<Watch>,
     session: Arc<Session>,
@@ -75,7 +81,7 @@ impl Node {
         let blobs: Vec<_> = sample.blobs.iter().zip(&sources).map(blob).collect();
         let session = Session::start(&Link::alone()).unwrap();
         session.listen(Vec::new()).unwrap();
-        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone()).unwrap();
+        let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone(), IMAGE).unwrap();
         let mut watches: Vec<_> = blobs.iter().map(watch).collect();
         let bootstrap = sample.write_bootstrap(dir.path());
         let at = dir.path().join("image");
@@ -363,7 +369,7 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     node.session.listen(Vec::new()).unwrap();
     let zeros = node.read(|path| fs::read(path.join("f")).unwrap()).await;
     assert!(zeros != node.sample.files["f"], "or there is nothing to forget");
-    let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone()).unwrap();
+    let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone(), IMAGE).unwrap();
     node.watches = node.blobs.iter().map(watch).collect();
     let backing = node.erofs.take().unwrap().backing().clone();
     node.drop_pages().await;

@@ -2,5 +2,6 @@
 
 mod disk;
 mod fanotify;
+mod frozen;
 mod pull;
 mod sample;

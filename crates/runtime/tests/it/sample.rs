@@ -113,7 +113,7 @@ impl Pack {
             codec: Codec::Zstd,
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
-            chunks: self.chunks,
+            chunks: self.chunks.into(),
         };
         (BlobRecord { blob, tail: tail.info }, self.stored.into())
     }

@@ -7,6 +7,7 @@ mod both;
 pub(crate) mod forge;
 mod image;
 mod kill;
+mod many_chunks;
 mod mutation;
 pub(crate) mod processes;
 mod readers;

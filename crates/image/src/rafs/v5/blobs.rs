@@ -9,7 +9,7 @@ use crate::{
     offset::round_up_to_block,
     rafs::{
         BlobRecord, TailInfo,
-        layout::{ChunkEntry, chunk_flags, features},
+        layout::{ChunkEntry, MAX_ROWS, chunk_flags, features},
         tables::{MAX_STORED, NO_DIGEST, refuse_chunk_flags},
     },
 };
@@ -18,6 +18,8 @@ use crate::{
 pub(super) struct Blobs<'a> {
     tables: &'a Tables<'a>,
     blobs: Vec<Chunks>,
+    /// Of all blobs together.
+    count: u64,
 }
 
 /// Chunks of one blob in the order in which they were seen; a chunk's number is its position.
@@ -31,7 +33,7 @@ struct Chunks {
 impl<'a> Blobs<'a> {
     pub(super) fn new(tables: &'a Tables<'a>) -> Self {
         let blobs = tables.blobs.iter().map(|_| Chunks::default()).collect();
-        Blobs { tables, blobs }
+        Blobs { tables, blobs, count: 0 }
     }
 
     /// Adds a chunk, unless another file has it too.
@@ -67,6 +69,10 @@ impl<'a> Blobs<'a> {
                 return Err(format!("another file has another chunk at {}", chunk.stored));
             }
         } else {
+            if self.count == MAX_ROWS {
+                return Err(format!("more chunks than {MAX_ROWS}, which are possible"));
+            }
+            self.count += 1;
             blob.known.insert(stored, chunk.number);
             blob.chunks.push(chunk);
         }
@@ -125,7 +131,7 @@ fn record(
         codec,
         stored_size: entry.stored_size.unwrap_or(end),
         decoded_size: decoded,
-        chunks,
+        chunks: chunks.into(),
     };
     let tail = TailInfo {
         features: features::ALIGNED,

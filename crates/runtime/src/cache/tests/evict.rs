@@ -175,3 +175,59 @@ async fn a_blob_that_was_watched_for_nothing_is_complete_again() {
     cache.enforce().unwrap();
     tokio::time::timeout(Duration::from_secs(60), blob.completed()).await.unwrap();
 }
+
+/// A blob with everything in it and on the disk, of which chunks may be given up at once.
+async fn complete(dir: &Path, sample: &Sample) -> (Arc<Cache>, Arc<CachedBlob>) {
+    let cache = Cache::open(dir, Settings { grace: Duration::ZERO, ..settings(0) }).unwrap();
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    blob.ensure(sample.all()).await.unwrap();
+    blob.completed().await;
+    (cache, blob)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_that_is_completed_while_it_is_guarded_is_guarded_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 4]);
+    let (_cache, blob) = complete(dir.path(), &sample).await;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (weak, called) = (Arc::downgrade(&blob), calls.clone());
+    blob.set_guard(Arc::new(move || {
+        if called.fetch_add(1, Ordering::SeqCst) == 0 {
+            // Eviction ends, and a flush calls the blob complete, which takes the mark away.
+            let blob = weak.upgrade().unwrap();
+            blob.release();
+            blob.flush().unwrap();
+            assert!(blob.is_complete());
+        }
+        Ok(())
+    }));
+    blob.stand_guard(true).unwrap();
+    assert_eq!((calls.load(Ordering::SeqCst), blob.is_complete()), (2, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_goes_of_a_blob_that_is_completed_after_its_chunks_were_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 4]);
+    let (_cache, blob) = complete(dir.path(), &sample).await;
+    blob.stand_guard(true).unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let chosen: Vec<_> = blob.idle().into_iter().map(|(_, at)| at).collect();
+    assert_eq!(chosen.len(), 4);
+    let evicting = {
+        // Holds up who gives chunks up.
+        let _flights = blob.flights.lock();
+        let evicting = {
+            let blob = blob.clone();
+            std::thread::spawn(move || blob.evict(&chosen).unwrap())
+        };
+        std::thread::sleep(Duration::from_millis(300));
+        blob.release();
+        blob.flush().unwrap();
+        assert!(blob.is_complete());
+        evicting
+    };
+    assert_eq!(evicting.join().unwrap().chunks, 0);
+    assert_eq!(blob.stats().chunks_ready, 4);
+}

@@ -7,7 +7,7 @@
 //!   6  u16 metadata_len                     2  u16 len     of the record
 //!   8  u64 mask                             4  u32 pad
 //!  16  s32 fd         taken by `sys`        8  u64 offset
-//!  20  s32 pid        the reader           16  u64 count
+//!  20  s32 pid        its thread           16  u64 count
 //! ```
 //!
 //! Pure: no descriptor, no allocation, no panic on any input.
@@ -28,8 +28,9 @@ pub enum Event {
         offset: u64,
         /// Number of bytes. `offset + count` does not overflow.
         count: u64,
-        /// Thread group of the reader, 0 when it is in another pid namespace.
-        pid: i32,
+        /// The reader's thread ([`Group::reports_threads`](lazuli_sys::fanotify::Group::reports_threads)), 0 when
+        /// it is in a pid namespace that is not below ours.
+        thread: i32,
     },
     /// Events were lost.
     Overflow,
@@ -65,7 +66,7 @@ pub fn parse(bytes: &[u8]) -> Result<Event, AbiError> {
     let event_len = u32::from_ne_bytes(field(bytes, 0).ok_or(short)?) as usize;
     let metadata_len = usize::from(u16::from_ne_bytes(field(bytes, 6).ok_or(short)?));
     let mask = u64::from_ne_bytes(field(bytes, 8).ok_or(short)?);
-    let pid = i32::from_ne_bytes(field(bytes, 20).ok_or(short)?);
+    let thread = i32::from_ne_bytes(field(bytes, 20).ok_or(short)?);
     let event = bytes.get(..event_len).ok_or(short)?;
     let mut records = event.get(metadata_len..).ok_or(AbiError::Length(metadata_len))?;
     if metadata_len < METADATA_SIZE {
@@ -86,7 +87,7 @@ pub fn parse(bytes: &[u8]) -> Result<Event, AbiError> {
             let offset = u64::from_ne_bytes(field(record, 8).ok_or(AbiError::Range)?);
             let count = u64::from_ne_bytes(field(record, 16).ok_or(AbiError::Range)?);
             offset.checked_add(count).ok_or(AbiError::Range)?;
-            return Ok(Event::PreAccess { offset, count, pid });
+            return Ok(Event::PreAccess { offset, count, thread });
         }
         records = &records[len..];
     }

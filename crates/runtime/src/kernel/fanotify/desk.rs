@@ -2,26 +2,27 @@
 
 use std::{
     io,
+    ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
+use lazuli_image::Decoded;
 use lazuli_sys::fanotify::{Group, Response};
 use rustix::io::Errno;
 
-use super::journal::{FileId, Journal};
+use super::{
+    journal::{FileId, Journal},
+    seats::{Account, Seat, Seats},
+};
+use crate::cache::CachedBlob;
 
 /// Where answers are given.
 pub(super) struct Desk {
     pub(super) group: Group,
     pub(super) journal: Journal,
-    /// Events that were read and not answered.
-    pub(super) pending: AtomicU32,
-    /// Most of them at a time.
-    pub(super) limit: u32,
+    /// For events that were read and wait for data.
+    pub(super) seats: Arc<Seats>,
 }
 
 /// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a panic included,
@@ -37,7 +38,6 @@ pub(super) struct Pending {
 
 impl Pending {
     pub(super) fn new(desk: &Arc<Desk>, number: RawFd, file: Option<OwnedFd>) -> Self {
-        desk.pending.fetch_add(1, Ordering::Relaxed);
         Pending { number, file, desk: desk.clone(), answered: false }
     }
 
@@ -62,7 +62,6 @@ impl Pending {
             Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
         }
         self.desk.journal.strike(self.number);
-        self.desk.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -71,6 +70,46 @@ impl Drop for Pending {
         if !self.answered {
             self.answer(Response::Deny);
         }
+    }
+}
+
+/// An event about bytes that are not here.
+pub(super) struct Miss {
+    pub(super) pending: Pending,
+    pub(super) blob: Arc<CachedBlob>,
+    pub(super) range: Range<Decoded>,
+    /// Of the reader.
+    pub(super) thread: i32,
+    pub(super) account: Account,
+}
+
+impl Miss {
+    /// Answers it, if its bytes are here.
+    pub(super) fn unless_ready(self) -> Option<Self> {
+        if !self.blob.is_ready(&self.range) {
+            return Some(self);
+        }
+        self.allow();
+        None
+    }
+
+    fn allow(self) {
+        self.blob.let_through(self.thread, &self.range);
+        self.pending.allow();
+    }
+
+    /// Brings its bytes and answers it. Dropped on the way, which denies it, if its seat is taken away.
+    pub(super) async fn fetch(self, seat: Seat) {
+        match self.blob.ensure(self.range.clone()).await {
+            Ok(()) => self.allow(),
+            Err(error) => {
+                let Miss { range, thread, .. } = &self;
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                tracing::error!(thread, ?range, %error, cause, "a read fails");
+                self.pending.deny();
+            }
+        }
+        drop(seat);
     }
 }
 

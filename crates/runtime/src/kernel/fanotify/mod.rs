@@ -17,6 +17,7 @@
 pub mod abi;
 mod desk;
 mod journal;
+mod seats;
 mod session;
 
 #[cfg(test)]

@@ -28,13 +28,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use lazuli_image::Decoded;
+use lazuli_image::{Decoded, Digest};
 use lazuli_sys::{
     fanotify::{Group, Response},
     limit::raise_descriptors,
@@ -47,8 +47,9 @@ use tokio::{
 
 use super::{
     abi::{self, Event},
-    desk::{Desk, GroupOf, JournalOf, Pending, file_id},
+    desk::{Desk, GroupOf, JournalOf, Miss, Pending, file_id},
     journal::{FileId, Journal, Unanswered},
+    seats::{Account, Admission, Seats},
 };
 use crate::{
     cache::CachedBlob,
@@ -61,7 +62,7 @@ pub const GROUP: &str = "fanotify";
 /// How the names of marked files begin.
 pub const BLOB: &str = "blob-";
 
-/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue. The kernel denies
+/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue, see [`seats`](super::seats). The kernel denies
 /// an event for which there is no descriptor, so there must always be some left for blobs and connections.
 const SHARE: u32 = 4;
 
@@ -71,7 +72,7 @@ pub fn most_unanswered() -> usize {
 }
 
 /// Pause after the queue could not be read, for example for want of descriptors (the kernel has
-/// denied that reader already).
+/// denied that reader already), and before an event is asked again whether it may wait.
 const BREATH: Duration = Duration::from_millis(10);
 
 /// Why readers cannot be stopped.
@@ -109,6 +110,8 @@ pub struct Session {
     link: Arc<Link>,
     /// Whether readers are answered.
     listening: AtomicBool,
+    /// Whether events name threads.
+    reports_threads: bool,
     _held: [Held; 2],
 }
 
@@ -130,6 +133,8 @@ struct Watched {
     events: Arc<AtomicU64>,
     /// Mounts that live or are being made.
     watches: usize,
+    /// The images that they are of, with their number.
+    images: HashMap<Digest, usize>,
     /// Of these, the ones that are being made.
     mounting: usize,
     /// The mark: the keeper holds the file as long as there is one, since a file that is opened under a mark
@@ -175,8 +180,9 @@ impl Session {
         let descriptors = raise_descriptors().map_err(SessionError::Listen)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;
-        let limit = (descriptors / SHARE).max(1);
-        let desk = Arc::new(Desk { group, journal, pending: AtomicU32::new(0), limit });
+        let seats = Seats::new((descriptors / SHARE) as usize);
+        let reports_threads = group.reports_threads().map_err(SessionError::Listen)?;
+        let desk = Arc::new(Desk { group, journal, seats });
         let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(desk.clone())));
         let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(desk.clone())));
         Ok(Arc::new(Session {
@@ -186,6 +192,7 @@ impl Session {
             stop,
             link: link.clone(),
             listening: AtomicBool::new(false),
+            reports_threads,
             _held: [journal, group],
         }))
     }
@@ -195,7 +202,7 @@ impl Session {
     pub fn turn_away(&self) {
         let mut waiting = Vec::new();
         // All of them first: who is denied asks again at once.
-        while waiting.len() < self.desk.limit as usize
+        while waiting.len() < self.desk.seats.limit()
             && let Ok(Some(mut incoming)) = self.desk.group.read()
         {
             let pending = |file: OwnedFd| Pending::new(&self.desk, file.as_raw_fd(), Some(file));
@@ -209,8 +216,11 @@ impl Session {
         let mut answers = JoinSet::new();
         for Unanswered { number, placeholder, file, offset, count } in left {
             let pending = Pending::new(&self.desk, number, placeholder);
-            if let Some(answer) = self.handle(pending, file, offset, count, 0) {
-                answers.spawn_on(answer, &self.runtime);
+            let Some(miss) = self.look(pending, file, offset, count, 0) else { continue };
+            // There are no more of them than seats; without one it is denied.
+            if let Admission::Seat(seat) = self.admit(&miss) {
+                let holder = seat.holder();
+                holder.is(answers.spawn_on(miss.fetch(seat), &self.runtime));
             }
         }
         let link = self.link.clone();
@@ -268,8 +278,12 @@ impl Session {
         }
     }
 
-    /// Asks for events on the blob's file. To be called before the file is mounted.
-    pub fn watch(self: &Arc<Self>, blob: Arc<CachedBlob>) -> Result<Watch, SessionError> {
+    /// Asks for events on the blob's file, for the image with this manifest. To be called before the file is mounted.
+    pub fn watch(
+        self: &Arc<Self>,
+        blob: Arc<CachedBlob>,
+        image: Digest,
+    ) -> Result<Watch, SessionError> {
         let mark_error = |source| SessionError::Mark { path: blob.path(), source };
         let metadata = blob.file().metadata().map_err(mark_error)?;
         let id = (metadata.dev(), metadata.ino());
@@ -278,15 +292,18 @@ impl Session {
             blob: blob.clone(),
             events: Arc::default(),
             watches: 0,
+            images: HashMap::new(),
             mounting: 0,
             marked: None,
             completion: self.unmark_when_complete(id, &blob),
         });
         watched.watches += 1;
+        *watched.images.entry(image).or_default() += 1;
         watched.mounting += 1;
         let watch = Watch {
             session: self.clone(),
             blob: blob.clone(),
+            image,
             id,
             events: watched.events.clone(),
             mounting: true,
@@ -356,73 +373,96 @@ impl Session {
         }
     }
 
-    /// The blob behind a file, counting the event.
-    fn find(&self, id: FileId) -> Option<Arc<CachedBlob>> {
+    /// The blob behind a file and who pays for its events, counting this one.
+    fn find(&self, id: FileId) -> Option<(Arc<CachedBlob>, Account)> {
         let all = self.lock();
         let watched = all.get(&id)?;
         watched.events.fetch_add(1, Ordering::Relaxed);
-        Some(watched.blob.clone())
+        let mut images = watched.images.keys();
+        let account = match (images.next(), images.next()) {
+            (Some(image), None) => Account::Image(*image),
+            _ => Account::Shared(id),
+        };
+        Some((watched.blob.clone(), account))
+    }
+
+    /// Whether anybody can ask whose events this account does not pay.
+    fn has_others(&self, account: Account) -> bool {
+        let pays = |id: &FileId, watched: &Watched| match account {
+            Account::Image(image) => watched.images.keys().all(|other| *other == image),
+            Account::Shared(file) => *id == file,
+        };
+        self.lock().iter().any(|(id, watched)| watched.marked.is_some() && !pays(id, watched))
+    }
+
+    /// Asks for a seat for an event.
+    fn admit(&self, miss: &Miss) -> Admission {
+        let others = || self.has_others(miss.account);
+        self.desk.seats.admit(miss.account, Instant::now(), others)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an event, and answers it now or from a task. Whatever goes wrong on the way drops `pending`, which denies.
-    fn receive(&self, bytes: &[u8], pending: Pending) {
-        let (offset, count, pid) = match abi::parse(bytes) {
-            Ok(Event::PreAccess { offset, count, pid }) => (offset, count, pid),
+    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops `pending`, which denies.
+    fn receive(&self, bytes: &[u8], pending: Pending) -> Option<Miss> {
+        let (offset, count, thread) = match abi::parse(bytes) {
+            Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
             Ok(Event::Overflow) => {
                 tracing::error!("the kernel lost events: readers may have seen zeros");
-                return;
+                return None;
             }
             Err(error) => {
                 tracing::error!(%error, "cannot read an event");
-                return;
+                return None;
             }
         };
-        let Ok(file) = pending.file_id() else { return };
+        let file = pending.file_id().ok()?;
         pending.desk.journal.note(pending.number, file, offset, count);
-        if let Some(answer) = self.handle(pending, file, offset, count, pid) {
-            self.runtime.spawn(answer);
-        }
+        let thread = if self.reports_threads { thread } else { 0 };
+        self.look(pending, file, offset, count, thread)
     }
 
-    /// Answers an event at once, or returns what is to be done for an answer.
-    fn handle(
+    /// Answers an event at once, or says what is missing for an answer.
+    fn look(
         &self,
         pending: Pending,
         file: FileId,
         offset: u64,
         count: u64,
-        pid: i32,
-    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+        thread: i32,
+    ) -> Option<Miss> {
         // About no byte: the file is being cut.
         if count == 0 {
             pending.allow();
             return None;
         }
-        let Some(blob) = self.find(file) else {
-            tracing::warn!(pid, ?file, "event for a file that is not a known blob");
+        let Some((blob, account)) = self.find(file) else {
+            tracing::warn!(thread, ?file, "event for a file that is not a known blob");
             return None;
         };
         // The kernel may ask behind the end, for example to find it.
         let end = offset.saturating_add(count).min(blob.file_size());
         let range = Decoded(offset.min(end))..Decoded(end);
-        if blob.is_ready(&range) {
-            pending.allow();
-            return None;
-        }
-        Some(async move {
-            match blob.ensure(range.clone()).await {
-                Ok(()) => pending.allow(),
-                Err(error) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::error!(pid, ?range, %error, cause, "a read fails");
-                    pending.deny();
-                }
+        Miss { pending, blob, range, thread, account }.unless_ready()
+    }
+
+    /// Lets an event wait in a task, if there is a seat for it. If it is to be asked again, it is returned.
+    fn seat(&self, miss: Miss) -> Option<Miss> {
+        match self.admit(&miss) {
+            Admission::Seat(seat) => {
+                let holder = seat.holder();
+                holder.is(self.runtime.spawn(miss.fetch(seat)).abort_handle());
             }
-        })
+            Admission::Later => return Some(miss),
+            Admission::Denied => {
+                let Miss { pending, blob, account, .. } = miss.unless_ready()?;
+                tracing::warn!(?account, blob = %blob.id(), "too many readers wait for data that does not come");
+                pending.deny();
+            }
+        }
+        None
     }
 }
 
@@ -441,9 +481,11 @@ impl fmt::Debug for Session {
 
 /// Reads events until `stop` is readable.
 fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
+    let mut unseated = None;
     loop {
-        if desk.pending.load(Ordering::Relaxed) >= desk.limit && session.strong_count() > 0 {
-            // Readers in the queue wait as those do that were read.
+        // Readers in the queue wait as those do that were read. Without a session everybody is denied.
+        unseated = unseated.and_then(|miss| session.upgrade()?.seat(miss));
+        if unseated.is_some() {
             thread::sleep(BREATH);
             continue;
         }
@@ -455,7 +497,7 @@ fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
                 };
                 let pending = Pending::new(desk, file.as_raw_fd(), Some(file));
                 if let Some(session) = session.upgrade() {
-                    session.receive(incoming.bytes(), pending);
+                    unseated = session.receive(incoming.bytes(), pending);
                 }
             }
             Ok(None) => match desk.group.wait(stop.as_fd()) {
@@ -485,6 +527,7 @@ fn pause(error: &io::Error) {
 pub struct Watch {
     session: Arc<Session>,
     blob: Arc<CachedBlob>,
+    image: Digest,
     id: FileId,
     events: Arc<AtomicU64>,
     mounting: bool,
@@ -510,6 +553,7 @@ impl Watch {
     /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends they
     /// still have to be answered, so that none of them slips through before the file is cut.
     pub fn cut_off(self) {
+        self.session.desk.seats.close();
         if let Err(error) = self.blob.cut_off() {
             tracing::error!(blob = ?self.blob, %error, "cannot cut off a blob");
         }
@@ -526,6 +570,10 @@ impl Drop for Watch {
         let mut all = self.session.lock();
         if let Some(watched) = all.get_mut(&self.id) {
             watched.watches -= 1;
+            if let Some(count) = watched.images.get_mut(&self.image) {
+                *count -= 1;
+            }
+            watched.images.retain(|_, count| *count > 0);
             watched.mounting -= usize::from(self.mounting);
         }
         self.session.settle(self.id, &mut all);

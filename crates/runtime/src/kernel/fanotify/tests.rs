@@ -31,7 +31,7 @@ fn range(offset: u64, count: u64) -> Vec<u8> {
 
 #[test]
 fn reads_what_the_kernel_writes() {
-    let expected = Event::PreAccess { offset: 4096, count: 131_072, pid: 4711 };
+    let expected = Event::PreAccess { offset: 4096, count: 131_072, thread: 4711 };
     assert_eq!(parse(&event(PRE_ACCESS, &range(4096, 131_072))), Ok(expected));
     let unknown_first = [&[200, 0, 8, 0, 1, 2, 3, 4][..], &range(4096, 131_072)].concat();
     assert_eq!(parse(&event(PRE_ACCESS, &unknown_first)), Ok(expected));
@@ -72,7 +72,7 @@ proptest! {
 
     #[test]
     fn any_range_comes_back(offset in 0..u64::MAX / 2, count in 0..u64::MAX / 2) {
-        let expected = Event::PreAccess { offset, count, pid: 4711 };
+        let expected = Event::PreAccess { offset, count, thread: 4711 };
         prop_assert_eq!(parse(&event(PRE_ACCESS, &range(offset, count))), Ok(expected));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use lazuli_build::{Layer, LayerSource, Options, build};
-use lazuli_image::{BlobIndex, Chunk, Decoded, rafs::Bootstrap};
+use lazuli_image::{BlobIndex, Chunk, Decoded, Digest, rafs::Bootstrap};
 use lazuli_testkit::kernel::{Feature, require};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
@@ -157,8 +157,9 @@ async fn starts_of_real_images_are_foreseen() {
         fs::create_dir(&root).unwrap();
         let session = Session::start(&Link::alone()).unwrap();
         session.listen(Vec::new()).unwrap();
-        let mut watches: Vec<_> =
-            blobs.iter().map(|blob| session.watch(blob.clone()).unwrap()).collect();
+        let watch =
+            |blob: &Arc<CachedBlob>| session.watch(blob.clone(), Digest::sha256([1; 32])).unwrap();
+        let mut watches: Vec<_> = blobs.iter().map(watch).collect();
         let erofs = fanotify::mount(&path, &mut watches).unwrap();
         erofs.bind(&root, Suid::Keep).unwrap();
         let (at, what) = (root.clone(), config.clone());

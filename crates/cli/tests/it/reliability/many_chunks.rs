@@ -1,0 +1,132 @@
+//! Images with so many chunks that their tables fill the memory of a node.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_image::{
+    Algorithm, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, Inode, Kind, Metadata, Name,
+    Stored, Tree,
+    rafs::{
+        Bootstrap, BootstrapOptions, TailInfo,
+        layout::{MAX_ROWS, features},
+        write_bootstrap,
+    },
+};
+use lazuli_testkit::odd;
+
+use super::{able, forge::Forge, processes::pids, report, scale::usage};
+use crate::lazuli::Lazuli;
+
+const BLOCK: u64 = 4096;
+
+/// An image of one file, in a layout of its own.
+fn image(lazuli: &Lazuli, layout: &str) -> Forge {
+    fs::write(lazuli.directory("source").join("file"), odd::random(1, 100_000)).unwrap();
+    lazuli.ok(["convert", "dir:source", &format!("oci:{layout}:x")]);
+    Forge::new(lazuli.path(layout))
+}
+
+/// Has an image say that its blob has so many chunks, of which its only file uses the first.
+fn list_chunks(forge: &Forge, count: u64) {
+    let mut record = Bootstrap::open(forge.bootstrap()).unwrap().blob_records().remove(0);
+    let chunk = |number: u64| Chunk {
+        number: number as u32,
+        digest: Digest::blake3([7; 32]),
+        stored: Stored(2 * number),
+        stored_size: 2,
+        decoded: Decoded(number * BLOCK),
+        decoded_size: BLOCK as u32,
+        batch: None,
+    };
+    record.blob.codec = Codec::Zstd;
+    record.blob.chunks = (0..count).map(chunk).collect();
+    (record.blob.stored_size, record.blob.decoded_size) = (16 << 30, count * BLOCK);
+    record.tail = TailInfo {
+        features: features::ALIGNED,
+        chunk_count: count as u32,
+        ci_offset: 8 << 30,
+        ci_stored_size: 100,
+        ci_size: 16 * count,
+        ci_codec: Codec::Zstd,
+        toc_size: 0,
+        toc_digest: None,
+    };
+    let mut tree = Tree::new(Metadata { permissions: 0o755, ..Metadata::default() });
+    let chunks = vec![ChunkRef { blob: BlobIndex(0), number: 0 }];
+    let file = tree
+        .add(Inode { metadata: Metadata::default(), kind: Kind::Regular { size: BLOCK, chunks } });
+    tree.children_mut(Tree::ROOT).unwrap().insert(Name::new(b"file").unwrap(), file);
+    let options = BootstrapOptions { chunk_size: 1 << 20, digest: Algorithm::Blake3 };
+    let bootstrap = write_bootstrap(&tree, &[record], &options).unwrap();
+    forge.change_members(|members| *members = vec![("image/image.boot".to_owned(), bootstrap)]);
+}
+
+/// Has the superblock claim so many chunks.
+fn claim_chunks(forge: &Forge, count: u64) {
+    forge.change_bootstrap(|bootstrap| {
+        bootstrap[1184..1192].copy_from_slice(&(80 * count).to_le_bytes());
+    });
+}
+
+fn mount<'a>(image: &'a str, at: &'a Path) -> [&'a str; 5] {
+    ["mount", image, at.to_str().unwrap(), "--driver", "fanotify"]
+}
+
+#[test]
+fn a_table_of_a_million_chunks_is_held_once() {
+    if !able("fanotify") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let count = 1 << 20;
+    list_chunks(&image(&lazuli, "large"), count);
+    image(&lazuli, "small");
+    let mountpoints =
+        ["small", "first", "second"].map(|name| lazuli.directory(&format!("at-{name}")));
+    lazuli.ok(mount("oci:small:x", &mountpoints[0]));
+    let worker = pids(&lazuli.status()).worker;
+    let before = usage(worker);
+    lazuli.ok(mount("oci:large:x", &mountpoints[1]));
+    let once = usage(worker);
+    lazuli.ok(mount("oci:large:x", &mountpoints[2]));
+    let twice = usage(worker);
+    let bytes = |usage: &serde_json::Value, key: &str| usage[key].as_u64().unwrap() << 10;
+    let held = bytes(&once, "anonymous_kib").saturating_sub(bytes(&before, "anonymous_kib"));
+    let again = bytes(&twice, "anonymous_kib").saturating_sub(bytes(&once, "anonymous_kib"));
+    report("many-chunks", &serde_json::json!({ "before": before, "once": once, "twice": twice }));
+    // 88 bytes of a chunk, 4 for when it was asked for, and some bits.
+    assert!(held < count * 120, "{} bytes for each chunk", held / count);
+    assert!(again < count * 20, "{} bytes for each chunk of the second mount", again / count);
+}
+
+#[test]
+fn more_chunks_than_there_is_room_for_are_refused_before_they_are_read() {
+    if !able("fanotify") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    image(&lazuli, "small");
+    let [small, large] = ["at-small", "at-large"].map(|name| lazuli.directory(name));
+    let forge = image(&lazuli, "large");
+    claim_chunks(&forge, MAX_ROWS + 1);
+    let error = lazuli.fails(mount("oci:large:x", &large));
+    assert!(error.contains("4194305 chunks, at most 4194304 are possible"), "{error}");
+    // Alone it may have so many, and is refused since it has not.
+    claim_chunks(&forge, 3_000_000);
+    let error = lazuli.fails(mount("oci:large:x", &large));
+    assert!(error.contains("invalid bootstrap"), "{error}");
+    lazuli.ok(mount("oci:small:x", &small));
+    let error = lazuli.fails(mount("oci:large:x", &large));
+    assert!(error.contains("3000000 chunks; beside the images that are open"), "{error}");
+    lazuli.ok(["umount", small.to_str().unwrap()]);
+    let began = Instant::now();
+    // The small one may be closed a moment later.
+    while !lazuli.fails(mount("oci:large:x", &large)).contains("invalid bootstrap") {
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", lazuli.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,123 @@
+//! Readers that were let through and may not have left the kernel's wait yet.
+//!
+//! An answer wakes a reader that sleeps in the wait for pre-content events, and some instructions later the
+//! reader is at the page. A cgroup v1 freezer holds a sleeper where it is: it leaves the wait when it is
+//! thawed, hours later maybe, and then reads what the file has. So a chunk that a reader was let through to
+//! stays until the reader was seen outside the wait, and [`Settings::grace`] longer. (The freezer of cgroup v2
+//! leaves sleepers in the kernel alone: they read, and stop on their way back to the program.)
+//!
+//! A thread waits for one event at a time. So the last one that it was let through to is all that has to be known.
+//!
+//! [`Settings::grace`]: super::Settings::grace
+
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{CachedBlob, durable::lock};
+use crate::kernel::threads::{self, Whereabouts};
+
+/// Between the note and the answer a reader may be awake although it still has to wait: the kernel wakes
+/// all of them for each answer.
+const ANSWERED: Duration = Duration::from_secs(1);
+
+/// All of a cache.
+#[derive(Default)]
+pub(super) struct Released {
+    threads: Mutex<HashMap<i32, Reader>>,
+    /// Threads that were found frozen in the wait. A process before this one may have let them through, to chunks that
+    /// this one does not know.
+    strangers: Mutex<HashMap<i32, Option<Instant>>>,
+    /// Whether strangers have been looked for, and none can have come since.
+    counted: AtomicBool,
+}
+
+/// A thread that was let through.
+struct Reader {
+    blob: Weak<CachedBlob>,
+    chunks: Range<usize>,
+    noted: Instant,
+    /// When it was first seen outside the wait.
+    left: Option<Instant>,
+}
+
+impl Released {
+    /// To be called before the thread is let through. 0 is a thread of which the kernel does not tell.
+    pub(super) fn note(&self, thread: i32, blob: &Arc<CachedBlob>, chunks: Range<usize>) {
+        if thread == 0 {
+            self.counted.store(false, Ordering::Release);
+            return;
+        }
+        let reader =
+            Reader { blob: Arc::downgrade(blob), chunks, noted: Instant::now(), left: None };
+        lock(&self.threads).insert(thread, reader);
+    }
+
+    /// Looks where all of them are, and forgets those who left `grace` ago. Blocks.
+    pub(super) fn sweep(&self, grace: Duration) {
+        if !self.counted.swap(true, Ordering::AcqRel) {
+            let frozen = threads::frozen().unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot see which readers are frozen");
+                Vec::new()
+            });
+            lock(&self.strangers).extend(frozen.into_iter().map(|thread| (thread, None)));
+        }
+        let now = Instant::now();
+        lock(&self.strangers).retain(|thread, left| is_here(*thread, left, now, grace));
+        let old: Vec<_> = {
+            let all = lock(&self.threads);
+            let old = all.iter().filter(|(_, reader)| now.duration_since(reader.noted) > ANSWERED);
+            old.map(|(thread, reader)| (*thread, reader.noted, reader.left)).collect()
+        };
+        for (thread, noted, mut left) in old {
+            // Not under the lock, which events need: the kernel takes its time over /proc.
+            let stays = is_here(thread, &mut left, now, grace);
+            let mut all = lock(&self.threads);
+            if let Some(reader) = all.get_mut(&thread).filter(|reader| reader.noted == noted) {
+                reader.left = left;
+                if !stays {
+                    all.remove(&thread);
+                }
+            }
+        }
+    }
+
+    /// Whether frozen threads may be on their way to any chunk.
+    pub(super) fn has_strangers(&self) -> bool {
+        !lock(&self.strangers).is_empty()
+    }
+
+    /// What has to stay, by blob.
+    pub(super) fn chunks(&self) -> HashMap<*const CachedBlob, Vec<Range<usize>>> {
+        let mut chunks = HashMap::<_, Vec<_>>::new();
+        for reader in lock(&self.threads).values() {
+            chunks.entry(reader.blob.as_ptr()).or_default().push(reader.chunks.clone());
+        }
+        chunks
+    }
+}
+
+/// Whether a thread may not be at its page yet. `left` is when it was first seen outside the wait: in another
+/// one later it is about something else.
+fn is_here(thread: i32, left: &mut Option<Instant>, now: Instant, grace: Duration) -> bool {
+    match (threads::find(thread), *left) {
+        (Whereabouts::Gone, _) => false,
+        (Whereabouts::Waits, None) => true,
+        (_, seen) => now.duration_since(*left.insert(seen.unwrap_or(now))) < grace,
+    }
+}
+
+impl fmt::Debug for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Released")
+            .field("threads", &lock(&self.threads).len())
+            .finish_non_exhaustive()
+    }
+}

@@ -8,6 +8,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use lazuli_image::Digest;
 use lazuli_registry::Login;
 use lazuli_runtime::daemon::{
     DaemonError, DriverChoice, Images, MountRequest, SnapshotStatus, SnapshotsStatus, Worker,
@@ -64,9 +65,9 @@ struct Mounted {
     driver: DriverChoice,
 }
 
-type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-fn outcome(result: Result<(), DaemonError>) -> Outcome {
+fn outcome<T>(result: Result<T, DaemonError>) -> Outcome<T> {
     result.map_err(|error| error.for_people().into())
 }
 
@@ -75,6 +76,18 @@ impl snapshotter::Images for Mounted {
     async fn check(&self, image: &Image) -> Outcome {
         let request = self.request(image, Path::new("/"));
         outcome(self.images.check(&request, login(image).as_ref()).await)
+    }
+
+    async fn data_layers(&self, image: &Image) -> Outcome<Vec<String>> {
+        let request = self.request(image, Path::new("/"));
+        let layers = self.images.data_layers(&request, login(image).as_ref()).await;
+        outcome(layers.map(|layers| layers.iter().map(Digest::to_string).collect()))
+    }
+
+    async fn bootstrap_layer(&self, image: &Image) -> Outcome<String> {
+        let request = self.request(image, Path::new("/"));
+        let layer = self.images.bootstrap_layer(&request, login(image).as_ref()).await;
+        outcome(layer.map(|layer| layer.to_string()))
     }
 
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {

@@ -12,6 +12,10 @@
 //!   trash/          what is being deleted
 //! ```
 //!
+//! Layers of lazy images are named by their chain ids, which containerd reads from the image's configuration, and containerd
+//! gives the snapshot of that name to every image which claims it. So a name is given only to the layer that it is of by its
+//! content, and data layers, which have no files, are never shown without the image above them.
+//!
 //! Who mounts images is a matter of the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
@@ -105,6 +109,13 @@ pub trait Images: Send + Sync {
     /// Finds out whether the image and all of its data can be reached, also while it is being mounted. An error says what
     /// cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// The chain ids that the data layers of the image have by the manifest with the digest that it names, lowest first.
+    async fn data_layers(&self, image: &Image)
+    -> Result<Vec<String>, Box<dyn Error + Send + Sync>>;
+
+    /// The chain id that the bootstrap layer of the image has, by that manifest and by what the layer holds.
+    async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
 
     /// Mounts the image at the directory `at`, unless it is mounted there. From then on until it is unmounted, the image's
     /// newest login counts.

@@ -22,6 +22,7 @@ mod filesystems;
 mod gap;
 mod holders;
 mod images;
+mod layers;
 mod logins;
 mod node;
 mod prefetch;

@@ -20,6 +20,7 @@ use super::{
     filesystems::{self, Filesystems},
     holders,
     images::Explanation,
+    layers::Recent,
     logins::Logins,
     prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
@@ -44,8 +45,9 @@ pub(super) const FUSE: &str = "fuse-";
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) root: PathBuf,
-    registry: Options,
+    pub(super) registry: Options,
     pub(super) logins: Logins,
+    pub(super) recent: Recent,
     pub(super) cache: Arc<Cache>,
     probe: Probe,
     pub(super) link: Arc<Link>,
@@ -136,6 +138,7 @@ impl Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
             logins,
+            recent: Recent::default(),
             cache,
             probe,
             link,
@@ -215,7 +218,10 @@ impl Node {
         let mut stopping = self.stopping.subscribe();
         let pull = async {
             let opening = repository.prepare();
-            let manifest = lazy_manifest(&*repository, &name, platform.as_ref()).await?;
+            let manifest = match self.recent.get(&name) {
+                Some(manifest) => manifest,
+                None => lazy_manifest(&*repository, &name, platform.as_ref()).await?.into(),
+            };
             opening.done().await;
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
@@ -275,11 +281,6 @@ impl Node {
             }
             Err(reason) => (DriverChoice::Fuse, format!("fanotify does not work: {reason}")),
         }
-    }
-
-    /// How the registry of an image is reached.
-    pub(super) fn options(&self, request: &MountRequest) -> Options {
-        Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 
     /// Whether an image that is served at this moment has been mounted.

@@ -6,11 +6,13 @@
 //!   config.json     as the registry holds it; its digest is in the manifest
 //!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
+//!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
 //!
 //! A directory appears whole (it is filled under another name and renamed) and is never changed. Nothing is synced, since a start
 //! waits for it: what a power cut damages is found by the digests when it is opened, and fetched again.
 
+pub mod chain;
 mod meta;
 mod unpack;
 
@@ -135,6 +137,7 @@ const MANIFEST: &str = "manifest.json";
 const CONFIG: &str = "config.json";
 const BOOTSTRAP: &str = "bootstrap";
 const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
+const DIFF_ID: &str = "layer.diff-id";
 
 impl StoredImage {
     /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless somebody else sees to
@@ -318,9 +321,10 @@ async fn fill(
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, (bootstrap, of_bootstrap)) = (config?, bootstrap?);
+    let (config, (Unpacked { bootstrap, diff_id }, of_bootstrap)) = (config?, bootstrap?);
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
+    write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
     let digest = Algorithm::Blake3.digest(bootstrap.bytes());
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
@@ -329,12 +333,18 @@ async fn fill(
     Ok(Content { manifest, config, bootstrap })
 }
 
+/// A bootstrap that was checked, and the digest of the tar that it came in.
+struct Unpacked {
+    bootstrap: Bootstrap<Map>,
+    diff_id: Digest,
+}
+
 /// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
 async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
     path: &Path,
-) -> Result<(Bootstrap<Map>, Fetched), ImageError> {
+) -> Result<(Unpacked, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
     let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
@@ -361,7 +371,7 @@ async fn find_bootstrap(
         }
         unpacked = fetch_bootstrap(&**place, &places, layer, path, &mut fetched).await;
     }
-    unpacked.map(|bootstrap| (bootstrap, fetched))
+    unpacked.map(|unpacked| (unpacked, fetched))
 }
 
 /// Tables of a blob that no digest covers, from the first of `places` that has them: never from other nodes.
@@ -387,7 +397,7 @@ async fn fetch_bootstrap(
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
-) -> Result<Bootstrap<Map>, ImageError> {
+) -> Result<Unpacked, ImageError> {
     let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         (Box::new(io::Cursor::new(content)), requests)
@@ -415,13 +425,14 @@ async fn fetch_bootstrap(
         let contradicts = |source| UnpackError::Meta { blob: blob.id.hex().to_string(), source };
         unpacked.give(index, table.map_err(contradicts).map_err(failed)?);
     }
+    let diff_id = unpacked.diff_id();
     let open = move || {
         let bootstrap = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
         // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
         // could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
-        Ok(bootstrap)
+        Ok(Unpacked { bootstrap, diff_id })
     };
     blocking(open).await.map_err(failed)
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lazuli_image::Digest;
-use lazuli_registry::Login;
+use lazuli_image::{Digest, InvalidDigest};
+use lazuli_registry::{InvalidName, Login, Reference};
 use lazuli_runtime::daemon::{
     DaemonError, DriverChoice, Images, MountRequest, SnapshotStatus, SnapshotsStatus, Worker,
 };
@@ -74,24 +74,24 @@ fn outcome<T>(result: Result<T, DaemonError>) -> Outcome<T> {
 #[async_trait]
 impl snapshotter::Images for Mounted {
     async fn check(&self, image: &Image) -> Outcome {
-        let request = self.request(image, Path::new("/"));
+        let request = self.request(image, Path::new("/"))?;
         outcome(self.images.check(&request, login(image).as_ref()).await)
     }
 
     async fn data_layers(&self, image: &Image) -> Outcome<Vec<String>> {
-        let request = self.request(image, Path::new("/"));
+        let request = self.request(image, Path::new("/"))?;
         let layers = self.images.data_layers(&request, login(image).as_ref()).await;
         outcome(layers.map(|layers| layers.iter().map(Digest::to_string).collect()))
     }
 
     async fn bootstrap_layer(&self, image: &Image) -> Outcome<String> {
-        let request = self.request(image, Path::new("/"));
+        let request = self.request(image, Path::new("/"))?;
         let layer = self.images.bootstrap_layer(&request, login(image).as_ref()).await;
         outcome(layer.map(|layer| layer.to_string()))
     }
 
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
-        outcome(self.images.mount(self.request(image, at), login(image).as_ref()).await)
+        outcome(self.images.mount(self.request(image, at)?, login(image).as_ref()).await)
     }
 
     async fn unmount(&self, at: &Path) -> Outcome {
@@ -100,15 +100,15 @@ impl snapshotter::Images for Mounted {
 }
 
 impl Mounted {
-    fn request(&self, image: &Image, at: &Path) -> MountRequest {
-        MountRequest {
-            image: pinned(image),
+    fn request(&self, image: &Image, at: &Path) -> Outcome<MountRequest> {
+        Ok(MountRequest {
+            image: pinned(image)?.to_string(),
             mountpoint: at.to_owned(),
             driver: self.driver,
             platform: None,
             plain_http: false,
             base: true,
-        }
+        })
     }
 }
 
@@ -116,33 +116,58 @@ fn login(image: &Image) -> Option<Login> {
     image.login.as_ref().map(|login| Login::new(&*login.user, &*login.secret))
 }
 
-/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now.
-fn pinned(image: &Image) -> String {
+/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now, and a digest in the
+/// reference may be that of an index.
+///
+/// Both come from labels, and a client that sets none lets an image's own annotations pass for them. So the name has to be that
+/// of an image in a registry, and is never that of a file of this machine.
+fn pinned(image: &Image) -> Outcome<Reference> {
     let Image { reference, manifest_digest, .. } = image;
-    match manifest_digest {
-        // A digest in the reference may be that of an index.
-        Some(digest) => {
-            let name = reference.split_once('@').map_or(&**reference, |(name, _)| name);
-            format!("{name}@{digest}")
-        }
-        None => reference.clone(),
-    }
+    let name: Reference = reference.parse().map_err(|error: InvalidName| {
+        format!("its label has to name an image in a registry: {error}")
+    })?;
+    let digest = manifest_digest.as_deref().ok_or_else(|| {
+        format!("it was pulled without the digest of its manifest: remove {reference} from containerd, and pull it again")
+    })?;
+    let digest: Digest = digest.parse().map_err(|error: InvalidDigest| error.to_string())?;
+    Ok(name.at(digest))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn image(reference: &str, digest: Option<&str>) -> Image {
+        let manifest_digest = digest.map(str::to_owned);
+        Image { reference: reference.to_owned(), manifest_digest, login: None }
+    }
+
     #[test]
     fn names_are_pinned() {
-        for (reference, digest, expected) in [
-            ("r.example/a:1", Some("sha256:2"), "r.example/a:1@sha256:2"),
-            ("r.example/a@sha256:1", Some("sha256:2"), "r.example/a@sha256:2"),
-            ("r.example/a:1", None, "r.example/a:1"),
+        let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        for (reference, expected) in [
+            ("r.example/a:1".to_owned(), format!("r.example/a:1@{two}")),
+            (format!("r.example/a@{one}"), format!("r.example/a@{two}")),
+            ("busybox".to_owned(), format!("docker.io/library/busybox:latest@{two}")),
         ] {
-            let manifest_digest = digest.map(str::to_owned);
-            let image = Image { reference: reference.to_owned(), manifest_digest, login: None };
-            assert_eq!(pinned(&image), expected);
+            let pinned = pinned(&image(&reference, Some(&two))).unwrap();
+            assert_eq!(pinned.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn labels_name_no_file_and_no_moving_tag() {
+        let digest = format!("sha256:{}", "2".repeat(64));
+        for (reference, digest, problem) in [
+            ("oci:/tenant/volume", Some(&*digest), "has to name an image in a registry: `oci:/te"),
+            ("oci:/tenant/volume:tag", Some(&*digest), "has to name an image in a registry"),
+            ("/tenant/volume", Some(&*digest), "has to name an image in a registry"),
+            ("dir:/", Some(&*digest), "has to name an image in a registry"),
+            ("r.example/a:1", None, "remove r.example/a:1 from containerd"),
+            ("r.example/a:1", Some("latest"), "`latest` is not a digest"),
+        ] {
+            let error = pinned(&image(reference, digest)).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
         }
     }
 }

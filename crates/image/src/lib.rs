@@ -21,7 +21,7 @@ pub mod tree;
 
 pub use chunk::{Blob, BlobIndex, Chunk, ChunkRef};
 pub use codec::Codec;
-pub use digest::{Algorithm, Digest, Hasher};
+pub use digest::{Algorithm, Digest, Hasher, InvalidDigest};
 pub use error::FormatError;
 pub use offset::{BLOCK_SIZE, Decoded, Stored};
 pub use path::Name;

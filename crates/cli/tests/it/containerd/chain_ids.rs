@@ -12,6 +12,10 @@ use lazuli_testkit::{
     registry::FakeRegistry,
     tarball::{self, Entry},
 };
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::Signal,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -23,6 +27,7 @@ use crate::lazuli::corpus;
 on_both!(
     an_image_that_claims_the_layers_of_another_is_refused,
     a_layer_that_is_listed_as_data_is_not_shown_as_empty,
+    an_annotation_that_names_a_file_of_the_node_is_refused,
 );
 
 /// What an image's containers say who they are.
@@ -214,5 +219,30 @@ fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) 
     wait("the victim", || scene.rig.pull(&scene.victim).is_ok());
     assert_eq!(scene.run(&scene.victim).unwrap(), "victim\n");
     scene.rig.remove_images(&[&scene.victim]);
+    scene.rig.nothing_left();
+}
+
+/// A client that adds no labels lets an image's own annotations pass for them. A pipe that nobody writes to is never opened.
+fn an_annotation_that_names_a_file_of_the_node_is_refused(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd) else { return };
+    let volume = scene.rig.lazuli.directory("volume");
+    mknodat(CWD, volume.join("index.json"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let [_, mut bootstrap] = scene.made();
+    let label = |name: &str| format!("containerd.io/snapshot/cri.{name}");
+    bootstrap["annotations"][label("image-ref")] = json!(format!("oci:{}", volume.display()));
+    bootstrap["annotations"][label("manifest-digest")] = bootstrap["digest"].clone();
+    let evil = scene.forge("file", &[bootstrap], &scene.made_diff_ids()[1..]);
+    // As it is where nobody has said otherwise.
+    let path = scene.rig.lazuli.path("containerd.toml");
+    let configuration = fs::read_to_string(&path).unwrap();
+    let [no, yes] = ["false", "true"].map(|is| format!("disable_snapshot_annotations = {is}"));
+    assert!(configuration.contains(&no));
+    let configuration = configuration.replace(&no, &yes);
+    fs::write(&path, configuration.replace("enable_remote_snapshot_annotations", "x")).unwrap();
+    scene.rig.end_containerd(Signal::TERM);
+    scene.rig.start_containerd();
+    let error = scene.rig.pull(&evil).unwrap_err().to_string();
+    let reason = "its label has to name an image in a registry: `oci:/";
+    assert!(error.contains(reason), "{error}");
     scene.rig.nothing_left();
 }

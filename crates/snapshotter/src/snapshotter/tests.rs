@@ -608,6 +608,13 @@ async fn user_namespaces_are_options_of_the_mount() {
     );
     rig.snapshotter.view(wanted("v", "one", &labels)).await.unwrap();
     assert_eq!(rig.mount("v").await, format!("bind R/1/fs {mapped},ro,rbind"));
+    // A layer, whose labels may be annotations of the image, belongs to whom its parent does.
+    let layer = [&labels[..], &[(TARGET, "sha256:layer")]].concat();
+    rig.snapshotter.prepare(wanted("layer", "", &layer)).await.unwrap();
+    assert!(!rig.mount("layer").await.contains("uidmap"));
+    let number = rig.snapshotter.local.store.get("layer").unwrap().number;
+    let owner = fs::metadata(rig.snapshotter.local.directories.fs(number)).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), 0);
     // A copy of which containerd has changed every owner is not mapped again.
     rig.snapshotter.prepare(wanted("sha256:x-remap", "one", &[])).await.unwrap();
     rig.snapshotter

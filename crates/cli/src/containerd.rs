@@ -97,6 +97,12 @@ impl snapshotter::Images for Mounted {
     async fn unmount(&self, at: &Path) -> Outcome {
         outcome(self.images.unmount(at).await)
     }
+
+    async fn removed(&self, image: &Image) {
+        if let Some(digest) = image.manifest_digest.as_deref().and_then(|text| text.parse().ok()) {
+            self.images.removed(digest).await;
+        }
+    }
 }
 
 impl Mounted {

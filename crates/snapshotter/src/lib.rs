@@ -123,6 +123,9 @@ pub trait Images: Send + Sync {
 
     /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// No snapshot has the image any more: what nothing else on the node uses of it may go.
+    async fn removed(&self, image: &Image);
 }
 
 /// What containerd asks, answered for one state directory.

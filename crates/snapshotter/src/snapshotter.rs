@@ -227,7 +227,25 @@ impl Snapshotter {
             tracing::warn!(snapshot = snapshot.name, %error, "stays until the next clean-up");
         }
         self.empty_trash_later();
+        if let Some(image) = snapshot.image {
+            self.forget_unless_used(image).await;
+        }
         Ok(())
+    }
+
+    /// Tells whoever mounts images that one is not needed any more, unless another snapshot has it.
+    async fn forget_unless_used(&self, image: Image) {
+        let all = match self.local(|local| local.store.all()).await {
+            Ok(all) => all,
+            Err(error) => {
+                tracing::warn!(%error, image = image.reference, "what only it has stays");
+                return;
+            }
+        };
+        let mut images = all.iter().filter_map(|snapshot| snapshot.image.as_ref());
+        if !images.any(|other| other.manifest_digest == image.manifest_digest) {
+            self.images.removed(&image).await;
+        }
     }
 
     /// Takes the directory of a snapshot away that is no more, and the mount in it.

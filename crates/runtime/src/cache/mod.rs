@@ -65,6 +65,8 @@ pub struct Settings {
     pub deadline: Duration,
     /// Bytes on the disk that the cache may take; without a number, whatever is there.
     pub max_bytes: Option<u64>,
+    /// A directory with a directory for each image, whose files count as well.
+    pub metadata: Option<PathBuf>,
     /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has to be longer than
     /// any reader needs from the kernel's question to the page.
     pub grace: Duration,
@@ -78,6 +80,7 @@ impl Default for Settings {
             flush_after: Duration::from_secs(5),
             deadline: Duration::from_secs(60),
             max_bytes: None,
+            metadata: None,
             grace: Duration::from_secs(60),
         }
     }
@@ -287,13 +290,15 @@ impl Cache {
         Ok(cached)
     }
 
-    /// Blobs that have files in the cache, and the bytes that these occupy on the disk.
+    /// Blobs that have files in the cache, and the bytes that these and [`Settings::metadata`] occupy on the disk.
     pub fn usage(&self) -> Result<(u64, u64), CacheError> {
         let (mut blobs, mut bytes) = (0, 0);
         for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
             blobs += 1;
             bytes += occupied(&blob.path());
         }
+        let images = self.settings.metadata.iter().flat_map(fs::read_dir).flatten().flatten();
+        bytes += images.map(|image| occupied(&image.path())).sum::<u64>();
         Ok((blobs, bytes))
     }
 

@@ -81,6 +81,7 @@ impl Images {
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         let manifest = repository.manifest(None).await?;
         expect(&manifest, &name, &digest)?;
+        let _pin = self.0.pins.pin(&images, digest);
         Ok(chain::fetched(&repository, &manifest, &images).await?)
     }
 }

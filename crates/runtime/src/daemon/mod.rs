@@ -17,12 +17,14 @@
 mod adopt;
 mod api;
 mod client;
+mod driver;
 mod error;
 mod filesystems;
 mod gap;
 mod holders;
 mod images;
 mod layers;
+mod leftovers;
 mod logins;
 mod node;
 mod prefetch;
@@ -173,7 +175,7 @@ impl Worker {
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
-        node.remember_images();
+        tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
         tokio::spawn(way::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;

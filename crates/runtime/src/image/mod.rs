@@ -6,6 +6,7 @@
 //!   config.json     as the registry holds it; its digest is in the manifest
 //!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
+//!   removed         there if containerd has removed the image and the rest may go
 //!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 pub mod chain;
 mod meta;
+pub(crate) mod removed;
 mod unpack;
 
 use std::{

@@ -23,6 +23,7 @@ const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
 #[derive(Debug, Default)]
 struct FakeImages {
     mounted: Mutex<BTreeMap<PathBuf, Image>>,
+    removed: Mutex<Vec<String>>,
     /// How often a registry was asked.
     checks: AtomicUsize,
     /// Keeps the registry from answering.
@@ -80,6 +81,10 @@ impl Images for FakeImages {
     async fn unmount(&self, at: &Path) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
         self.mounted.lock().unwrap().remove(at);
         Ok(())
+    }
+
+    async fn removed(&self, image: &Image) {
+        self.removed.lock().unwrap().push(image.reference.clone());
     }
 }
 
@@ -230,8 +235,10 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
     assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
     for key in ["v", "w", "derived", "sha256:boot", "sha256:data"] {
+        assert!(rig.images.removed.lock().unwrap().is_empty() || key == "sha256:data");
         rig.snapshotter.remove(key.to_owned()).await.unwrap();
     }
+    assert_eq!(*rig.images.removed.lock().unwrap(), ["r/app:lazy"]);
     assert!(rig.images.mounted().is_empty());
     assert!(rig.numbers().is_empty());
 }

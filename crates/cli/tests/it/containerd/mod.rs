@@ -8,6 +8,7 @@ mod leaks;
 mod lost;
 mod mapped;
 mod programs;
+mod removal;
 mod restarts;
 mod rig;
 mod soak;

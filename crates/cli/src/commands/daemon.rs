@@ -114,6 +114,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
         max_bytes: session.config.cache.max_bytes,
+        keep_free: Some(session.config.cache.keep_free()?),
         prefetch: session.config.prefetch.settings(),
         images: session.config.prefetch.images.clone(),
         registry: session.config.node_registries()?,

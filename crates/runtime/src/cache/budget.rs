@@ -115,6 +115,12 @@ impl Cache {
     /// Keeps the cache within its budget as well as it can. Blocks.
     pub(super) fn enforce(&self) -> Result<(), CacheError> {
         self.budget.written.store(0, Ordering::Relaxed);
+        let lacking = self.lacking(0);
+        if lacking > 0 && self.budget.since.get().is_some() {
+            let turn = lock(&self.budget.evicting);
+            self.free_unused(lacking);
+            drop(turn);
+        }
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);
         let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
         if used > max {

@@ -17,6 +17,7 @@ mod durable;
 mod elsewhere;
 mod evict;
 mod flight;
+mod keep_free;
 mod layout;
 mod ready;
 mod room;
@@ -48,6 +49,7 @@ pub use self::{
     blob::{BlobStats, CachedBlob},
     budget::EvictionStats,
     evict::Guard,
+    keep_free::KeepFree,
     scrub::{Scrubbed, WrongChunk},
 };
 use self::{budget::Budget, elsewhere::Elsewhere, layout::Layout, workers::Workers};
@@ -65,6 +67,8 @@ pub struct Settings {
     pub deadline: Duration,
     /// Bytes on the disk that the cache may take; without a number, whatever is there.
     pub max_bytes: Option<u64>,
+    /// What stays free on the disk, as far as giving up blobs that no image uses can help.
+    pub keep_free: Option<KeepFree>,
     /// A directory with a directory for each image, whose files count as well.
     pub metadata: Option<PathBuf>,
     /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has to be longer than
@@ -80,6 +84,7 @@ impl Default for Settings {
             flush_after: Duration::from_secs(5),
             deadline: Duration::from_secs(60),
             max_bytes: None,
+            keep_free: None,
             metadata: None,
             grace: Duration::from_secs(60),
         }
@@ -211,12 +216,12 @@ impl Cache {
         self.leaves_free(bytes, 50)
     }
 
-    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free: else background work slows
-    /// others down, and eviction undoes it. Blocks, briefly.
+    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], and [`Settings::keep_free`] free: else
+    /// background work slows others down, and eviction undoes it. Blocks, briefly.
     pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes;
         let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
-        self.leaves_free(bytes, 10) && max.is_none_or(fits)
+        self.leaves_free(bytes, 10) && self.lacking(bytes) == 0 && max.is_none_or(fits)
     }
 
     /// Whether one of so many parts of the disk stays free.

@@ -61,6 +61,7 @@ pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 
 use crate::{
+    cache::KeepFree,
     image::StoredImage,
     keeper::{Given, Link, Order},
     kernel::{
@@ -78,6 +79,8 @@ pub struct Settings {
     pub deadline: Option<Duration>,
     /// Bytes on the disk that the cache may take.
     pub max_bytes: Option<u64>,
+    /// What blobs that no image uses leave free on the disk.
+    pub keep_free: Option<KeepFree>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
     /// Where containerd's requests arrive, if they do: the path of a Unix socket.

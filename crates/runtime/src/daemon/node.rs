@@ -127,6 +127,7 @@ impl Node {
             amplify: settings.amplify.unwrap_or(defaults.amplify),
             deadline: settings.deadline.unwrap_or(defaults.deadline),
             max_bytes: settings.max_bytes,
+            keep_free: settings.keep_free,
             metadata: Some(root.join("images")),
             ..defaults
         };

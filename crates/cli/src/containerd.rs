@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use lazuli_image::{Digest, InvalidDigest};
 use lazuli_registry::{InvalidName, Login, Reference};
 use lazuli_runtime::daemon::{
-    DaemonError, DriverChoice, Images, MountRequest, SnapshotStatus, SnapshotsStatus, Worker,
+    DaemonError, DriverChoice, Images, MountRequest, Occupied, SnapshotStatus, SnapshotsStatus,
+    Worker,
 };
 use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
 use tokio::task::JoinHandle;
@@ -96,6 +97,11 @@ impl snapshotter::Images for Mounted {
 
     async fn unmount(&self, at: &Path) -> Outcome {
         outcome(self.images.unmount(at).await)
+    }
+
+    async fn occupied(&self, at: &Path) -> (u64, u64) {
+        let Occupied { bytes, files } = self.images.occupied(at).await;
+        (bytes, files)
     }
 
     async fn removed(&self, image: &Image) {

@@ -124,6 +124,9 @@ pub trait Images: Send + Sync {
     /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
+    /// Bytes and files that the image mounted at `at` takes on the disk, without what counts with another one.
+    async fn occupied(&self, at: &Path) -> (u64, u64);
+
     /// No snapshot has the image any more: what nothing else on the node uses of it may go.
     async fn removed(&self, image: &Image);
 }

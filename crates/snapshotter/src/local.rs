@@ -89,7 +89,7 @@ impl Local {
         self.store.commit(key, name, parent, labels, usage)
     }
 
-    /// What a snapshot takes beyond its parents. An image's data is the cache's.
+    /// What the files of a snapshot take beyond its parents. An image's data is the cache's.
     pub(crate) fn usage(&self, key: &str) -> Result<Usage> {
         let snapshot = self.store.get(key)?;
         match snapshot.kind {

@@ -321,9 +321,15 @@ impl Snapshotter {
         .await
     }
 
-    /// What a snapshot takes beyond its parents.
+    /// What a snapshot takes beyond its parents; of an image, what has arrived.
     pub(crate) async fn usage(&self, key: String) -> Result<Usage> {
-        self.local(move |local| local.usage(&key)).await
+        let snapshot = self.stat(key.clone()).await?;
+        if snapshot.image.is_none() {
+            return self.local(move |local| local.usage(&key)).await;
+        }
+        let at = self.local.directories.fs(snapshot.number);
+        let (size, inodes) = self.images.occupied(&at).await;
+        Ok(Usage { size, inodes })
     }
 
     /// Disks are slow, and readers must not wait for them here.

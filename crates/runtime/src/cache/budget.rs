@@ -223,7 +223,7 @@ impl Cache {
             self.elsewhere.forget_all(key);
         }
         let away = if key.starts_with(AWAY) { dir } else { &away };
-        let bytes = super::occupied(away);
+        let bytes = super::occupied(away).0;
         fs::remove_dir_all(away)?;
         tracing::info!(blob = key, bytes, "evicted a blob that is not in use");
         self.budget.blobs.fetch_add(1, Ordering::Relaxed);

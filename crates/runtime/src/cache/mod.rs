@@ -273,7 +273,7 @@ impl Cache {
     pub fn directories(&self) -> Result<Vec<(String, u64)>, CacheError> {
         let entries = fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten();
         let named = entries.filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())));
-        Ok(named.map(|(name, path)| (name, occupied(&path))).collect())
+        Ok(named.map(|(name, path)| (name, occupied(&path).0)).collect())
     }
 
     /// Whether anything of a blob may be here.
@@ -300,10 +300,10 @@ impl Cache {
         let (mut blobs, mut bytes) = (0, 0);
         for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
             blobs += 1;
-            bytes += occupied(&blob.path());
+            bytes += occupied(&blob.path()).0;
         }
         let images = self.settings.metadata.iter().flat_map(fs::read_dir).flatten().flatten();
-        bytes += images.map(|image| occupied(&image.path())).sum::<u64>();
+        bytes += images.map(|image| occupied(&image.path()).0).sum::<u64>();
         Ok((blobs, bytes))
     }
 
@@ -320,9 +320,10 @@ impl Cache {
     }
 }
 
-/// Bytes on the disk of the files in `dir`. One that goes meanwhile counts as gone.
-fn occupied(dir: &Path) -> u64 {
+/// Bytes on the disk of the files in `dir`, and how many there are. One that goes meanwhile counts as gone.
+pub(crate) fn occupied(dir: &Path) -> (u64, u64) {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     // st_blocks counts 512 bytes, whatever the file system's block size.
-    files.map(|file| file.metadata().map_or(0, |metadata| metadata.blocks() * 512)).sum()
+    let sizes = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512));
+    sizes.fold((0, 0), |(bytes, files), size| (bytes + size, files + 1))
 }

@@ -27,6 +27,7 @@ mod layers;
 mod leftovers;
 mod logins;
 mod node;
+mod occupied;
 mod prefetch;
 mod record;
 mod scrub;
@@ -57,6 +58,7 @@ pub use client::{Client, ClientError};
 pub use error::DaemonError;
 pub use images::{Explain, Images};
 use node::Node;
+pub use occupied::Occupied;
 pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 

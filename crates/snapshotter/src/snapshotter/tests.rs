@@ -83,6 +83,10 @@ impl Images for FakeImages {
         Ok(())
     }
 
+    async fn occupied(&self, at: &Path) -> (u64, u64) {
+        (if self.mounted().contains(&at.to_owned()) { 4096 } else { 0 }, 7)
+    }
+
     async fn removed(&self, image: &Image) {
         self.removed.lock().unwrap().push(image.reference.clone());
     }
@@ -213,6 +217,8 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     let error = rig.lazy("r/app:lazy").await;
     assert_eq!(error.to_string(), "snapshot sha256:boot already exists");
     assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    let usage = rig.snapshotter.usage("sha256:boot".to_owned()).await.unwrap();
+    assert_eq!(usage, Usage { size: 4096, inodes: 7 });
     // containerd looks for it so.
     let filters = ["labels.\"containerd.io/snapshot.ref\"==\"sha256:boot\",parent==sha256:data"];
     let found = rig.snapshotter.list(&filters.map(str::to_owned)).await.unwrap();

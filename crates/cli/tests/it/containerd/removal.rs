@@ -16,6 +16,13 @@ use super::{
 
 on_both!(removed_images_leave_no_blob_and_no_metadata);
 
+/// Bytes that containerd counts for a snapshot.
+fn usage(rig: &Rig, chain: &str) -> u64 {
+    let table = rig.ctr(&["snapshot", "--snapshotter", "lazuli", "usage", "-b", chain]);
+    let line = table.lines().find(|line| line.starts_with(chain)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 /// Of two images with a base in common, one is removed, and then the other; in between a worker dies that has yet to delete
 /// something.
 fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
@@ -38,6 +45,12 @@ fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
         assert!(rig.tree("lazuli", chain).len() > 1);
     }
     assert_eq!((kept("images").len(), kept("cache/blobs").len()), (2, 2));
+    // containerd, and so the kubelet, counts what both have once.
+    wait("a count of everything", || {
+        let [first, second] = chains.each_ref().map(|chain| usage(&rig, chain));
+        let cache = &rig.lazuli.status()["daemon"]["cache"]["bytes_used"];
+        first.min(second) > 300_000 && first + second == cache.as_u64().unwrap()
+    });
 
     rig.remove_images(&[&derived]);
     wait("the end of what one image has", || kept("cache/blobs").len() == 1);

@@ -161,7 +161,10 @@ impl Snapshotter {
         let Some(known) = &there.image else { return Err(taken(image, there)) };
         let is_same = known.manifest_digest == image.manifest_digest;
         if !is_same || !there.proven {
-            self.prove(turn, image, &there.name).await?;
+            let proven = self.prove(turn, image, &there.name).await;
+            // What was fetched to find that out.
+            self.forget_unless_used(image).await;
+            proven?;
         }
         if !there.proven {
             if !is_same {
@@ -228,23 +231,24 @@ impl Snapshotter {
         }
         self.empty_trash_later();
         if let Some(image) = snapshot.image {
-            self.forget_unless_used(image).await;
+            self.forget_unless_used(&image).await;
         }
         Ok(())
     }
 
     /// Tells whoever mounts images that one is not needed any more, unless another snapshot has it.
-    async fn forget_unless_used(&self, image: Image) {
+    async fn forget_unless_used(&self, image: &Image) {
         let all = match self.local(|local| local.store.all()).await {
             Ok(all) => all,
             Err(error) => {
-                tracing::warn!(%error, image = image.reference, "what only it has stays");
+                let image = &image.reference;
+                tracing::warn!(%error, image, "what only it has stays");
                 return;
             }
         };
         let mut images = all.iter().filter_map(|snapshot| snapshot.image.as_ref());
         if !images.any(|other| other.manifest_digest == image.manifest_digest) {
-            self.images.removed(&image).await;
+            self.images.removed(image).await;
         }
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lazuli_registry::{
     Dragonfly, Hosts, ImageName, Mirrors, Options, TrustedReferrers, hosts::DEFAULT_DIRECTORIES,
 };
-use lazuli_runtime::{daemon::DriverChoice, prefetch};
+use lazuli_runtime::{cache::KeepFree, daemon::DriverChoice, prefetch};
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -93,7 +93,20 @@ pub(crate) struct Cache {
     pub(crate) max_bytes: Option<u64>,
     /// Whether the kernel may read decoded data past its page cache, whatever its release.
     pub(crate) direct_io: Option<bool>,
+    /// What blobs that no image uses leave free on the disk: bytes, or a part of it as in `20%`.
+    keep_free: Option<Amount>,
 }
+
+/// A number of bytes, or a text that says which part of the whole.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    Bytes(u64),
+    Part(String),
+}
+
+/// More than the 15 % at which a kubelet evicts pods.
+const KEEP_FREE: KeepFree = KeepFree::Percent(20);
 
 /// The `[prefetch]` table.
 #[derive(Debug, Default, Deserialize)]
@@ -292,7 +305,23 @@ fn check(key: &str, value: Option<u64>, range: RangeInclusive<u64>) -> Result<()
 impl Cache {
     fn check(&self) -> Result<()> {
         // Less than a few of the largest chunks (16 MiB) would be given up as fast as it comes.
-        check("cache.max_bytes", self.max_bytes, 64 << 20..=1 << 50)
+        check("cache.max_bytes", self.max_bytes, 64 << 20..=1 << 50)?;
+        self.keep_free().map(drop)
+    }
+
+    /// What stays free as far as unused blobs can help.
+    pub(crate) fn keep_free(&self) -> Result<KeepFree> {
+        match &self.keep_free {
+            None => Ok(KEEP_FREE),
+            Some(Amount::Bytes(bytes)) => Ok(KeepFree::Bytes(*bytes)),
+            Some(Amount::Part(text)) => {
+                let percent = text.strip_suffix('%').and_then(|number| number.parse().ok());
+                let percent = percent.filter(|percent| *percent <= 90);
+                percent.map(KeepFree::Percent).with_context(|| {
+                    format!("cache.keep_free is `{text}`, expected a number of bytes, or \"0%\" to \"90%\"")
+                })
+            }
+        }
     }
 }
 
@@ -332,6 +361,25 @@ mod tests {
         }
         let config: Config = toml::from_str("[cache]\nmax_bytes = 1000\n").unwrap();
         assert!(config.cache.check().unwrap_err().to_string().contains("cache.max_bytes"));
+    }
+
+    #[test]
+    fn free_room_is_a_part_or_bytes() {
+        let keep_free = |value: &str| {
+            toml::from_str::<Config>(&format!("[cache]\n{value}\n")).unwrap().cache.keep_free()
+        };
+        for (text, expected) in [
+            ("", KeepFree::Percent(20)),
+            ("keep_free = 0", KeepFree::Bytes(0)),
+            ("keep_free = 1073741824", KeepFree::Bytes(1 << 30)),
+            ("keep_free = '5%'", KeepFree::Percent(5)),
+        ] {
+            assert_eq!(keep_free(text).unwrap(), expected);
+        }
+        for text in ["keep_free = '91%'", "keep_free = '20'", "keep_free = '1 GiB'"] {
+            let error = keep_free(text).unwrap_err().to_string();
+            assert!(error.contains("cache.keep_free is") && error.contains("90%"), "{error}");
+        }
     }
 
     #[test]

@@ -8,9 +8,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lazuli_registry::Login;
+use lazuli_image::{Digest, InvalidDigest};
+use lazuli_registry::{InvalidName, Login, Reference};
 use lazuli_runtime::daemon::{
-    DaemonError, DriverChoice, Images, MountRequest, SnapshotStatus, SnapshotsStatus, Worker,
+    DaemonError, DriverChoice, Images, MountRequest, Occupied, SnapshotStatus, SnapshotsStatus,
+    Worker,
 };
 use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
 use tokio::task::JoinHandle;
@@ -64,39 +66,62 @@ struct Mounted {
     driver: DriverChoice,
 }
 
-type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-fn outcome(result: Result<(), DaemonError>) -> Outcome {
+fn outcome<T>(result: Result<T, DaemonError>) -> Outcome<T> {
     result.map_err(|error| error.for_people().into())
 }
 
 #[async_trait]
 impl snapshotter::Images for Mounted {
     async fn check(&self, image: &Image) -> Outcome {
-        let request = self.request(image, Path::new("/"));
+        let request = self.request(image, Path::new("/"))?;
         outcome(self.images.check(&request, login(image).as_ref()).await)
     }
 
+    async fn data_layers(&self, image: &Image) -> Outcome<Vec<String>> {
+        let request = self.request(image, Path::new("/"))?;
+        let layers = self.images.data_layers(&request, login(image).as_ref()).await;
+        outcome(layers.map(|layers| layers.iter().map(Digest::to_string).collect()))
+    }
+
+    async fn bootstrap_layer(&self, image: &Image) -> Outcome<String> {
+        let request = self.request(image, Path::new("/"))?;
+        let layer = self.images.bootstrap_layer(&request, login(image).as_ref()).await;
+        outcome(layer.map(|layer| layer.to_string()))
+    }
+
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
-        outcome(self.images.mount(self.request(image, at), login(image).as_ref()).await)
+        outcome(self.images.mount(self.request(image, at)?, login(image).as_ref()).await)
     }
 
     async fn unmount(&self, at: &Path) -> Outcome {
         outcome(self.images.unmount(at).await)
     }
+
+    async fn occupied(&self, at: &Path) -> (u64, u64) {
+        let Occupied { bytes, files } = self.images.occupied(at).await;
+        (bytes, files)
+    }
+
+    async fn removed(&self, image: &Image) {
+        if let Some(digest) = image.manifest_digest.as_deref().and_then(|text| text.parse().ok()) {
+            self.images.removed(digest).await;
+        }
+    }
 }
 
 impl Mounted {
-    fn request(&self, image: &Image, at: &Path) -> MountRequest {
-        MountRequest {
-            image: pinned(image),
+    fn request(&self, image: &Image, at: &Path) -> Outcome<MountRequest> {
+        Ok(MountRequest {
+            image: pinned(image)?.to_string(),
             mountpoint: at.to_owned(),
             driver: self.driver,
             platform: None,
             plain_http: false,
             base: true,
             nosuid: false,
-        }
+        })
     }
 }
 
@@ -104,33 +129,58 @@ fn login(image: &Image) -> Option<Login> {
     image.login.as_ref().map(|login| Login::new(&*login.user, &*login.secret))
 }
 
-/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now.
-fn pinned(image: &Image) -> String {
+/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now, and a digest in the
+/// reference may be that of an index.
+///
+/// Both come from labels, and a client that sets none lets an image's own annotations pass for them. So the name has to be that
+/// of an image in a registry, and is never that of a file of this machine.
+fn pinned(image: &Image) -> Outcome<Reference> {
     let Image { reference, manifest_digest, .. } = image;
-    match manifest_digest {
-        // A digest in the reference may be that of an index.
-        Some(digest) => {
-            let name = reference.split_once('@').map_or(&**reference, |(name, _)| name);
-            format!("{name}@{digest}")
-        }
-        None => reference.clone(),
-    }
+    let name: Reference = reference.parse().map_err(|error: InvalidName| {
+        format!("its label has to name an image in a registry: {error}")
+    })?;
+    let digest = manifest_digest.as_deref().ok_or_else(|| {
+        format!("it was pulled without the digest of its manifest: remove {reference} from containerd, and pull it again")
+    })?;
+    let digest: Digest = digest.parse().map_err(|error: InvalidDigest| error.to_string())?;
+    Ok(name.at(digest))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn image(reference: &str, digest: Option<&str>) -> Image {
+        let manifest_digest = digest.map(str::to_owned);
+        Image { reference: reference.to_owned(), manifest_digest, login: None }
+    }
+
     #[test]
     fn names_are_pinned() {
-        for (reference, digest, expected) in [
-            ("r.example/a:1", Some("sha256:2"), "r.example/a:1@sha256:2"),
-            ("r.example/a@sha256:1", Some("sha256:2"), "r.example/a@sha256:2"),
-            ("r.example/a:1", None, "r.example/a:1"),
+        let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        for (reference, expected) in [
+            ("r.example/a:1".to_owned(), format!("r.example/a:1@{two}")),
+            (format!("r.example/a@{one}"), format!("r.example/a@{two}")),
+            ("busybox".to_owned(), format!("docker.io/library/busybox:latest@{two}")),
         ] {
-            let manifest_digest = digest.map(str::to_owned);
-            let image = Image { reference: reference.to_owned(), manifest_digest, login: None };
-            assert_eq!(pinned(&image), expected);
+            let pinned = pinned(&image(&reference, Some(&two))).unwrap();
+            assert_eq!(pinned.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn labels_name_no_file_and_no_moving_tag() {
+        let digest = format!("sha256:{}", "2".repeat(64));
+        for (reference, digest, problem) in [
+            ("oci:/tenant/volume", Some(&*digest), "has to name an image in a registry: `oci:/te"),
+            ("oci:/tenant/volume:tag", Some(&*digest), "has to name an image in a registry"),
+            ("/tenant/volume", Some(&*digest), "has to name an image in a registry"),
+            ("dir:/", Some(&*digest), "has to name an image in a registry"),
+            ("r.example/a:1", None, "remove r.example/a:1 from containerd"),
+            ("r.example/a:1", Some("latest"), "`latest` is not a digest"),
+        ] {
+            let error = pinned(&image(reference, digest)).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
         }
     }
 }

@@ -37,7 +37,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
 use self::{
-    files::{write_atomically, write_whole},
+    files::{open_regular, write_atomically, write_whole},
     unnamed::Unnamed,
 };
 use crate::{
@@ -93,7 +93,7 @@ impl Layout {
 
     /// Reads a small file; a missing one is `object` missing from this place.
     fn read_bounded(&self, path: &Path, object: &str) -> Result<Bytes, RegistryError> {
-        let file = match File::open(path) {
+        let file = match open_regular(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(self.missing(object));
@@ -261,7 +261,7 @@ impl Layout {
 
     fn open_blob(&self, digest: &Digest) -> Result<File, RegistryError> {
         let path = self.blob_path(digest);
-        File::open(&path).map_err(|error| match error.kind() {
+        open_regular(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => self.missing(&format!("blob {digest}")),
             _ => RegistryError::io(&path)(error),
         })

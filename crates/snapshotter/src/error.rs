@@ -51,6 +51,45 @@ pub enum SnapshotError {
         /// Why.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The configuration of an image lists a layer that is not the image's own.
+    #[error(
+        "image {reference} is refused: its configuration calls a layer {asked}, but by its content the layer is \
+         {expected}; rootfs.diff_ids has to list the digests of its own layers"
+    )]
+    NotItsLayer {
+        /// The image.
+        reference: String,
+        /// The chain id that was asked for.
+        asked: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// The name of a layer belongs to a snapshot of another kind.
+    #[error(
+        "image {reference} is refused: the name of its layer {layer} is that of a snapshot which holds something else, \
+         from {owner}; remove that image first"
+    )]
+    LayerTaken {
+        /// The image.
+        reference: String,
+        /// The chain id of the layer.
+        layer: String,
+        /// The image that the other one is of.
+        owner: String,
+    },
+    /// What would be shown as a layer's files is data of a lazy image.
+    #[error(
+        "snapshot {name} cannot be used: layer {layer} below it is listed as data of the lazy image {owner}, and has no files; \
+         remove that image and this one, and pull this one again"
+    )]
+    NoFiles {
+        /// What was asked for.
+        name: String,
+        /// The chain id of the data layer.
+        layer: String,
+        /// The image that lists it.
+        owner: String,
+    },
     /// The image is served by FUSE, and a container in a user namespace wants it with other owners.
     #[error(
         "image {0} is served by FUSE here, whose files the kernel cannot show to a user namespace as its own: take \
@@ -129,6 +168,9 @@ impl From<SnapshotError> for Status {
             SnapshotError::NotFound(_) | SnapshotError::Lost(_) => Code::NotFound,
             SnapshotError::NotActive(_)
             | SnapshotError::HasChildren(_)
+            | SnapshotError::NotItsLayer { .. }
+            | SnapshotError::LayerTaken { .. }
+            | SnapshotError::NoFiles { .. }
             | SnapshotError::NotMappable(_) => Code::FailedPrecondition,
             SnapshotError::ParentNotCommitted(_)
             | SnapshotError::Immutable { .. }

@@ -188,6 +188,7 @@ mod tests {
             updated: SystemTime::UNIX_EPOCH,
             usage: Default::default(),
             image: None,
+            proven: false,
             key: None,
         };
         for (text, passes) in [

@@ -7,7 +7,7 @@ use crate::{Image, Login, SnapshotError};
 /// Labels of a snapshot.
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The name under which containerd will look for the unpacked layer: its chain id.
+/// The name under which containerd will look for the unpacked layer: its chain id, as the image's configuration claims.
 pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
@@ -30,6 +30,8 @@ pub(crate) enum Layer {
     Data {
         /// See [`TARGET`].
         target: String,
+        /// The image.
+        image: Image,
     },
     /// The bootstrap of a lazy image: the image is to be mounted.
     Bootstrap {
@@ -44,26 +46,32 @@ impl Layer {
     /// Reads the labels of a Prepare.
     ///
     /// # Errors
-    /// A bootstrap whose image is not named: its data could not be found.
+    /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it claims to be could not be
+    /// found out.
     pub(crate) fn of(labels: &Labels) -> Result<Self, SnapshotError> {
         let Some(target) = labels.get(TARGET).cloned() else { return Ok(Layer::Ordinary) };
         let has = |label| labels.get(label).is_some_and(|value| value == "true");
-        if has(DATA) {
-            return Ok(Layer::Data { target });
-        }
-        if !has(BOOTSTRAP) {
-            return Ok(Layer::Ordinary);
-        }
-        let Some(reference) = labels.get(IMAGE).cloned() else {
-            return Err(SnapshotError::Invalid(format!(
-                "layer {target} is the bootstrap of a lazy image, and there is no label {IMAGE} that names the image: \
-                 is containerd configured to pass snapshot annotations on?"
-            )));
+        let lazy: fn(String, Image) -> Layer = match () {
+            () if has(DATA) => |target, image| Layer::Data { target, image },
+            () if has(BOOTSTRAP) => |target, image| Layer::Bootstrap { target, image },
+            () => return Ok(Layer::Ordinary),
         };
-        let manifest_digest = labels.get(MANIFEST).cloned();
-        let image = Image { reference, manifest_digest, login: login(labels) };
-        Ok(Layer::Bootstrap { target, image })
+        let label = |label: &str| {
+            labels.get(label).cloned().ok_or_else(|| {
+                SnapshotError::Invalid(format!(
+                    "layer {target} is of a lazy image, and there is no label {label} that says of which: expected \
+                     disable_snapshot_annotations = false in containerd's configuration"
+                ))
+            })
+        };
+        let (reference, manifest_digest) = (label(IMAGE)?, Some(label(MANIFEST)?));
+        Ok(lazy(target.clone(), Image { reference, manifest_digest, login: login(labels) }))
     }
+}
+
+/// The image that a layer's labels name, for messages.
+pub(crate) fn image_of(labels: &Labels) -> &str {
+    labels.get(IMAGE).map_or("an unknown image", String::as_str)
 }
 
 fn login(labels: &Labels) -> Option<Login> {
@@ -101,7 +109,10 @@ mod tests {
             // A container's snapshot may inherit labels; without a target it is no layer.
             (&[(DATA, "true")], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (DATA, "false")], Layer::Ordinary),
-            (&[(TARGET, "sha256:1"), (DATA, "true")], Layer::Data { target: target() }),
+            (
+                &[(TARGET, "sha256:1"), (DATA, "true"), (IMAGE, "r/a:1"), (MANIFEST, "d")],
+                Layer::Data { target: target(), image: image(None) },
+            ),
             (&bootstrap, Layer::Bootstrap { target: target(), image: image(None) }),
             (
                 &[&bootstrap[..], &[(USER, "joe"), (SECRET, "s")]].concat(),
@@ -122,7 +133,12 @@ mod tests {
         assert_eq!(kept(secrets), labels(&[("b", "c")]));
         let shown = format!("{:?}", image(Some(("joe", "hush"))));
         assert!(!shown.contains("joe") && !shown.contains("hush"), "{shown}");
-        let error = Layer::of(&labels(&[(TARGET, "sha256:1"), (BOOTSTRAP, "true")])).unwrap_err();
-        assert!(error.to_string().contains("cri.image-ref"), "{error}");
+        for kind in [DATA, BOOTSTRAP] {
+            for (known, missing) in [(MANIFEST, "cri.image-ref"), (IMAGE, "cri.manifest-digest")] {
+                let pairs = [(TARGET, "sha256:1"), (kind, "true"), (known, "x")];
+                let error = Layer::of(&labels(&pairs)).unwrap_err().to_string();
+                assert!(error.contains("layer sha256:1") && error.contains(missing), "{error}");
+            }
+        }
     }
 }

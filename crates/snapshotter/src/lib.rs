@@ -12,6 +12,10 @@
 //!   trash/          what is being deleted
 //! ```
 //!
+//! Layers of lazy images are named by their chain ids, which containerd reads from the image's configuration, and containerd
+//! gives the snapshot of that name to every image which claims it. So a name is given only to the layer that it is of by its
+//! content, and data layers, which have no files, are never shown without the image above them.
+//!
 //! Who mounts images is a matter of the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
@@ -106,12 +110,25 @@ pub trait Images: Send + Sync {
     /// cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
+    /// The chain ids that the data layers of the image have by the manifest with the digest that it names, lowest first.
+    async fn data_layers(&self, image: &Image)
+    -> Result<Vec<String>, Box<dyn Error + Send + Sync>>;
+
+    /// The chain id that the bootstrap layer of the image has, by that manifest and by what the layer holds.
+    async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
+
     /// Mounts the image at the directory `at`, unless it is mounted there. From then on until it is unmounted, the image's
     /// newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Bytes and files that the image mounted at `at` takes on the disk, without what counts with another one.
+    async fn occupied(&self, at: &Path) -> (u64, u64);
+
+    /// No snapshot has the image any more: what nothing else on the node uses of it may go.
+    async fn removed(&self, image: &Image);
 }
 
 /// What containerd asks, answered for one state directory.

@@ -14,7 +14,7 @@ use crate::{
     api::types::Mount,
     directories::{Directories, Owner, at},
     in_use,
-    label::Labels,
+    label::{self, Labels},
     mapping::Mapping,
     mounts,
     store::{Kind, New, Snapshot, Store, Usage, lost},
@@ -89,7 +89,7 @@ impl Local {
         self.store.commit(key, name, parent, labels, usage)
     }
 
-    /// What a snapshot takes beyond its parents. An image's data is the cache's.
+    /// What the files of a snapshot take beyond its parents. An image's data is the cache's.
     pub(crate) fn usage(&self, key: &str) -> Result<Usage> {
         let snapshot = self.store.get(key)?;
         match snapshot.kind {
@@ -100,17 +100,29 @@ impl Local {
         }
     }
 
-    /// The nearest lazy image below a snapshot, or in it, and the number of the snapshot in which it is mounted.
-    pub(crate) fn image_of(&self, name: &str) -> Result<Option<(u64, Image)>> {
-        let chain = self.store.chain(name).map_err(lost)?;
-        Ok(chain.into_iter().find_map(|snapshot| Some((snapshot.number, snapshot.image?))))
+    /// The nearest lazy image below a snapshot, or in it, and the snapshot in which it is mounted.
+    ///
+    /// # Errors
+    /// A data layer that has no image between it and the snapshot: it has no files, and nothing may be shown on top of it.
+    pub(crate) fn image_of(&self, name: &str) -> Result<Option<(Image, Snapshot)>> {
+        for snapshot in self.store.chain(name).map_err(lost)? {
+            if let Some(image) = snapshot.image.clone() {
+                return Ok(Some((image, snapshot)));
+            }
+            if snapshot.is_data() {
+                let owner = label::image_of(&snapshot.labels).to_owned();
+                let (name, layer) = (name.to_owned(), snapshot.name);
+                return Err(SnapshotError::NoFiles { name, layer, owner });
+            }
+        }
+        Ok(None)
     }
 
     /// # Errors
     /// An image that is served by FUSE: its files cannot be shown as those of other users.
     fn refuse_fuse(&self, parent: &Snapshot) -> Result<()> {
-        let Some((number, image)) = self.image_of(&parent.name)? else { return Ok(()) };
-        let fs = self.directories.fs(number);
+        let Some((image, snapshot)) = self.image_of(&parent.name)? else { return Ok(()) };
+        let fs = self.directories.fs(snapshot.number);
         let stat = at(&fs, rustix::fs::statfs(&fs).map_err(std::io::Error::from))?;
         if stat.f_type == FUSE {
             return Err(SnapshotError::NotMappable(image.reference));

@@ -1,6 +1,10 @@
 //! User namespaces: which ids of the node those of a container are.
 
-use crate::{SnapshotError, directories::Owner, label::Labels};
+use crate::{
+    SnapshotError,
+    directories::Owner,
+    label::{Labels, TARGET},
+};
 
 const UIDS: &str = "containerd.io/snapshot/uidmapping";
 const GIDS: &str = "containerd.io/snapshot/gidmapping";
@@ -18,11 +22,15 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Reads the labels of a snapshot.
+    /// Reads the labels of a snapshot. Those of a layer map nothing: they may be the image's own annotations, and the layer is
+    /// shared by whatever has it below.
     ///
     /// # Errors
     /// One list without the other, lists that cannot be read, and those in which root is nobody.
     pub(crate) fn of(labels: &Labels) -> Result<Option<Self>, SnapshotError> {
+        if labels.contains_key(TARGET) {
+            return Ok(None);
+        }
         match [UIDS, GIDS].map(|label| labels.get(label)) {
             [None, None] => Ok(None),
             [Some(uids), Some(gids)] => {
@@ -84,6 +92,11 @@ mod tests {
         let mapping = Mapping::of(&labels("1:5:10,0:100000:1", "0:200000:65536")).unwrap().unwrap();
         assert_eq!(mapping.owner(), Owner::Ids(100_000, 200_000));
         assert_eq!(mapping.options(), ["uidmap=1:5:10,0:100000:1", "gidmap=0:200000:65536"]);
+        let target = (TARGET.to_owned(), "sha256:1".to_owned());
+        for (uids, gids) in [("0:1000:1", "0:1000:1"), ("0:1000:1", "")] {
+            let of_layer = labels(uids, gids).into_iter().chain([target.clone()]).collect();
+            assert_eq!(Mapping::of(&of_layer).unwrap(), None);
+        }
         for (uids, gids, problem) in [
             ("0:1:1", "", "only one of the labels"),
             ("0:1:1", "0:1", "`0:1` is not"),

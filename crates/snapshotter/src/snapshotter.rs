@@ -6,10 +6,10 @@ use crate::{
     Image, Images, SnapshotError,
     api::types::Mount,
     filter::{self, Filter},
-    label::{Labels, Layer},
+    label::{self, Labels, Layer},
     local::Local,
     store::{Kind, New, Snapshot, Usage},
-    turns::Turns,
+    turns::{Turn, Turns},
 };
 
 type Result<T> = std::result::Result<T, SnapshotError>;
@@ -59,11 +59,8 @@ impl Snapshotter {
     pub(crate) async fn prepare(&self, wanted: Wanted) -> Result<Vec<Mount>> {
         match Layer::of(&wanted.labels)? {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
-            Layer::Data { target } => {
-                let Wanted { parent, labels, .. } = wanted;
-                let name = target.clone();
-                let new = New { name, parent, kind: Kind::Committed, labels, image: None };
-                self.local(move |local| local.create(new)).await?;
+            Layer::Data { target, image } => {
+                self.note_data(wanted, &target, &image).await?;
                 Err(SnapshotError::AlreadyExists(target))
             }
             Layer::Bootstrap { target, image } => {
@@ -91,23 +88,32 @@ impl Snapshotter {
         .await
     }
 
+    /// Makes the committed snapshot `target` for a data layer of `image`. It stays empty.
+    async fn note_data(&self, wanted: Wanted, target: &str, image: &Image) -> Result<()> {
+        let mut turn = self.turns.take(target).await;
+        let layers = turn.attempt(image, self.images.data_layers(image)).await?;
+        if !layers.iter().any(|layer| layer == target) {
+            return Err(not_its_layer(image, target, &layers));
+        }
+        let Wanted { parent, labels, .. } = wanted;
+        let name = target.to_owned();
+        let new = New { name: name.clone(), parent, kind: Kind::Committed, labels, image: None };
+        match self.local(move |local| local.create(new)).await {
+            Err(SnapshotError::AlreadyExists(_)) => {
+                let there = self.local(move |local| local.store.get(&name)).await?;
+                if there.is_data() { Ok(()) } else { Err(taken(image, &there)) }
+            }
+            other => other.map(drop),
+        }
+    }
+
     /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
         let mut turn = self.turns.take(target).await;
         let name = target.to_owned();
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
-            // It may be pulled with a newer login than it has. One for another repository is of no use to it.
-            Ok(there)
-                if image.login.is_some()
-                    && there
-                        .image
-                        .as_ref()
-                        .is_some_and(|known| known.repository() == image.repository()) =>
-            {
-                let at = self.local.directories.fs(there.number);
-                return turn.attempt(&image, self.images.mount(&image, &at)).await;
-            }
+            Ok(there) => return self.use_again(&mut turn, &there, &image).await,
             other => return other.map(drop),
         }
         let Wanted { key, parent, labels } = wanted;
@@ -131,7 +137,11 @@ impl Snapshotter {
                 tokio::join!(self.images.check(&image), self.images.mount(&image, &at));
             checked.and(mounted)
         };
-        let committed = match turn.attempt(&image, bring).await {
+        let proven = match turn.attempt(&image, bring).await {
+            Ok(()) => self.prove(&mut turn, &image, target).await,
+            Err(error) => Err(error),
+        };
+        let committed = match proven {
             Ok(()) => {
                 let target = target.to_owned();
                 self.local(move |local| local.commit(&snapshot.name, &target, None, labels)).await
@@ -146,20 +156,58 @@ impl Snapshotter {
         committed.map(drop)
     }
 
+    /// Gives `image` the snapshot that has the name of its bootstrap layer, and is mounted already.
+    async fn use_again(&self, turn: &mut Turn, there: &Snapshot, image: &Image) -> Result<()> {
+        let Some(known) = &there.image else { return Err(taken(image, there)) };
+        let is_same = known.manifest_digest == image.manifest_digest;
+        if !is_same || !there.proven {
+            let proven = self.prove(turn, image, &there.name).await;
+            // What was fetched to find that out.
+            self.forget_unless_used(image).await;
+            proven?;
+        }
+        if !there.proven {
+            if !is_same {
+                self.prove(turn, known, &there.name).await?;
+            }
+            let name = there.name.clone();
+            self.local(move |local| local.store.prove(&name)).await?;
+        }
+        // It may be pulled with a newer login than it has. One for another repository is of no use to it.
+        if image.login.is_none() || known.repository() != image.repository() {
+            return Ok(());
+        }
+        let at = self.local.directories.fs(there.number);
+        turn.attempt(image, self.images.mount(image, &at)).await
+    }
+
+    /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images that have this layer are the
+    /// same up to it, whatever else is in their manifests.
+    async fn prove(&self, turn: &mut Turn, image: &Image, layer: &str) -> Result<()> {
+        let own = turn.attempt(image, self.images.bootstrap_layer(image)).await?;
+        if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
+    }
+
     /// What has to be mounted to see a snapshot.
     pub(crate) async fn mounts(&self, key: String) -> Result<Vec<Mount>> {
         self.mount_image_of(key.clone()).await?;
         self.local(move |local| local.mounts(&key)).await
     }
 
-    /// Makes sure that the image below a snapshot is mounted: the machine may have been started again.
+    /// Makes sure that the image below a snapshot is mounted: the machine may have been started again. What an earlier version
+    /// committed is used only if it is what its name says.
     async fn mount_image_of(&self, name: String) -> Result<()> {
         let find = |name: String| self.local(move |local| local.image_of(&name));
-        let Some((number, _)) = find(name.clone()).await? else { return Ok(()) };
-        let mut turn = self.turns.take(&number.to_string()).await;
+        let Some((_, base)) = find(name.clone()).await? else { return Ok(()) };
+        let mut turn = self.turns.take(&base.number.to_string()).await;
         // Unless it was removed meanwhile: see `discard`.
-        let Some((_, image)) = find(name).await? else { return Ok(()) };
-        let at = self.local.directories.fs(number);
+        let Some((image, base)) = find(name).await? else { return Ok(()) };
+        if !base.proven {
+            self.prove(&mut turn, &image, &base.name).await?;
+            let name = base.name.clone();
+            self.local(move |local| local.store.prove(&name)).await?;
+        }
+        let at = self.local.directories.fs(base.number);
         turn.attempt(&image, self.images.mount(&image, &at)).await
     }
 
@@ -182,7 +230,26 @@ impl Snapshotter {
             tracing::warn!(snapshot = snapshot.name, %error, "stays until the next clean-up");
         }
         self.empty_trash_later();
+        if let Some(image) = snapshot.image {
+            self.forget_unless_used(&image).await;
+        }
         Ok(())
+    }
+
+    /// Tells whoever mounts images that one is not needed any more, unless another snapshot has it.
+    async fn forget_unless_used(&self, image: &Image) {
+        let all = match self.local(|local| local.store.all()).await {
+            Ok(all) => all,
+            Err(error) => {
+                let image = &image.reference;
+                tracing::warn!(%error, image, "what only it has stays");
+                return;
+            }
+        };
+        let mut images = all.iter().filter_map(|snapshot| snapshot.image.as_ref());
+        if !images.any(|other| other.manifest_digest == image.manifest_digest) {
+            self.images.removed(image).await;
+        }
     }
 
     /// Takes the directory of a snapshot away that is no more, and the mount in it.
@@ -258,9 +325,15 @@ impl Snapshotter {
         .await
     }
 
-    /// What a snapshot takes beyond its parents.
+    /// What a snapshot takes beyond its parents; of an image, what has arrived.
     pub(crate) async fn usage(&self, key: String) -> Result<Usage> {
-        self.local(move |local| local.usage(&key)).await
+        let snapshot = self.stat(key.clone()).await?;
+        if snapshot.image.is_none() {
+            return self.local(move |local| local.usage(&key)).await;
+        }
+        let at = self.local.directories.fs(snapshot.number);
+        let (size, inodes) = self.images.occupied(&at).await;
+        Ok(Usage { size, inodes })
     }
 
     /// Disks are slow, and readers must not wait for them here.
@@ -272,6 +345,25 @@ impl Snapshotter {
         let work = tokio::task::spawn_blocking(move || work(&local));
         work.await.unwrap_or(Err(SnapshotError::Panicked))
     }
+}
+
+fn not_its_layer(image: &Image, asked: &str, own: &[String]) -> SnapshotError {
+    let expected = match own {
+        [] => "no data layer".to_owned(),
+        [several @ .., _, _, _] if !several.is_empty() => format!("one of {} others", own.len()),
+        few => few.join(" or "),
+    };
+    let (reference, asked) = (image.reference.clone(), asked.to_owned());
+    SnapshotError::NotItsLayer { reference, asked, expected }
+}
+
+fn taken(image: &Image, there: &Snapshot) -> SnapshotError {
+    let owner = match &there.image {
+        Some(image) => image.reference.clone(),
+        None => label::image_of(&there.labels).to_owned(),
+    };
+    let (reference, layer) = (image.reference.clone(), there.name.clone());
+    SnapshotError::LayerTaken { reference, layer, owner }
 }
 
 #[cfg(test)]

@@ -102,6 +102,7 @@ impl Store {
                 updated: now,
                 usage: Usage::default(),
                 image,
+                proven: false,
                 key: None,
             };
             if let Some(parent) = &snapshot.parent {
@@ -186,11 +187,23 @@ impl Store {
             name.clone_into(&mut snapshot.name);
             snapshot.key = Some(key.to_owned());
             snapshot.kind = Kind::Committed;
+            // An image is mounted, and committed, by nobody but us, who looked before.
+            snapshot.proven = snapshot.image.is_some();
             snapshot.labels = label::kept(labels);
             (snapshot.created, snapshot.updated) = (now, now);
             snapshot.usage = usage;
             put(&mut snapshots, &snapshot)?;
             Ok(snapshot)
+        })
+    }
+
+    /// Notes that the image of a snapshot is what the snapshot's name says.
+    pub(crate) fn prove(&self, name: &str) -> Result<()> {
+        self.write(|transaction| {
+            let mut snapshots = transaction.open_table(SNAPSHOTS)?;
+            let mut snapshot = get(&snapshots, name)?;
+            snapshot.proven = true;
+            put(&mut snapshots, &snapshot)
         })
     }
 

@@ -50,11 +50,11 @@ impl Turns {
 impl Turn {
     /// Does something with an image, unless the same has failed while the caller waited: the others in the queue shall not
     /// wait for a dead registry one after another.
-    pub(crate) async fn attempt<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    pub(crate) async fn attempt<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
         image: &Image,
-        work: impl Future<Output = Result<(), E>>,
-    ) -> Result<(), SnapshotError> {
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, SnapshotError> {
         let reference = || image.reference.clone();
         if let Some(last) = &*self.queue
             && last.when > self.arrived

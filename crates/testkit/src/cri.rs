@@ -27,7 +27,7 @@ use tonic::{
 
 use api::{
     AuthConfig, ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus,
-    ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest, ImageSpec,
+    ContainerStatusRequest, CreateContainerRequest, ExecSyncRequest, ImageFsInfoRequest, ImageSpec,
     LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
     LinuxSandboxSecurityContext, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest,
     NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
@@ -179,6 +179,14 @@ impl Client {
     pub fn images(&self) -> Result<Vec<Image>> {
         let what = || "list images".to_owned();
         Ok(self.wait(what, self.image_service().list_images(ListImagesRequest {}))?.images)
+    }
+
+    /// Directories of the file systems that images are on.
+    pub fn image_directories(&self) -> Result<Vec<PathBuf>> {
+        let what = || "file systems of images".to_owned();
+        let answer = self.wait(what, self.image_service().image_fs_info(ImageFsInfoRequest {}))?;
+        let known = answer.image_filesystems.into_iter().filter_map(|usage| usage.fs_id);
+        Ok(known.map(|id| id.mountpoint.into()).collect())
     }
 
     /// Removes an image, under all of its names.

@@ -115,6 +115,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         deadline: session.config.fetch.deadline(),
         max_bytes: session.config.cache.max_bytes,
         direct_io: session.config.cache.direct_io,
+        keep_free: Some(session.config.cache.keep_free()?),
         prefetch: session.config.prefetch.settings(),
         images: session.config.prefetch.images.clone(),
         registry: session.config.node_registries()?,

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_image::{Algorithm, Digest, oci::chain_ids};
 use lazuli_snapshotter::api::snapshots::{
     PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
     snapshots_client::SnapshotsClient,
@@ -71,6 +72,10 @@ struct Rig {
     registry: FakeRegistry,
     daemon: Child,
     runtime: tokio::runtime::Runtime,
+    /// Digest of the image's manifest.
+    manifest: String,
+    /// Chain ids of its layers: data, and the bootstrap.
+    layers: [String; 2],
 }
 
 /// The labels that a client puts on a snapshot.
@@ -80,18 +85,21 @@ impl Rig {
     fn new() -> Self {
         let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
         convert(&lazuli, &format!("{}/app:1", registry.host()));
+        let manifest = registry.manifest("app", "1").unwrap();
+        let layers = layers(&registry, &manifest);
+        let manifest = Algorithm::Sha256.digest(&manifest).to_string();
         let config = format!(
             "{FETCH}deadline_seconds = 5\n[snapshotter]\naddress = {:?}\n",
             lazuli.path("s.sock")
         );
-        fs::write(lazuli.path("config.toml"), config).unwrap();
+        lazuli.configure_all(&config);
         let log = File::create(lazuli.directory("root").join("daemon.log")).unwrap();
         let mut command = lazuli.command(["--log", "debug", "daemon"]);
         command.env("REGISTRY_AUTH_FILE", lazuli.path("auth.json"));
         let daemon = command.stderr(log).spawn().unwrap();
         wait("the socket", || UnixStream::connect(lazuli.path("s.sock")).is_ok());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Rig { lazuli, registry, daemon, runtime }
+        Rig { lazuli, registry, daemon, runtime, manifest, layers }
     }
 
     /// Who may fetch from now on, with this password. What was allowed before is not any more.
@@ -117,7 +125,7 @@ impl Rig {
         self.call(async |mut client| client.prepare(request).await).unwrap_err()
     }
 
-    /// Asks for both layers, as a client does that was given a pull secret; the answer to the second.
+    /// Asks for both layers, as a client does that was given a pull secret; the answer to the second, or the first that is an error.
     fn pull(&self, password: Option<&str>) -> Status {
         let labels = |chain: &str, kind: &str| {
             let mut labels = Labels::from([
@@ -126,6 +134,8 @@ impl Rig {
             ]);
             let image = format!("{}/app:1", self.registry.host());
             labels.insert("containerd.io/snapshot/cri.image-ref".into(), image);
+            let digest = "containerd.io/snapshot/cri.manifest-digest";
+            labels.insert(digest.into(), self.manifest.clone());
             for (name, value) in
                 [("pullusername", "joe-the-user"), ("pullsecret", password.unwrap_or_default())]
             {
@@ -133,9 +143,12 @@ impl Rig {
             }
             labels
         };
-        let data = self.prepare("extract-1", "", labels("sha256:data", "nydus-blob"));
-        assert_eq!(data.code(), Code::AlreadyExists, "{data}");
-        self.prepare("extract-2", "sha256:data", labels("sha256:boot", "nydus-bootstrap"))
+        let [data, bootstrap] = &self.layers;
+        let answer = self.prepare("extract-1", "", labels(data, "nydus-blob"));
+        if answer.code() != Code::AlreadyExists {
+            return answer;
+        }
+        self.prepare("extract-2", data, labels(bootstrap, "nydus-bootstrap"))
     }
 
     /// Where the image is mounted.
@@ -149,6 +162,17 @@ impl Rig {
         let entries = fs::read_dir(self.lazuli.root().join("logins")).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
+}
+
+/// Chain ids of the two layers that the configuration of an image in the registry lists.
+fn layers(registry: &FakeRegistry, manifest: &[u8]) -> [String; 2] {
+    let manifest: Value = serde_json::from_slice(manifest).unwrap();
+    let config = manifest["config"]["digest"].as_str().unwrap().parse().unwrap();
+    let config: Value = serde_json::from_slice(&registry.blob("app", &config).unwrap()).unwrap();
+    let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap().iter();
+    let diff_ids: Vec<Digest> = diff_ids.map(|id| id.as_str().unwrap().parse().unwrap()).collect();
+    let chain = chain_ids(diff_ids).iter().map(Digest::to_string).collect::<Vec<_>>();
+    chain.try_into().unwrap()
 }
 
 impl Drop for Rig {
@@ -204,7 +228,7 @@ fn pull_secrets_are_used_kept_renewed_and_shown_to_nobody() {
     wait("the new password", || read(&image, "five"));
 
     // Nobody sees any of it.
-    let stat = StatSnapshotRequest { snapshotter: "lazuli".into(), key: "sha256:boot".into() };
+    let stat = StatSnapshotRequest { snapshotter: "lazuli".into(), key: rig.layers[1].clone() };
     let stat = rig.call(async |mut client| client.stat(stat).await).unwrap();
     let status = rig.lazuli.status();
     let log = rig.lazuli.log();
@@ -214,8 +238,8 @@ fn pull_secrets_are_used_kept_renewed_and_shown_to_nobody() {
     }
     let [login] = &rig.logins()[..] else { panic!("{:?}", rig.logins()) };
     assert_eq!(fs::metadata(login).unwrap().permissions().mode() & 0o777, 0o600);
-    for key in ["sha256:boot", "sha256:data"] {
-        let remove = RemoveSnapshotRequest { snapshotter: "lazuli".into(), key: key.into() };
+    for key in rig.layers.iter().rev().cloned() {
+        let remove = RemoveSnapshotRequest { snapshotter: "lazuli".into(), key };
         rig.call(async |mut client| client.remove(remove).await).unwrap();
     }
     assert!(rig.logins().is_empty());

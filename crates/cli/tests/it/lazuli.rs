@@ -32,8 +32,14 @@ impl Lazuli {
         self.configure_all(&format!("{text}\n{quiet}"));
     }
 
-    /// Writes the whole configuration.
+    /// Writes the whole configuration. How full the machine's disk is makes no difference, unless `text` says so.
     pub(crate) fn configure_all(&self, text: &str) {
+        let (table, keep) = ("[cache]\n", "[cache]\nkeep_free = 0\n");
+        let text = match text {
+            text if text.contains("keep_free") => text.to_owned(),
+            text if text.contains(table) => text.replace(table, keep),
+            text => format!("{text}\n{keep}"),
+        };
         std::fs::write(self.path("config.toml"), text).unwrap();
     }
 

@@ -19,6 +19,19 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Algorithm, Digest};
 
+/// The chain ids of layers, lowest first, whose uncompressed tars have the digests `diff_ids`: containerd names a layer on
+/// top of the layers below it so. (OCI image specification, "Layer ChainID".)
+pub fn chain_ids(diff_ids: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
+    let mut chain: Vec<Digest> = Vec::new();
+    for diff_id in diff_ids {
+        let id = chain.last().map_or(diff_id, |below| {
+            Algorithm::Sha256.digest(format!("{below} {diff_id}").as_bytes())
+        });
+        chain.push(id);
+    }
+    chain
+}
+
 /// Most bytes of a manifest, an index or a configuration. Registries accept 4 MiB and no more.
 pub const MAX_DOCUMENT: usize = 4 << 20;
 

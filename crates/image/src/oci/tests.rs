@@ -56,6 +56,17 @@ fn a_lazy_image_keeps_what_the_source_says() {
 }
 
 #[test]
+fn chain_id_covers_all_layers_below() {
+    let [one, two, three] = [b"1", b"2", b"3"].map(|tar| Algorithm::Sha256.digest(tar));
+    let chain = chain_ids([one, two, three]);
+    assert_eq!(chain[0], one);
+    assert_eq!(chain[1], Algorithm::Sha256.digest(format!("{one} {two}").as_bytes()));
+    assert_eq!(chain[2], Algorithm::Sha256.digest(format!("{} {three}", chain[1]).as_bytes()));
+    assert_eq!(chain_ids([one, two]), chain[..2]);
+    assert!(chain_ids([]).is_empty());
+}
+
+#[test]
 fn refuses_bad_documents() {
     let huge = vec![b' '; MAX_DOCUMENT + 1];
     assert!(matches!(ImageConfig::parse(&huge), Err(OciError::TooBig { .. })));

@@ -2,17 +2,29 @@
 
 use std::{
     fs::{self, File, Permissions},
-    io::Write as _,
-    os::unix::fs::PermissionsExt as _,
+    io::{self, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::Path,
 };
 
+use rustix::fs::OFlags;
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::error::RegistryError;
 
 /// What files are called before they are whole.
 const PARTIAL: &str = ".partial-";
+
+/// Opens the file `path` to read it. What is not a regular file is refused at once: a reader of a named pipe would wait for a
+/// writer, who may never come.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let file =
+        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
 
 /// Gives the file `from` the name `path`, too, instead of copying its content; whether that could be done: it cannot across file systems
 /// and on those without hard links. The file has to have `size` bytes.
@@ -66,7 +78,23 @@ fn directory(path: &Path) -> &Path {
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, pipe, link] = ["file", "pipe", "link"].map(|name| directory.path().join(name));
+        fs::write(&file, "content").unwrap();
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        std::os::unix::fs::symlink(&pipe, &link).unwrap();
+        assert!(open_regular(&file).is_ok());
+        for other in [&pipe, &link, directory.path(), Path::new("/dev/zero")] {
+            let error = open_regular(other).unwrap_err();
+            assert_eq!(error.to_string(), "not a regular file", "{}", other.display());
+        }
+    }
 
     #[test]
     fn a_file_of_the_same_file_system_is_taken_over() {

@@ -4,7 +4,7 @@
 //! use, by when they were asked for last, see [`super::evict`].
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{
@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_image::{Algorithm, Digest};
 use tokio::sync::Notify;
 
 use super::{Cache, CacheError, CachedBlob, durable::lock, store::Store};
@@ -116,6 +117,12 @@ impl Cache {
         self.clock.now();
         self.released.sweep(self.settings.grace);
         self.budget.written.store(0, Ordering::Relaxed);
+        let lacking = self.lacking(0);
+        if lacking > 0 && self.budget.since.get().is_some() {
+            let turn = lock(&self.budget.evicting);
+            self.free_unused(lacking);
+            drop(turn);
+        }
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);
         let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
         if used > max {
@@ -141,21 +148,47 @@ impl Cache {
     /// Gives up about `bytes`, and returns how many it were.
     fn free(&self, bytes: u64) -> u64 {
         let Some(since) = self.budget.since.get() else { return 0 };
-        let mut freed = 0;
-        for dir in self.unused() {
-            if freed >= bytes {
-                return freed;
-            }
-            match self.remove(&dir) {
-                Ok(removed) => freed += removed,
-                Err(error) => tracing::warn!(dir = %dir.display(), %error, "cannot remove a blob"),
-            }
-        }
+        let mut freed = self.free_unused(bytes);
         // Before that, a process before this one may have let a reader through who is still on the way.
         if freed < bytes && since.elapsed() >= self.settings.grace {
             freed += self.free_chunks(bytes - freed);
         }
         freed
+    }
+
+    /// Gives up about `bytes` of blobs that nobody has open, and returns how many it were.
+    fn free_unused(&self, bytes: u64) -> u64 {
+        let mut freed = 0;
+        for dir in self.unused() {
+            if freed >= bytes {
+                break;
+            }
+            freed += self.try_remove(&dir);
+        }
+        freed
+    }
+
+    fn try_remove(&self, dir: &Path) -> u64 {
+        let cannot = |error: &io::Error| {
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove a blob");
+        };
+        self.remove(dir).inspect_err(cannot).unwrap_or(0)
+    }
+
+    /// Removes what is here of `blobs`, unless somebody has it open, and says whether nothing is left. Blocks.
+    pub(crate) fn discard(&self, blobs: &HashSet<Digest>) -> bool {
+        let turn = lock(&self.budget.evicting);
+        for dir in self.unused() {
+            // Names of directories begin with the digest of the blob.
+            let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let blob =
+                name.split_once('-').and_then(|(hex, _)| Digest::from_hex(Algorithm::Sha256, hex));
+            if blob.is_some_and(|blob| blobs.contains(&blob)) {
+                self.try_remove(&dir);
+            }
+        }
+        drop(turn);
+        !blobs.iter().any(|blob| self.has_files_of(blob))
     }
 
     fn open_blobs(&self) -> Vec<Arc<CachedBlob>> {
@@ -192,7 +225,7 @@ impl Cache {
             self.elsewhere.forget_all(key);
         }
         let away = if key.starts_with(AWAY) { dir } else { &away };
-        let bytes = super::occupied(away);
+        let bytes = super::occupied(away).0;
         fs::remove_dir_all(away)?;
         tracing::info!(blob = key, bytes, "evicted a blob that is not in use");
         self.budget.blobs.fetch_add(1, Ordering::Relaxed);

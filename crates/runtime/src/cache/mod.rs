@@ -18,6 +18,7 @@ mod durable;
 mod elsewhere;
 mod evict;
 mod flight;
+mod keep_free;
 mod layout;
 mod ready;
 mod released;
@@ -50,6 +51,7 @@ pub use self::{
     blob::{BlobStats, CachedBlob},
     budget::EvictionStats,
     evict::Guard,
+    keep_free::KeepFree,
     scrub::{Scrubbed, WrongChunk},
 };
 use self::{
@@ -70,6 +72,10 @@ pub struct Settings {
     pub deadline: Duration,
     /// Bytes on the disk that the cache may take; without a number, whatever is there.
     pub max_bytes: Option<u64>,
+    /// What stays free on the disk, as far as giving up blobs that no image uses can help.
+    pub keep_free: Option<KeepFree>,
+    /// A directory with a directory for each image, whose files count as well.
+    pub metadata: Option<PathBuf>,
     /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has to be longer than
     /// any reader needs from the kernel's question to the page.
     pub grace: Duration,
@@ -83,6 +89,8 @@ impl Default for Settings {
             flush_after: Duration::from_secs(5),
             deadline: Duration::from_secs(60),
             max_bytes: None,
+            keep_free: None,
+            metadata: None,
             grace: Duration::from_secs(60),
         }
     }
@@ -216,12 +224,12 @@ impl Cache {
         self.leaves_free(bytes, 50)
     }
 
-    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], free: else background work slows
-    /// others down, and eviction undoes it. Blocks, briefly.
+    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], and [`Settings::keep_free`] free: else
+    /// background work slows others down, and eviction undoes it. Blocks, briefly.
     pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes;
         let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
-        self.leaves_free(bytes, 10) && max.is_none_or(fits)
+        self.leaves_free(bytes, 10) && self.lacking(bytes) == 0 && max.is_none_or(fits)
     }
 
     /// Whether one of so many parts of the disk stays free.
@@ -273,7 +281,7 @@ impl Cache {
     pub fn directories(&self) -> Result<Vec<(String, u64)>, CacheError> {
         let entries = fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten();
         let named = entries.filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())));
-        Ok(named.map(|(name, path)| (name, occupied(&path))).collect())
+        Ok(named.map(|(name, path)| (name, occupied(&path).0)).collect())
     }
 
     /// Whether anything of a blob may be here.
@@ -295,13 +303,15 @@ impl Cache {
         Ok(cached)
     }
 
-    /// Blobs that have files in the cache, and the bytes that these occupy on the disk.
+    /// Blobs that have files in the cache, and the bytes that these and [`Settings::metadata`] occupy on the disk.
     pub fn usage(&self) -> Result<(u64, u64), CacheError> {
         let (mut blobs, mut bytes) = (0, 0);
         for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
             blobs += 1;
-            bytes += occupied(&blob.path());
+            bytes += occupied(&blob.path()).0;
         }
+        let images = self.settings.metadata.iter().flat_map(fs::read_dir).flatten().flatten();
+        bytes += images.map(|image| occupied(&image.path()).0).sum::<u64>();
         Ok((blobs, bytes))
     }
 
@@ -318,9 +328,10 @@ impl Cache {
     }
 }
 
-/// Bytes on the disk of the files in `dir`. One that goes meanwhile counts as gone.
-fn occupied(dir: &Path) -> u64 {
+/// Bytes on the disk of the files in `dir`, and how many there are. One that goes meanwhile counts as gone.
+pub(crate) fn occupied(dir: &Path) -> (u64, u64) {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     // st_blocks counts 512 bytes, whatever the file system's block size.
-    files.map(|file| file.metadata().map_or(0, |metadata| metadata.blocks() * 512)).sum()
+    let sizes = files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512));
+    sizes.fold((0, 0), |(bytes, files), size| (bytes + size, files + 1))
 }

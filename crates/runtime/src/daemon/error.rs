@@ -33,6 +33,20 @@ pub enum DaemonError {
         /// The blob.
         blob: Digest,
     },
+    /// Which image is meant has to be certain.
+    #[error("{image}: expected a name with the digest of a manifest, as in r.example/a@sha256:…")]
+    NoDigest {
+        /// The name.
+        image: String,
+    },
+    /// The digest is that of an index.
+    #[error("{image} is an index: expected the digest of a manifest in it, such as {manifest}")]
+    NotItsManifest {
+        /// The name, with the digest.
+        image: String,
+        /// What the index has for this node.
+        manifest: Digest,
+    },
     /// The mount point is taken.
     #[error("{mountpoint} already has a mount; `lazuli umount` it first")]
     Taken {

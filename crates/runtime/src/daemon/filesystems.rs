@@ -116,6 +116,11 @@ impl Filesystems {
         Ok(alive)
     }
 
+    /// The images of those that have a record: a worker that takes over needs their metadata.
+    pub(super) fn images(&self) -> io::Result<Vec<Digest>> {
+        Ok(self.records.all()?.into_iter().map(|record| record.manifest_digest).collect())
+    }
+
     /// Writes the record of a file system, before anybody can use it, and keeps it.
     pub(super) fn add(
         self: &Arc<Self>,

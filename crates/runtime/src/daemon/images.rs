@@ -4,19 +4,26 @@ use std::{
     collections::HashMap,
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use lazuli_registry::{ImageName, Login};
+use lazuli_image::Digest;
+use lazuli_registry::{ImageName, Login, Manifest};
 
 use super::{
     DaemonError,
     api::{MountRequest, SnapshotStatus, SnapshotsStatus},
     node::Node,
 };
-use crate::image::{self, StoredImage};
+use crate::{
+    cache::Cache,
+    image::{self, StoredImage},
+};
 
 /// How long to wait for somebody else's work on a mount point before looking again.
 const OTHERS: Duration = Duration::from_millis(10);
@@ -73,11 +80,14 @@ impl Images {
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         // It will be mounted if all is well.
         let opening = repository.prepare();
-        let manifest = repository.manifest(None).await?.parsed;
+        // Whoever may not read the image is told so by its first blob.
+        let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
+        let manifest = match known {
+            Some(manifest) => manifest,
+            None => Arc::new(repository.manifest(None).await?),
+        };
         opening.done().await;
-        let data = manifest.lazy_base().map_or(&[][..], |(data, _)| data);
-        let data: Vec<_> = data.iter().map(|layer| layer.digest).collect();
-        stream::iter(data)
+        stream::iter(data_of(&manifest))
             .map(|blob| {
                 let repository = repository.clone();
                 async move {
@@ -140,20 +150,51 @@ impl Images {
     }
 }
 
+/// The blobs that hold an image's data.
+fn data_of(manifest: &Manifest) -> Vec<Digest> {
+    let data = manifest.parsed.lazy_base().map_or(&[][..], |(data, _)| data);
+    data.iter().map(|layer| layer.digest).collect()
+}
+
+/// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks, which take four times as much
+/// memory for as long as that takes.
+const REMEMBERED: u64 = 16 << 20;
+
+/// How long the first mount waits for it: about a round trip.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Whether images that are not mounted have been looked at.
+#[derive(Debug, Default)]
+pub(super) struct Remembering(AtomicBool);
+
 impl Node {
-    /// Finds out what the cache has of images that are not mounted, in the background: others may have the same chunks.
-    pub(super) fn remember_images(&self) {
+    /// Finds out what the cache has of images that are not mounted, once, when the first image is mounted that may have the
+    /// same chunks. It goes on in the background when the mount waits no longer.
+    pub(super) fn remember_images(&self) -> impl Future<Output = ()> + use<> {
+        let is_first = !self.remembering.0.swap(true, Ordering::Relaxed);
         let (images, cache) = (self.root.join("images"), self.cache.clone());
-        tokio::task::spawn_blocking(move || {
-            for path in image::directories(&images).unwrap_or_default() {
-                // What is damaged is fetched again when somebody mounts it, and told then.
-                let Ok(image) = StoredImage::open(&path) else { continue };
-                for blob in image.bootstrap.blobs() {
-                    if let Err(error) = cache.remember(blob) {
-                        tracing::debug!(%error, "not remembered");
-                    }
-                }
+        let looking =
+            is_first.then(|| tokio::task::spawn_blocking(move || remember(&images, &cache)));
+        async move {
+            if let Some(looking) = looking {
+                let _ = tokio::time::timeout(PATIENCE, looking).await;
             }
-        });
+        }
+    }
+}
+
+fn remember(images: &Path, cache: &Cache) {
+    for path in image::directories(images).unwrap_or_default() {
+        let bootstrap = std::fs::metadata(image::bootstrap_path(&path));
+        if bootstrap.is_ok_and(|bootstrap| bootstrap.len() > REMEMBERED) {
+            continue;
+        }
+        // What is damaged is fetched again when somebody mounts it, and told then.
+        let Ok(image) = StoredImage::open(&path) else { continue };
+        for blob in image.bootstrap.blobs() {
+            if let Err(error) = cache.remember(blob) {
+                tracing::debug!(%error, "not remembered");
+            }
+        }
     }
 }

@@ -17,13 +17,17 @@
 mod adopt;
 mod api;
 mod client;
+mod driver;
 mod error;
 mod filesystems;
 mod gap;
 mod holders;
 mod images;
+mod layers;
+mod leftovers;
 mod logins;
 mod node;
+mod occupied;
 mod prefetch;
 mod record;
 mod scrub;
@@ -54,10 +58,12 @@ pub use client::{Client, ClientError};
 pub use error::DaemonError;
 pub use images::{Explain, Images};
 use node::Node;
+pub use occupied::Occupied;
 pub use prefetch::{PrefetchRequest, PrefetchStatus};
 pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 
 use crate::{
+    cache::KeepFree,
     image::StoredImage,
     keeper::{Given, Link, Order},
     kernel::{
@@ -77,6 +83,8 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// Whether the fanotify driver may read blobs directly; `None` goes by the kernel's release.
     pub direct_io: Option<bool>,
+    /// What blobs that no image uses leave free on the disk.
+    pub keep_free: Option<KeepFree>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
     /// Where containerd's requests arrive, if they do: the path of a Unix socket.
@@ -174,7 +182,7 @@ impl Worker {
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
-        node.remember_images();
+        tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
         tokio::spawn(way::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;

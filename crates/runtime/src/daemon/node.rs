@@ -19,8 +19,11 @@ use super::{
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
     filesystems::{self, Filesystems},
     holders,
-    images::Explanation,
+    images::{Explanation, Remembering},
+    layers::Recent,
+    leftovers::Pins,
     logins::Logins,
+    occupied::Counted,
     prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
     served::{Attachment, Counters, ServedImage},
@@ -45,10 +48,14 @@ pub(super) const FUSE: &str = "fuse-";
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) root: PathBuf,
-    registry: Options,
+    pub(super) registry: Options,
     pub(super) logins: Logins,
+    pub(super) recent: Recent,
+    pub(super) pins: Arc<Pins>,
+    pub(super) counted: Counted,
+    pub(super) remembering: Remembering,
     pub(super) cache: Arc<Cache>,
-    probe: Probe,
+    pub(super) probe: Probe,
     pub(super) link: Arc<Link>,
     pub(super) fanotify: Option<Arc<fanotify::Session>>,
     pub(super) records: Records<MountRecord>,
@@ -122,6 +129,8 @@ impl Node {
             amplify: settings.amplify.unwrap_or(defaults.amplify),
             deadline: settings.deadline.unwrap_or(defaults.deadline),
             max_bytes: settings.max_bytes,
+            keep_free: settings.keep_free,
+            metadata: Some(root.join("images")),
             ..defaults
         };
         let directory = root.join("cache");
@@ -144,6 +153,10 @@ impl Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
             logins,
+            recent: Recent::default(),
+            pins: Arc::default(),
+            counted: Counted::default(),
+            remembering: Remembering::default(),
             cache,
             probe,
             link,
@@ -222,12 +235,19 @@ impl Node {
         let repository = way.open()?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
+        let remembering = self.remember_images();
         let pull = async {
             let opening = repository.prepare();
-            let manifest =
-                lazy_manifest(&*repository, &name, platform.as_ref(), &options.referrers);
-            let manifest = manifest.await?;
+            let manifest = match self.recent.get(&name) {
+                Some(manifest) => manifest,
+                None => {
+                    let trusted = &options.referrers;
+                    lazy_manifest(&*repository, &name, platform.as_ref(), trusted).await?.into()
+                }
+            };
             opening.done().await;
+            // Until there is a record of the mount.
+            let pin = self.pins.pin(&images, manifest.digest);
             let is_started = self.is_started(&manifest.digest).await;
             let has_metadata = StoredImage::is_in(&images, &manifest.digest);
             let look_up = async {
@@ -241,9 +261,9 @@ impl Node {
             let (fetched, known) = tokio::join!(fetch, look_up);
             let (stored, fetched) = fetched?;
             stored.must_be_whole_unless(request.base, repository.describe())?;
-            Ok::<_, DaemonError>((stored, fetched, known))
+            Ok::<_, DaemonError>((stored, fetched, known, pin))
         };
-        let (stored, metadata, known) = tokio::select! {
+        let (stored, metadata, known, _pin) = tokio::select! {
             pulled = pull => pulled?,
             _ = stopping.wait_for(|stopping| *stopping) => return Err(DaemonError::Stopping),
             () = cancelled => return Err(DaemonError::Stopping),
@@ -251,6 +271,7 @@ impl Node {
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let image = self.serve(stored, way).await?;
+        remembering.await;
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(), known);
         }
@@ -263,37 +284,6 @@ impl Node {
             mountpoint = %mountpoint.display(), ?driver, "mounted");
         let mount = self.insert(record, image, attachment, id, metadata).await;
         Ok(Mounted { mount, config })
-    }
-
-    /// What `--driver` means here.
-    fn choose(&self, wanted: DriverChoice) -> Result<(DriverChoice, String), DaemonError> {
-        let (driver, works) = match wanted {
-            DriverChoice::Auto => return Ok(self.default_driver()),
-            DriverChoice::Fanotify => ("fanotify", &self.probe.fanotify),
-            DriverChoice::Fuse => ("fuse", &self.probe.fuse),
-        };
-        match works {
-            Ok(()) => Ok((wanted, "asked for".to_owned())),
-            Err(reason) => Err(DaemonError::Driver { driver, reason: reason.clone() }),
-        }
-    }
-
-    fn default_driver(&self) -> (DriverChoice, String) {
-        match &self.probe.fanotify {
-            Ok(()) => {
-                let reason = "this kernel has pre-content events and file-backed EROFS mounts";
-                let buffered = self.probe.direct_reads.as_ref().err();
-                let buffered = buffered
-                    .map_or_else(String::new, |why| format!("; reads stay buffered: {why}"));
-                (DriverChoice::Fanotify, format!("{reason}{buffered}"))
-            }
-            Err(reason) => (DriverChoice::Fuse, format!("fanotify does not work: {reason}")),
-        }
-    }
-
-    /// How the registry of an image is reached.
-    pub(super) fn options(&self, request: &MountRequest) -> Options {
-        Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 
     /// Whether an image that is served at this moment has been mounted.

@@ -159,6 +159,7 @@ impl Node {
         let images = self.root.join("images");
         let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options.referrers);
         let manifest = manifest.await?;
+        let _pin = self.pins.pin(&images, manifest.digest);
         let (stored, _) = StoredImage::fetch(&repository, &manifest, &images).await?;
         stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();

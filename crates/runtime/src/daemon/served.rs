@@ -4,7 +4,7 @@ use std::{
     fs, io,
     ops::Range,
     os::fd::OwnedFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -122,6 +122,12 @@ impl ServedImage {
 
     pub(super) fn manifest_digest(&self) -> Digest {
         self.stored.manifest_digest
+    }
+
+    /// Directories with what is here of it.
+    pub(super) fn directories(&self) -> Vec<PathBuf> {
+        let blobs = self.blobs.iter().filter_map(|blob| Some(blob.path().parent()?.to_owned()));
+        blobs.chain([self.stored.directory.clone()]).collect()
     }
 
     /// Whether the image has this very blob.

@@ -12,7 +12,7 @@ use std::{
 use lazuli_image::Blob;
 use lazuli_registry::{ImageName, Options, Repository, Route};
 
-use super::{DaemonError, node::Node};
+use super::{DaemonError, MountRequest, node::Node};
 use crate::{
     cache::{Cache, CachedBlob},
     source::{BlobSource, RepositorySource},
@@ -44,6 +44,13 @@ impl Way {
         }
         let repository = self.route.clone().open(&self.name, &self.options)?;
         Ok(self.repository.get_or_init(|| repository).clone())
+    }
+}
+
+impl Node {
+    /// How the registry of an image is reached.
+    pub(super) fn options(&self, request: &MountRequest) -> Options {
+        Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 }
 

@@ -6,12 +6,16 @@
 //!   config.json     as the registry holds it; its digest is in the manifest
 //!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
+//!   removed         there if containerd has removed the image and the rest may go
+//!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
 //!
 //! A directory appears whole (it is filled under another name and renamed) and is never changed. Nothing is synced, since a start
 //! waits for it: what a power cut damages is found by the digests when it is opened, and fetched again.
 
+pub mod chain;
 mod meta;
+pub(crate) mod removed;
 mod rows;
 mod tables;
 mod unpack;
@@ -153,6 +157,7 @@ const MANIFEST: &str = "manifest.json";
 const CONFIG: &str = "config.json";
 const BOOTSTRAP: &str = "bootstrap";
 const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
+const DIFF_ID: &str = "layer.diff-id";
 
 impl StoredImage {
     /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless somebody else sees to
@@ -354,9 +359,11 @@ async fn fill(
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, (bootstrap, opening, of_bootstrap)) = (config?, bootstrap?);
+    let (config, (unpacked, of_bootstrap)) = (config?, bootstrap?);
+    let Unpacked { bootstrap, opening, diff_id } = unpacked;
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
+    write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
     let digest = Algorithm::Blake3.digest(bootstrap.bytes());
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
@@ -365,12 +372,19 @@ async fn fill(
     Ok(Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) })
 }
 
+/// A bootstrap that was checked, and the digest of the tar that it came in.
+struct Unpacked {
+    bootstrap: Bootstrap<Map>,
+    opening: Opening,
+    diff_id: Digest,
+}
+
 /// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
 async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
     path: &Path,
-) -> Result<(Bootstrap<Map>, Opening, Fetched), ImageError> {
+) -> Result<(Unpacked, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
     let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
@@ -400,7 +414,7 @@ async fn find_bootstrap(
         let order = [&places[at..], &places[..at]].concat();
         unpacked = fetch_bootstrap(&**place, &order, layer, path, &mut fetched).await;
     }
-    unpacked.map(|(bootstrap, opening)| (bootstrap, opening, fetched))
+    unpacked.map(|unpacked| (unpacked, fetched))
 }
 
 /// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
@@ -410,7 +424,7 @@ async fn fetch_bootstrap(
     layer: &Descriptor,
     to: &Path,
     fetched: &mut Fetched,
-) -> Result<(Bootstrap<Map>, Opening), ImageError> {
+) -> Result<Unpacked, ImageError> {
     let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         (Box::new(io::Cursor::new(content)), requests)
@@ -443,13 +457,14 @@ async fn fetch_bootstrap(
         unpacked.give(index, table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?);
         unproven.push((index, blob.id, place));
     }
+    let diff_id = unpacked.diff_id();
     let open = move || {
         let (bootstrap, opening) = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
         // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
         // could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
-        Ok((bootstrap, opening))
+        Ok(Unpacked { bootstrap, opening, diff_id })
     };
     let opened = blocking(open).await.map_err(|error| match (error, unproven.first()) {
         (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
@@ -457,14 +472,14 @@ async fn fetch_bootstrap(
         }
         (error, _) => failed(error),
     });
-    let (bootstrap, opening) = opened?;
+    let unpacked = opened?;
     for (index, id, place) in unproven {
-        let read = tables::prove(places, &bootstrap.blobs()[usize::from(index.0)]).await?;
+        let read = tables::prove(places, &unpacked.bootstrap.blobs()[usize::from(index.0)]).await?;
         fetched.bytes += read.bytes;
         fetched.requests += read.requests;
         read.proof.map_err(|problem| misplaced(id, &place, problem))?;
     }
-    Ok((bootstrap, opening))
+    Ok(unpacked)
 }
 
 /// Runs what would keep others from running.

@@ -9,7 +9,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{
-    BlobIndex, FormatError,
+    Algorithm, BlobIndex, Digest, FormatError, Hasher,
     rafs::{self, BlobRecord, Bootstrap, Placed, layout::MAX_ROWS, v5},
 };
 use lazuli_sys::mmap::Map;
@@ -55,6 +55,9 @@ pub enum UnpackError {
     /// Readers would not agree what follows.
     #[error("the bootstrap layer has {0}")]
     Ambiguous(&'static str),
+    /// It unpacks to more than any bootstrap layer does.
+    #[error("the bootstrap layer unpacks to more than {LAYER_LIMIT} bytes, which is the limit")]
+    LayerTooLarge,
     /// Readers would not agree which one counts.
     #[error("the bootstrap layer has two bootstraps")]
     Twice,
@@ -89,6 +92,7 @@ pub(super) struct Unpacked {
     bootstrap: Bootstrap<Map>,
     opening: Opening,
     tables: Vec<(BlobIndex, Vec<u8>)>,
+    diff_id: Digest,
 }
 
 impl Unpacked {
@@ -100,6 +104,11 @@ impl Unpacked {
         wanted.map(|blob| (*blob, records[usize::from(blob.0)].clone())).collect()
     }
 
+    /// SHA-256 of the whole tar, which is what an image's configuration lists for the layer.
+    pub(super) fn diff_id(&self) -> Digest {
+        self.diff_id
+    }
+
     /// Gives it the CI table of a blob.
     pub(super) fn give(&mut self, blob: BlobIndex, table: Vec<u8>) {
         self.tables.push((blob, table));
@@ -107,7 +116,7 @@ impl Unpacked {
 
     /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
     pub(super) fn open(self) -> Result<(Bootstrap<Map>, Opening), UnpackError> {
-        let Unpacked { path, mut bootstrap, mut opening, tables } = self;
+        let Unpacked { path, mut bootstrap, mut opening, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
             drop((bootstrap, opening));
@@ -137,23 +146,54 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     let mut tables = Vec::new();
     let unpacked = search(&mut layer, to, &mut tables);
     io::copy(&mut layer, &mut io::sink())?;
-    let unpacked = unpacked?.ok_or(UnpackError::Missing)?;
-    let (bootstrap, opening) = unpacked.map_err(UnpackError::Format)?;
-    Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables })
+    let (opened, diff_id) = unpacked?;
+    let (bootstrap, opening) = opened.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
+    Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables, diff_id })
 }
 
 type Opened = Result<(Bootstrap<Map>, Opening), FormatError>;
 
+/// Computes the digest of what is read.
+struct Hashed<R> {
+    inner: R,
+    hasher: Hasher,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hasher.update(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+/// The bootstrap in `layer`, and the digest of the tar that the layer holds, to the tar's last byte.
 fn search(
     layer: &mut impl BufRead,
     to: &Path,
     tables: &mut Vec<(BlobIndex, Vec<u8>)>,
-) -> Result<Option<Opened>, UnpackError> {
+) -> Result<(Option<Opened>, Digest), UnpackError> {
     let layer: Box<dyn Read + '_> = match layer.fill_buf()?.starts_with(&ZSTD_MAGIC) {
         true => Box::new(zstd::Decoder::with_buffer(layer)?),
         false => Box::new(MultiGzDecoder::new(layer)),
     };
-    let mut archive = tar::Archive::new(layer.take(LAYER_LIMIT));
+    // One byte more, which tells a longer tar from one of just that size.
+    let mut tar = Hashed { inner: layer.take(LAYER_LIMIT + 1), hasher: Algorithm::Sha256.hasher() };
+    let bootstrap = search_tar(&mut tar, to, tables)?;
+    // Archivers write more zeros than a reader of entries wants.
+    io::copy(&mut tar, &mut io::sink())?;
+    if tar.inner.limit() == 0 {
+        return Err(UnpackError::LayerTooLarge);
+    }
+    Ok((bootstrap, tar.hasher.finish()))
+}
+
+fn search_tar(
+    tar: &mut impl Read,
+    to: &Path,
+    tables: &mut Vec<(BlobIndex, Vec<u8>)>,
+) -> Result<Option<Opened>, UnpackError> {
+    let mut archive = tar::Archive::new(tar);
     let mut bootstrap = None;
     let mut described = Described::default();
     // Raw, since the archive itself would read a name of any size into memory.
@@ -389,6 +429,22 @@ mod tests {
         }
     }
 
+    /// What follows the last entry belongs to the layer as well, however it is compressed.
+    #[test]
+    fn diff_id_is_of_the_whole_tar() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), b"content").unwrap();
+        let bootstrap = packed::pack(directory.path()).unwrap().bootstrap;
+        let mut tar = layer("image/image.boot", bootstrap.len() as u64, &bootstrap);
+        tar.extend([0; 20 << 10]);
+        tar.extend(b"trailing");
+        let two = [zstd(&tar[..700]), zstd(&tar[700..])].concat();
+        for (number, layer) in [gzip(&tar), zstd(&tar), two].iter().enumerate() {
+            let unpacked = unpack(&layer[..], &directory.path().join(number.to_string())).unwrap();
+            assert_eq!(unpacked.diff_id(), Algorithm::Sha256.digest(&tar), "{number}");
+        }
+    }
+
     #[test]
     fn v5_becomes_v6() {
         let directory = tempfile::tempdir().unwrap();
@@ -397,8 +453,11 @@ mod tests {
         let options = BootstrapOptions::default();
         let mut old = v5::write(&made.tree().unwrap(), made.blobs(), &options);
         let to = directory.path().join("bootstrap");
-        let image = |old: &[u8]| zstd(&layer("image/image.boot", old.len() as u64, old));
-        let (unpacked, _) = unpack(&image(&old)[..], &to).unwrap().open().unwrap();
+        let tar = |old: &[u8]| layer("image/image.boot", old.len() as u64, old);
+        let image = |old: &[u8]| zstd(&tar(old));
+        let unpacked = unpack(&image(&old)[..], &to).unwrap();
+        assert_eq!(unpacked.diff_id(), Algorithm::Sha256.digest(&tar(&old)));
+        let (unpacked, _) = unpacked.open().unwrap();
         assert_eq!((unpacked.version(), unpacked.inode_count()), (5, 2));
         assert!(unpacked.bytes() == fs::read(&to).unwrap());
         let error = unpack(&image(unpacked.bytes())[..], &directory.path().join("v6")).unwrap_err();

@@ -11,10 +11,10 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use lazuli_image::{
     Algorithm, Digest,
-    oci::{BlobLayer, ImageConfig, LazyImage, media_type},
+    oci::{BlobLayer, ImageConfig, LazyImage, chain_ids, media_type},
 };
 use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository};
-use lazuli_runtime::image::{Fetched, ImageError, StoredImage};
+use lazuli_runtime::image::{Fetched, ImageError, StoredImage, chain};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
 use crate::sample::Sample;
@@ -33,6 +33,8 @@ struct Pushed {
     registry: FakeRegistry,
     config: Digest,
     bootstrap: Digest,
+    /// Of the tar in the bootstrap layer.
+    diff_id: Digest,
     digest: Digest,
 }
 
@@ -68,7 +70,8 @@ impl Pushed {
         let image = LazyImage::new(&source, &blobs, bootstrap, diff_id, BTreeMap::new()).unwrap();
         put(&image.config);
         let digest = registry.put_manifest("app", "1", media_type::MANIFEST, &image.manifest);
-        Pushed { registry, config: image.config_digest, bootstrap: bootstrap.digest, digest }
+        let (config, bootstrap) = (image.config_digest, bootstrap.digest);
+        Pushed { registry, config, bootstrap, diff_id, digest }
     }
 
     fn open(&self) -> Arc<dyn Repository> {
@@ -168,6 +171,37 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
         assert!(error.to_string().contains("corrupt"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
+}
+
+/// What the layers of an image have to be called is told by their content, also of an image that an earlier version fetched.
+#[tokio::test(flavor = "multi_thread")]
+async fn chain_ids_are_of_what_was_unpacked() {
+    let pushed = Pushed::new();
+    let directory = tempfile::tempdir().unwrap();
+    let (images, repository) = (directory.path(), pushed.open());
+    let manifest = repository.manifest(None).await.unwrap();
+    let (data, _) = manifest.parsed.lazy_base().unwrap();
+    let layers = data.iter().map(|layer| layer.digest).chain([pushed.diff_id]);
+    let expected = chain_ids(layers);
+    assert_eq!(chain::of_data(&manifest.parsed).unwrap(), expected[..expected.len() - 1]);
+    let bootstrap = *expected.last().unwrap();
+    assert_eq!(chain::stored(images, &pushed.digest), None);
+    assert_eq!(chain::fetched(&repository, &manifest, images).await.unwrap(), bootstrap);
+    assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
+
+    let requests = pushed.registry.stats().requests;
+    for damage in [None, Some(""), Some("sha256:0"), Some("not a digest")] {
+        let noted = images.join(pushed.digest.hex()).join("layer.diff-id");
+        match damage {
+            Some(text) => std::fs::write(&noted, text).unwrap(),
+            None => std::fs::remove_file(&noted).unwrap(),
+        }
+        assert_eq!(chain::stored(images, &pushed.digest), None);
+        assert_eq!(chain::fetched(&repository, &manifest, images).await.unwrap(), bootstrap);
+        assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
+    }
+    assert_eq!(pushed.registry.stats().requests, requests + 4, "the bootstrap layer, each time");
+    assert_eq!(std::fs::read_dir(images).unwrap().count(), 1);
 }
 
 /// One mirror has wrong bytes, which shows when they have arrived, and the next one cannot be reached then.

@@ -1,3 +1,5 @@
+mod layers;
+
 use std::{
     collections::BTreeMap,
     error::Error,
@@ -14,10 +16,16 @@ use async_trait::async_trait;
 use super::*;
 use crate::label::TARGET;
 
+const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
+const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
+const DATA: &str = "containerd.io/snapshot/nydus-blob";
+const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
+
 /// Images of which those can be mounted whose name does not say otherwise.
 #[derive(Debug, Default)]
 struct FakeImages {
     mounted: Mutex<BTreeMap<PathBuf, Image>>,
+    removed: Mutex<Vec<String>>,
     /// How often a registry was asked.
     checks: AtomicUsize,
     /// Keeps the registry from answering.
@@ -36,6 +44,24 @@ impl Images for FakeImages {
         self.checks.fetch_add(1, Ordering::SeqCst);
         drop(self.slow.lock().await);
         if image.reference.contains("unreachable") { Err("no route to it".into()) } else { Ok(()) }
+    }
+
+    /// Images whose name begins so list the bootstrap of others as data.
+    async fn data_layers(
+        &self,
+        image: &Image,
+    ) -> std::result::Result<Vec<String>, Box<dyn Error + Send + Sync>> {
+        let listed = if image.reference.starts_with("greedy") { 2 } else { 1 };
+        Ok(["sha256:data", "sha256:boot"][..listed].iter().map(|&layer| layer.to_owned()).collect())
+    }
+
+    /// Images whose name begins so have a bootstrap that is another layer.
+    async fn bootstrap_layer(
+        &self,
+        image: &Image,
+    ) -> std::result::Result<String, Box<dyn Error + Send + Sync>> {
+        let other = image.reference.starts_with("evil");
+        Ok(if other { "sha256:other" } else { "sha256:boot" }.to_owned())
     }
 
     async fn mount(
@@ -57,6 +83,14 @@ impl Images for FakeImages {
     async fn unmount(&self, at: &Path) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
         self.mounted.lock().unwrap().remove(at);
         Ok(())
+    }
+
+    async fn occupied(&self, at: &Path) -> (u64, u64) {
+        (if self.mounted().contains(&at.to_owned()) { 4096 } else { 0 }, 7)
+    }
+
+    async fn removed(&self, image: &Image) {
+        self.removed.lock().unwrap().push(image.reference.clone());
     }
 }
 
@@ -117,17 +151,23 @@ impl Rig {
 
     /// With more labels on each layer.
     async fn lazy_with(&self, reference: &str, more: &[(&str, &str)]) -> SnapshotError {
-        let data = [(TARGET, "sha256:data"), ("containerd.io/snapshot/nydus-blob", "true")];
-        let data = [&data, more].concat();
-        let error = self.layer("ns/1/extract sha256:data", "", &data).await;
+        let error = self.lazy_layer(DATA, "sha256:data", "", reference, more).await;
         assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
-        let bootstrap = [
-            (TARGET, "sha256:boot"),
-            ("containerd.io/snapshot/nydus-bootstrap", "true"),
-            ("containerd.io/snapshot/cri.image-ref", reference),
-        ];
-        let bootstrap = [&bootstrap, more].concat();
-        self.layer("ns/2/extract sha256:boot", "sha256:data", &bootstrap).await
+        self.lazy_layer(BOOTSTRAP, "sha256:boot", "sha256:data", reference, more).await
+    }
+
+    /// One layer of an image, which has its reference for a manifest digest.
+    async fn lazy_layer(
+        &self,
+        kind: &str,
+        target: &str,
+        parent: &str,
+        reference: &str,
+        more: &[(&str, &str)],
+    ) -> SnapshotError {
+        let labels = [(TARGET, target), (kind, "true"), (IMAGE, reference), (MANIFEST, reference)];
+        let key = format!("ns/1/extract {target}");
+        self.layer(&key, parent, &[&labels, more].concat()).await
     }
 }
 
@@ -179,6 +219,8 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     let error = rig.lazy("r/app:lazy").await;
     assert_eq!(error.to_string(), "snapshot sha256:boot already exists");
     assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    let usage = rig.snapshotter.usage("sha256:boot".to_owned()).await.unwrap();
+    assert_eq!(usage, Usage { size: 4096, inodes: 7 });
     // containerd looks for it so.
     let filters = ["labels.\"containerd.io/snapshot.ref\"==\"sha256:boot\",parent==sha256:data"];
     let found = rig.snapshotter.list(&filters.map(str::to_owned)).await.unwrap();
@@ -201,8 +243,10 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
     assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
     for key in ["v", "w", "derived", "sha256:boot", "sha256:data"] {
+        assert!(rig.images.removed.lock().unwrap().is_empty() || key == "sha256:data");
         rig.snapshotter.remove(key.to_owned()).await.unwrap();
     }
+    assert_eq!(*rig.images.removed.lock().unwrap(), ["r/app:lazy"]);
     assert!(rig.images.mounted().is_empty());
     assert!(rig.numbers().is_empty());
 }
@@ -334,8 +378,9 @@ async fn an_image_that_many_want_is_mounted_once() {
                 let key = format!("ns/{number}/extract boot");
                 let labels = [
                     (TARGET, "sha256:boot"),
-                    ("containerd.io/snapshot/nydus-bootstrap", "true"),
-                    ("containerd.io/snapshot/cri.image-ref", reference),
+                    (BOOTSTRAP, "true"),
+                    (IMAGE, reference),
+                    (MANIFEST, reference),
                 ];
                 tokio::spawn(async move { rig.layer(&key, "", &labels).await })
             })
@@ -456,6 +501,13 @@ async fn user_namespaces_are_options_of_the_mount() {
     );
     rig.snapshotter.view(wanted("v", "one", &labels)).await.unwrap();
     assert_eq!(rig.mount("v").await, format!("bind R/1/fs {mapped},ro,rbind"));
+    // A layer, whose labels may be annotations of the image, belongs to whom its parent does.
+    let layer = [&labels[..], &[(TARGET, "sha256:layer")]].concat();
+    rig.snapshotter.prepare(wanted("layer", "", &layer)).await.unwrap();
+    assert!(!rig.mount("layer").await.contains("uidmap"));
+    let number = rig.snapshotter.local.store.get("layer").unwrap().number;
+    let owner = fs::metadata(rig.snapshotter.local.directories.fs(number)).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), 0);
     // A copy of which containerd has changed every owner is not mapped again.
     rig.snapshotter.prepare(wanted("sha256:x-remap", "one", &[])).await.unwrap();
     rig.snapshotter

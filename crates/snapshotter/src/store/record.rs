@@ -46,9 +46,20 @@ pub(crate) struct Snapshot {
     /// The lazy image that is mounted in its directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<Image>,
+    /// Whether the image was found to be what the snapshot's name says. Of a snapshot that an earlier version committed that is
+    /// not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) proven: bool,
     /// The name that it had before it was committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<String>,
+}
+
+impl Snapshot {
+    /// Whether this is a data layer of a lazy image: only those are created as committed ones.
+    pub(crate) fn is_data(&self) -> bool {
+        self.kind == Kind::Committed && self.image.is_none() && self.key.is_none()
+    }
 }
 
 /// A snapshot to be.

@@ -1,5 +1,6 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod chain_ids;
 mod commit;
 mod crowd;
 mod foreign;
@@ -7,6 +8,7 @@ mod leaks;
 mod lost;
 mod mapped;
 mod programs;
+mod removal;
 mod restarts;
 mod rig;
 mod soak;
@@ -25,6 +27,7 @@ on_both!(
     the_driver_is_the_configurations,
     an_image_without_its_data_is_refused,
     one_tag_has_an_image_for_each_snapshotter,
+    the_kubelet_is_told_where_images_are,
     media_types_of_docker_make_no_difference,
 );
 
@@ -175,6 +178,20 @@ fn one_tag_has_an_image_for_each_snapshotter(containerd: Containerd) {
     assert!(directory.join("bin/sh").exists());
     rig.lazuli.ok(["umount", mountpoint]);
     rig.nothing_left();
+}
+
+/// Without a directory that exists, the kubelet's statistics of the node fail, and with them every eviction.
+fn the_kubelet_is_told_where_images_are(containerd: Containerd) {
+    let Some(rig) = Rig::new(containerd, "busybox") else { return };
+    let directories = rig.cri.image_directories().unwrap();
+    match containerd {
+        // It looks where snapshotters of its own are, whatever it is told.
+        Containerd::Debian => assert_eq!(directories.len(), 1, "{directories:?}"),
+        Containerd::Current => {
+            assert_eq!(directories, [rig.lazuli.root()]);
+            assert!(rig.lazuli.root().is_dir());
+        }
+    }
 }
 
 /// A number that was not given before.

@@ -58,6 +58,7 @@ impl Containerd {
     /// another one.
     pub(super) fn configuration(self, directory: &Path) -> String {
         let path = |name: &str| directory.join(name);
+        let lazuli = path("root");
         let [root, state, socket, ttrpc, snapshotter, hosts] =
             ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS].map(path);
         // Two plugins have one place for the whole machine; of two containerds that start with NRI, one may end.
@@ -78,7 +79,8 @@ impl Containerd {
             ),
             Containerd::Current => format!(
                 "capabilities = [\"remap-ids\"]\n\
-                 [proxy_plugins.lazuli.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
+                 [proxy_plugins.lazuli.exports]\nroot = {lazuli:?}\n\
+                 enable_remote_snapshot_annotations = \"true\"\n\
                  [plugins.\"io.containerd.cri.v1.images\"]\n\
                  snapshotter = \"lazuli\"\ndisable_snapshot_annotations = false\n\
                  [plugins.\"io.containerd.cri.v1.images\".registry]\nconfig_path = {hosts:?}\n\

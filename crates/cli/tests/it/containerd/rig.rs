@@ -79,7 +79,7 @@ impl Rig {
         let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
         let config = format!("[snapshotter]\naddress = {snapshotter:?}\n{settings}");
-        fs::write(lazuli.path("config.toml"), config).unwrap();
+        lazuli.configure_all(&config);
         fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
         let archive = lazuli.path("pause.tar");
         fs::write(&archive, pause::archive(PAUSE).unwrap()).unwrap();

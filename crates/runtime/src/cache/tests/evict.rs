@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::*;
+use crate::cache::KeepFree;
 
 const CHUNK: usize = 64 << 10;
 
@@ -103,6 +104,73 @@ async fn unused_blobs_go_first_the_one_used_longest_ago_first_of_all() {
     assert!(used(&cache) <= 700 << 10);
     let blob = used_still.unwrap();
     assert!(samples[0].is_right(&blob, &samples[0].all()));
+}
+
+/// Another use of the disk is no reason to fetch again what readers use.
+#[tokio::test]
+async fn full_disk_costs_only_what_no_image_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let samples: Vec<_> = (1..3).map(|n| Sample::new(&[CHUNK - n; 4])).collect();
+    let times = Settings {
+        flush_after: Duration::from_millis(10),
+        grace: Duration::from_millis(10),
+        ..settings(0)
+    };
+    // More than there is, as far as the cache can know.
+    let keep_free = Some(KeepFree::Bytes(u64::MAX));
+    let cache = Cache::open(dir.path(), Settings { keep_free, ..times }).unwrap();
+    let mut blobs = Vec::new();
+    for sample in &samples {
+        let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+        blob.ensure(sample.all()).await.unwrap();
+        blob.completed().await;
+        blobs.push(blob);
+    }
+    let unused = blobs.remove(0).path();
+    cache.enforce().unwrap();
+    assert!(unused.exists(), "nobody has said which blobs are in use");
+    cache.start_evicting();
+    until("the unused blob goes", || cache.evictions().blobs == 1).await;
+    assert!(!unused.exists());
+    cache.enforce().unwrap();
+    assert_eq!((cache.evictions().chunks, blobs[0].stats().chunks_ready), (0, 4));
+    assert!(!cache.has_room_for_the_rest(1));
+}
+
+#[tokio::test]
+async fn metadata_of_images_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().join("images");
+    std::fs::create_dir_all(images.join("one")).unwrap();
+    std::fs::write(images.join("one/bootstrap"), [1; 100_000]).unwrap();
+    let limits = Settings { metadata: Some(images), ..settings(0) };
+    let cache = Cache::open(&dir.path().join("cache"), limits).unwrap();
+    let (blobs, bytes) = cache.usage().unwrap();
+    assert!(blobs == 0 && bytes >= 100_000, "{bytes}");
+}
+
+#[tokio::test]
+async fn discarded_blobs_go_unless_they_are_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let samples: Vec<_> = (1..4).map(|n| Sample::new(&[CHUNK - n; 4])).collect();
+    let flush_after = Duration::from_millis(10);
+    let cache = Cache::open(dir.path(), Settings { flush_after, ..settings(0) }).unwrap();
+    let mut blobs = Vec::new();
+    for sample in &samples {
+        let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+        blob.ensure(sample.all()).await.unwrap();
+        blob.completed().await;
+        blobs.push(blob);
+    }
+    let paths: Vec<_> = blobs.iter().map(|blob| blob.path()).collect();
+    let in_use = blobs.remove(0);
+    drop(blobs);
+    let [first, second] = [0, 1].map(|at: usize| samples[at].blob.id);
+    until("nothing is flushed any more", || cache.discard(&[second].into())).await;
+    assert!(!cache.discard(&[first, second].into()), "one of them is open");
+    let there: Vec<_> = paths.iter().map(|path| path.exists()).collect();
+    assert_eq!(there, [true, false, true]);
+    assert!(samples[0].is_right(&in_use, &samples[0].all()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

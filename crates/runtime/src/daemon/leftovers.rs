@@ -1,0 +1,145 @@
+//! What an image leaves that containerd has removed: its metadata, and the blobs that no other image on the node has.
+//!
+//! containerd removes an image while its last container ends, so that a file system of it may live a moment longer, and a
+//! worker that takes over needs the metadata as long as that. What cannot go at once is marked, and looked at again.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use lazuli_image::Digest;
+
+use super::{Images, node::Node};
+use crate::image::removed;
+
+/// How often marked images are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Images whose metadata are about to be used.
+#[derive(Debug, Default)]
+pub(super) struct Pins {
+    pinned: Mutex<Pinned>,
+    /// Held while something is deleted.
+    clearing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Pinned {
+    now: HashMap<Digest, usize>,
+    /// How many there have been.
+    ever: u64,
+}
+
+/// Keeps the metadata of an image until it is dropped.
+#[derive(Debug)]
+pub(super) struct Pin {
+    pins: Arc<Pins>,
+    image: Digest,
+}
+
+impl Pins {
+    /// Keeps the metadata of the image with this manifest, which is used again if it was removed.
+    pub(super) fn pin(self: &Arc<Self>, images: &Path, image: Digest) -> Pin {
+        let mut pinned = self.lock();
+        *pinned.now.entry(image).or_default() += 1;
+        pinned.ever += 1;
+        removed::unmark(images, &image);
+        Pin { pins: self.clone(), image }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pinned> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut pinned = self.pins.lock();
+        if let Some(count) = pinned.now.get_mut(&self.image) {
+            *count -= 1;
+            if *count == 0 {
+                pinned.now.remove(&self.image);
+            }
+        }
+    }
+}
+
+impl Images {
+    /// Has everything of an image go that nothing else uses: containerd has removed it.
+    pub async fn removed(&self, manifest: Digest) {
+        let (node, images) = (self.0.clone(), self.0.root.join("images"));
+        let marked = tokio::task::spawn_blocking(move || removed::mark(&images, &manifest)).await;
+        if let Ok(Err(error)) = marked {
+            tracing::warn!(image = %manifest, %error, "a removed image stays");
+        }
+        tokio::spawn(async move { node.clear_leftovers().await });
+    }
+}
+
+impl Node {
+    /// Deletes what can be deleted of the images that are marked.
+    async fn clear_leftovers(&self) {
+        let _clearing = self.pins.clearing.lock().await;
+        if *self.leaving.borrow() {
+            return;
+        }
+        let before = self.pins.lock().ever;
+        let mut used: HashSet<_> =
+            self.served_images().await.iter().map(|image| image.manifest_digest()).collect();
+        // Nothing goes if it is not known what is used.
+        let (Ok(mounts), Ok(filesystems)) = (self.records.all(), self.filesystems.images()) else {
+            return;
+        };
+        let mounted: HashSet<_> = mounts.iter().map(|record| record.manifest_digest).collect();
+        used.extend(filesystems);
+        let (images, cache, pins) =
+            (self.root.join("images"), self.cache.clone(), self.pins.clone());
+        let deleted = tokio::task::spawn_blocking(move || {
+            for image in removed::marked(&images) {
+                // Pulled again while it was being removed.
+                if mounted.contains(&image) {
+                    removed::unmark(&images, &image);
+                }
+                if mounted.contains(&image) || used.contains(&image) {
+                    continue;
+                }
+                let only = removed::only_in(&images, &image);
+                let discarded = cache.discard(&only);
+                {
+                    let pinned = pins.lock();
+                    // What was pinned since may be used by now, and a blob that is being flushed goes a little later.
+                    if pinned.ever != before || !discarded {
+                        continue;
+                    }
+                    if let Err(error) = removed::take_away(&images, &image) {
+                        tracing::warn!(%image, %error, "a removed image stays");
+                        continue;
+                    }
+                }
+                tracing::info!(%image, blobs = only.len(), "deleted what only a removed image had");
+                if let Err(error) = removed::delete(&images, &image) {
+                    tracing::warn!(%image, %error, "stays until the next start");
+                }
+            }
+        });
+        if let Err(error) = deleted.await {
+            tracing::error!(%error, "removed images stay");
+        }
+    }
+}
+
+/// Looks again and again at what is marked, for as long as the node serves.
+pub(super) async fn clear(node: Weak<Node>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(node) = node.upgrade() else { return };
+        let images = node.root.join("images");
+        let marked = tokio::task::spawn_blocking(move || !removed::marked(&images).is_empty());
+        if marked.await.unwrap_or(false) {
+            node.clear_leftovers().await;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The names that containerd may give to the layers of a lazy image: their chain ids, by content.
+//!
+//! containerd computes a layer's chain id from what the image's configuration claims, and does not look at the content of a
+//! layer that a snapshotter says is there. So a snapshotter has to compare: a data layer is stored as it is, and its digest in
+//! the manifest is that of its tar; of the bootstrap layer, whose compressed form the manifest names, the tar is hashed when it
+//! is unpacked.
+
+use std::{fs, path::Path, sync::Arc};
+
+use lazuli_image::{
+    Digest,
+    oci::{self, Manifest},
+};
+use lazuli_registry::{self as registry, Repository};
+
+use super::{DIFF_ID, ImageError, MANIFEST, Partial, StoredImage, find_bootstrap, read, write};
+
+/// Chain ids of the data layers of a lazy image, lowest first; `None` if it is an ordinary image.
+pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {
+    let (data, _) = manifest.lazy_base()?;
+    Some(oci::chain_ids(data.iter().map(|layer| layer.digest)))
+}
+
+/// The chain id of the bootstrap layer of the image with the digest `manifest`, if `images` has what it takes to know it.
+pub fn stored(images: &Path, manifest: &Digest) -> Option<Digest> {
+    let directory = images.join(manifest.hex());
+    let raw = read(&directory, MANIFEST).ok().filter(|raw| manifest.matches(raw))?;
+    of_bootstrap(&Manifest::parse(&raw).ok()?, diff_id(&directory)?)
+}
+
+/// The same, with everything fetched that is missing: all of the image's metadata, or of one that an earlier version fetched,
+/// the bootstrap layer once more.
+pub async fn fetched(
+    repository: &Arc<dyn Repository>,
+    manifest: &registry::Manifest,
+    images: &Path,
+) -> Result<Digest, ImageError> {
+    let not_lazy = || ImageError::NotLazy { image: repository.describe() };
+    let (_, layer) = manifest.parsed.lazy_base().ok_or_else(not_lazy)?;
+    let (image, _) = StoredImage::fetch(repository, manifest, images).await?;
+    let diff_id = match diff_id(&image.directory) {
+        Some(diff_id) => diff_id,
+        None => {
+            let partial = Partial::create(images)?;
+            let unpacked = find_bootstrap(repository, layer, &partial.0.join("again")).await?;
+            let diff_id = unpacked.0.diff_id;
+            write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
+            let path = image.directory.join(DIFF_ID);
+            fs::rename(partial.0.join(DIFF_ID), &path)
+                .map_err(|source| ImageError::Io { path, source })?;
+            diff_id
+        }
+    };
+    of_bootstrap(&manifest.parsed, diff_id).ok_or_else(not_lazy)
+}
+
+fn of_bootstrap(manifest: &Manifest, diff_id: Digest) -> Option<Digest> {
+    let (data, _) = manifest.lazy_base()?;
+    let layers = data.iter().map(|layer| layer.digest).chain([diff_id]);
+    oci::chain_ids(layers).pop()
+}
+
+/// What was noted when the bootstrap was unpacked. A power cut may have damaged it.
+fn diff_id(directory: &Path) -> Option<Digest> {
+    let noted = read(directory, DIFF_ID).ok()?;
+    std::str::from_utf8(&noted).ok()?.parse().ok()
+}

@@ -1,0 +1,65 @@
+//! Images that containerd has removed: marked on the disk until nothing uses them, so that a restart forgets none.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io,
+    path::Path,
+};
+
+use lazuli_image::{Algorithm, Digest, oci::Manifest};
+
+use super::{MANIFEST, PARTIAL, directories, read};
+
+const REMOVED: &str = "removed";
+
+/// Marks an image.
+pub(crate) fn mark(images: &Path, manifest: &Digest) -> io::Result<()> {
+    match File::create(images.join(manifest.hex()).join(REMOVED)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the mark away: the image is used again.
+pub(crate) fn unmark(images: &Path, manifest: &Digest) {
+    // Most have none. One that stays costs fetching the metadata again.
+    let _ = fs::remove_file(images.join(manifest.hex()).join(REMOVED));
+}
+
+/// The marked images.
+pub(crate) fn marked(images: &Path) -> Vec<Digest> {
+    let paths = directories(images).unwrap_or_default().into_iter();
+    let marked = paths.filter(|path| path.join(REMOVED).exists());
+    marked
+        .filter_map(|path| Digest::from_hex(Algorithm::Sha256, path.file_name()?.to_str()?))
+        .collect()
+}
+
+/// Takes an image out of `images`, in one step; what is left of it has to be deleted with [`delete`].
+pub(crate) fn take_away(images: &Path, manifest: &Digest) -> io::Result<()> {
+    let hex = manifest.hex();
+    fs::rename(images.join(&hex), images.join(format!("{PARTIAL}{hex}")))
+}
+
+/// Deletes what was taken away.
+pub(crate) fn delete(images: &Path, manifest: &Digest) -> io::Result<()> {
+    fs::remove_dir_all(images.join(format!("{PARTIAL}{}", manifest.hex())))
+}
+
+/// The layers of an image that no other one has, data blobs among them, as far as manifests can be read.
+pub(crate) fn only_in(images: &Path, manifest: &Digest) -> HashSet<Digest> {
+    let own = images.join(manifest.hex());
+    let mut layers = layers_in(&own);
+    for other in directories(images).unwrap_or_default().iter().filter(|other| **other != own) {
+        for layer in layers_in(other) {
+            layers.remove(&layer);
+        }
+    }
+    layers
+}
+
+fn layers_in(directory: &Path) -> HashSet<Digest> {
+    let manifest = read(directory, MANIFEST).ok().and_then(|raw| Manifest::parse(&raw).ok());
+    manifest.into_iter().flat_map(|manifest| manifest.layers).map(|layer| layer.digest).collect()
+}

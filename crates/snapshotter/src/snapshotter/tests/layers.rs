@@ -1,0 +1,130 @@
+//! What the layers of lazy images may be called, and what may be on top of them.
+
+use super::*;
+
+/// What an image's configuration claims is compared with what its layers are.
+#[tokio::test]
+async fn layer_of_another_image_is_refused_and_leaves_nothing() {
+    let rig = Rig::new().await;
+    let error = rig.lazy_layer(DATA, "sha256:base", "", "r/app:1", &[]).await.to_string();
+    assert!(
+        error.contains("image r/app:1") && error.contains("calls a layer sha256:base"),
+        "{error}"
+    );
+    assert!(error.contains("the layer is sha256:data"), "{error}");
+    // In the order that no lazy image has: the bootstrap first.
+    let error = rig.lazy_layer(BOOTSTRAP, "sha256:base", "", "r/app:1", &[]).await.to_string();
+    assert!(error.contains("the layer is sha256:boot"), "{error}");
+    assert!(rig.snapshotter.list(&[]).await.unwrap().is_empty());
+    let error = rig.lazy("evil/app:1").await.to_string();
+    assert!(
+        error.contains("calls a layer sha256:boot") && error.contains("is sha256:other"),
+        "{error}"
+    );
+    assert_eq!(rig.numbers().len(), 1, "the data layer alone");
+    assert!(rig.images.mounted().is_empty());
+    // Whose layer it is gets it, also when others have it under another manifest; nobody else does.
+    for (reference, wins) in [("r/app:1", true), ("r/app:2", true), ("evil/app:1", false)] {
+        let error = rig.lazy(reference).await;
+        assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), wins, "{error}");
+    }
+    // What was fetched of those that have no snapshot is not kept.
+    assert_eq!(
+        *rig.images.removed.lock().unwrap(),
+        ["r/app:1", "evil/app:1", "r/app:2", "evil/app:1"]
+    );
+}
+
+#[tokio::test]
+async fn name_of_a_layer_of_another_kind_is_refused() {
+    let rig = Rig::new().await;
+    let error = rig.lazy_layer(DATA, "sha256:boot", "", "greedy/app:1", &[]).await;
+    assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+    let error = rig.lazy("r/app:1").await.to_string();
+    assert!(error.contains("image r/app:1") && error.contains("from greedy/app:1"), "{error}");
+    rig.snapshotter.remove("sha256:boot".to_owned()).await.unwrap();
+    assert!(matches!(rig.lazy("r/app:1").await, SnapshotError::AlreadyExists(_)));
+    let error = rig.lazy_layer(DATA, "sha256:boot", "", "greedy/app:1", &[]).await.to_string();
+    assert!(error.contains("image greedy/app:1") && error.contains("from r/app:1"), "{error}");
+}
+
+/// Data layers have no files: on top of them alone, an image would run without its base.
+#[tokio::test]
+async fn nothing_is_shown_on_top_of_data_alone() {
+    let rig = Rig::new().await;
+    let error = rig.lazy_layer(DATA, "sha256:data", "", "r/app:1", &[]).await;
+    assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+    // A container of an earlier version, and a layer on top.
+    let new = |name: &str, parent: &str| New {
+        name: name.into(),
+        parent: Some(parent.into()),
+        kind: Kind::Active,
+        labels: Labels::new(),
+        image: None,
+    };
+    let store = &rig.snapshotter.local.store;
+    store.create(new("k", "sha256:data"), |_| Ok(())).unwrap();
+    store.commit("k", "on-top", None, Labels::new(), Usage::default()).unwrap();
+    store.create(new("c", "on-top"), |_| Ok(())).unwrap();
+    for parent in ["sha256:data", "on-top"] {
+        let errors = [
+            rig.snapshotter.prepare(wanted("p", parent, &[])).await.unwrap_err(),
+            rig.snapshotter.view(wanted("v", parent, &[])).await.unwrap_err(),
+            rig.snapshotter.mounts("c".to_owned()).await.unwrap_err(),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(matches!(error, SnapshotError::NoFiles { .. }), "{text}");
+            assert!(text.contains("sha256:data") && text.contains("r/app:1"), "{text}");
+        }
+    }
+    // With its image above, it is what it should be.
+    let error = rig.lazy_layer(BOOTSTRAP, "sha256:boot", "sha256:data", "r/app:1", &[]).await;
+    assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+    rig.snapshotter.view(wanted("v", "sha256:boot", &[])).await.unwrap();
+}
+
+/// What an earlier version has committed is looked at when it is used again.
+#[tokio::test]
+async fn unproven_image_is_proven_or_refused() {
+    for (reference, good) in [("r/app:1", true), ("evil/app:1", false)] {
+        let rig = Rig::new().await;
+        layers(&rig, &["base"]).await;
+        let image =
+            Image { reference: reference.into(), manifest_digest: Some("d".into()), login: None };
+        let new = New {
+            name: "sha256:boot".into(),
+            parent: Some("base".into()),
+            kind: Kind::Committed,
+            labels: Labels::new(),
+            image: Some(image),
+        };
+        let local = &rig.snapshotter.local;
+        local.create(new).unwrap();
+        let child = New {
+            name: "c".into(),
+            parent: Some("sha256:boot".into()),
+            kind: Kind::Active,
+            labels: Labels::new(),
+            image: None,
+        };
+        local.create(child).unwrap();
+        assert!(!local.store.get("sha256:boot").unwrap().proven);
+        let made = rig.snapshotter.prepare(wanted("new", "sha256:boot", &[])).await;
+        let mounted = rig.snapshotter.mounts("c".to_owned()).await;
+        for result in [made, mounted] {
+            match result {
+                Ok(_) => assert!(good),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(!good && text.contains("evil/app:1"), "{text}");
+                }
+            }
+        }
+        assert_eq!(local.store.get("sha256:boot").unwrap().proven, good);
+        assert_eq!(rig.images.mounted().len(), usize::from(good));
+        // Another image that is the layer does not get the files of one that is not.
+        let error = rig.lazy_layer(BOOTSTRAP, "sha256:boot", "base", "r/other:1", &[]).await;
+        assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), good, "{error}");
+    }
+}

@@ -15,7 +15,7 @@ use super::{
     DaemonError,
     api::DriverChoice,
     filesystems::{ErofsMount, FilesystemRecord},
-    node::{FUSE, Node, mount_error},
+    node::{Node, mount_error},
     record::{MountRecord, mount_key},
     served::{Attachment, ServedImage},
     way::Way,
@@ -25,7 +25,7 @@ use crate::{
     keeper::Descriptors,
     kernel::{
         fanotify::{BLOB, Session, Unanswered, Watch},
-        fuse,
+        fuse, mount,
         mountinfo::{self, Mounted},
         pages,
     },
@@ -77,7 +77,7 @@ impl Node {
                 }
             }
         }
-        for (name, _) in given.remove_all(FUSE) {
+        for (name, _) in given.remove_all(fuse::HELD) {
             self.link.release(&name);
         }
         Ok(adoption)
@@ -167,30 +167,71 @@ impl Node {
                 let (_, mount) = found.ok_or_else(|| mount_error(&record, missing()))?;
                 Some(Attachment::Bind(mount.clone()))
             }
-            None => {
-                let name = format!("{FUSE}{}", mount_key(&mountpoint));
-                let resumed = given.remove(&name).map(|fd| image.resume_fuse(&mountpoint, fd));
-                match resumed {
-                    Some(Ok(session)) => Some(self.attachment(session, &mountpoint)),
-                    Some(Err(error)) => {
-                        tracing::error!(%error, "cannot go on with a connection");
-                        self.link.release(&name);
-                        None
-                    }
-                    None => None,
-                }
-            }
+            None => self.resume_fuse(&mut record, &image, given)?,
         };
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
-            None => {
-                // The connection died with its daemon; a new one takes its place.
-                detach(&mountpoint);
-                self.attach(&image, &mut record).await?
-            }
+            None => self.mount_anew(&image, &mut record).await?,
         };
         self.insert(record, image, attachment, id, Fetched::default()).await;
         Ok(())
+    }
+
+    /// Goes on with the connection of a FUSE mount. `None` when that cannot be done, now and later.
+    fn resume_fuse(
+        &self,
+        record: &mut MountRecord,
+        image: &ServedImage,
+        given: &mut Descriptors,
+    ) -> Result<Option<Attachment>, DaemonError> {
+        let mountpoint = record.request.mountpoint.clone();
+        let key = mount_key(&mountpoint);
+        if let Some(left) = fuse::Left::find(given, &key) {
+            let place = fuse::Place { mountpoint: &mountpoint, key: &key };
+            match image.resume_fuse(place, left, &self.link) {
+                Ok(attachment) => {
+                    if !std::mem::replace(&mut record.journal, true) {
+                        let io =
+                            |source| DaemonError::Io { path: self.root.join("mounts"), source };
+                        self.records.write(record).map_err(io)?;
+                    }
+                    return Ok(Some(attachment));
+                }
+                Err(error) => {
+                    let error = mount_error(record, error);
+                    if error.is_passing() {
+                        return Err(error);
+                    }
+                    tracing::error!(error = error.for_people(), "cannot go on with a connection");
+                }
+            }
+        }
+        fuse::Left::release(&self.link, &key);
+        Ok(None)
+    }
+
+    /// Mounts an image with FUSE where the connection of an earlier mount is closed, and takes that away: at no
+    /// instant is the mount point empty.
+    async fn mount_anew(
+        &self,
+        image: &Arc<ServedImage>,
+        record: &mut MountRecord,
+    ) -> Result<(Attachment, u64), DaemonError> {
+        let mountpoint = record.request.mountpoint.clone();
+        let io = |source| DaemonError::Io { path: mountpoint.clone(), source };
+        let old = mount::Seen::at(&mountpoint).map_err(io)?;
+        let attached = match self.attach(image, record).await {
+            // fusermount3 looks at the mount point, which answers no more.
+            Err(_) if !rustix::process::geteuid().is_root() => None,
+            attached => Some(attached?),
+        };
+        if let Err(error) = old.detach() {
+            tracing::warn!(mountpoint = %mountpoint.display(), %error, "a dead mount is left below");
+        }
+        match attached {
+            Some(attached) => Ok(attached),
+            None => self.attach(image, record).await,
+        }
     }
 
     /// The mount that a record speaks of, whatever covers it.
@@ -210,16 +251,27 @@ impl Node {
         }
     }
 
-    /// Starts to answer readers, those first who wait since before. Files whose file systems are lost are cut to nothing,
-    /// which makes errors of their holes; marks that nobody needs any more go.
+    /// Starts to answer readers, those first who wait since before; the keeper learns when all of them have their answer.
+    /// Files whose file systems are lost are cut to nothing, which makes errors of their holes; marks that nobody needs any
+    /// more go.
     pub(super) async fn answer(
-        &self,
+        self: &Arc<Self>,
         adoption: Adoption,
         left: Vec<Unanswered>,
     ) -> Result<(), DaemonError> {
         let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
+        let listen = |session: &Arc<Session>| session.listen(left);
+        let answers = self.fanotify.as_ref().map(listen).transpose();
+        let answers = answers.map_err(|error| io(error.into()))?;
+        let node = self.clone();
+        tokio::spawn(async move {
+            if let Some(answers) = answers {
+                answers.await;
+            }
+            node.caught_up().await;
+            node.link.settled();
+        });
         let Some(session) = self.fanotify.clone() else { return Ok(()) };
-        session.listen(left).map_err(|error| io(error.into()))?;
         let lost = adoption.lost;
         let cache = self.cache.clone();
         let clean = tokio::task::spawn_blocking(move || {

@@ -129,7 +129,15 @@ impl DaemonError {
             let errno = this.downcast_ref().and_then(Errno::from_io_error);
             if matches!(
                 errno,
-                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT)
+                // The last one: no more threads.
+                Some(
+                    Errno::MFILE
+                        | Errno::NFILE
+                        | Errno::NOMEM
+                        | Errno::NOSPC
+                        | Errno::DQUOT
+                        | Errno::AGAIN
+                )
             ) {
                 return true;
             }

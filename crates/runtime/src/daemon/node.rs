@@ -31,15 +31,12 @@ use crate::{
     image::{self, Fetched, StoredImage},
     keeper::Link,
     kernel::{
-        Probe, fanotify, fuse,
+        Probe, fanotify,
         mount::Suid,
         mountinfo::{self, Mounted as KernelMount},
     },
     prefetch::{Known, Prefetcher, Traces},
 };
-
-/// How the keeper's names of FUSE connections begin.
-pub(super) const FUSE: &str = "fuse-";
 
 /// Everything of one root directory.
 #[derive(Debug)]
@@ -247,8 +244,14 @@ impl Node {
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(), known);
         }
-        let mut record =
-            MountRecord { request, manifest_digest, driver, driver_reason, backing: None };
+        let mut record = MountRecord {
+            request,
+            manifest_digest,
+            driver,
+            driver_reason,
+            backing: None,
+            journal: false,
+        };
         let attached = self.attach(&image, &mut record).await;
         let (attachment, id) = attached.inspect_err(|_| self.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
@@ -334,22 +337,15 @@ impl Node {
                 mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
             }
             _ => {
+                record.journal = true;
                 self.records.write(record).map_err(io)?;
-                let session = image.fuse(&mountpoint, &record.request.image, suid).await;
-                session.map(|session| self.attachment(session, &mountpoint))
+                image.fuse(&mountpoint, &record.request.image, suid, &self.link).await
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;
         let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
         let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
         Ok((attachment, id))
-    }
-
-    /// A FUSE mount whose connection the keeper holds.
-    pub(super) fn attachment(&self, session: fuse::Session, mountpoint: &Path) -> Attachment {
-        let name = format!("{FUSE}{}", mount_key(mountpoint));
-        let _held = self.link.hold(name, session.connection());
-        Attachment::Fuse { session: Arc::new(session), _held }
     }
 
     pub(super) async fn insert(
@@ -427,6 +423,19 @@ impl Node {
             }
             other => other.map_err(io),
         }
+    }
+
+    /// Returns when the mounts of now have answered every request that an earlier worker left.
+    pub(super) async fn caught_up(&self) {
+        let mut sessions = Vec::new();
+        for slot in self.mounts.lock().await.values() {
+            if let Slot::Mounted(mount) = slot
+                && let Attachment::Fuse(session) = &mount.attachment
+            {
+                sessions.push(session.caught_up());
+            }
+        }
+        futures_util::future::join_all(sessions).await;
     }
 
     /// What is mounted where.

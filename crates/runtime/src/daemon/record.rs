@@ -40,6 +40,9 @@ pub(super) struct MountRecord {
     pub(super) driver_reason: String,
     /// What the kernel calls the file system behind an EROFS mount.
     pub(super) backing: Option<Backing>,
+    /// Whether the keeper holds a journal of a FUSE mount's requests. Mounts of earlier versions have none.
+    #[serde(default)]
+    pub(super) journal: bool,
 }
 
 impl Record for MountRecord {

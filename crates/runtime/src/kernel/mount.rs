@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::CWD,
+    fs::{CWD, Mode, OFlags, open},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -236,6 +236,24 @@ fn preread(path: &Path) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     while file.read(&mut buffer)? > 0 {}
     Ok(())
+}
+
+/// A mount that is seen at some path, also when another one covers it later.
+#[derive(Debug)]
+pub struct Seen(OwnedFd);
+
+impl Seen {
+    /// The one at `path`. Asks nothing of its file system, which may not answer.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Seen(open(path, flags, Mode::empty())?))
+    }
+
+    /// Takes it out of the tree, and nothing that covers it.
+    pub fn detach(&self) -> io::Result<()> {
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
+    }
 }
 
 /// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody uses it.

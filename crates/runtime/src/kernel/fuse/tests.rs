@@ -22,8 +22,13 @@ use lazuli_testkit::{
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use super::{BlobReader, FuseError, ImageFilesystem, Session};
-use crate::kernel::mount::{self, Suid};
+use super::{BlobReader, FuseError, ImageFilesystem, Place, Session};
+use crate::{
+    keeper::Link,
+    kernel::mount::{self, Suid},
+};
+
+mod successor;
 
 /// What asking for a range does before the bytes are there.
 type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
@@ -68,16 +73,25 @@ fn mounted(
     mount_at(source, tempfile::tempdir().unwrap(), ensure)
 }
 
+/// An image of the directory `source`.
+fn filesystem(
+    source: &Path,
+    ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
+) -> ImageFilesystem<Vec<u8>, Blob> {
+    let image = packed::pack(source).unwrap();
+    let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
+    let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
+    ImageFilesystem::new(bootstrap, blob).unwrap()
+}
+
 fn mount_at(
     source: &Path,
     dir: TempDir,
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Mounted {
-    let image = packed::pack(source).unwrap();
-    let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
-    let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
-    let filesystem = ImageFilesystem::new(bootstrap, blob).unwrap();
-    let session = Session::mount(filesystem, dir.path(), "an, odd\\ source", Suid::Keep).unwrap();
+    let filesystem = filesystem(source, ensure);
+    let place = Place { mountpoint: dir.path(), key: "test" };
+    let session = Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
     Mounted { session, dir }
 }
 

@@ -282,9 +282,52 @@ impl Node {
     }
 }
 
+/// FUSE mounts of versions that kept no journal. Those that are not mounted any more do not count.
+pub(super) fn without_journal(records: &[MountRecord], mounts: &[Mounted]) -> Vec<PathBuf> {
+    let without = records.iter().filter(|record| !record.journal);
+    let places = without.map(|record| &record.request.mountpoint);
+    let is_fuse = |place: &&PathBuf| {
+        mounts.iter().any(|mount| mount.target == **place && mount.kind == fuse::KIND)
+    };
+    places.filter(is_fuse).cloned().collect()
+}
+
 /// Takes a mount of an earlier worker away.
 fn detach(mountpoint: &Path) {
     if let Err(error) = fuse::detach(mountpoint) {
         tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_versions_without_a_journal_are_told_from_others() {
+        let record = |place: &str, journal: bool| {
+            let mut record = serde_json::json!({
+                "request": {"image": "oci:a:b", "mountpoint": place, "driver": "auto"},
+                "manifest_digest": format!("sha256:{:064}", 0),
+                "driver": "fuse",
+                "driver_reason": "",
+                "backing": null,
+            });
+            if journal {
+                record["journal"] = true.into();
+            }
+            serde_json::from_value::<MountRecord>(record).unwrap()
+        };
+        let mount = |place: &str, kind: &str| Mounted {
+            id: 1,
+            target: place.into(),
+            kind: kind.to_owned(),
+            source: PathBuf::new(),
+        };
+        let records =
+            ["/old", "/new", "/gone", "/other"].map(|place| record(place, place == "/new"));
+        let mounts =
+            [mount("/old", fuse::KIND), mount("/new", fuse::KIND), mount("/other", "erofs")];
+        assert_eq!(without_journal(&records, &mounts), [PathBuf::from("/old")]);
     }
 }

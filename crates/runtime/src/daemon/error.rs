@@ -69,6 +69,17 @@ pub enum DaemonError {
         /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when unknown.
         images: Vec<(Digest, String)>,
     },
+    /// A takeover would end what uses these mounts.
+    #[error(
+        "processes that use {} would get errors from then on: these mounts were made by a version whose FUSE mounts \
+             only Linux 6.9 and later can hand over. End the processes and unmount first, or accept it \
+             with `daemon --takeover --force`",
+        mountpoints.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    WouldEnd {
+        /// Where they are.
+        mountpoints: Vec<PathBuf>,
+    },
     /// Something else is mounted on top.
     #[error("something else is mounted over the image at {mountpoint}: unmount that first")]
     Covered {

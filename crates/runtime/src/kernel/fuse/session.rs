@@ -27,7 +27,7 @@ use fuse_backend_rs::{
 use rustix::{
     fs::{AtFlags, CWD, StatxFlags, statx},
     io::Errno,
-    mount::MountFlags,
+    mount::{FsOpenFlags, MountFlags, fsconfig_create, fsconfig_set_string, fsopen},
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 use tokio::sync::watch;
@@ -335,6 +335,25 @@ fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     message[4..8].copy_from_slice(&FUSE_NOTIFY_RESEND.to_ne_bytes());
     rustix::io::write(device, &message)?;
     Ok(())
+}
+
+/// Whether this kernel can send requests again, see [`Session::resume`]. Tries it on a mount that nobody sees, for which it
+/// needs root.
+pub fn can_resend() -> io::Result<bool> {
+    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let number = device.as_raw_fd().to_string();
+    let options =
+        [("fd", number.as_str()), ("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")];
+    for (name, value) in options {
+        fsconfig_set_string(context.as_fd(), name, value)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    match resend(device.as_fd()) {
+        Ok(()) => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 impl Drop for Session {

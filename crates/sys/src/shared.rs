@@ -11,8 +11,8 @@ use std::{
 
 use rustix::{
     fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
-        memfd_create,
+        FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals,
+        fcntl_get_seals, memfd_create, seek,
     },
     mm::{MapFlags, MlockFlags, ProtFlags},
 };
@@ -95,6 +95,14 @@ impl Shared {
         Ok(())
     }
 
+    /// The first number at or after `from` that may not be 0, without a look at it: to look takes memory.
+    pub fn first_used(&self, from: usize) -> Option<usize> {
+        let from = SeekFrom::Data((from * size_of::<AtomicU64>()) as u64);
+        // Fails when there is nothing but a hole.
+        let at = usize::try_from(seek(&self.file, from).ok()?).ok()?;
+        Some(at / size_of::<AtomicU64>())
+    }
+
     /// Sets the numbers of `range` to 0 and gives the memory of whole pages back.
     pub fn forget(&self, range: Range<usize>) -> io::Result<()> {
         let at = |index: usize| (index * size_of::<AtomicU64>()) as u64;
@@ -150,16 +158,21 @@ mod tests {
         let one = Shared::create("test", 2048).unwrap();
         let two = Shared::open(one.as_fd().try_clone_to_owned().unwrap(), 2048).unwrap();
         one.lock().unwrap();
+        assert_eq!(one.first_used(0), None);
         let message: Vec<u8> = (0..100).collect();
         let (source, sender) = io::pipe().unwrap();
         rustix::io::write(&sender, &message).unwrap();
         let mut rest = [0; 50];
+        // A page is 512 numbers, or more.
+        let used = |from: usize| two.first_used(from).map(|first| (512..=1024).contains(&first));
         assert_eq!(one.read(source.as_fd(), 1024..1032, &mut rest).unwrap(), 100);
         let numbers = two[1024..1032].iter().map(|number| number.load(Ordering::Acquire));
         assert_eq!(numbers.flat_map(u64::to_ne_bytes).collect::<Vec<_>>(), message[..64]);
         assert_eq!(rest[..36], message[64..]);
+        assert_eq!(used(0), Some(true));
         assert!(two[..1024].iter().chain(&two[1032..]).all(|n| n.load(Ordering::Acquire) == 0));
-        one.forget(1024..2048).unwrap();
+        one.forget(0..2048).unwrap();
+        assert_eq!(used(0), None);
         assert!(two.iter().all(|number| number.load(Ordering::Acquire) == 0));
         drop(source);
         let failed = one.read(sender.as_fd(), 0..1, &mut []).unwrap_err();

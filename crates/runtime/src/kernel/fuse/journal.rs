@@ -53,8 +53,16 @@ impl Journal {
     /// The journal of a process that is gone, and what it left.
     pub(super) fn open(file: OwnedFd) -> io::Result<(Arc<Self>, Vec<Slot>)> {
         let journal = Self::new(Shared::open(file, SLOTS * NUMBERS)?);
-        let all: Vec<_> = std::iter::from_fn(|| journal.take()).collect();
-        let left = all.into_iter().filter(|slot| !slot.is_empty()).collect();
+        let (mut left, mut next) = (Vec::new(), 0);
+        while let Some(number) = journal.memory.first_used(next * NUMBERS) {
+            let index = number / NUMBERS;
+            journal.taken()[index] = true;
+            let slot = Slot { journal: journal.clone(), index };
+            if !slot.is_empty() {
+                left.push(slot);
+            }
+            next = index + 1;
+        }
         Ok((journal, left))
     }
 

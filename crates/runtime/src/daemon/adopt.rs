@@ -25,7 +25,7 @@ use crate::{
     keeper::Descriptors,
     kernel::{
         fanotify::{BLOB, Session, Unanswered, Watch},
-        fuse, mount,
+        fuse,
         mountinfo::{self, Mounted},
         pages,
     },
@@ -167,11 +167,12 @@ impl Node {
                 let (_, mount) = found.ok_or_else(|| mount_error(&record, missing()))?;
                 Some(Attachment::Bind(mount.clone()))
             }
-            None => self.resume_fuse(&mut record, &image, given)?,
+            None => self.resume_fuse(&record, &image, given)?,
         };
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
-            None => self.mount_anew(&image, &mut record).await?,
+            // The connection died with its daemon; a new one takes its place.
+            None => self.attach(&image, &mut record, true).await?,
         };
         self.insert(record, image, attachment, id, Fetched::default()).await;
         Ok(())
@@ -180,23 +181,16 @@ impl Node {
     /// Goes on with the connection of a FUSE mount. `None` when that cannot be done, now and later.
     fn resume_fuse(
         &self,
-        record: &mut MountRecord,
+        record: &MountRecord,
         image: &ServedImage,
         given: &mut Descriptors,
     ) -> Result<Option<Attachment>, DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
         let key = mount_key(&mountpoint);
         if let Some(left) = fuse::Left::find(given, &key) {
-            let place = fuse::Place { mountpoint: &mountpoint, key: &key };
-            match image.resume_fuse(place, left, &self.link) {
-                Ok(attachment) => {
-                    if !std::mem::replace(&mut record.journal, true) {
-                        let io =
-                            |source| DaemonError::Io { path: self.root.join("mounts"), source };
-                        self.records.write(record).map_err(io)?;
-                    }
-                    return Ok(Some(attachment));
-                }
+            let place = fuse::Place { mountpoint: &mountpoint, key: &key, is_dead: false };
+            match image.resume_fuse(place, left, record.journal, &self.link) {
+                Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
                     let error = mount_error(record, error);
                     if error.is_passing() {
@@ -208,30 +202,6 @@ impl Node {
         }
         fuse::Left::release(&self.link, &key);
         Ok(None)
-    }
-
-    /// Mounts an image with FUSE where the connection of an earlier mount is closed, and takes that away: at no
-    /// instant is the mount point empty.
-    async fn mount_anew(
-        &self,
-        image: &Arc<ServedImage>,
-        record: &mut MountRecord,
-    ) -> Result<(Attachment, u64), DaemonError> {
-        let mountpoint = record.request.mountpoint.clone();
-        let io = |source| DaemonError::Io { path: mountpoint.clone(), source };
-        let old = mount::Seen::at(&mountpoint).map_err(io)?;
-        let attached = match self.attach(image, record).await {
-            // fusermount3 looks at the mount point, which answers no more.
-            Err(_) if !rustix::process::geteuid().is_root() => None,
-            attached => Some(attached?),
-        };
-        if let Err(error) = old.detach() {
-            tracing::warn!(mountpoint = %mountpoint.display(), %error, "a dead mount is left below");
-        }
-        match attached {
-            Some(attached) => Ok(attached),
-            None => self.attach(image, record).await,
-        }
     }
 
     /// The mount that a record speaks of, whatever covers it.

@@ -32,7 +32,7 @@ use crate::{
     keeper::Link,
     kernel::{
         Probe, fanotify,
-        mount::Suid,
+        mount::{self, Suid},
         mountinfo::{self, Mounted as KernelMount},
     },
     prefetch::{Known, Prefetcher, Traces},
@@ -175,7 +175,7 @@ impl Node {
             let path = path.to_owned();
             move |source| DaemonError::Io { path, source }
         };
-        let mountpoint = fs::canonicalize(&request.mountpoint).map_err(io(&request.mountpoint))?;
+        let mountpoint = mount::real_path(&request.mountpoint).map_err(io(&request.mountpoint))?;
         request.mountpoint.clone_from(&mountpoint);
         self.reserve(&mountpoint).await?;
         let result = self.mount_reserved(request, cancelled).await;
@@ -252,7 +252,7 @@ impl Node {
             backing: None,
             journal: false,
         };
-        let attached = self.attach(&image, &mut record).await;
+        let attached = self.attach(&image, &mut record, false).await;
         let (attachment, id) = attached.inspect_err(|_| self.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
         tracing::info!(image = %record.request.image, digest = %manifest_digest,
@@ -318,11 +318,12 @@ impl Node {
         Ok(image)
     }
 
-    /// Mounts, with a record of it on disk before it can be seen.
+    /// Mounts, with a record of it on disk before it can be seen. In the place of a mount that is dead, if there is one.
     pub(super) async fn attach(
         &self,
         image: &Arc<ServedImage>,
         record: &mut MountRecord,
+        is_dead: bool,
     ) -> Result<(Attachment, u64), DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
@@ -339,7 +340,7 @@ impl Node {
             _ => {
                 record.journal = true;
                 self.records.write(record).map_err(io)?;
-                image.fuse(&mountpoint, &record.request.image, suid, &self.link).await
+                image.fuse(&mountpoint, &record.request.image, suid, is_dead, &self.link).await
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;

@@ -228,13 +228,14 @@ impl ServedImage {
         mountpoint: &Path,
         name: &str,
         suid: Suid,
+        is_dead: bool,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
         let filesystem = self.filesystem()?;
         let (mountpoint, name, link) = (mountpoint.to_owned(), name.to_owned(), link.clone());
         let session = tokio::task::spawn_blocking(move || {
             let key = mount_key(&mountpoint);
-            let place = Place { mountpoint: &mountpoint, key: &key };
+            let place = Place { mountpoint: &mountpoint, key: &key, is_dead };
             fuse::Session::mount(filesystem, place, &name, suid, &link).map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))
@@ -245,9 +246,14 @@ impl ServedImage {
         &self,
         place: Place<'_>,
         left: fuse::Left,
+        journal: bool,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
-        let session = fuse::Session::resume(self.filesystem()?, left, place, link);
+        let filesystem = match journal {
+            true => self.filesystem()?,
+            false => self.filesystem()?.with_acls_checked(),
+        };
+        let session = fuse::Session::resume(filesystem, left, place, link);
         session.map(|session| Attachment::Fuse(Arc::new(session))).map_err(io::Error::other)
     }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, open},
+    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, open, statx},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -238,22 +238,27 @@ fn preread(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A mount that is seen at some path, also when another one covers it later.
-#[derive(Debug)]
-pub struct Seen(OwnedFd);
+/// The device number of the file system at `path`, as stat(2) shows it. Asks nothing of that file system: it may be one that
+/// this process answers for, and a thread that waits for its own process keeps it from ending.
+pub fn device(path: &Path) -> io::Result<u64> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
+}
 
-impl Seen {
-    /// The one at `path`. Asks nothing of its file system, which may not answer.
-    pub fn at(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(Seen(open(path, flags, Mode::empty())?))
-    }
+/// The path without symbolic links. Asks nothing of the file system there either.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let there = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd()))
+}
 
-    /// Takes it out of the tree, and nothing that covers it.
-    pub fn detach(&self) -> io::Result<()> {
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
-        Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
+/// Puts a mount that is nowhere in the place of the one that is at `path`. On Linux 6.5 and later, at no instant nothing is there.
+pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    if move_mount(mount, c"", CWD, path, flags | MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok() {
+        return detach(path);
     }
+    detach(path)?;
+    Ok(move_mount(mount, c"", CWD, path, flags)?)
 }
 
 /// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody uses it.

@@ -25,9 +25,11 @@ use fuse_backend_rs::{
     transport::{FuseBuf, FuseDevWriter, Reader},
 };
 use rustix::{
-    fs::{AtFlags, CWD, StatxFlags, statx},
     io::Errno,
-    mount::{FsOpenFlags, MountFlags, fsconfig_create, fsconfig_set_string, fsopen},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, fsconfig_create, fsconfig_set_flag,
+        fsconfig_set_string, fsmount, fsopen,
+    },
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 use tokio::sync::watch;
@@ -121,7 +123,7 @@ pub enum FuseError {
 pub struct Session {
     connection: Arc<Connection>,
     /// The device number of the mounted file system, by which the mount is recognized.
-    device: Option<(u32, u32)>,
+    device: Option<u64>,
     _held: [Held; 2],
 }
 
@@ -132,6 +134,8 @@ pub struct Place<'a> {
     pub mountpoint: &'a Path,
     /// What tells it from others, for the keeper.
     pub key: &'a str,
+    /// Whether there is a mount whose connection is closed, which a new one is to take the place of.
+    pub is_dead: bool,
 }
 
 /// What an earlier worker left of one mount.
@@ -172,11 +176,17 @@ impl Session {
         F: FileSystem + Send + Sync + 'static,
     {
         let mountpoint = place.mountpoint;
+        let is_dead = place.is_dead;
         let device = File::options().read(true).write(true).open("/dev/fuse");
         // The keeper has everything before there is a mount: one that this process did not get to serve is
         // served by the next.
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, place, link);
-        match mount_directly(&session.connection.device, mountpoint, source, suid) {
+        let device = &session.connection.device;
+        let mounted = match is_dead {
+            true => replace_directly(device, mountpoint, source, suid),
+            false => mount_directly(device, mountpoint, source, suid),
+        };
+        match mounted {
             Err(FuseError::Mount { error, .. })
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
@@ -186,7 +196,7 @@ impl Session {
             }
             direct => direct?,
         }
-        session.device = device_number(mountpoint);
+        session.device = mount::device(mountpoint).ok();
         session.serve(filesystem, Vec::new())?;
         Ok(session)
     }
@@ -224,7 +234,7 @@ impl Session {
         }
         let mut session = Self::new(device, journal, place, link);
         session.serve(filesystem, left)?;
-        session.device = device_number(mountpoint);
+        session.device = mount::device(mountpoint).ok();
         Ok(session)
     }
 
@@ -305,7 +315,7 @@ impl Session {
         // Somebody else may have unmounted it: what is there now is then not ours to unmount. The number
         // is not given to another file system as long as this one lives, and we serve it.
         let ended = self.connection.threads().total == 0;
-        if ended || self.device.is_none() || device_number(mountpoint) != self.device {
+        if ended || self.device.is_none() || mount::device(mountpoint).ok() != self.device {
             return Ok(());
         }
         let result = if lazily { mount::detach(mountpoint) } else { mount::unmount(mountpoint) };
@@ -317,13 +327,6 @@ impl Session {
         };
         result.map_err(|error| FuseError::Unmount { mountpoint: mountpoint.clone(), error })
     }
-}
-
-/// Which file system is at `path`, without asking that file system.
-fn device_number(path: &Path) -> Option<(u32, u32)> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-    let found = statx(CWD, path, flags, StatxFlags::TYPE).ok()?;
-    Some((found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// Has the kernel send everything again that was read from the connection and not answered. The message is a
@@ -341,15 +344,10 @@ fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
 /// needs root.
 pub fn can_resend() -> io::Result<bool> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
-    let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    let number = device.as_raw_fd().to_string();
-    let options =
-        [("fd", number.as_str()), ("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")];
-    for (name, value) in options {
-        fsconfig_set_string(context.as_fd(), name, value)?;
-    }
-    fsconfig_create(context.as_fd())?;
-    match resend(device.as_fd()) {
+    let context = create_filesystem(&device, "trial")?;
+    let resent = resend(device.as_fd());
+    drop(context);
+    match resent {
         Ok(()) => Ok(true),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
         Err(error) => Err(error),
@@ -388,6 +386,57 @@ pub(super) fn mount_directly(
     rustix::mount::mount(source, mountpoint, KIND, flags, options.as_deref()).map_err(|error| {
         FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() }
     })
+}
+
+/// Mounts where a mount is whose connection is closed, and takes that away.
+fn replace_directly(
+    device: &File,
+    mountpoint: &Path,
+    source: &str,
+    suid: Suid,
+) -> Result<(), FuseError> {
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if suid == Suid::Ignore {
+        attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
+    }
+    let replace = || {
+        let context = create_filesystem(device, source)?;
+        let mount = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        mount::replace(mountpoint, mount.as_fd())
+    };
+    match replace() {
+        // No such calls, or not for this user.
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOSYS | Errno::PERM)) => {
+            detach(mountpoint).map_err(|error| FuseError::Mount {
+                mountpoint: mountpoint.to_path_buf(),
+                error,
+            })?;
+            mount_directly(device, mountpoint, source, suid)
+        }
+        replaced => replaced
+            .map_err(|error| FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error }),
+    }
+}
+
+/// A file system behind `device`, as [`mount_directly`] makes it, that is not mounted yet.
+fn create_filesystem(device: &File, source: &str) -> io::Result<OwnedFd> {
+    let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let options = [
+        ("source", source),
+        ("subtype", "lazuli"),
+        ("fd", &device.as_raw_fd().to_string()),
+        ("rootmode", "40000"),
+        ("user_id", &rustix::process::getuid().as_raw().to_string()),
+        ("group_id", &rustix::process::getgid().as_raw().to_string()),
+    ];
+    for (name, value) in options {
+        fsconfig_set_string(context.as_fd(), name, value)?;
+    }
+    for flag in ["ro", "default_permissions", "allow_other"] {
+        fsconfig_set_flag(context.as_fd(), flag)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    Ok(context)
 }
 
 /// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so that no

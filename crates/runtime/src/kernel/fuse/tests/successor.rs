@@ -85,7 +85,7 @@ impl Predecessor {
 }
 
 fn place(mountpoint: &Path) -> Place<'_> {
-    Place { mountpoint, key: "test" }
+    Place { mountpoint, key: "test", is_dead: false }
 }
 
 /// Files `0`, `1`, … that contain their names.

@@ -176,13 +176,12 @@ impl Session {
         F: FileSystem + Send + Sync + 'static,
     {
         let mountpoint = place.mountpoint;
-        let is_dead = place.is_dead;
         let device = File::options().read(true).write(true).open("/dev/fuse");
         // The keeper has everything before there is a mount: one that this process did not get to serve is
         // served by the next.
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, place, link);
         let device = &session.connection.device;
-        let mounted = match is_dead {
+        let mounted = match place.is_dead {
             true => replace_directly(device, mountpoint, source, suid),
             false => mount_directly(device, mountpoint, source, suid),
         };
@@ -197,7 +196,11 @@ impl Session {
             direct => direct?,
         }
         session.device = mount::device(mountpoint).ok();
-        session.serve(filesystem, Vec::new())?;
+        if let Err(error) = session.serve(filesystem, Vec::new()) {
+            // Nobody uses it yet.
+            let _ = detach(mountpoint);
+            return Err(error);
+        }
         Ok(session)
     }
 
@@ -207,7 +210,8 @@ impl Session {
     ///
     /// # Errors
     /// [`FuseError::Resume`] when there is no journal of what the old process had read, and the kernel (before Linux 6.9)
-    /// cannot send it again. The mount is left as it is.
+    /// cannot send it again. [`FuseError::Thread`] when there are too few threads: the keeper still has everything, and the next
+    /// process can try. The mount is left as it is.
     pub fn resume<F>(
         filesystem: F,
         left: Left,
@@ -233,7 +237,11 @@ impl Session {
             info!(mountpoint = %mountpoint.display(), requests, "left by the worker before this one");
         }
         let mut session = Self::new(device, journal, place, link);
-        session.serve(filesystem, left)?;
+        if let Err(error) = session.serve(filesystem, left) {
+            // The keeper would close the connection.
+            mem::forget(session);
+            return Err(error);
+        }
         session.device = mount::device(mountpoint).ok();
         Ok(session)
     }

@@ -50,6 +50,7 @@ impl Readers {
     fn end(mut self) {
         self.enough.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
+            until("a reader gets its answer", || thread.is_finished());
             assert!(thread.join().unwrap() > 0);
         }
     }
@@ -149,6 +150,8 @@ fn containers_notice_nothing_of_kills_and_takeovers() {
             registry.set_latency(Duration::ZERO);
             lazuli.ok(["daemon", "--takeover"]);
         }
+        // Not to wait for it: this process would not end as long as one of its threads waits for the daemon.
+        until("the reader has its bytes", || reader.is_finished());
         assert!(reader.join().unwrap().unwrap() == part(number), "round {number}: wrong bytes");
         assert!(residents.iter_mut().all(Resident::is_well), "round {number}");
     }

@@ -3,8 +3,8 @@
 use std::{
     fs::{self, File},
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
-    path::Path,
-    sync::{Arc, Condvar, Mutex},
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -34,14 +34,37 @@ const GETATTR: u32 = 3;
 const READ: u32 = 15;
 const READDIRPLUS: u32 = 44;
 
-/// Ends every request with an error when it is dropped. A process does not end as long as one of its threads waits
-/// for an answer that only the process itself could give.
-struct Abort<'a>(&'a Path);
+/// How long readers may wait, on the busiest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-impl Drop for Abort<'_> {
-    fn drop(&mut self) {
-        let _ = unmount(self.0, UnmountFlags::FORCE | UnmountFlags::DETACH);
+/// Ends every request of a mount with an error when it is dropped, and after [`PATIENCE`]. A process does not end as long as
+/// one of its threads waits for an answer that only the process itself could give.
+struct Abort {
+    root: PathBuf,
+    _alive: mpsc::Sender<()>,
+}
+
+impl Abort {
+    fn of(root: &Path) -> Self {
+        let (alive, ended) = mpsc::channel();
+        let late = root.to_owned();
+        thread::spawn(move || {
+            if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                abort(&late);
+            }
+        });
+        Abort { root: root.to_owned(), _alive: alive }
     }
+}
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        abort(&self.root);
+    }
+}
+
+fn abort(root: &Path) {
+    let _ = unmount(root, UnmountFlags::FORCE | UnmountFlags::DETACH);
 }
 
 /// A process that is gone: the mount that it made, and what it had read and not answered.
@@ -121,7 +144,7 @@ fn a_successor_answers_what_was_read_and_not_answered() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let predecessor = Predecessor::mount(root);
-        let abort = Abort(root);
+        let abort = Abort::of(root);
         let readers: Vec<_> = (0..READERS)
             .map(|number| {
                 let root = root.to_owned();
@@ -156,7 +179,7 @@ fn what_a_predecessor_left_holds_up_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let predecessor = Predecessor::mount(root);
-    let abort = Abort(root);
+    let abort = Abort::of(root);
     let opener = thread::spawn({
         let root = root.to_owned();
         move || {
@@ -182,7 +205,8 @@ fn what_a_predecessor_left_holds_up_nobody_else() {
     let early = async { tokio::time::timeout(Duration::from_millis(20), caught_up).await };
     assert!(runtime.block_on(early).is_err());
     gate.open();
-    runtime.block_on(session.caught_up());
+    let caught_up = session.caught_up();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, caught_up).await }).unwrap();
     for (number, file) in opener.join().unwrap().into_iter().enumerate() {
         assert_eq!(std::io::read_to_string(file).unwrap(), number.to_string());
     }
@@ -199,7 +223,7 @@ fn a_mount_without_a_journal_gets_one_where_the_kernel_can_repeat_requests() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let predecessor = Predecessor::mount(root);
-    let abort = Abort(root);
+    let abort = Abort::of(root);
     let file = root.join("0");
     let reader = thread::spawn(move || fs::read(file));
     predecessor.serve(filesystem(source.path(), |_| Ok(())), 1, &[READ]);

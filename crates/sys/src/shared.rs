@@ -3,15 +3,18 @@
 use std::{
     fs::File,
     io,
-    ops::Deref,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ops::{Deref, Range},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::AtomicU64,
 };
 
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create},
-    mm::{MapFlags, ProtFlags},
+    fs::{
+        FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals,
+        fcntl_get_seals, memfd_create, seek,
+    },
+    mm::{MapFlags, MlockFlags, ProtFlags},
 };
 
 /// Numbers in memory that every process sees which has the descriptor. What one process has stored is there
@@ -56,6 +59,56 @@ impl Shared {
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at null"))?;
         Ok(Shared { file: file.into(), start, count })
     }
+
+    /// Reads from `source` into the numbers of `range`, and what does not fit there into `rest`, as readv(2) does.
+    /// Returns how many bytes there were.
+    ///
+    /// # Panics
+    /// When `range` is outside.
+    pub fn read(
+        &self,
+        source: BorrowedFd<'_>,
+        range: Range<usize>,
+        rest: &mut [u8],
+    ) -> io::Result<usize> {
+        let numbers = &self[range];
+        let parts = [
+            libc::iovec {
+                iov_base: numbers.as_ptr().cast_mut().cast(),
+                iov_len: size_of_val(numbers),
+            },
+            libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+        ];
+        // SAFETY: needed because the kernel writes to memory that may change at any time, of which there is no
+        // `&mut`. Sound because both parts are as long as said and outlive the call, atomics may be written
+        // behind a shared reference, and every bit pattern is a number.
+        let read = unsafe { libc::readv(source.as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Keeps pages in memory from when they are first used. The kernel may refuse that to users other than root.
+    pub fn lock(&self) -> io::Result<()> {
+        let len = self.count * size_of::<AtomicU64>();
+        // SAFETY: needed because the kernel is told about an address. Sound because `open` mapped exactly this
+        // range, and locking changes nothing of what is there.
+        unsafe { rustix::mm::mlock_with(self.start.as_ptr().cast(), len, MlockFlags::ONFAULT)? };
+        Ok(())
+    }
+
+    /// The first number at or after `from` that may not be 0, without a look at it: to look takes memory.
+    pub fn first_used(&self, from: usize) -> Option<usize> {
+        let from = SeekFrom::Data((from * size_of::<AtomicU64>()) as u64);
+        // Fails when there is nothing but a hole.
+        let at = usize::try_from(seek(&self.file, from).ok()?).ok()?;
+        Some(at / size_of::<AtomicU64>())
+    }
+
+    /// Sets the numbers of `range` to 0 and gives the memory of whole pages back.
+    pub fn forget(&self, range: Range<usize>) -> io::Result<()> {
+        let at = |index: usize| (index * size_of::<AtomicU64>()) as u64;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, flags, at(range.start), at(range.len()))?)
+    }
 }
 
 impl Deref for Shared {
@@ -98,6 +151,32 @@ mod tests {
         one[999].store(7, Ordering::Release);
         drop(one);
         assert_eq!(two[999].load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn a_message_is_there_for_others_as_soon_as_it_is_read() {
+        let one = Shared::create("test", 2048).unwrap();
+        let two = Shared::open(one.as_fd().try_clone_to_owned().unwrap(), 2048).unwrap();
+        one.lock().unwrap();
+        assert_eq!(one.first_used(0), None);
+        let message: Vec<u8> = (0..100).collect();
+        let (source, sender) = io::pipe().unwrap();
+        rustix::io::write(&sender, &message).unwrap();
+        let mut rest = [0; 50];
+        // A page is 512 numbers, or more.
+        let used = |from: usize| two.first_used(from).map(|first| (512..=1024).contains(&first));
+        assert_eq!(one.read(source.as_fd(), 1024..1032, &mut rest).unwrap(), 100);
+        let numbers = two[1024..1032].iter().map(|number| number.load(Ordering::Acquire));
+        assert_eq!(numbers.flat_map(u64::to_ne_bytes).collect::<Vec<_>>(), message[..64]);
+        assert_eq!(rest[..36], message[64..]);
+        assert_eq!(used(0), Some(true));
+        assert!(two[..1024].iter().chain(&two[1032..]).all(|n| n.load(Ordering::Acquire) == 0));
+        one.forget(0..2048).unwrap();
+        assert_eq!(used(0), None);
+        assert!(two.iter().all(|number| number.load(Ordering::Acquire) == 0));
+        drop(source);
+        let failed = one.read(sender.as_fd(), 0..1, &mut []).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::EBADF));
     }
 
     #[test]

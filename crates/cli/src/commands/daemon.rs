@@ -1,12 +1,12 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
-    process::{ExitCode, Stdio},
+    process::{Command, ExitCode, Stdio},
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use lazuli_runtime::{
     daemon::{self, Ended, Settings, Worker},
     keeper::{Keeper, Programs, Role},
@@ -19,9 +19,14 @@ use crate::{Session, containerd, daemon as processes, exit};
 /// One daemon serves every image of a node. `mount` and `run` start it when it is not running. It consists of
 /// two processes: a worker, and a small keeper that starts another worker when one dies, while readers wait.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("handover").args(["takeover", "succeed", "check"])))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     role: Roles,
+    /// Take over also when FUSE mounts of an earlier version cannot be handed over (before Linux 6.9): what uses them
+    /// gets errors from then on
+    #[arg(long, requires = "handover")]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -51,41 +56,43 @@ const SERVING: &str = "serving";
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let root = &session.root;
     match arguments.role {
-        Roles { takeover: true, .. } => take_over(session)?,
+        Roles { takeover: true, .. } => take_over(session, arguments.force)?,
         Roles { worker: true, .. } => return work(session),
-        Roles { check: true, .. } => daemon::check(root)?,
+        Roles { check: true, .. } => daemon::check(root, arguments.force)?,
         Roles { succeed: true, .. } => {
-            let keeper = Keeper::succeed(root, programs(session))?;
+            let keeper = Keeper::succeed(root, programs(session, arguments.force))?;
             let mut output = std::io::stdout();
             // Whoever waits for this may be gone.
             let _ = writeln!(output, "{SERVING}").and_then(|()| output.flush());
             keeper.run()?;
         }
         Roles { keep: true, .. } => {
-            Keeper::adopt(root, programs(session))?.run()?;
+            Keeper::adopt(root, programs(session, false))?.run()?;
         }
         Roles { .. } => {
-            Keeper::open(root, programs(session))?.run()?;
+            Keeper::open(root, programs(session, false))?.run()?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// This program with these options, in other roles.
-fn programs(session: &Session) -> Programs {
+fn programs(session: &Session, force: bool) -> Programs {
     let template = processes::Template::new(session);
-    Arc::new(move |role| {
-        let flag = match role {
-            Role::Worker => "--worker",
-            Role::Keeper => "--keep",
-            Role::Check => "--check",
-        };
-        template.command(flag)
+    Arc::new(move |role| match role {
+        Role::Worker => template.command("--worker"),
+        Role::Keeper => template.command("--keep"),
+        Role::Check => forced(template.command("--check"), force),
     })
 }
 
-fn take_over(session: &Session) -> Result<()> {
-    let mut command = processes::Template::new(session).command("--succeed");
+fn forced(mut command: Command, force: bool) -> Command {
+    command.args(force.then_some("--force"));
+    command
+}
+
+fn take_over(session: &Session, force: bool) -> Result<()> {
+    let mut command = forced(processes::Template::new(session).command("--succeed"), force);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut successor = command.spawn().context("cannot start the new keeper")?;
     let mut said = String::new();
@@ -108,7 +115,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 fn work(session: &Session) -> Result<ExitCode> {
     // Before anything else is opened.
     let (link, given) = Worker::enter().context("only a keeper can start a worker")?;
-    link.attend(programs(session)).context("cannot listen to the keeper")?;
+    link.attend(programs(session, false)).context("cannot listen to the keeper")?;
     let snapshotter = session.config.snapshotter.as_ref();
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,

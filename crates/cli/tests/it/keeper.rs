@@ -22,6 +22,8 @@ use rustix::{
 
 use crate::lazuli::Lazuli;
 
+mod fuse;
+
 /// Nothing here takes longer, on the busiest machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -119,23 +121,25 @@ fn a_reader_waits_while_the_worker_is_started_again() {
 
 #[test]
 fn a_worker_whose_keeper_dies_gets_another_one() {
-    let Some(node) = mounted("fanotify") else { return };
-    let [keeper, worker] = node.pids();
-    let bytes = node.read_while(0, |_| kill(keeper)).unwrap();
-    assert!(bytes == part(0));
-    until("another keeper", || node.pids()[0] != keeper);
-    let [other, same] = node.pids();
-    assert_eq!(same, worker);
-    // It is as good as the first one.
-    let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
-    assert!(bytes == part(1 << 20));
-    assert_eq!(node.pids()[0], other);
-    let mountpoint = node.mountpoint.to_str().unwrap();
-    node.lazuli.ok(["umount", mountpoint]);
-    node.lazuli.ok(["stop"]);
-    for pid in [other, same] {
-        let path = format!("/proc/{}", pid.as_raw_nonzero());
-        until("all processes end", || !Path::new(&path).exists());
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let [keeper, worker] = node.pids();
+        let bytes = node.read_while(0, |_| kill(keeper)).unwrap();
+        assert!(bytes == part(0));
+        until("another keeper", || node.pids()[0] != keeper);
+        let [other, same] = node.pids();
+        assert_eq!(same, worker);
+        // It is as good as the first one.
+        let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
+        assert!(bytes == part(1 << 20));
+        assert_eq!(node.pids()[0], other);
+        let mountpoint = node.mountpoint.to_str().unwrap();
+        node.lazuli.ok(["umount", mountpoint]);
+        node.lazuli.ok(["stop"]);
+        for pid in [other, same] {
+            let path = format!("/proc/{}", pid.as_raw_nonzero());
+            until("all processes end", || !Path::new(&path).exists());
+        }
     }
 }
 
@@ -334,32 +338,36 @@ fn process(node: &Node, flag: &str) -> Pid {
 
 #[test]
 fn a_takeover_survives_the_old_keepers_death() {
-    let Some(node) = mounted("fanotify") else { return };
-    let before = node.pids();
-    let bytes = node.read_while(1 << 20, |node| {
-        let stuck = Stuck::new(node);
-        kill(before[0]);
-        stuck.go_on();
-        assert!(stuck.ended());
-    });
-    assert!(bytes.unwrap() == part(1 << 20));
-    assert!(node.pids().iter().all(|pid| !before.contains(pid)));
-    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let before = node.pids();
+        let bytes = node.read_while(1 << 20, |node| {
+            let stuck = Stuck::new(node);
+            kill(before[0]);
+            stuck.go_on();
+            assert!(stuck.ended());
+        });
+        assert!(bytes.unwrap() == part(1 << 20));
+        assert!(node.pids().iter().all(|pid| !before.contains(pid)));
+        listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    }
 }
 
 #[test]
 fn the_old_daemon_goes_on_when_its_successor_dies() {
-    let Some(node) = mounted("fanotify") else { return };
-    let before = node.pids();
-    let bytes = node.read_while(1 << 20, |node| {
-        let stuck = Stuck::new(node);
-        kill(process(node, "--succeed"));
-        stuck.go_on();
-        assert!(!stuck.ended());
-    });
-    assert!(bytes.unwrap() == part(1 << 20));
-    assert_eq!(node.pids()[0], before[0]);
-    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let before = node.pids();
+        let bytes = node.read_while(1 << 20, |node| {
+            let stuck = Stuck::new(node);
+            kill(process(node, "--succeed"));
+            stuck.go_on();
+            assert!(!stuck.ended());
+        });
+        assert!(bytes.unwrap() == part(1 << 20));
+        assert_eq!(node.pids()[0], before[0]);
+        listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+    }
 }
 
 #[test]
@@ -499,34 +507,38 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
     if !require(Feature::Program("python3")) {
         return;
     }
-    let Some(node) = mounted("fanotify") else { return };
-    let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
-    node.lazuli.ok(["umount", &mountpoint]);
-    node.lazuli.ok(["stop"]);
-    let mut manager = Manager::new(node.lazuli.path("notify"));
-    let mut first = manager.start(&node.lazuli);
-    let image = format!("{}/image:1", node.registry.host());
-    node.lazuli.ok(["mount", &image, &mountpoint]);
-    manager.listen();
-    let names: Vec<_> = manager.store.iter().map(|(name, _)| name.clone()).collect();
-    for expected in ["fanotify", "journal", "lock", "keeper", "control"] {
-        assert!(names.iter().any(|name| name == expected), "{expected} in {names:?}");
+    for driver in ["fanotify", "fuse"] {
+        let Some(node) = mounted(driver) else { return };
+        let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
+        node.lazuli.ok(["umount", &mountpoint]);
+        node.lazuli.ok(["stop"]);
+        let mut manager = Manager::new(node.lazuli.path("notify"));
+        let mut first = manager.start(&node.lazuli);
+        let image = format!("{}/image:1", node.registry.host());
+        node.lazuli.ok(["mount", &image, &mountpoint, "--driver", driver]);
+        manager.listen();
+        let names: Vec<_> = manager.store.iter().map(|(name, _)| name.clone()).collect();
+        for expected in ["fanotify", "journal", "lock", "keeper", "control"] {
+            assert!(names.iter().any(|name| name == expected), "{expected} in {names:?}");
+        }
+        let journals = names.iter().filter(|name| name.starts_with("fuse-journal-"));
+        assert_eq!(journals.count(), usize::from(driver == "fuse"), "{names:?}");
+        let mut second = None;
+        let bytes = node.read_while(1 << 20, |node| {
+            kill_both(node.pids());
+            first.wait().unwrap();
+            thread::sleep(Duration::from_millis(100));
+            second = Some(manager.start(&node.lazuli));
+        });
+        let mut log = String::new();
+        File::open(node.lazuli.path("log")).unwrap().read_to_string(&mut log).unwrap();
+        assert!(bytes.unwrap() == part(1 << 20), "wrong bytes; {log}");
+        listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
+        node.lazuli.ok(["umount", &mountpoint]);
+        drop(manager);
+        node.lazuli.ok(["stop"]);
+        assert!(second.unwrap().wait().unwrap().success());
     }
-    let mut second = None;
-    let bytes = node.read_while(1 << 20, |node| {
-        kill_both(node.pids());
-        first.wait().unwrap();
-        thread::sleep(Duration::from_millis(100));
-        second = Some(manager.start(&node.lazuli));
-    });
-    let mut log = String::new();
-    File::open(node.lazuli.path("log")).unwrap().read_to_string(&mut log).unwrap();
-    assert!(bytes.unwrap() == part(1 << 20), "wrong bytes; {log}");
-    listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
-    node.lazuli.ok(["umount", &mountpoint]);
-    drop(manager);
-    node.lazuli.ok(["stop"]);
-    assert!(second.unwrap().wait().unwrap().success());
 }
 
 /// The same, and reloads, with the unit that is shipped and a real systemd.

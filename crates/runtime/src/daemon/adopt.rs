@@ -15,7 +15,7 @@ use super::{
     DaemonError,
     api::DriverChoice,
     filesystems::{ErofsMount, FilesystemRecord},
-    node::{FUSE, Node, mount_error},
+    node::{Node, mount_error},
     record::{MountRecord, mount_key},
     served::{Attachment, ServedImage},
     way::Way,
@@ -77,7 +77,7 @@ impl Node {
                 }
             }
         }
-        for (name, _) in given.remove_all(FUSE) {
+        for (name, _) in given.remove_all(fuse::HELD) {
             self.link.release(&name);
         }
         Ok(adoption)
@@ -167,30 +167,41 @@ impl Node {
                 let (_, mount) = found.ok_or_else(|| mount_error(&record, missing()))?;
                 Some(Attachment::Bind(mount.clone()))
             }
-            None => {
-                let name = format!("{FUSE}{}", mount_key(&mountpoint));
-                let resumed = given.remove(&name).map(|fd| image.resume_fuse(&mountpoint, fd));
-                match resumed {
-                    Some(Ok(session)) => Some(self.attachment(session, &mountpoint)),
-                    Some(Err(error)) => {
-                        tracing::error!(%error, "cannot go on with a connection");
-                        self.link.release(&name);
-                        None
-                    }
-                    None => None,
-                }
-            }
+            None => self.resume_fuse(&record, &image, given)?,
         };
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
-            None => {
-                // The connection died with its daemon; a new one takes its place.
-                detach(&mountpoint);
-                self.attach(&image, &mut record).await?
-            }
+            // The connection died with its daemon; a new one takes its place.
+            None => self.attach(&image, &mut record, true).await?,
         };
         self.insert(record, image, attachment, id, Fetched::default()).await;
         Ok(())
+    }
+
+    /// Goes on with the connection of a FUSE mount. `None` when that cannot be done, now and later.
+    fn resume_fuse(
+        &self,
+        record: &MountRecord,
+        image: &ServedImage,
+        given: &mut Descriptors,
+    ) -> Result<Option<Attachment>, DaemonError> {
+        let mountpoint = record.request.mountpoint.clone();
+        let key = mount_key(&mountpoint);
+        if let Some(left) = fuse::Left::find(given, &key) {
+            let place = fuse::Place { mountpoint: &mountpoint, key: &key, is_dead: false };
+            match image.resume_fuse(place, left, record.journal, &self.link) {
+                Ok(attachment) => return Ok(Some(attachment)),
+                Err(error) => {
+                    let error = mount_error(record, error);
+                    if error.is_passing() {
+                        return Err(error);
+                    }
+                    tracing::error!(error = error.for_people(), "cannot go on with a connection");
+                }
+            }
+        }
+        fuse::Left::release(&self.link, &key);
+        Ok(None)
     }
 
     /// The mount that a record speaks of, whatever covers it.
@@ -210,16 +221,27 @@ impl Node {
         }
     }
 
-    /// Starts to answer readers, those first who wait since before. Files whose file systems are lost are cut to nothing,
-    /// which makes errors of their holes; marks that nobody needs any more go.
+    /// Starts to answer readers, those first who wait since before; the keeper learns when all of them have their answer.
+    /// Files whose file systems are lost are cut to nothing, which makes errors of their holes; marks that nobody needs any
+    /// more go.
     pub(super) async fn answer(
-        &self,
+        self: &Arc<Self>,
         adoption: Adoption,
         left: Vec<Unanswered>,
     ) -> Result<(), DaemonError> {
         let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
+        let listen = |session: &Arc<Session>| session.listen(left);
+        let answers = self.fanotify.as_ref().map(listen).transpose();
+        let answers = answers.map_err(|error| io(error.into()))?;
+        let node = self.clone();
+        tokio::spawn(async move {
+            if let Some(answers) = answers {
+                answers.await;
+            }
+            node.caught_up().await;
+            node.link.settled();
+        });
         let Some(session) = self.fanotify.clone() else { return Ok(()) };
-        session.listen(left).map_err(|error| io(error.into()))?;
         let lost = adoption.lost;
         let cache = self.cache.clone();
         let clean = tokio::task::spawn_blocking(move || {
@@ -230,9 +252,52 @@ impl Node {
     }
 }
 
+/// FUSE mounts of versions that kept no journal. Those that are not mounted any more do not count.
+pub(super) fn without_journal(records: &[MountRecord], mounts: &[Mounted]) -> Vec<PathBuf> {
+    let without = records.iter().filter(|record| !record.journal);
+    let places = without.map(|record| &record.request.mountpoint);
+    let is_fuse = |place: &&PathBuf| {
+        mounts.iter().any(|mount| mount.target == **place && mount.kind == fuse::KIND)
+    };
+    places.filter(is_fuse).cloned().collect()
+}
+
 /// Takes a mount of an earlier worker away.
 fn detach(mountpoint: &Path) {
     if let Err(error) = fuse::detach(mountpoint) {
         tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_versions_without_a_journal_are_told_from_others() {
+        let record = |place: &str, journal: bool| {
+            let mut record = serde_json::json!({
+                "request": {"image": "oci:a:b", "mountpoint": place, "driver": "auto"},
+                "manifest_digest": format!("sha256:{:064}", 0),
+                "driver": "fuse",
+                "driver_reason": "",
+                "backing": null,
+            });
+            if journal {
+                record["journal"] = true.into();
+            }
+            serde_json::from_value::<MountRecord>(record).unwrap()
+        };
+        let mount = |place: &str, kind: &str| Mounted {
+            id: 1,
+            target: place.into(),
+            kind: kind.to_owned(),
+            source: PathBuf::new(),
+        };
+        let records =
+            ["/old", "/new", "/gone", "/other"].map(|place| record(place, place == "/new"));
+        let mounts =
+            [mount("/old", fuse::KIND), mount("/new", fuse::KIND), mount("/other", "erofs")];
+        assert_eq!(without_journal(&records, &mounts), [PathBuf::from("/old")]);
     }
 }

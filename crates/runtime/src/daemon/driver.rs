@@ -23,7 +23,10 @@ impl Node {
         match &self.probe.fanotify {
             Ok(()) => {
                 let reason = "this kernel has pre-content events and file-backed EROFS mounts";
-                (DriverChoice::Fanotify, reason.to_owned())
+                let buffered = self.probe.direct_reads.as_ref().err();
+                let buffered = buffered
+                    .map_or_else(String::new, |why| format!("; reads stay buffered: {why}"));
+                (DriverChoice::Fanotify, format!("{reason}{buffered}"))
             }
             Err(reason) => (DriverChoice::Fuse, format!("fanotify does not work: {reason}")),
         }

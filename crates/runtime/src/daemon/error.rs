@@ -83,6 +83,17 @@ pub enum DaemonError {
         /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when unknown.
         images: Vec<(Digest, String)>,
     },
+    /// A takeover would end what uses these mounts.
+    #[error(
+        "processes that use {} would get errors from then on: these mounts were made by a version whose FUSE mounts \
+             only Linux 6.9 and later can hand over. End the processes and unmount first, or accept it \
+             with `daemon --takeover --force`",
+        mountpoints.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    WouldEnd {
+        /// Where they are.
+        mountpoints: Vec<PathBuf>,
+    },
     /// Something else is mounted on top.
     #[error("something else is mounted over the image at {mountpoint}: unmount that first")]
     Covered {
@@ -143,7 +154,15 @@ impl DaemonError {
             let errno = this.downcast_ref().and_then(Errno::from_io_error);
             if matches!(
                 errno,
-                Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT)
+                // The last one: no more threads.
+                Some(
+                    Errno::MFILE
+                        | Errno::NFILE
+                        | Errno::NOMEM
+                        | Errno::NOSPC
+                        | Errno::DQUOT
+                        | Errno::AGAIN
+                )
             ) {
                 return true;
             }

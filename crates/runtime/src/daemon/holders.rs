@@ -1,6 +1,8 @@
 //! Who keeps a mount busy, for messages.
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path};
+use std::{fs, path::Path};
+
+use crate::kernel::mount;
 
 /// Names more than anybody wants to read are cut.
 const SHOWN: usize = 5;
@@ -8,8 +10,8 @@ const SHOWN: usize = 5;
 /// ` by NAME (pid N), …` for the processes that have something under `mountpoint` open; empty when
 /// none is found, as with processes of another mount namespace.
 pub(super) fn of(mountpoint: &Path) -> String {
-    let device = fs::metadata(mountpoint).map(|metadata| metadata.dev());
-    device.map_or_else(|_| String::new(), |device| list(device, Some(mountpoint)))
+    mount::device(mountpoint)
+        .map_or_else(|_| String::new(), |device| list(device, Some(mountpoint)))
 }
 
 /// The same for a file system that has no mount point any more.
@@ -44,6 +46,6 @@ fn uses(pid: u32, device: u64, mountpoint: Option<&Path>) -> bool {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     links.into_iter().chain(descriptors.map(|entry| entry.path())).any(|link| {
         fs::read_link(&link).is_ok_and(|target| below(&target))
-            && fs::metadata(&link).is_ok_and(|metadata| metadata.dev() == device)
+            && mount::device(&link).is_ok_and(|found| found == device)
     })
 }

@@ -20,6 +20,7 @@ use super::{
     api::MountRequest,
     record::{Record, Records, mount_key},
 };
+use crate::kernel::mount;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct LoginRecord {
@@ -59,7 +60,7 @@ impl Logins {
         let mut all = logins.records.all()?;
         all.sort_by_key(|record: &LoginRecord| record.since);
         for record in all {
-            if record.mountpoint.exists() {
+            if mount::device(&record.mountpoint).is_ok() {
                 logins.take(&record);
             } else {
                 logins.remove(&record.mountpoint);

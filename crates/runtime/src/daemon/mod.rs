@@ -69,6 +69,7 @@ use crate::{
     kernel::{
         Probe,
         fanotify::{Estate, GROUP, Journal, Session, Unanswered, most_unanswered},
+        fuse, mountinfo,
     },
 };
 
@@ -274,15 +275,21 @@ fn hold_open(
 }
 
 /// Finds out whether this program could serve `root`: whether it can read what is recorded there, and which drivers
-/// work. Changes nothing.
-pub fn check(root: &Path) -> Result<(), DaemonError> {
+/// work. Unless told to `end_readers`, it must also be able to go on with every mount. Changes nothing.
+pub fn check(root: &Path, end_readers: bool) -> Result<(), DaemonError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| DaemonError::Io { path, source }
     };
     let images = root.join("images");
-    for record in record::recorded_mounts(root)? {
+    let records = record::recorded_mounts(root)?;
+    for record in &records {
         StoredImage::open(&images.join(record.manifest_digest.hex()))?;
+    }
+    let mounts = mountinfo::list().map_err(io(root))?;
+    let mountpoints = adopt::without_journal(&records, &mounts);
+    if !end_readers && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
+        return Err(DaemonError::WouldEnd { mountpoints });
     }
     let cache = root.join("cache");
     std::fs::create_dir_all(&cache).map_err(io(&cache))?;

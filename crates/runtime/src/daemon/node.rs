@@ -34,15 +34,12 @@ use crate::{
     image::{self, Fetched, StoredImage},
     keeper::Link,
     kernel::{
-        Probe, fanotify, fuse,
-        mount::Suid,
+        Probe, fanotify,
+        mount::{self, Suid},
         mountinfo::{self, Mounted as KernelMount},
     },
     prefetch::{Known, Prefetcher, Traces},
 };
-
-/// How the keeper's names of FUSE connections begin.
-pub(super) const FUSE: &str = "fuse-";
 
 /// Everything of one root directory.
 #[derive(Debug)]
@@ -198,7 +195,7 @@ impl Node {
             let path = path.to_owned();
             move |source| DaemonError::Io { path, source }
         };
-        let mountpoint = fs::canonicalize(&request.mountpoint).map_err(io(&request.mountpoint))?;
+        let mountpoint = mount::real_path(&request.mountpoint).map_err(io(&request.mountpoint))?;
         request.mountpoint.clone_from(&mountpoint);
         self.reserve(&mountpoint).await?;
         let result = self.mount_reserved(request, cancelled).await;
@@ -275,9 +272,15 @@ impl Node {
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(), known);
         }
-        let mut record =
-            MountRecord { request, manifest_digest, driver, driver_reason, backing: None };
-        let attached = self.attach(&image, &mut record).await;
+        let mut record = MountRecord {
+            request,
+            manifest_digest,
+            driver,
+            driver_reason,
+            backing: None,
+            journal: false,
+        };
+        let attached = self.attach(&image, &mut record, false).await;
         let (attachment, id) = attached.inspect_err(|_| self.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
         tracing::info!(image = %record.request.image, digest = %manifest_digest,
@@ -315,11 +318,12 @@ impl Node {
         Ok(image)
     }
 
-    /// Mounts, with a record of it on disk before it can be seen.
+    /// Mounts, with a record of it on disk before it can be seen. In the place of a mount that is dead, if there is one.
     pub(super) async fn attach(
         &self,
         image: &Arc<ServedImage>,
         record: &mut MountRecord,
+        is_dead: bool,
     ) -> Result<(Attachment, u64), DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
@@ -334,22 +338,15 @@ impl Node {
                 mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
             }
             _ => {
+                record.journal = true;
                 self.records.write(record).map_err(io)?;
-                let session = image.fuse(&mountpoint, &record.request.image, suid).await;
-                session.map(|session| self.attachment(session, &mountpoint))
+                image.fuse(&mountpoint, &record.request.image, suid, is_dead, &self.link).await
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;
         let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
         let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
         Ok((attachment, id))
-    }
-
-    /// A FUSE mount whose connection the keeper holds.
-    pub(super) fn attachment(&self, session: fuse::Session, mountpoint: &Path) -> Attachment {
-        let name = format!("{FUSE}{}", mount_key(mountpoint));
-        let _held = self.link.hold(name, session.connection());
-        Attachment::Fuse { session: Arc::new(session), _held }
     }
 
     pub(super) async fn insert(
@@ -427,6 +424,19 @@ impl Node {
             }
             other => other.map_err(io),
         }
+    }
+
+    /// Returns when the mounts of now have answered every request that an earlier worker left.
+    pub(super) async fn caught_up(&self) {
+        let mut sessions = Vec::new();
+        for slot in self.mounts.lock().await.values() {
+            if let Slot::Mounted(mount) = slot
+                && let Attachment::Fuse(session) = &mount.attachment
+            {
+                sessions.push(session.caught_up());
+            }
+        }
+        futures_util::future::join_all(sessions).await;
     }
 
     /// What is mounted where.

@@ -40,6 +40,10 @@ pub(super) struct MountRecord {
     pub(super) driver_reason: String,
     /// What the kernel calls the file system behind an EROFS mount.
     pub(super) backing: Option<Backing>,
+    /// Whether a FUSE mount was made by a version that keeps a journal of requests. Earlier ones had the kernel check ACLs of
+    /// every image.
+    #[serde(default)]
+    pub(super) journal: bool,
 }
 
 impl Record for MountRecord {

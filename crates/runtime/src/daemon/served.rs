@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     ops::Range,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -21,16 +20,17 @@ use super::{
     api::MountRequest,
     filesystems::{ErofsMount, FilesystemRecord, Filesystems},
     gap,
+    record::mount_key,
     way::{Way, Ways},
 };
 use crate::{
     cache::{Cache, CachedBlob},
     image::StoredImage,
-    keeper::Held,
+    keeper::Link,
     kernel::{
         errno::errno,
         fanotify::{self, Watch},
-        fuse::{self, BlobReader, FuseError, ImageFilesystem},
+        fuse::{self, BlobReader, FuseError, ImageFilesystem, Place},
         mount::{self, Erofs, Suid},
     },
     prefetch,
@@ -58,11 +58,7 @@ pub(super) enum Attachment {
     /// A bind mount of the image's EROFS mount.
     Bind(Arc<ErofsMount>),
     /// A FUSE connection.
-    Fuse {
-        session: Arc<fuse::Session>,
-        /// The keeper holds it, too.
-        _held: Held,
-    },
+    Fuse(Arc<fuse::Session>),
 }
 
 /// What was done for an image so far.
@@ -158,7 +154,7 @@ impl ServedImage {
         let mut counters = Counters {
             events: match attachment {
                 Attachment::Bind(mount) => mount.events(),
-                Attachment::Fuse { session, .. } => session.requests(),
+                Attachment::Fuse(session) => session.requests(),
             },
             ..Counters::default()
         };
@@ -257,22 +253,33 @@ impl ServedImage {
         mountpoint: &Path,
         name: &str,
         suid: Suid,
-    ) -> io::Result<fuse::Session> {
+        is_dead: bool,
+        link: &Arc<Link>,
+    ) -> io::Result<Attachment> {
         let filesystem = self.filesystem()?;
-        let (mountpoint, name) = (mountpoint.to_owned(), name.to_owned());
+        let (mountpoint, name, link) = (mountpoint.to_owned(), name.to_owned(), link.clone());
         let session = tokio::task::spawn_blocking(move || {
-            fuse::Session::mount(filesystem, &mountpoint, &name, suid).map_err(io::Error::other)
+            let key = mount_key(&mountpoint);
+            let place = Place { mountpoint: &mountpoint, key: &key, is_dead };
+            fuse::Session::mount(filesystem, place, &name, suid, &link).map_err(io::Error::other)
         });
-        session.await.map_err(io::Error::other)?
+        session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))
     }
 
-    /// Serves a FUSE mount of an earlier worker over its connection.
+    /// Serves a FUSE mount of an earlier worker.
     pub(super) fn resume_fuse(
         &self,
-        mountpoint: &Path,
-        connection: OwnedFd,
-    ) -> io::Result<fuse::Session> {
-        fuse::Session::resume(self.filesystem()?, connection, mountpoint).map_err(io::Error::other)
+        place: Place<'_>,
+        left: fuse::Left,
+        journal: bool,
+        link: &Arc<Link>,
+    ) -> io::Result<Attachment> {
+        let filesystem = match journal {
+            true => self.filesystem()?,
+            false => self.filesystem()?.with_acls_checked(),
+        };
+        let session = fuse::Session::resume(filesystem, left, place, link);
+        session.map(|session| Attachment::Fuse(Arc::new(session))).map_err(io::Error::other)
     }
 
     fn filesystem(&self) -> io::Result<ImageFilesystem<Map, Blobs>> {
@@ -286,13 +293,13 @@ impl Attachment {
     pub(super) fn stale_pages(&self) -> u64 {
         match self {
             Attachment::Bind(mount) => mount.stale_pages,
-            Attachment::Fuse { .. } => 0,
+            Attachment::Fuse(_) => 0,
         }
     }
 
     /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
     pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse { session, .. } = self else { return mount::unmount(mountpoint) };
+        let Attachment::Fuse(session) = self else { return mount::unmount(mountpoint) };
         let session = session.clone();
         let unmount = tokio::task::spawn_blocking(move || session.unmount());
         unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
@@ -307,7 +314,7 @@ impl Attachment {
 
     /// Takes the mount out of the tree, with whatever uses it.
     pub(super) async fn detach(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse { session, .. } = self else { return mount::detach(mountpoint) };
+        let Attachment::Fuse(session) = self else { return mount::detach(mountpoint) };
         let session = session.clone();
         let detach = tokio::task::spawn_blocking(move || session.detach());
         detach.await.map_err(io::Error::other)?.map_err(io::Error::other)

@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{
-    fs::CWD,
+    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, open, statx},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -248,6 +248,29 @@ fn preread(path: &Path) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     while file.read(&mut buffer)? > 0 {}
     Ok(())
+}
+
+/// The device number of the file system at `path`, as stat(2) shows it. Asks nothing of that file system: it may be one that
+/// this process answers for, and a thread that waits for its own process keeps it from ending.
+pub fn device(path: &Path) -> io::Result<u64> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
+}
+
+/// The path without symbolic links. Asks nothing of the file system there either.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let there = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd()))
+}
+
+/// Puts a mount that is nowhere in the place of the one that is at `path`. On Linux 6.5 and later, at no instant nothing is there.
+pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    if move_mount(mount, c"", CWD, path, flags | MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok() {
+        return detach(path);
+    }
+    detach(path)?;
+    Ok(move_mount(mount, c"", CWD, path, flags)?)
 }
 
 /// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody uses it.

@@ -80,7 +80,7 @@ impl Node {
         };
         let blobs: Vec<_> = sample.blobs.iter().zip(&sources).map(blob).collect();
         let session = Session::start(&Link::alone()).unwrap();
-        session.listen(Vec::new()).unwrap();
+        drop(session.listen(Vec::new()).unwrap());
         let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone(), IMAGE).unwrap();
         let mut watches: Vec<_> = blobs.iter().map(watch).collect();
         let bootstrap = sample.write_bootstrap(dir.path());
@@ -366,7 +366,7 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     // The end of a daemon, as the kernel sees it: its group closes.
     node.watches.clear();
     node.session = Session::start(&Link::alone()).unwrap();
-    node.session.listen(Vec::new()).unwrap();
+    drop(node.session.listen(Vec::new()).unwrap());
     let zeros = node.read(|path| fs::read(path.join("f")).unwrap()).await;
     assert!(zeros != node.sample.files["f"], "or there is nothing to forget");
     let watch = |blob: &Arc<CachedBlob>| node.session.watch(blob.clone(), IMAGE).unwrap();

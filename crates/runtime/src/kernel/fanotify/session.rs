@@ -211,8 +211,12 @@ impl Session {
         tracing::warn!(readers = waiting.len(), "turned away");
     }
 
-    /// Starts the thread, and answers what an earlier process left. The keeper learns when that is done.
-    pub fn listen(self: &Arc<Self>, left: Vec<Unanswered>) -> Result<(), SessionError> {
+    /// Starts the thread, and answers what an earlier process left. The result ends when that is done, and must not be
+    /// dropped before.
+    pub fn listen(
+        self: &Arc<Self>,
+        left: Vec<Unanswered>,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, SessionError> {
         let mut answers = JoinSet::new();
         for Unanswered { number, placeholder, file, offset, count } in left {
             let pending = Pending::new(&self.desk, number, placeholder);
@@ -223,11 +227,6 @@ impl Session {
                 holder.is(answers.spawn_on(miss.fetch(seat), &self.runtime));
             }
         }
-        let link = self.link.clone();
-        self.runtime.spawn(async move {
-            answers.join_all().await;
-            link.settled();
-        });
         self.listening.store(true, Ordering::Release);
         let ear = self.stop.try_clone().map_err(SessionError::Listen)?;
         let (desk, weak) = (self.desk.clone(), Arc::downgrade(self));
@@ -235,7 +234,7 @@ impl Session {
             .name("fanotify".into())
             .spawn(move || listen(&desk, &ear, &weak))
             .map_err(SessionError::Listen)?;
-        Ok(())
+        Ok(async { drop(answers.join_all().await) })
     }
 
     /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO then, and no holes. If

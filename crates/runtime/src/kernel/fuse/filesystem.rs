@@ -1,14 +1,12 @@
 //! Answers file system requests from a bootstrap and the cache.
 
 use std::{
+    collections::BTreeSet,
     ffi::CStr,
     fs::File,
     io,
     ops::{ControlFlow, Range},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
     thread,
     time::Duration,
 };
@@ -49,8 +47,10 @@ pub trait BlobReader: Send + Sync {
 pub struct ImageFilesystem<B, R> {
     bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
-    /// Set when it is known that no inode has extended attributes.
-    no_xattrs: Arc<AtomicBool>,
+    /// Set when every inode has been looked at.
+    names: Arc<OnceLock<Names>>,
+    /// Whether the kernel asks for ACLs to check them also if there are none. It must not get an error then.
+    acls_checked: bool,
 }
 
 impl<B, R> ImageFilesystem<B, R>
@@ -60,15 +60,22 @@ where
     /// Serves `bootstrap` with file content from `blobs`. Errors when there is no root directory.
     pub fn new(bootstrap: Arc<Bootstrap<B>>, blobs: R) -> Result<Self, FormatError> {
         bootstrap.read_dir(bootstrap.root(), 0)?;
-        let no_xattrs = Arc::new(AtomicBool::new(false));
-        let (image, found) = (bootstrap.clone(), no_xattrs.clone());
-        // Takes more than half a microsecond per file, for which no mount should wait. The format has a
-        // flag for this, but images without the flag may have attributes.
-        let search = move || found.store(!has_xattrs(&image), Ordering::Relaxed);
+        let names = Arc::<OnceLock<_>>::default();
+        let (image, found) = (bootstrap.clone(), names.clone());
+        // Takes more than half a microsecond per file. The format has a flag for this, but images without the flag may
+        // have attributes.
+        let search = move || drop(found.set(Names::of(&image)));
         if let Err(error) = thread::Builder::new().name("fuse-xattrs".to_owned()).spawn(search) {
             warn!("the kernel will ask for attributes that do not exist: {error}");
+            let _ = names.set(Names::default());
         }
-        Ok(ImageFilesystem { bootstrap, blobs, no_xattrs })
+        Ok(ImageFilesystem { bootstrap, blobs, names, acls_checked: false })
+    }
+
+    /// For a mount of a version that had the kernel check ACLs of every image.
+    #[must_use]
+    pub fn with_acls_checked(self) -> Self {
+        ImageFilesystem { acls_checked: true, ..self }
     }
 }
 
@@ -88,7 +95,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     }
 
     fn xattrs(&self, node: u64) -> io::Result<Vec<Xattr<'_>>> {
-        if self.no_xattrs.load(Ordering::Relaxed) {
+        if self.names.get().is_some_and(Names::is_empty) {
             // The kernel does not ask again, for any file: ls does twice for each, and every execve once.
             return Err(Errno::NOSYS.into());
         }
@@ -165,15 +172,63 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     }
 }
 
-fn has_xattrs<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> bool {
-    // A damaged inode may have had some.
-    let has = |nid| !bootstrap.inode(nid).is_ok_and(|inode| inode.xattr_size() == 0);
-    let found = walk(bootstrap, (), |(), entry| match has(entry.nid) {
-        false => ControlFlow::Continue(()),
-        true => ControlFlow::Break(()),
-    });
-    has(bootstrap.root()) || found.is_some()
+/// The extended attributes of an image that mean something to the system, by name: ACLs, labels, capabilities. `None`
+/// when they are not known. Others are only counted.
+#[derive(Debug, Default)]
+struct Names {
+    system: Option<BTreeSet<Vec<u8>>>,
+    others: bool,
 }
+
+impl Names {
+    /// More names than any system knows.
+    const MOST: usize = 64;
+
+    fn of<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Self {
+        let mut names = Names { system: Some(BTreeSet::new()), others: false };
+        let mut add = |nid| match bootstrap.inode(nid) {
+            Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
+            _ => match bootstrap.xattrs(nid) {
+                Ok(attributes) => names.add(attributes),
+                // A damaged inode may have had some.
+                Err(_) => ControlFlow::Break(()),
+            },
+        };
+        let ended = match add(bootstrap.root()) {
+            ControlFlow::Continue(()) => walk(bootstrap, (), |(), entry| add(entry.nid)),
+            ControlFlow::Break(()) => Some(()),
+        };
+        if ended.is_some() { Names::default() } else { names }
+    }
+
+    fn add(&mut self, attributes: Vec<Xattr<'_>>) -> ControlFlow<()> {
+        let Some(system) = &mut self.system else { return ControlFlow::Break(()) };
+        for (name, _) in attributes {
+            if !is_system(&name) {
+                self.others = true;
+            } else if system.insert(name) && system.len() > Self::MOST {
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Whether no inode has any.
+    fn is_empty(&self) -> bool {
+        !self.others && self.system.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
+    /// Whether no inode has this one, which is one of the system's.
+    fn lack(&self, name: &[u8]) -> bool {
+        self.system.as_ref().is_some_and(|system| is_system(name) && !system.contains(name))
+    }
+}
+
+fn is_system(name: &[u8]) -> bool {
+    name.starts_with(b"system.") || name.starts_with(b"security.")
+}
+
+const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory it gets
 /// again with each name in that directory. Skips what is damaged.
@@ -237,9 +292,15 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         let cache = FsOptions::CACHE_SYMLINKS | FsOptions::EXPLICIT_INVAL_DATA;
         // Reads of up to 1 MiB, several at once for one file; look-ups in one directory in parallel.
         let parallel = FsOptions::ASYNC_READ | FsOptions::PARALLEL_DIROPS | FsOptions::MAX_PAGES;
-        // Permission checks look at ACLs.
-        let wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS | FsOptions::POSIX_ACL;
-        Ok(wanted & capable)
+        let wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS;
+        // Permission checks look at ACLs, which makes a request of each file.
+        let names = self.names.wait();
+        let acls = if ACLS.iter().all(|name| names.lack(name)) {
+            FsOptions::empty()
+        } else {
+            FsOptions::POSIX_ACL
+        };
+        Ok((wanted | acls) & capable)
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
@@ -359,8 +420,14 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         capacity: u32,
     ) -> io::Result<GetxattrReply> {
         let attributes = self.xattrs(node)?;
-        let found = attributes.into_iter().find(|(known, _)| known == name.to_bytes());
-        let (_, value) = found.ok_or(Errno::NODATA)?;
+        let name = name.to_bytes();
+        let found = attributes.into_iter().find(|(known, _)| known == name);
+        let Some((_, value)) = found else {
+            // As file systems say that do not know such attributes: ls then asks for no other file.
+            let unknown = self.names.get().is_some_and(|names| names.lack(name));
+            let checked = self.acls_checked && ACLS.contains(&name);
+            return Err(if unknown && !checked { Errno::OPNOTSUPP } else { Errno::NODATA }.into());
+        };
         sized(value.to_vec(), capacity, GetxattrReply::Value, GetxattrReply::Count)
     }
 

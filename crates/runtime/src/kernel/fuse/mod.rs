@@ -10,9 +10,10 @@
 //! request is handled answers that request with EIO and no other.
 
 mod filesystem;
+mod journal;
 mod session;
 #[cfg(test)]
 mod tests;
 
 pub use filesystem::{BlobReader, ImageFilesystem};
-pub use session::{FuseError, KIND, Session, detach};
+pub use session::{FuseError, HELD, KIND, Left, Place, Session, can_resend, detach};

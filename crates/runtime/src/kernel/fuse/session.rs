@@ -4,7 +4,7 @@ use std::{
     ffi::CString,
     fs::File,
     io::{self, IoSliceMut},
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -25,23 +25,25 @@ use fuse_backend_rs::{
     transport::{FuseBuf, FuseDevWriter, Reader},
 };
 use rustix::{
-    fs::{AtFlags, CWD, StatxFlags, statx},
     io::Errno,
-    mount::MountFlags,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, fsconfig_create, fsconfig_set_flag,
+        fsconfig_set_string, fsmount, fsopen,
+    },
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
-use tracing::{debug, error, warn};
+use tokio::sync::watch;
+use tracing::{debug, error, info, warn};
 
-use crate::kernel::mount::{self, Suid};
+use super::journal::{Journal, Slot};
+use crate::{
+    keeper::{Descriptors, Held, Link},
+    kernel::mount::{self, Suid},
+};
 
-/// Bytes of the largest request or reply: 1 MiB of data, the most the kernel ever asks for, and a page
-/// for its header. Pages of a buffer that no request fills take no memory.
-const BUFFER: usize = (1 << 20) + 4096;
-
-/// Threads of one session. A read of missing data holds its thread until the data is there, so this is
-/// how many reads can wait at once before other requests wait for them. Threads are made when all are
-/// busy; one that waits costs some 50 KiB.
-const MAX_THREADS: usize = 256;
+/// Bytes of the largest reply: 1 MiB of data, the most the kernel ever asks for, and a page for its header. Pages of
+/// a buffer that no request fills take no memory.
+pub(super) const BUFFER: usize = (1 << 20) + 4096;
 
 /// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
 const IDLE_THREADS: usize = 4;
@@ -49,12 +51,29 @@ const IDLE_THREADS: usize = 4;
 /// The file system type in the mount table.
 pub const KIND: &str = "fuse.lazuli";
 
+/// How the keeper's names begin of what belongs to FUSE mounts.
+pub const HELD: &str = "fuse-";
+
+/// The keeper's name for a connection.
+fn connection_name(key: &str) -> String {
+    format!("{HELD}{key}")
+}
+
+/// The keeper's name for the journal of a connection. The keeper has it before the connection: a connection without a
+/// journal is one of a version that had none.
+fn journal_name(key: &str) -> String {
+    format!("{HELD}journal-{key}")
+}
+
 /// Why a session could not be started or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
     /// `/dev/fuse` is missing or may not be opened.
     #[error("/dev/fuse: {0}")]
     Device(#[source] io::Error),
+    /// There is no memory for the journal.
+    #[error("memory for requests that are not answered yet: {0}")]
+    Journal(#[source] io::Error),
     /// The kernel refused the mount.
     #[error("mounting at {}: {error}", mountpoint.display())]
     Mount {
@@ -77,6 +96,7 @@ pub enum FuseError {
         /// Which mount.
         mountpoint: PathBuf,
         /// Why.
+        #[source]
         error: io::Error,
     },
     /// The connection of an earlier process cannot be served.
@@ -85,6 +105,7 @@ pub enum FuseError {
         /// Which mount.
         mountpoint: PathBuf,
         /// Why.
+        #[source]
         error: io::Error,
     },
     /// The mount could not be removed.
@@ -102,78 +123,170 @@ pub enum FuseError {
 pub struct Session {
     connection: Arc<Connection>,
     /// The device number of the mounted file system, by which the mount is recognized.
-    device: Option<(u32, u32)>,
+    device: Option<u64>,
+    _held: [Held; 2],
+}
+
+/// Which mount is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Where it is.
+    pub mountpoint: &'a Path,
+    /// What tells it from others, for the keeper.
+    pub key: &'a str,
+    /// Whether there is a mount whose connection is closed, which a new one is to take the place of.
+    pub is_dead: bool,
+}
+
+/// What an earlier worker left of one mount.
+#[derive(Debug)]
+pub struct Left {
+    pub(super) connection: OwnedFd,
+    /// `None` when the worker that made the mount was of a version that had none.
+    pub(super) journal: Option<OwnedFd>,
+}
+
+impl Left {
+    /// Takes out of `given` what belongs to the mount `key`. `None` when its connection is closed.
+    pub fn find(given: &mut Descriptors, key: &str) -> Option<Self> {
+        let journal = given.remove(&journal_name(key));
+        let connection = given.remove(&connection_name(key))?;
+        Some(Left { connection, journal })
+    }
+
+    /// Has the keeper let go of everything that belongs to the mount `key`.
+    pub fn release(link: &Link, key: &str) {
+        link.release(&connection_name(key));
+        link.release(&journal_name(key));
+    }
 }
 
 impl Session {
-    /// Mounts `filesystem` at the directory `mountpoint` and serves it. `source` is shown in the mount
-    /// table. Device nodes in it do not open. Needs no privileges where `fusermount3` is installed;
-    /// without them the mount is for this user only, and set-user-id bits in it have no effect.
+    /// Mounts `filesystem` and serves it. `source` is shown in the mount table. Device nodes in it do not open.
+    /// Needs no privileges where `fusermount3` is installed; without them the mount is for this user
+    /// only, and set-user-id bits in it have no effect.
     pub fn mount<F>(
         filesystem: F,
-        mountpoint: &Path,
+        place: Place<'_>,
         source: &str,
         suid: Suid,
+        link: &Arc<Link>,
     ) -> Result<Self, FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let device = match mount_directly(mountpoint, source, suid) {
-            Err(FuseError::Device(error) | FuseError::Mount { error, .. })
+        let mountpoint = place.mountpoint;
+        let device = File::options().read(true).write(true).open("/dev/fuse");
+        // The keeper has everything before there is a mount: one that this process did not get to serve is
+        // served by the next.
+        let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, place, link);
+        let device = &session.connection.device;
+        let mounted = match place.is_dead {
+            true => replace_directly(device, mountpoint, source, suid),
+            false => mount_directly(device, mountpoint, source, suid),
+        };
+        match mounted {
+            Err(FuseError::Mount { error, .. })
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
-                mount_with_helper(mountpoint, source)?
+                drop(session);
+                let device = mount_with_helper(mountpoint, source)?;
+                session = Self::new(device, create()?, place, link);
             }
             direct => direct?,
-        };
-        let session = Self::new(device, mountpoint);
-        session.serve(filesystem)?;
+        }
+        session.device = mount::device(mountpoint).ok();
+        if let Err(error) = session.serve(filesystem, Vec::new()) {
+            // Nobody uses it yet.
+            let _ = detach(mountpoint);
+            return Err(error);
+        }
         Ok(session)
     }
 
-    /// Serves a mount again whose process died, over its connection. Needs no negotiation: what the kernel
-    /// remembers of the old process (which requests it need not send, node numbers) follows from the image.
+    /// Serves a mount again whose process is gone, over its connection: answers what that process had read and not
+    /// answered, and reads on. Needs no negotiation: what the kernel remembers of the old process (which requests it
+    /// need not send, node numbers) follows from the image. No other process may read the connection any more.
     ///
     /// # Errors
-    /// [`FuseError::Resume`] on kernels before 6.9: they cannot send those requests again that the old process
-    /// had read and not answered.
-    pub fn resume<F>(filesystem: F, device: OwnedFd, mountpoint: &Path) -> Result<Self, FuseError>
+    /// [`FuseError::Resume`] when there is no journal of what the old process had read, and the kernel (before Linux 6.9)
+    /// cannot send it again. [`FuseError::Thread`] when there are too few threads: the keeper still has everything, and the next
+    /// process can try. The mount is left as it is.
+    pub fn resume<F>(
+        filesystem: F,
+        left: Left,
+        place: Place<'_>,
+        link: &Arc<Link>,
+    ) -> Result<Self, FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let session = Self::new(device.into(), mountpoint);
-        if let Err(error) = resend(&session.connection.device) {
-            let mountpoint = mountpoint.to_path_buf();
-            return Err(FuseError::Resume { mountpoint, error });
+        let mountpoint = place.mountpoint;
+        let refused = |error| FuseError::Resume { mountpoint: mountpoint.to_path_buf(), error };
+        let device = File::from(left.connection);
+        let (journal, left) = match left.journal {
+            Some(journal) => Journal::open(journal).map_err(refused)?,
+            None => {
+                // Before the keeper has the journal: a successor takes from it that nothing else is missing.
+                resend(device.as_fd()).map_err(refused)?;
+                (Journal::create().map_err(refused)?, Vec::new())
+            }
+        };
+        if !left.is_empty() {
+            let requests = left.len();
+            info!(mountpoint = %mountpoint.display(), requests, "left by the worker before this one");
         }
-        session.serve(filesystem)?;
+        let mut session = Self::new(device, journal, place, link);
+        if let Err(error) = session.serve(filesystem, left) {
+            // The keeper would close the connection.
+            mem::forget(session);
+            return Err(error);
+        }
+        session.device = mount::device(mountpoint).ok();
         Ok(session)
     }
 
-    fn new(device: File, mountpoint: &Path) -> Self {
+    /// Not yet served. As long as the mount is not known, dropping this leaves it alone.
+    fn new(device: File, journal: Arc<Journal>, place: Place<'_>, link: &Arc<Link>) -> Self {
         let connection = Arc::new(Connection {
             device,
-            mountpoint: mountpoint.to_path_buf(),
+            journal: journal.clone(),
+            mountpoint: place.mountpoint.to_path_buf(),
             requests: AtomicU64::new(0),
+            left: watch::Sender::new(0),
             threads: Mutex::default(),
             ended: Condvar::new(),
         });
-        Session { connection, device: device_number(mountpoint) }
+        let journal = link.hold(journal_name(place.key), journal);
+        let held = [journal, link.hold(connection_name(place.key), connection.clone())];
+        Session { connection, device: None, _held: held }
     }
 
-    fn serve<F>(&self, filesystem: F) -> Result<(), FuseError>
+    /// Starts threads: one for each request that is `left`, and one that waits for more.
+    fn serve<F>(&self, filesystem: F, left: Vec<Slot>) -> Result<(), FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        spawn(&self.connection, &Arc::new(Server::new(filesystem))).map_err(|error| {
-            FuseError::Thread { mountpoint: self.mountpoint().to_path_buf(), error }
-        })
+        let connection = &self.connection;
+        let failed = |error| FuseError::Thread { mountpoint: connection.mountpoint.clone(), error };
+        let server = Arc::new(Server::new(filesystem));
+        connection.left.send_replace(left.len());
+        for slot in left {
+            spawn(connection, &server, slot).map_err(failed)?;
+        }
+        match connection.journal.take() {
+            Some(slot) => spawn(connection, &server, slot).map_err(failed),
+            None => Ok(()),
+        }
     }
 
-    /// The connection. The mount answers while any copy of it is open, here or elsewhere, and requests wait
-    /// meanwhile that nobody reads.
-    pub fn connection(&self) -> Arc<dyn AsFd + Send + Sync> {
-        self.connection.clone()
+    /// Returns when everything is answered that an earlier process left.
+    pub fn caught_up(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut left = self.connection.left.subscribe();
+        async move {
+            // The threads that count are as good as gone when nobody can count any more.
+            let _ = left.wait_for(|left| *left == 0).await;
+        }
     }
 
     /// Where it is mounted.
@@ -210,7 +323,7 @@ impl Session {
         // Somebody else may have unmounted it: what is there now is then not ours to unmount. The number
         // is not given to another file system as long as this one lives, and we serve it.
         let ended = self.connection.threads().total == 0;
-        if ended || self.device.is_none() || device_number(mountpoint) != self.device {
+        if ended || self.device.is_none() || mount::device(mountpoint).ok() != self.device {
             return Ok(());
         }
         let result = if lazily { mount::detach(mountpoint) } else { mount::unmount(mountpoint) };
@@ -224,22 +337,29 @@ impl Session {
     }
 }
 
-/// Which file system is at `path`, without asking that file system.
-fn device_number(path: &Path) -> Option<(u32, u32)> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-    let found = statx(CWD, path, flags, StatxFlags::TYPE).ok()?;
-    Some((found.stx_dev_major, found.stx_dev_minor))
-}
-
 /// Has the kernel send everything again that was read from the connection and not answered. The message is a
-/// `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`.
-fn resend(device: &File) -> io::Result<()> {
+/// `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`, which Linux 6.9 and later know.
+fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     const FUSE_NOTIFY_RESEND: i32 = 7;
     let mut message = [0; 16];
     message[..4].copy_from_slice(&16_u32.to_ne_bytes());
     message[4..8].copy_from_slice(&FUSE_NOTIFY_RESEND.to_ne_bytes());
     rustix::io::write(device, &message)?;
     Ok(())
+}
+
+/// Whether this kernel can send requests again, see [`Session::resume`]. Tries it on a mount that nobody sees, for which it
+/// needs root.
+pub fn can_resend() -> io::Result<bool> {
+    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let context = create_filesystem(&device, "trial")?;
+    let resent = resend(device.as_fd());
+    drop(context);
+    match resent {
+        Ok(()) => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 impl Drop for Session {
@@ -250,9 +370,16 @@ impl Drop for Session {
     }
 }
 
-fn mount_directly(mountpoint: &Path, source: &str, suid: Suid) -> Result<File, FuseError> {
-    let device =
-        File::options().read(true).write(true).open("/dev/fuse").map_err(FuseError::Device)?;
+fn create() -> Result<Arc<Journal>, FuseError> {
+    Journal::create().map_err(FuseError::Journal)
+}
+
+pub(super) fn mount_directly(
+    device: &File,
+    mountpoint: &Path,
+    source: &str,
+    suid: Suid,
+) -> Result<(), FuseError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other",
         device.as_raw_fd(),
@@ -264,12 +391,60 @@ fn mount_directly(mountpoint: &Path, source: &str, suid: Suid) -> Result<File, F
     if suid == Suid::Ignore {
         flags |= MountFlags::NOSUID;
     }
-    match rustix::mount::mount(source, mountpoint, KIND, flags, options.as_deref()) {
-        Ok(()) => Ok(device),
-        Err(error) => {
-            Err(FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() })
-        }
+    rustix::mount::mount(source, mountpoint, KIND, flags, options.as_deref()).map_err(|error| {
+        FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error: error.into() }
+    })
+}
+
+/// Mounts where a mount is whose connection is closed, and takes that away.
+fn replace_directly(
+    device: &File,
+    mountpoint: &Path,
+    source: &str,
+    suid: Suid,
+) -> Result<(), FuseError> {
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if suid == Suid::Ignore {
+        attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
     }
+    let replace = || {
+        let context = create_filesystem(device, source)?;
+        let mount = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        mount::replace(mountpoint, mount.as_fd())
+    };
+    match replace() {
+        // No such calls, or not for this user.
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOSYS | Errno::PERM)) => {
+            detach(mountpoint).map_err(|error| FuseError::Mount {
+                mountpoint: mountpoint.to_path_buf(),
+                error,
+            })?;
+            mount_directly(device, mountpoint, source, suid)
+        }
+        replaced => replaced
+            .map_err(|error| FuseError::Mount { mountpoint: mountpoint.to_path_buf(), error }),
+    }
+}
+
+/// A file system behind `device`, as [`mount_directly`] makes it, that is not mounted yet.
+fn create_filesystem(device: &File, source: &str) -> io::Result<OwnedFd> {
+    let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let options = [
+        ("source", source),
+        ("subtype", "lazuli"),
+        ("fd", &device.as_raw_fd().to_string()),
+        ("rootmode", "40000"),
+        ("user_id", &rustix::process::getuid().as_raw().to_string()),
+        ("group_id", &rustix::process::getgid().as_raw().to_string()),
+    ];
+    for (name, value) in options {
+        fsconfig_set_string(context.as_fd(), name, value)?;
+    }
+    for flag in ["ro", "default_permissions", "allow_other"] {
+        fsconfig_set_flag(context.as_fd(), flag)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    Ok(context)
 }
 
 /// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so that no
@@ -328,8 +503,11 @@ fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {
 #[derive(Debug)]
 struct Connection {
     device: File,
+    journal: Arc<Journal>,
     mountpoint: PathBuf,
     requests: AtomicU64,
+    /// Requests of an earlier process that are not answered yet.
+    left: watch::Sender<usize>,
     threads: Mutex<Threads>,
     ended: Condvar,
 }
@@ -368,11 +546,16 @@ impl Connection {
         }
     }
 
-    /// Counts a waiting thread as busy. Whether another one is needed, so that one always waits.
-    fn start_request(&self) -> bool {
+    /// Counts a waiting thread as busy. The slot of another one if that is needed, so that one always waits; there are no more
+    /// threads than slots.
+    fn start_request(&self) -> Option<Slot> {
         let mut threads = self.threads();
         threads.idle -= 1;
-        threads.idle == 0 && threads.total < MAX_THREADS
+        if threads.idle > 0 {
+            return None;
+        }
+        drop(threads);
+        self.journal.take()
     }
 
     /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once: threads that only meant to go
@@ -389,15 +572,15 @@ impl Connection {
     }
 }
 
-/// Starts one more thread that answers requests.
-fn spawn<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>) -> io::Result<()>
+/// Starts one more thread that answers requests: first the one in its slot, if there is one.
+fn spawn<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>, slot: Slot) -> io::Result<()>
 where
     F: FileSystem + Send + Sync + 'static,
 {
     connection.join();
     let (mine, server) = (connection.clone(), server.clone());
     let thread = thread::Builder::new().name("fuse".to_owned()).spawn(move || {
-        if serve(&mine, &server) {
+        if serve(&mine, &server, &slot) {
             mine.leave();
         }
     });
@@ -405,37 +588,43 @@ where
 }
 
 /// Answers requests until the mount is gone, and is true, or until there are enough other threads.
-fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>) -> bool
+fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>, slot: &Slot) -> bool
 where
     F: FileSystem + Send + Sync + 'static,
 {
-    let (mut request, mut reply) = (vec![0; BUFFER], vec![0; BUFFER]);
+    let mut reply = vec![0; BUFFER];
+    let mut left = !slot.is_empty();
     loop {
-        let length = match rustix::io::read(&connection.device, &mut request[..]) {
-            Ok(length) => length,
-            // Interrupted, or the process that asked was killed before the request was taken.
-            Err(Errno::INTR | Errno::NOENT) => continue,
-            Err(Errno::NODEV) => {
-                debug!("{} is unmounted", connection.mountpoint.display());
-                return true;
+        if !left && let Err(error) = slot.read(connection.as_fd(), &mut reply) {
+            match Errno::from_io_error(&error) {
+                // Interrupted, or the process that asked was killed before the request was taken.
+                Some(Errno::INTR | Errno::NOENT) => continue,
+                Some(Errno::NODEV) => debug!("{} is unmounted", connection.mountpoint.display()),
+                _ => error!("{} is served no more: {error}", connection.mountpoint.display()),
             }
-            Err(error) => {
-                error!("{} is served no more: {error}", connection.mountpoint.display());
-                return true;
-            }
-        };
+            slot.empty();
+            return true;
+        }
         connection.requests.fetch_add(1, Ordering::Relaxed);
-        if connection.start_request()
-            && let Err(error) = spawn(connection, server)
+        if let Some(slot) = connection.start_request()
+            && let Err(error) = spawn(connection, server, slot)
         {
             warn!("no more threads for {}: {error}", connection.mountpoint.display());
         }
-        answer(connection, server, &mut request[..length], &mut reply);
+        answer(connection, server, &mut slot.request(), &mut reply);
+        slot.empty();
+        if mem::take(&mut left) {
+            connection.left.send_modify(|left| *left -= 1);
+        }
         if !connection.end_request() {
             return false;
         }
     }
 }
+
+/// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, of which the last may be cut short here. Node numbers follow
+/// from the image, and whoever is interrupted waits for the answer all the same.
+const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
 
 /// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits for it.
 fn answer<F>(connection: &Connection, server: &Server<F>, request: &mut [u8], reply: &mut [u8])
@@ -444,8 +633,12 @@ where
 {
     // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
     let Some((header, _)) = request.split_first_chunk::<16>() else { return };
-    let [.., a, b, c, d, e, f, g, h] = *header;
-    let id = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+    let [_, _, _, _, o, p, q, r, a, b, c, d, e, f, g, h] = *header;
+    let (opcode, id) =
+        (u32::from_ne_bytes([o, p, q, r]), u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
+    if WITHOUT_ANSWER.contains(&opcode) {
+        return;
+    }
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         // Both constructors only wrap their buffers.
         let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).ok()?;

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fuse_backend_rs::api::filesystem::{Context, FileSystem as _, FsOptions, ROOT_ID};
 use lazuli_image::{BlobIndex, Decoded, rafs::Bootstrap};
 use lazuli_testkit::{
     kernel::{Feature, require},
@@ -22,8 +23,13 @@ use lazuli_testkit::{
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use super::{BlobReader, FuseError, ImageFilesystem, Session};
-use crate::kernel::mount::{self, Suid};
+use super::{BlobReader, FuseError, ImageFilesystem, Place, Session};
+use crate::{
+    keeper::Link,
+    kernel::mount::{self, Suid},
+};
+
+mod successor;
 
 /// What asking for a range does before the bytes are there.
 type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
@@ -68,16 +74,26 @@ fn mounted(
     mount_at(source, tempfile::tempdir().unwrap(), ensure)
 }
 
+/// An image of the directory `source`.
+fn filesystem(
+    source: &Path,
+    ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
+) -> ImageFilesystem<Vec<u8>, Blob> {
+    let image = packed::pack(source).unwrap();
+    let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
+    let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
+    ImageFilesystem::new(bootstrap, blob).unwrap()
+}
+
 fn mount_at(
     source: &Path,
     dir: TempDir,
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Mounted {
-    let image = packed::pack(source).unwrap();
-    let bootstrap = Arc::new(Bootstrap::open(image.bootstrap).unwrap());
-    let blob = Blob { file: image.decoded, ensure: Box::new(ensure) };
-    let filesystem = ImageFilesystem::new(bootstrap, blob).unwrap();
-    let session = Session::mount(filesystem, dir.path(), "an, odd\\ source", Suid::Keep).unwrap();
+    let filesystem = filesystem(source, ensure);
+    let place = Place { mountpoint: dir.path(), key: "test", is_dead: false };
+    let session =
+        Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
     Mounted { session, dir }
 }
 
@@ -158,6 +174,66 @@ fn the_kernel_stops_asking_for_attributes_that_no_file_has() {
     let requests = mounted.session.requests();
     assert_eq!(ask(), Err(Errno::OPNOTSUPP));
     assert_eq!(mounted.session.requests(), requests);
+}
+
+/// A file capability, as `setcap cap_net_raw+ep` writes it.
+const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn one_capability_makes_no_request_of_each_file() {
+    const FILES: usize = 400;
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let names: Vec<_> = (0..FILES).map(|number| number.to_string()).collect();
+    let files: Vec<_> = names.iter().map(|name| (name.as_str(), name.as_bytes())).collect();
+    let source = source_with(&files);
+    let capability = "security.capability";
+    let set = |name, value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::CREATE;
+        rustix::fs::setxattr(source.path().join("7"), name, value, flags).unwrap();
+    };
+    set(capability, &CAPABILITY);
+    let mounted = mounted(source.path(), |_| Ok(()));
+    let root = mounted.dir.path();
+    assert!(Command::new("ls").arg("-l").arg(root).output().unwrap().status.success());
+    let requests = mounted.session.requests();
+    assert!(requests < FILES as u64, "{requests} requests");
+
+    let get = |file: &str, name| {
+        let mut value = [0; 100];
+        rustix::fs::getxattr(root.join(file), name, &mut value).map(|len| value[..len].to_vec())
+    };
+    assert_eq!(get("7", capability).unwrap(), CAPABILITY);
+    assert_eq!(get("8", capability), Err(Errno::NODATA));
+    assert_eq!(get("8", "user.note"), Err(Errno::NODATA));
+    for nobodys in ["security.selinux", "system.posix_acl_access", "system.posix_acl_default"] {
+        assert_eq!(get("7", nobodys), Err(Errno::OPNOTSUPP), "{nobodys}");
+    }
+    listing::assert_equal(source.path(), root);
+}
+
+/// The kernel takes any other error for a reason to refuse access.
+#[test]
+fn a_kernel_that_checks_acls_hears_that_there_are_none() {
+    let source = source_with(&[("file", b"content")]);
+    rustix::fs::setxattr(
+        source.path().join("file"),
+        "user.note",
+        b"value",
+        rustix::fs::XattrFlags::CREATE,
+    )
+    .unwrap();
+    let image = || filesystem(source.path(), |_| Ok(()));
+    let ask = |image: &ImageFilesystem<_, _>| {
+        let wanted = image.init(FsOptions::all()).unwrap();
+        assert!(!wanted.contains(FsOptions::POSIX_ACL));
+        let name = c"system.posix_acl_access";
+        let answer = image.getxattr(&Context::default(), ROOT_ID, name, 0);
+        Errno::from_io_error(&answer.err().unwrap())
+    };
+    assert_eq!(ask(&image()), Some(Errno::OPNOTSUPP));
+    assert_eq!(ask(&image().with_acls_checked()), Some(Errno::NODATA));
 }
 
 #[test]

@@ -156,7 +156,7 @@ async fn starts_of_real_images_are_foreseen() {
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
         let session = Session::start(&Link::alone()).unwrap();
-        session.listen(Vec::new()).unwrap();
+        drop(session.listen(Vec::new()).unwrap());
         let watch =
             |blob: &Arc<CachedBlob>| session.watch(blob.clone(), Digest::sha256([1; 32])).unwrap();
         let mut watches: Vec<_> = blobs.iter().map(watch).collect();

@@ -54,6 +54,8 @@ pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
 pub(crate) struct Pace {
     bytes: AtomicU64,
     least: u64,
+    /// Bytes per second when `bytes` was last measured, as an `f64`.
+    rate: AtomicU64,
 }
 
 impl Default for Pace {
@@ -65,7 +67,7 @@ impl Default for Pace {
 impl Pace {
     /// At least so many bytes are under way, and [`MOST`] at most.
     pub(super) fn from(least: u64) -> Self {
-        Pace { bytes: AtomicU64::new(least), least }
+        Pace { bytes: AtomicU64::new(least), least, rate: AtomicU64::new(0) }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -103,6 +105,11 @@ impl<'a> Gauge<'a> {
         Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 }
     }
 
+    /// Goes on where the last transfer at this pace ended: many small ones are one large one.
+    pub(super) fn resume(pace: &'a Pace) -> Self {
+        Gauge { rate: f64::from_bits(pace.rate.load(Ordering::Relaxed)), ..Gauge::new(pace) }
+    }
+
     /// Bytes arrived while the link was kept busy.
     fn add(&mut self, bytes: u64) {
         self.arrived += bytes;
@@ -119,6 +126,7 @@ impl<'a> Gauge<'a> {
             pace
         };
         self.pace.bytes.store(next.clamp(self.pace.least, MOST), Ordering::Relaxed);
+        self.pace.rate.store(rate.to_bits(), Ordering::Relaxed);
         self.rate = rate;
         self.pause();
     }

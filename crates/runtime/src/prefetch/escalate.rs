@@ -53,7 +53,7 @@ impl Misses {
     pub(super) async fn escalate(mut self, prefetcher: &Prefetcher, image: &Image) {
         let begun = Instant::now();
         let mut left = prefetcher.settings.escalate_bytes;
-        let mut gauge = Gauge::new(&prefetcher.escalation.pace);
+        let mut gauge = Gauge::resume(&prefetcher.escalation.pace);
         let mut seen = HashSet::new();
         let mut pending = Vec::new();
         while left > 0 && self.misses.recv_many(&mut pending, PENDING).await > 0 {
@@ -75,14 +75,9 @@ impl Misses {
                     return;
                 }
                 let size = |at: usize| blob.chunk(at).stored_share();
-                let near = nearby(
-                    blob.stats().chunks_total as usize,
-                    chunk,
-                    |at| {
-                        if blob.is_under_way(at) { 0 } else { size(at) }
-                    },
-                    share,
-                );
+                let missing = |at: usize| if blob.is_under_way(at) { 0 } else { size(at) };
+                let count = blob.stats().chunks_total as usize;
+                let near = nearby(count, chunk, missing, share, left);
                 left = left.saturating_sub(near.iter().map(|at| size(*at)).sum());
                 order.extend(near.into_iter().map(|at| (position, at)));
             }
@@ -98,8 +93,15 @@ impl Misses {
 }
 
 /// Chunks around the chunk `at` of `count`, nearest first, until they have `bytes` missing bytes by `missing`, which says 0 of a chunk
-/// that is not. Programs read on rather than back, so what follows is twice as near as what comes before.
-fn nearby(count: usize, at: usize, missing: impl Fn(usize) -> u64, mut bytes: u64) -> Vec<usize> {
+/// that is not. One at least, unless it has more than `most`. Programs read on rather than back, so what follows is twice as near
+/// as what comes before.
+fn nearby(
+    count: usize,
+    at: usize,
+    missing: impl Fn(usize) -> u64,
+    mut bytes: u64,
+    most: u64,
+) -> Vec<usize> {
     let (mut after, mut before) = (at + 1..count, (0..at).rev());
     let mut next = move || {
         let turn = [after.next(), after.next(), before.next()];
@@ -111,10 +113,10 @@ fn nearby(count: usize, at: usize, missing: impl Fn(usize) -> u64, mut bytes: u6
         if size == 0 {
             continue;
         }
-        if size > bytes {
+        if size > bytes && (!near.is_empty() || size > most) {
             break;
         }
-        bytes -= size;
+        bytes = bytes.saturating_sub(size);
         near.push(candidate);
     }
     near
@@ -126,17 +128,22 @@ mod tests {
 
     #[test]
     fn what_follows_is_nearer() {
-        assert_eq!(nearby(10, 5, |_| 1, 6), [6, 7, 4, 8, 9, 3]);
-        assert_eq!(nearby(10, 5, |_| 1, 100), [6, 7, 4, 8, 9, 3, 2, 1, 0]);
-        assert_eq!(nearby(3, 0, |_| 1, 100), [1, 2]);
-        assert_eq!(nearby(3, 2, |_| 1, 100), [1, 0]);
-        assert!(nearby(1, 0, |_| 1, 100).is_empty());
+        assert_eq!(nearby(10, 5, |_| 1, 6, 6), [6, 7, 4, 8, 9, 3]);
+        assert_eq!(nearby(10, 5, |_| 1, 100, 100), [6, 7, 4, 8, 9, 3, 2, 1, 0]);
+        assert_eq!(nearby(3, 0, |_| 1, 100, 100), [1, 2]);
+        assert_eq!(nearby(3, 2, |_| 1, 100, 100), [1, 0]);
+        assert!(nearby(1, 0, |_| 1, 100, 100).is_empty());
     }
 
     #[test]
     fn what_is_here_costs_nothing_and_is_passed_over() {
         let missing = |at: usize| if at.is_multiple_of(2) { 10 } else { 0 };
-        assert_eq!(nearby(10, 5, missing, 25), [6, 4]);
-        assert!(nearby(10, 5, |_| 10, 9).is_empty());
+        assert_eq!(nearby(10, 5, missing, 25, 99), [6, 4]);
+        assert!(nearby(10, 5, |_| 10, 9, 9).is_empty());
+    }
+
+    #[test]
+    fn a_chunk_larger_than_the_step_is_a_step() {
+        assert_eq!(nearby(10, 5, |_| 10, 9, 10), [6]);
     }
 }

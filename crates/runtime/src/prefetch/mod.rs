@@ -105,14 +105,15 @@ pub(crate) struct Prefetcher {
 /// What all escalating starts of a node share.
 #[derive(Debug)]
 struct Escalation {
-    /// Less is under way than of what a start surely reads: readers wait behind it for something else.
+    /// Less is under way than of what a start surely reads: readers wait behind it for something else. The first miss brings
+    /// little, so that a start with few of them, or at a registry nearby, costs few bytes.
     pace: Pace,
     turn: Semaphore,
 }
 
 impl Default for Escalation {
     fn default() -> Self {
-        Escalation { pace: Pace::from(1 << 20), turn: Semaphore::new(1) }
+        Escalation { pace: Pace::from(256 << 10), turn: Semaphore::new(1) }
     }
 }
 

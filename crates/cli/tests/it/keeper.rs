@@ -133,8 +133,7 @@ fn a_worker_whose_keeper_dies_gets_another_one() {
         let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
         assert!(bytes == part(1 << 20));
         assert_eq!(node.pids()[0], other);
-        let mountpoint = node.mountpoint.to_str().unwrap();
-        node.lazuli.ok(["umount", mountpoint]);
+        umount(&node.lazuli, &node.mountpoint);
         node.lazuli.ok(["stop"]);
         for pid in [other, same] {
             let path = format!("/proc/{}", pid.as_raw_nonzero());
@@ -219,7 +218,7 @@ fn a_reader_notices_nothing_of_a_takeover() {
         let [new_keeper, new_worker] = node.pids();
         assert!(new_keeper != keeper && new_worker != worker, "{driver}");
         listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
-        node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
+        umount(&node.lazuli, &node.mountpoint);
         node.lazuli.ok(["stop"]);
     }
 }
@@ -318,6 +317,18 @@ fn run(program: &str, arguments: &[&Path]) {
     assert!(Command::new(program).args(arguments).status().unwrap().success(), "{program}");
 }
 
+/// A program that another test starts has copies of our open files until it is executed.
+fn unmount(path: &Path) {
+    let unmounted = || Command::new("umount").arg(path).status().unwrap().success();
+    until("the mount is in nobody's use", unmounted);
+}
+
+/// The same for an image.
+fn umount(lazuli: &Lazuli, path: &Path) {
+    let unmounted = || lazuli.output([Path::new("umount"), path]).status.success();
+    until("the image is in nobody's use", unmounted);
+}
+
 fn is_gone(pid: Pid) -> bool {
     // Of a process that was not waited for, no descriptor is left.
     !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists()
@@ -399,11 +410,11 @@ fn a_mount_that_is_covered_is_served() {
     until("another worker", || node.pids()[1] != worker);
     let mut bytes = vec![0; 1 << 20];
     file.read_exact_at(&mut bytes, 3 << 20).unwrap();
-    run("umount", &[&node.mountpoint]);
+    unmount(&node.mountpoint);
     assert!(bytes == part(3 << 20));
     drop(file);
     listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
-    run("umount", &[&node.mountpoint]);
+    unmount(&node.mountpoint);
 }
 
 #[test]
@@ -510,7 +521,7 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
     for driver in ["fanotify", "fuse"] {
         let Some(node) = mounted(driver) else { return };
         let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
-        node.lazuli.ok(["umount", &mountpoint]);
+        umount(&node.lazuli, &node.mountpoint);
         node.lazuli.ok(["stop"]);
         let mut manager = Manager::new(node.lazuli.path("notify"));
         let mut first = manager.start(&node.lazuli);
@@ -534,7 +545,7 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
         File::open(node.lazuli.path("log")).unwrap().read_to_string(&mut log).unwrap();
         assert!(bytes.unwrap() == part(1 << 20), "wrong bytes; {log}");
         listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
-        node.lazuli.ok(["umount", &mountpoint]);
+        umount(&node.lazuli, &node.mountpoint);
         drop(manager);
         node.lazuli.ok(["stop"]);
         assert!(second.unwrap().wait().unwrap().success());

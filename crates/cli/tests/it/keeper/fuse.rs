@@ -159,12 +159,9 @@ fn containers_notice_nothing_of_kills_and_takeovers() {
     drop(residents);
     let taken_over = taken_over(&lazuli);
     assert!(taken_over >= ROUNDS, "{taken_over} requests were taken over");
-    // A program that another test starts has copies of our open files until it is executed.
-    let unmounted = || Command::new("umount").arg(&merged).status().unwrap().success();
-    until("the overlay is unmounted", unmounted);
+    unmount(&merged);
     listing::assert_equal(&source, &root);
-    let root = root.to_str().unwrap();
-    until("the image is unmounted", || lazuli.output(["umount", root]).status.success());
+    umount(&lazuli, &root);
     lazuli.ok(["stop"]);
 }
 
@@ -191,9 +188,9 @@ fn workers_that_serve_fuse_alone_have_not_failed() {
     assert_eq!(lazuli.status()["daemon"]["restarts"], 5);
     let log = lazuli.log();
     assert!(!log.contains("workers keep ending"), "{log}");
-    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    umount(&lazuli, &mountpoint);
     lazuli.ok(["stop"]);
-    run("umount", &[&state]);
+    unmount(&state);
 }
 
 #[test]

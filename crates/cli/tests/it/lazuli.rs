@@ -4,6 +4,8 @@ use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Output},
+    thread,
+    time::{Duration, Instant},
 };
 
 use lazuli_testkit::network::Node;
@@ -96,7 +98,14 @@ impl Lazuli {
     /// Standard output of a command that must succeed.
     #[track_caller]
     pub(crate) fn ok<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
-        let output = self.output(arguments);
+        let arguments: Vec<_> = arguments.into_iter().collect();
+        let mut output = self.output(&arguments);
+        // A program that another test starts has copies of our open files until it is executed.
+        let begun = Instant::now();
+        while is_busy(&output) && begun.elapsed() < Duration::from_secs(30) {
+            thread::sleep(Duration::from_millis(50));
+            output = self.output(&arguments);
+        }
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {error}{}", output.status, self.log());
         String::from_utf8(output.stdout).unwrap()
@@ -170,4 +179,9 @@ pub(crate) fn corpus(name: &str) -> Option<PathBuf> {
         eprintln!("skipped: LAZULI_CORPUS has no image {name}: `make test` builds it");
     }
     found
+}
+
+/// Whether a mount was not taken away because files in it are open.
+fn is_busy(output: &Output) -> bool {
+    !output.status.success() && output.stderr.trim_ascii_end().ends_with(b"is in use")
 }

@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Files that are read in turns, so that there is always too much.
 const OTHERS: usize = 24;
 
+/// Between two of them. A turn takes more than twice the grace period, or nothing would ever be idle on a quick machine.
+const PAUSE: Duration = Duration::from_millis(40);
+
 /// A node with far less room than its image takes.
 fn node() -> Node {
     let mut files: Vec<_> = (0..OTHERS).map(|n| file(&format!("f{n}"), 1, 300_000)).collect();
@@ -81,7 +84,7 @@ async fn read_others_until(node: &Node, what: &str, mut done: impl FnMut() -> bo
         if turn % OTHERS == 0 {
             node.drop_pages().await;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

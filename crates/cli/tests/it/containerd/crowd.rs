@@ -150,7 +150,8 @@ impl Asked {
     #[track_caller]
     fn has_every_chunk_once(&self) {
         assert_eq!(self.same_border, 0, "{self:?}");
-        assert!(self.twice * 100 < self.bytes, "{self:?}");
+        // What is fetched around misses has many of those in between: 1 % in most runs.
+        assert!(self.twice * 20 < self.bytes, "{self:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! tree, writing that tree again gives an image of the same content, and merging takes it or refuses it.
 #![no_main]
 
-use lazuli_build::{Part, combine};
+use lazuli_builder::{Part, combine};
 use lazuli_image::{
     Algorithm,
     erofs::dump,

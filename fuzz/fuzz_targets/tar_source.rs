@@ -7,7 +7,7 @@
 
 use std::io::{self, Cursor, Read};
 
-use lazuli_build::{Entry, EntryKind, Layer, LayerSource, merge, source::tar::Archive};
+use lazuli_builder::{Entry, EntryKind, Layer, LayerSource, merge, source::tar::Archive};
 use lazuli_image::Algorithm;
 use libfuzzer_sys::fuzz_target;
 

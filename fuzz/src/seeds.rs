@@ -9,7 +9,7 @@ use lazuli_image::Codec;
 mod support;
 
 #[allow(dead_code, reason = "shared with the tests of the crate")]
-#[path = "../../crates/build/tests/it/tarball.rs"]
+#[path = "../../crates/builder/tests/it/tarball.rs"]
 mod tarball;
 
 #[path = "../../crates/testkit/src/v5.rs"]

@@ -35,7 +35,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new(parent: &Path) -> Result<Self, BuildError> {
-        let directory = tempfile::Builder::new().prefix("lazuli-build-").tempdir_in(parent);
+        let directory = tempfile::Builder::new().prefix("lazuli-builder-").tempdir_in(parent);
         let directory = directory.map_err(|problem| failed(parent, problem))?;
         Ok(Scratch { directory: Arc::new(directory), parent: parent.into() })
     }

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use lazuli_build::merge;
+use lazuli_builder::merge;
 use lazuli_image::Algorithm;
 
 use crate::tarball::{Header, Tar, entries, layer};

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use lazuli_build::merge;
+use lazuli_builder::merge;
 use lazuli_image::{Algorithm, compare::compare};
 use lazuli_testkit::kernel::{Feature, require};
 

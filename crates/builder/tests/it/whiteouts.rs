@@ -1,6 +1,6 @@
 //! Deletions as the programs write them that make layers.
 
-use lazuli_build::merge;
+use lazuli_builder::merge;
 use lazuli_image::{Algorithm, InodeId, Kind, Tree};
 
 use crate::tarball::{Header, Tar, layer};

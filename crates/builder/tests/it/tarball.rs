@@ -1,6 +1,6 @@
 //! Makes archives byte by byte, also ones that no sane writer makes.
 
-use lazuli_build::{Entry, EntryKind, Layer, LayerSource, SourceError, source::tar::Archive};
+use lazuli_builder::{Entry, EntryKind, Layer, LayerSource, SourceError, source::tar::Archive};
 use std::io::Read as _;
 
 /// A header block with a correct checksum, whatever the rest is.

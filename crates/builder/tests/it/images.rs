@@ -14,7 +14,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use lazuli_build::{
+use lazuli_builder::{
     BuildError, Built, Layer, LayerSource, Options, Progress, bootstrap_layer, build, merge,
 };
 use lazuli_image::{

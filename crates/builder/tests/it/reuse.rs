@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lazuli_build::{
+use lazuli_builder::{
     BuildError, Built, Dictionary, Layer, LayerRecord, LayerSource, Options, bootstrap_layer,
     build, build_with, merge,
 };
@@ -149,7 +149,7 @@ fn damaged_records_are_none() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
     let mut records = Vec::new();
-    let mut keep = |read: lazuli_build::ReadLayer<'_>| records.push(read.record().unwrap());
+    let mut keep = |read: lazuli_builder::ReadLayer<'_>| records.push(read.record().unwrap());
     build_with(Dictionary::default(), layers(), &options, &(), &mut keep).unwrap();
     let record = &records[0];
     assert!(LayerRecord::from_bytes(record).is_some());

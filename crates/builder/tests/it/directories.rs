@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use lazuli_build::{Layer, LayerSource, Merged, merge};
+use lazuli_builder::{Layer, LayerSource, Merged, merge};
 use lazuli_image::{Algorithm, Inode, Kind, Tree, compare::Content as _};
 
 pub(crate) fn read(root: &Path) -> Merged {

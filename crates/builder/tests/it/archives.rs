@@ -1,6 +1,6 @@
 //! What archives of all kinds mean.
 
-use lazuli_build::{Entry, EntryKind, EntryPath};
+use lazuli_builder::{Entry, EntryKind, EntryPath};
 use lazuli_image::tree::Device;
 
 use crate::tarball::{Header, Tar, entries};

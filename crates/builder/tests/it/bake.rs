@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use lazuli_build::{
+use lazuli_builder::{
     BuildError, Built,
     bake::{Hot, HotBlob, Optimized, hot_first, optimize},
     build, merge,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fs, path::Path};
 
-use lazuli_build::{
+use lazuli_builder::{
     Built, Layer, Options,
     bake::{Hot, HotBlob, hot_first, optimize},
     build, merge,

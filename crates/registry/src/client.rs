@@ -21,15 +21,15 @@ use serde::Deserialize;
 
 use crate::{
     CONNECTIONS, auth,
+    client_pool::ClientPool,
     dragonfly::Dragonfly,
-    endpoints::Endpoints,
     error::RegistryError,
     health::Health,
     hosts::{Hosts, HostsError},
     keyring::Keyring,
     mirror::Mirrors,
     name::Reference,
-    opening::Opening,
+    preconnect::Preconnect,
     server::Server,
     tls::Tls,
     token::{Authorizer, Tried},
@@ -79,7 +79,7 @@ pub struct Options {
     /// Repositories whose referrers take an ordinary image's place.
     pub referrers: TrustedReferrers,
     /// How servers have done so far, and connections to them; whoever opens several images shares it.
-    pub endpoints: Endpoints,
+    pub endpoints: ClientPool,
 }
 
 impl Default for Options {
@@ -94,7 +94,7 @@ impl Default for Options {
             hosts: Hosts::default(),
             keyring: Keyring::default(),
             referrers: TrustedReferrers::default(),
-            endpoints: Endpoints::default(),
+            endpoints: ClientPool::default(),
         }
     }
 }
@@ -117,7 +117,7 @@ impl Options {
     /// the code, which is that of all clients; the system's TLS roots are left to the first server that needs them.
     pub fn warm_up(&self) {
         let (tls, timeouts) = (Arc::default(), self.timeouts);
-        let manner = Manner { is_loopback: true, is_plain: true, tls, timeouts };
+        let manner = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
         // What is wrong with this machine's TLS is told when an image is opened, with the image's name.
         let _ = self.endpoints.http(&manner);
     }
@@ -152,8 +152,8 @@ pub(crate) struct Client {
     server: Server,
     base: Url,
     health: Arc<Health>,
-    endpoints: Endpoints,
-    manner: Manner,
+    endpoints: ClientPool,
+    manner: Protocol,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
     uploads: OnceLock<reqwest::Client>,
@@ -190,7 +190,7 @@ impl Client {
         let base = server.root.join(&format!("{}/", image.repository()));
         let base = base.map_err(|error| malformed(error.to_string()))?;
         let connect = server.connect.unwrap_or(options.timeouts.connect);
-        let manner = Manner {
+        let manner = Protocol {
             is_loopback: image.on(&server.host()).is_loopback(),
             is_plain: base.scheme() == "http",
             tls: server.tls.clone(),
@@ -253,11 +253,11 @@ impl Client {
 
     /// Opens connections for requests that are about to come, unless that was done lately or the server is near. With requests
     /// for nothing: the HTTP library has no other way to put connections into its pool.
-    pub(crate) fn prepare(&self) -> Opening {
+    pub(crate) fn prepare(&self) -> Preconnect {
         if self.health.is_near()
             || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
         {
-            return Opening::default();
+            return Preconnect::default();
         }
         let mut url = self.server.root.clone();
         self.name_registry(&mut url);
@@ -272,7 +272,7 @@ impl Client {
             }
         };
         // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
-        Opening::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
+        Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
     }
 
     /// Whether the server may have a referrers API.
@@ -465,7 +465,7 @@ impl Client {
 
 /// How a server is spoken to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Manner {
+pub(crate) struct Protocol {
     /// It is on this machine.
     pub(crate) is_loopback: bool,
     /// Its own addresses begin with `http:`.
@@ -474,7 +474,7 @@ pub(crate) struct Manner {
     pub(crate) timeouts: Timeouts,
 }
 
-impl Manner {
+impl Protocol {
     /// What clients that speak like this have in common; or what is wrong with the TLS of this machine.
     pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
         // From plain HTTP only a redirect leads to TLS.

@@ -40,8 +40,8 @@ const SILENCE: Duration = Duration::from_millis(300);
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// How long it may bring nothing, as long as it lives, before others are asked as well. Whom it waits for is the registry, on behalf of
-/// all nodes: if every one of them lost its patience, the registry would have to serve each.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+/// all nodes: if every one of them lost its hedge_after, the registry would have to serve each.
+pub(crate) const HEDGE_AFTER: Duration = Duration::from_secs(3);
 
 /// Bytes of a piece, of blobs of up to 2 GiB; it has more of those that are bigger.
 const PIECE: u64 = 4 << 20;

@@ -21,16 +21,16 @@ use std::{collections::BTreeMap, fmt::Debug, ops::Range, sync::Arc, time::Durati
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored, oci::Descriptor};
+use misconfigured::Misconfigured;
 use server::{Capabilities, Server};
-use unusable::Unusable;
 
 pub mod auth;
 pub mod blob;
 mod client;
+mod client_pool;
 pub mod copy;
 pub mod docker_archive;
 mod dragonfly;
-mod endpoints;
 pub mod error;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -42,28 +42,28 @@ mod lazy;
 pub mod manifest;
 pub mod mirror;
 mod mirrored;
+mod misconfigured;
 pub mod name;
-mod opening;
+mod preconnect;
 mod pull;
 mod push;
 pub mod range;
 mod referrers;
 pub mod remote;
 mod server;
-mod small;
+mod small_blob;
 mod tags;
 mod tls;
 mod token;
 mod trusted;
-mod unusable;
 
 pub use auth::Login;
 pub use blob::{BlobContent, BlobReader, Growing, Growth, Progress, Pushed, into_blocking};
 pub use client::{Options, Timeouts};
+pub use client_pool::ClientPool;
 pub use copy::{Copied, Copy};
 pub use docker_archive::DockerArchive;
 pub use dragonfly::Dragonfly;
-pub use endpoints::Endpoints;
 pub use error::RegistryError;
 pub use health::Health;
 pub use hosts::{Hosts, HostsError};
@@ -75,9 +75,9 @@ pub use manifest::{Document, Manifest};
 pub use mirror::{Mirror, Mirrors};
 pub use mirrored::Mirrored;
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
-pub use opening::Opening;
+pub use preconnect::Preconnect;
 pub use remote::Registry;
-pub use small::SmallBlob;
+pub use small_blob::SmallBlob;
 pub use trusted::TrustedReferrers;
 
 /// Connections to a server that what a start needs is spread over: opened while it asks for the manifest, then used by parts of the
@@ -192,14 +192,14 @@ pub trait Repository: Send + Sync + Debug {
     /// A blob of at most [`manifest::DOCUMENT_LIMIT`] bytes, whole and checked: a configuration, a bootstrap. From a server it comes in
     /// parts at the same time, if that is faster.
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        small::read(self, blob).await
+        small_blob::read(self, blob).await
     }
 
     /// Many requests are about to come: begins to open connections for them to the server that is asked first, if there is one far away
     /// and this was not said of it within the last minute. Whatever becomes of that, they work. Call it on a runtime, before the first of
     /// them, and wait for what it returns before the others.
-    fn prepare(&self) -> Opening {
-        Opening::default()
+    fn prepare(&self) -> Preconnect {
+        Preconnect::default()
     }
 
     /// All of a blob is going to be read from here, sooner or later: who fetches for several nodes may begin. Whatever becomes of that,
@@ -229,7 +229,7 @@ pub trait Repository: Send + Sync + Debug {
     }
 
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
-    fn patience(&self) -> Option<Duration> {
+    fn hedge_after(&self) -> Option<Duration> {
         None
     }
 
@@ -273,7 +273,7 @@ impl Route {
             ImageName::Layout(layout) => return Ok(Arc::new(Layout::open(layout.clone()))),
         };
         Ok(match self.0 {
-            Err(error) => Arc::new(Unusable::new(name, error)),
+            Err(error) => Arc::new(Misconfigured::new(name, error)),
             Ok(mut servers) if servers.len() == 1 && servers[0].may == Capabilities::ALL => {
                 Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
             }

@@ -26,14 +26,14 @@ use crate::{
     health::Health,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
-    opening::Opening,
+    preconnect::Preconnect,
     remote::Registry,
     server::{Capabilities, Server},
-    small::SmallBlob,
+    small_blob::SmallBlob,
 };
 
 /// How long one place may be silent before the next is asked as well. A cold proxy needs most of a second for a manifest.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HEDGE_AFTER: Duration = Duration::from_secs(2);
 
 /// A repository of which there are several servers. Reads ask those that may be asked for it in their order, the registry
 /// itself last, but those that did well lately first, and take the first answer that is one; pushes go to the registry itself, or
@@ -131,10 +131,10 @@ impl Mirrored {
         let mut failures: Vec<(usize, RegistryError)> = Vec::new();
         let mut silent: Vec<(usize, Instant)> = Vec::new();
         let mut under_way = FuturesUnordered::new();
-        let mut patience = PATIENCE;
+        let mut hedge_after = HEDGE_AFTER;
         loop {
             if let Some(at) = waiting.pop_front() {
-                patience = places[at].patience().unwrap_or(PATIENCE);
+                hedge_after = places[at].hedge_after().unwrap_or(HEDGE_AFTER);
                 let (asked, started) = (ask(places[at]), Instant::now());
                 silent.push((at, started));
                 under_way.push(async move { (at, started, asked.await) });
@@ -144,7 +144,7 @@ impl Mirrored {
                     Some(answer) => answer,
                     None => break,
                 },
-                () = sleep(patience), if !waiting.is_empty() => continue,
+                () = sleep(hedge_after), if !waiting.is_empty() => continue,
             };
             silent.retain(|(other, _)| *other != at);
             match answer {
@@ -152,7 +152,7 @@ impl Mirrored {
                     health(at).worked();
                     // Who was overtaken although there was time enough is not asked first any more.
                     for (at, started) in silent {
-                        if started.elapsed() >= places[at].patience().unwrap_or(PATIENCE) {
+                        if started.elapsed() >= places[at].hedge_after().unwrap_or(HEDGE_AFTER) {
                             health(at).failed(started, None);
                         }
                     }
@@ -320,10 +320,10 @@ impl Repository for Mirrored {
         self.target()?.enlist_referrers(subject, entries).await
     }
 
-    fn prepare(&self) -> Opening {
+    fn prepare(&self) -> Preconnect {
         let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
         let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
-        first.map_or_else(Opening::default, |place| place.prepare())
+        first.map_or_else(Preconnect::default, |place| place.prepare())
     }
 
     fn describe(&self) -> String {

@@ -19,12 +19,12 @@ use crate::{
     hosts::Hosts,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
-    opening::Opening,
+    preconnect::Preconnect,
     pull, push,
     range::{self, Locations},
     referrers::{self, Referrer},
     server::{Capabilities, Server},
-    small::{self, SmallBlob},
+    small_blob::{self, SmallBlob},
     tags,
 };
 
@@ -181,12 +181,12 @@ impl Repository for Registry {
 
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
         let object = format!("blob {}", blob.digest);
-        self.client.watch(&object, small::read(self, blob)).await
+        self.client.watch(&object, small_blob::read(self, blob)).await
     }
 
-    fn prepare(&self) -> Opening {
+    fn prepare(&self) -> Preconnect {
         match self.is_for_all() {
-            true => Opening::default(),
+            true => Preconnect::default(),
             false => self.client.prepare(),
         }
     }
@@ -218,8 +218,8 @@ impl Repository for Registry {
         }
     }
 
-    fn patience(&self) -> Option<Duration> {
-        self.is_for_all().then_some(dragonfly::PATIENCE)
+    fn hedge_after(&self) -> Option<Duration> {
+        self.is_for_all().then_some(dragonfly::HEDGE_AFTER)
     }
 
     fn describe(&self) -> String {

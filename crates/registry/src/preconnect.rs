@@ -14,9 +14,9 @@ const BEHIND: Duration = Duration::from_millis(10);
 
 /// Connections to a server that are being opened while it answers the first request; none by default.
 #[derive(Debug, Default)]
-pub struct Opening(Option<(Arc<Health>, JoinHandle<()>)>);
+pub struct Preconnect(Option<(Arc<Health>, JoinHandle<()>)>);
 
-impl Opening {
+impl Preconnect {
     /// Has `open` done, unless the server turns out to be near.
     pub(crate) fn begin(
         server: Arc<Health>,
@@ -30,7 +30,7 @@ impl Opening {
                 open.await;
             }
         });
-        Opening(Some((server, opening)))
+        Preconnect(Some((server, opening)))
     }
 
     /// To be called when the first answer is here. Waits until the connections are open, if that is soon: requests that come earlier

@@ -19,14 +19,14 @@ use crate::{
 
 /// Says why to whoever asks. Images that are in use already must not suffer from a file that somebody is just writing.
 #[derive(Debug)]
-pub(crate) struct Unusable {
+pub(crate) struct Misconfigured {
     name: String,
     reason: HostsError,
 }
 
-impl Unusable {
+impl Misconfigured {
     pub(crate) fn new(name: &ImageName, reason: HostsError) -> Self {
-        Unusable { name: name.to_string(), reason }
+        Misconfigured { name: name.to_string(), reason }
     }
 
     fn refuse<T>(&self) -> Result<T, RegistryError> {
@@ -35,7 +35,7 @@ impl Unusable {
 }
 
 #[async_trait]
-impl Repository for Unusable {
+impl Repository for Misconfigured {
     async fn manifest(&self, _: Option<&Platform>) -> Result<Manifest, RegistryError> {
         self.refuse()
     }

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{CONNECTIONS, client::Manner, health::Health};
+use crate::{CONNECTIONS, client::Protocol, health::Health};
 
 /// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
 /// does not expect to restart anything; connections that nobody uses end after 90 s.
@@ -30,7 +30,7 @@ const WARM: Duration = Duration::from_secs(60);
 
 /// What is known about the servers that are in use. Clones are the same collection.
 #[derive(Clone, Debug, Default)]
-pub struct Endpoints(Arc<Mutex<Servers>>);
+pub struct ClientPool(Arc<Mutex<Servers>>);
 
 /// By origin, but for clients.
 #[derive(Debug, Default)]
@@ -48,12 +48,12 @@ struct Servers {
 /// of them is trusted with or shown is never taken for another.
 #[derive(Debug)]
 struct SharedClient {
-    manner: Manner,
+    manner: Protocol,
     made: Instant,
     http: reqwest::Client,
 }
 
-impl Endpoints {
+impl ClientPool {
     /// The health of the server at `origin`, `https://registry.example`.
     pub fn at(&self, origin: &str) -> Arc<Health> {
         let mut servers = self.lock();
@@ -68,7 +68,7 @@ impl Endpoints {
 
     /// The client for requests without a body, to servers that are spoken to like this: images share its connections, and what
     /// it takes to read the system's roots. Or what is wrong with the TLS of this machine.
-    pub(crate) fn http(&self, manner: &Manner) -> Result<reqwest::Client, String> {
+    pub(crate) fn http(&self, manner: &Protocol) -> Result<reqwest::Client, String> {
         let clients = &mut self.lock().clients;
         clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
         if let Some(client) = clients.iter().find(|client| client.manner == *manner) {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_server_is_known_by_its_origin() {
-        let endpoints = Endpoints::default();
+        let endpoints = ClientPool::default();
         let one = endpoints.at("http://a.example");
         assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
         assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_without_referrers_is_asked_again_after_an_hour() {
-        let endpoints = Endpoints::default();
+        let endpoints = ClientPool::default();
         endpoints.lists_referrers("http://a.example", false);
         endpoints.lists_referrers("http://b.example", false);
         endpoints.lists_referrers("http://b.example", true);
@@ -142,7 +142,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connections_are_opened_ahead_once_a_minute() {
-        let endpoints = Endpoints::default();
+        let endpoints = ClientPool::default();
         assert!(endpoints.should_prepare("http://a.example"));
         assert!(endpoints.should_prepare("http://b.example"));
         tokio::time::advance(WARM / 2).await;
@@ -153,24 +153,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_servers_that_are_spoken_to_alike_share_a_client() {
-        let endpoints = Endpoints::default();
+        let endpoints = ClientPool::default();
         let clients = || endpoints.lock().clients.len();
-        let ask = |manner: &Manner| {
+        let ask = |manner: &Protocol| {
             endpoints.http(manner).unwrap();
             clients()
         };
-        let usual = Manner {
+        let usual = Protocol {
             is_loopback: false,
             is_plain: false,
             tls: Arc::default(),
             timeouts: Timeouts::default(),
         };
-        let local = Manner { is_loopback: true, ..usual.clone() };
-        let plain = Manner { is_plain: true, ..usual.clone() };
+        let local = Protocol { is_loopback: true, ..usual.clone() };
+        let plain = Protocol { is_plain: true, ..usual.clone() };
         let trusting = Tls { skip_verify: true, ..Tls::default() };
-        let trusting = Manner { tls: Arc::new(trusting), ..usual.clone() };
+        let trusting = Protocol { tls: Arc::new(trusting), ..usual.clone() };
         let connect = Duration::from_secs(1);
-        let hasty = Manner { timeouts: Timeouts { connect, ..usual.timeouts }, ..usual.clone() };
+        let hasty = Protocol { timeouts: Timeouts { connect, ..usual.timeouts }, ..usual.clone() };
         let all = [usual, local, plain, trusting, hasty];
         for (position, manner) in all.iter().enumerate() {
             assert_eq!(ask(manner), position + 1);

@@ -16,10 +16,10 @@ use crate::{
     cache::{CachedBlob, Lease},
     error::ReadError,
     source::{
-        budget::Wanted,
-        early::Held,
-        place::{Meter as _, Place},
+        early::EarlyBytes,
+        priority_semaphore::Wanted,
         race::{self, Answer, Need},
+        tracked_source::{Meter as _, TrackedSource},
     },
 };
 
@@ -43,7 +43,7 @@ pub(crate) const JOB: u64 = 1 << 20;
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long bytes that were asked for early are waited for: where a place that brings nothing for so long is asked once more.
-const HELD: Duration = race::LAST_PATIENCE;
+const HELD: Duration = race::LAST_HEDGE_AFTER;
 
 /// Stored bytes that are asked for once more although they are on their way: behind what came with them they may arrive last, when
 /// they are needed first. `/etc/passwd` and `/etc/group`, which whoever starts a container reads before anything else.
@@ -51,10 +51,10 @@ pub(crate) const FIRST_NEEDED: u64 = 16 << 10;
 
 /// A run of chunks that one request brings.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct FetchRequest {
     pub(crate) stored: Range<Stored>,
     /// The bytes, if they were asked for already.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<EarlyBytes>,
     /// Bytes that one connection is asked for at most. More are asked for in parts at the same time, because what a new
     /// connection carries begins with 14 KiB in a round trip and only doubles with each.
     pub(crate) part: u64,
@@ -139,8 +139,8 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
 }
 
 /// Brings the chunks of one request into the cache and finishes their leases, whatever happens. Fails when nobody delivers.
-pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), ReadError> {
-    let Request { stored, held, part, leases, deadline, is_ahead } = request;
+pub(crate) async fn run(blob: Arc<CachedBlob>, request: FetchRequest) -> Result<(), ReadError> {
+    let FetchRequest { stored, held, part, leases, deadline, is_ahead } = request;
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
     let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
     let answer = match held {
@@ -182,12 +182,16 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: Request) -> Result<(), R
     if wrong.is_empty() {
         return failed.map_or(Ok(()), Err);
     }
-    let liar = answer.place.clone();
-    liar.was_wrong(answer.started);
+    let wrong_source = answer.place.clone();
+    wrong_source.was_wrong(answer.started);
     // Gives its room back, which the repairs need.
     drop(answer);
-    join_all(wrong.into_iter().map(|(lease, error)| repair(&blob, lease, error, &liar, deadline)))
-        .await;
+    join_all(
+        wrong
+            .into_iter()
+            .map(|(lease, error)| repair(&blob, lease, error, &wrong_source, deadline)),
+    )
+    .await;
     failed.map_or(Ok(()), Err)
 }
 
@@ -269,16 +273,16 @@ async fn work(
     blob.workers().run(background, accept_all).await
 }
 
-/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from `liar` once more.
+/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from `wrong_source` once more.
 async fn repair(
     blob: &Arc<CachedBlob>,
     lease: Lease,
     wrong: ReadError,
-    liar: &Arc<Place>,
+    wrong_source: &Arc<TrackedSource>,
     deadline: Instant,
 ) {
     let wanted: Wanted = Arc::new(lease.wish());
-    let result = fetch_again(blob, lease.chunk(), wrong, liar, deadline, &wanted).await;
+    let result = fetch_again(blob, lease.chunk(), wrong, wrong_source, deadline, &wanted).await;
     drop(wanted);
     finish(lease, result, deadline);
 }
@@ -295,15 +299,15 @@ async fn fetch_again(
     blob: &Arc<CachedBlob>,
     at: usize,
     mut wrong: ReadError,
-    liar: &Arc<Place>,
+    wrong_source: &Arc<TrackedSource>,
     deadline: Instant,
     wanted: &Wanted,
 ) -> Result<(), ReadError> {
     let chunk = blob.chunk(at);
     let mut places = blob.sources();
-    places.retain(|place| !Arc::ptr_eq(place, liar));
-    places.push(liar.clone());
-    let mut from = liar.clone();
+    places.retain(|place| !Arc::ptr_eq(place, wrong_source));
+    places.push(wrong_source.clone());
+    let mut from = wrong_source.clone();
     while !places.is_empty() {
         tracing::warn!(error = %wrong, from = from.describe(), "wrong bytes, fetching the chunk again");
         let range = chunk.stored..chunk.stored_end();
@@ -336,7 +340,7 @@ async fn fetch_again(
 }
 
 /// What was asked for early, as an answer of the place that is asked first; `None` if it does not come.
-async fn held_answer(blob: &Arc<CachedBlob>, held: Held, wanted: &Wanted) -> Option<Answer> {
+async fn held_answer(blob: &Arc<CachedBlob>, held: EarlyBytes, wanted: &Wanted) -> Option<Answer> {
     let started = Instant::now();
     (0..held.requests()).for_each(|_| blob.request());
     let bytes = timeout(HELD, held.bytes()).await.ok()??;
@@ -369,7 +373,7 @@ async fn read_anywhere(
 /// Reads `range` from some of the blob's places.
 async fn read(
     blob: &Arc<CachedBlob>,
-    places: &[Arc<Place>],
+    places: &[Arc<TrackedSource>],
     range: Range<Stored>,
     part: u64,
     deadline: Instant,

@@ -24,30 +24,30 @@ use tokio::{
 
 use super::{
     Cache, CacheError, Settings,
+    disk_full::WaitForRoom,
     durable::{Durable, FLUSH_BYTES, Touch},
     evict::{Asked, Guarded},
-    flight::{Flights, Seat},
     layout::Layout,
+    readahead::{self, Runs},
     ready::ReadyMap,
     released::Released,
-    room::Patience,
-    runs::{self, Runs},
+    single_flight::{InFlight, Waiter},
     store::{Store, is_full},
     workers::Workers,
 };
 use crate::{
     error::ReadError,
-    fetch::{self, Request},
+    fetch::{self, FetchRequest},
     source::{
         BlobSource,
-        place::{Meter, Place},
+        tracked_source::{Meter, TrackedSource},
     },
 };
 
 /// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
 const SOURCES: usize = 32;
 
-/// Flights that may land without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
+/// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
 /// after minutes is given up at once.
 pub(super) const TAKEOVERS: usize = 3;
 
@@ -69,10 +69,10 @@ pub struct CachedBlob {
     pub(super) suspect: ReadyMap,
     /// Held by everybody who changes the data file or the maps.
     pub(super) touch: Mutex<Touch>,
-    pub(super) flights: Flights,
+    pub(super) flights: InFlight,
     /// What readers go through.
     runs: Runs,
-    sources: RwLock<Vec<Arc<Place>>>,
+    sources: RwLock<Vec<Arc<TrackedSource>>>,
     replaced: Notify,
     pub(super) settings: Settings,
     pub(super) workers: Arc<Workers>,
@@ -101,13 +101,13 @@ pub struct CachedBlob {
     pub(super) wrong: Mutex<BTreeSet<usize>>,
     pub(super) cache: Weak<Cache>,
     /// Who is told what drivers ask about.
-    ears: RwLock<Vec<Weak<Ear>>>,
+    listeners: RwLock<Vec<Weak<Listener>>>,
     /// Whether there may be any.
     is_heard: AtomicBool,
 }
 
 /// Is told of the chunks that a driver asks about.
-pub(crate) type Ear = dyn Fn(Range<usize>) + Send + Sync;
+pub(crate) type Listener = dyn Fn(Range<usize>) + Send + Sync;
 
 /// How a request ended that was sent for readers to come.
 pub(crate) type Fetched = Result<(), ReadError>;
@@ -170,12 +170,12 @@ impl CachedBlob {
             released: cache.released.clone(),
             wrong: Mutex::default(),
             cache: cache.own.clone(),
-            ears: RwLock::default(),
+            listeners: RwLock::default(),
             is_heard: AtomicBool::new(false),
             ready,
             suspect,
             touch: Mutex::new(Touch { times: found.times, doubts: 0 }),
-            flights: Flights::default(),
+            flights: InFlight::default(),
             runs: Runs::default(),
             sources: RwLock::default(),
             replaced: Notify::new(),
@@ -223,12 +223,12 @@ impl CachedBlob {
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let _reader = self.workers.reader();
-        let mut patience = Patience::new(self.settings.deadline);
+        let mut waiting = WaitForRoom::new(self.settings.deadline);
         let deadline = Instant::now() + self.settings.deadline;
         for _ in 0..TAKEOVERS {
-            while let Err(error) = self.fly(wanted.clone(), deadline).await {
+            while let Err(error) = self.join_or_start(wanted.clone(), deadline).await {
                 let is_full = matches!(error, ReadError::NoSpace { .. });
-                if !is_full || !self.find_room(wanted.clone(), &mut patience).await {
+                if !is_full || !self.find_room(wanted.clone(), &mut waiting).await {
                     return Err(error);
                 }
             }
@@ -242,13 +242,13 @@ impl CachedBlob {
     }
 
     /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
-    pub(super) async fn fly(
+    pub(super) async fn join_or_start(
         self: &Arc<Self>,
         wanted: Range<usize>,
         deadline: Instant,
     ) -> Result<(), ReadError> {
-        for seat in self.board(wanted, deadline) {
-            seat.wait().await.unwrap_or(Ok(()))?;
+        for waiter in self.start_missing(wanted, deadline) {
+            waiter.wait().await.unwrap_or(Ok(()))?;
         }
         Ok(())
     }
@@ -275,23 +275,23 @@ impl CachedBlob {
 
     /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing or
     /// have to be checked. What is started is tried until `deadline`.
-    fn board(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Seat> {
+    fn start_missing(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Waiter> {
         let chunks = self.layout.chunks();
-        let mut seats = Vec::new();
+        let mut waiters = Vec::new();
         let mut requests = Vec::new();
         let mut checks = Vec::new();
         let mut copies = Vec::new();
         let mut ahead = Vec::new();
         {
-            let mut tower = self.flights.lock();
-            // Flights first: one that lands in between has set the bit before it left the map. Suspicion before
+            let mut flights = self.flights.lock();
+            // InFlight first: one that lands in between has set the bit before it left the map. Suspicion before
             // readiness: who checks a chunk makes it ready before it is no longer suspect.
             let is_suspect = |at: usize| self.suspect.is_ready(at) && !self.ready.is_ready(at);
             let is_missing = |at: usize| {
-                !tower.has(at) && !self.suspect.is_ready(at) && !self.ready.is_ready(at)
+                !flights.has(at) && !self.suspect.is_ready(at) && !self.ready.is_ready(at)
             };
             let suspects: Vec<_> =
-                wanted.clone().filter(|at| !tower.has(*at) && is_suspect(*at)).collect();
+                wanted.clone().filter(|at| !flights.has(*at) && is_suspect(*at)).collect();
             let mut missing = Vec::new();
             if let Some(first) = wanted.clone().find(|at| is_missing(*at)) {
                 let amplify = self.settings.amplify;
@@ -303,15 +303,17 @@ impl CachedBlob {
                     ahead.extend(wide.end..end);
                 }
             }
-            checks.extend(suspects.into_iter().map(|at| tower.start(at, true)));
-            let elsewhere = self.take_elsewhere(&mut missing);
-            copies.extend(elsewhere.into_iter().map(|at| tower.start(at, wanted.contains(&at))));
+            checks.extend(suspects.into_iter().map(|at| flights.start(at, true)));
+            let in_other_blobs = self.take_from_other_blobs(&mut missing);
+            copies.extend(
+                in_other_blobs.into_iter().map(|at| flights.start(at, wanted.contains(&at))),
+            );
             for request in fetch::plan(chunks, &missing) {
                 let run = &missing[request];
                 let stored = chunks[run[0]].stored..chunks[run[run.len() - 1]].stored_end();
-                let start = |at: &usize| tower.start(*at, wanted.contains(at));
+                let start = |at: &usize| flights.start(*at, wanted.contains(at));
                 let leases = run.iter().map(start).collect();
-                requests.push(Request {
+                requests.push(FetchRequest {
                     stored,
                     held: None,
                     part: u64::MAX,
@@ -320,7 +322,7 @@ impl CachedBlob {
                     is_ahead: false,
                 });
             }
-            seats.extend(wanted.filter_map(|at| tower.join(at)));
+            waiters.extend(wanted.filter_map(|at| flights.join(at)));
         }
         self.check(checks);
         self.copy(copies, false);
@@ -328,13 +330,16 @@ impl CachedBlob {
             self.workers.runtime().spawn(fetch::run(self.clone(), request));
         }
         // Nobody waits for it. In one answer with what somebody waits for it would hold that up.
-        self.bring(&ahead, runs::PART, None, false);
-        seats
+        self.bring(&ahead, readahead::PART, None, false);
+        waiters
     }
 
-    /// Tells `ear` which chunks drivers ask about, as long as it lives.
-    pub(crate) fn tell(&self, ear: &Arc<Ear>) {
-        self.ears.write().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(ear));
+    /// Tells `listener` which chunks drivers ask about, as long as it lives.
+    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
+        self.listeners
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::downgrade(listener));
         self.is_heard.store(true, Ordering::Relaxed);
     }
 
@@ -342,17 +347,17 @@ impl CachedBlob {
     fn hear(&self, chunks: Range<usize>) {
         self.asked.note(chunks.clone());
         if self.is_heard.load(Ordering::Relaxed) {
-            let ears = self.ears.read().unwrap_or_else(PoisonError::into_inner);
-            let live: Vec<_> = ears.iter().filter_map(Weak::upgrade).collect();
-            if live.len() < ears.len() {
-                drop(ears);
-                let mut all = self.ears.write().unwrap_or_else(PoisonError::into_inner);
-                all.retain(|ear| ear.strong_count() > 0);
+            let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner);
+            let live: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
+            if live.len() < listeners.len() {
+                drop(listeners);
+                let mut all = self.listeners.write().unwrap_or_else(PoisonError::into_inner);
+                all.retain(|listener| listener.strong_count() > 0);
                 self.is_heard.store(!all.is_empty(), Ordering::Relaxed);
             } else {
-                drop(ears);
+                drop(listeners);
             }
-            live.iter().for_each(|ear| ear(chunks.clone()));
+            live.iter().for_each(|listener| listener(chunks.clone()));
         }
     }
 
@@ -424,7 +429,7 @@ impl CachedBlob {
     pub(crate) fn attach(&self, source: Arc<dyn BlobSource>) {
         let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
         sources.retain(|known| !known.is(&source));
-        sources.insert(0, Arc::new(Place::new(source)));
+        sources.insert(0, Arc::new(TrackedSource::new(source)));
         sources.truncate(SOURCES);
     }
 
@@ -442,7 +447,7 @@ impl CachedBlob {
     }
 
     /// The most preferred first.
-    pub(crate) fn sources(&self) -> Vec<Arc<Place>> {
+    pub(crate) fn sources(&self) -> Vec<Arc<TrackedSource>> {
         self.sources.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -222,7 +222,7 @@ impl Cache {
             if !key.starts_with(AWAY) {
                 fs::rename(dir, &away)?;
             }
-            self.elsewhere.forget_all(key);
+            self.chunk_index.forget_all(key);
         }
         let away = if key.starts_with(AWAY) { dir } else { &away };
         let bytes = super::occupied(away).0;

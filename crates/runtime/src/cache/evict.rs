@@ -198,7 +198,7 @@ impl CachedBlob {
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();
-        let mut tower = self.flights.lock();
+        let mut flights = self.flights.lock();
         let _touch = lock(&self.touch);
         // Under the lock: a flush may have completed the blob since its chunks were chosen, and nobody asks about it then.
         if self.guarded.is_open.load(Ordering::Acquire) {
@@ -206,10 +206,10 @@ impl CachedBlob {
         }
         for at in chunks.iter().copied() {
             let (was_ready, was_suspect) = (self.ready.is_ready(at), self.suspect.is_ready(at));
-            if tower.has(at) || !(was_ready || was_suspect) {
+            if flights.has(at) || !(was_ready || was_suspect) {
                 continue;
             }
-            let lease = tower.start(at, false);
+            let lease = flights.start(at, false);
             self.ready.clear(at);
             // See `Asked::note`.
             fence(Ordering::SeqCst);
@@ -223,7 +223,7 @@ impl CachedBlob {
                 spared.push(lease);
             }
         }
-        drop(tower);
+        drop(flights);
         leases
     }
 }

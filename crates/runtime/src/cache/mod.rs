@@ -10,22 +10,22 @@
 //! say the same about a blob. docs/cache.md explains what survives which crash.
 
 mod blob;
-mod bring;
 mod budget;
-mod check;
+mod chunk_index;
 mod clock;
+mod disk_full;
 mod durable;
-mod elsewhere;
 mod evict;
-mod flight;
 mod keep_free;
 mod layout;
+mod prefetch;
+mod readahead;
 mod ready;
 mod released;
-mod room;
-mod runs;
 mod scrub;
+mod single_flight;
 mod store;
+mod verify;
 mod workers;
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ use std::{
 
 use lazuli_image::{Blob, Digest};
 
-pub(crate) use self::{blob::Ear, flight::Lease, ready::ReadyMap};
+pub(crate) use self::{blob::Listener, ready::ReadyMap, single_flight::Lease};
 pub use self::{
     blob::{BlobStats, CachedBlob},
     budget::EvictionStats,
@@ -55,7 +55,7 @@ pub use self::{
     scrub::{Scrubbed, WrongChunk},
 };
 use self::{
-    budget::Budget, clock::Clock, elsewhere::Elsewhere, layout::Layout, released::Released,
+    budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
     workers::Workers,
 };
 use crate::source::BlobSource;
@@ -142,7 +142,7 @@ pub struct Cache {
     given: store::Given,
     budget: Arc<Budget>,
     /// What a blob can have from another one.
-    elsewhere: Elsewhere,
+    chunk_index: ChunkIndex,
     /// Readers that may be on their way to a page.
     released: Arc<Released>,
     /// Since this process began to use it.
@@ -184,7 +184,7 @@ impl Cache {
             blobs: Mutex::default(),
             given: Mutex::default(),
             budget: Arc::default(),
-            elsewhere: Elsewhere::default(),
+            chunk_index: ChunkIndex::default(),
             released: Arc::default(),
             clock: Arc::new(Clock::new()),
             own: own.clone(),

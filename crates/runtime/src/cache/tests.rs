@@ -2,8 +2,8 @@
 
 mod ahead;
 mod behind;
+mod chunk_index;
 mod crash;
-mod elsewhere;
 mod evict;
 mod power;
 

@@ -15,7 +15,7 @@ use tokio::{
     task,
 };
 
-use crate::source::budget::Budget;
+use crate::source::priority_semaphore::PrioritySemaphore;
 
 /// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest requests. Half of a megabyte
 /// fills 100 Mbit/s at 40 ms, so this fills any link of a node.
@@ -32,7 +32,7 @@ pub(crate) struct Workers {
     polite: Semaphore,
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
-    room: Arc<Budget>,
+    room: Arc<PrioritySemaphore>,
     /// Readers who wait for data.
     readers: AtomicUsize,
 }
@@ -58,7 +58,7 @@ impl Workers {
             background: Semaphore::new(processors),
             polite: Semaphore::new((processors / 2).max(1)),
             turn: Semaphore::new(1),
-            room: Budget::new(ROOM),
+            room: PrioritySemaphore::new(ROOM),
             readers: AtomicUsize::new(0),
         }
     }
@@ -75,7 +75,7 @@ impl Workers {
     }
 
     /// Bytes of memory for what sources deliver.
-    pub(crate) fn room(&self) -> &Arc<Budget> {
+    pub(crate) fn room(&self) -> &Arc<PrioritySemaphore> {
         &self.room
     }
 

@@ -17,8 +17,8 @@ use super::{
     filesystems::{ErofsMount, FilesystemRecord},
     node::{Node, mount_error},
     record::{MountRecord, mount_key},
-    served::{Attachment, ServedImage},
-    way::Way,
+    route::ImageRoute,
+    served_image::{Attachment, ServedImage},
 };
 use crate::{
     image::{self, Fetched, StoredImage},
@@ -26,7 +26,7 @@ use crate::{
     kernel::{
         fanotify::{BLOB, Session, Unanswered, Watch},
         fuse,
-        mountinfo::{self, Mounted},
+        mountinfo::{self, MountEntry},
         pages,
     },
 };
@@ -141,7 +141,7 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        self.serve(stored, Way::to(&name, &self.options(&record.request))).await
+        self.serve(stored, ImageRoute::to(&name, &self.options(&record.request))).await
     }
 
     async fn adopt_mount(
@@ -154,7 +154,8 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        let image = self.serve(stored, Way::to(&name, &self.options(&record.request))).await?;
+        let image =
+            self.serve(stored, ImageRoute::to(&name, &self.options(&record.request))).await?;
         let mountpoint = record.request.mountpoint.clone();
         let adopted = match &record.backing {
             Some(backing) => {
@@ -188,7 +189,7 @@ impl Node {
         let mountpoint = record.request.mountpoint.clone();
         let key = mount_key(&mountpoint);
         if let Some(left) = fuse::Left::find(given, &key) {
-            let place = fuse::Place { mountpoint: &mountpoint, key: &key, is_dead: false };
+            let place = fuse::MountTarget { mountpoint: &mountpoint, key: &key, is_dead: false };
             match image.resume_fuse(place, left, record.journal, &self.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
@@ -205,13 +206,17 @@ impl Node {
     }
 
     /// The mount that a record speaks of, whatever covers it.
-    fn is_mounted<'a>(&self, mounts: &'a [Mounted], record: &MountRecord) -> Option<&'a Mounted> {
+    fn is_mounted<'a>(
+        &self,
+        mounts: &'a [MountEntry],
+        record: &MountRecord,
+    ) -> Option<&'a MountEntry> {
         let place = &record.request.mountpoint;
         mounts.iter().rfind(|mount| mount.target == *place && self.is_ours(mount, record))
     }
 
     /// Whether a mount is the one that a record speaks of.
-    fn is_ours(&self, mount: &Mounted, record: &MountRecord) -> bool {
+    fn is_ours(&self, mount: &MountEntry, record: &MountRecord) -> bool {
         match record.driver {
             DriverChoice::Fuse => mount.kind == fuse::KIND,
             _ => {
@@ -253,7 +258,7 @@ impl Node {
 }
 
 /// FUSE mounts of versions that kept no journal. Those that are not mounted any more do not count.
-pub(super) fn without_journal(records: &[MountRecord], mounts: &[Mounted]) -> Vec<PathBuf> {
+pub(super) fn without_journal(records: &[MountRecord], mounts: &[MountEntry]) -> Vec<PathBuf> {
     let without = records.iter().filter(|record| !record.journal);
     let places = without.map(|record| &record.request.mountpoint);
     let is_fuse = |place: &&PathBuf| {
@@ -288,7 +293,7 @@ mod tests {
             }
             serde_json::from_value::<MountRecord>(record).unwrap()
         };
-        let mount = |place: &str, kind: &str| Mounted {
+        let mount = |place: &str, kind: &str| MountEntry {
             id: 1,
             target: place.into(),
             kind: kind.to_owned(),

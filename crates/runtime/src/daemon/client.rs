@@ -18,7 +18,7 @@ use crate::keeper::{self, KeeperInfo};
 
 /// How long a worker may leave a client waiting before the keeper is asked how it is. A new worker after one that died
 /// needs a tenth of that.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long the keeper may need to end after its worker.
 const END: Duration = Duration::from_secs(10);
@@ -141,7 +141,7 @@ impl Client {
 
 fn dial(root: &Path) -> Result<BufReader<UnixStream>, ClientError> {
     let stream = socket::connect(root)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
     Ok(BufReader::new(stream))
 }
 

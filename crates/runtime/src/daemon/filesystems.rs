@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     api::MountRequest,
-    holders,
+    mount_users,
     record::{Record, Records},
 };
 use crate::kernel::{
@@ -26,7 +26,7 @@ use crate::kernel::{
 };
 
 /// How long the kernel may take to take a file system down that nobody uses; milliseconds in practice.
-const PATIENCE: Duration = Duration::from_millis(300);
+const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
 
 /// How often file systems that outlive their mounts are looked after.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ impl Record for FilesystemRecord {
 #[derive(Debug)]
 pub(super) struct ErofsMount {
     pub(super) erofs: Erofs,
-    /// See [`super::gap::close`].
+    /// See [`super::stale_pages::close`].
     pub(super) stale_pages: u64,
     watches: Vec<Watch>,
     record: FilesystemRecord,
@@ -182,8 +182,8 @@ impl Filesystems {
             self.sweep();
             let used: Vec<_> =
                 self.lock().iter().map(|r| (r.record.manifest_digest, r.record.device)).collect();
-            if used.is_empty() || started.elapsed() > PATIENCE {
-                let holders = |(image, device)| (image, holders::of_device(device));
+            if used.is_empty() || started.elapsed() > LOOK_FOR_USERS {
+                let holders = |(image, device)| (image, mount_users::of_device(device));
                 return used.into_iter().map(holders).collect();
             }
             thread::sleep(Duration::from_millis(5));

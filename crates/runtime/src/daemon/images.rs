@@ -161,7 +161,7 @@ fn data_of(manifest: &Manifest) -> Vec<Digest> {
 const REMEMBERED: u64 = 16 << 20;
 
 /// How long the first mount waits for it: about a round trip.
-const PATIENCE: Duration = Duration::from_millis(50);
+const LOOK_WITHIN: Duration = Duration::from_millis(50);
 
 /// Whether images that are not mounted have been looked at.
 #[derive(Debug, Default)]
@@ -177,7 +177,7 @@ impl Node {
             is_first.then(|| tokio::task::spawn_blocking(move || remember(&images, &cache)));
         async move {
             if let Some(looking) = looking {
-                let _ = tokio::time::timeout(PATIENCE, looking).await;
+                let _ = tokio::time::timeout(LOOK_WITHIN, looking).await;
             }
         }
     }

@@ -20,21 +20,21 @@ mod client;
 mod driver;
 mod error;
 mod filesystems;
-mod gap;
-mod holders;
 mod images;
 mod layers;
 mod leftovers;
 mod logins;
+mod mount_users;
 mod node;
 mod occupied;
 mod prefetch;
 mod record;
+mod route;
 mod scrub;
-mod served;
+mod served_image;
 mod server;
 mod socket;
-mod way;
+mod stale_pages;
 
 use std::{
     io,
@@ -68,7 +68,7 @@ use crate::{
     keeper::{Given, Link, Order},
     kernel::{
         Probe,
-        fanotify::{Estate, GROUP, Journal, Session, Unanswered, most_unanswered},
+        fanotify::{GROUP, Handover, Journal, Session, Unanswered, most_unanswered},
         fuse, mountinfo,
     },
 };
@@ -160,7 +160,7 @@ impl Worker {
                     // The keeper got no further. Everything that was read will be denied.
                     None => (Journal::create()?, Vec::new()),
                 };
-                Ok(Session::resume(&link, Estate { group, journal, unanswered })?)
+                Ok(Session::resume(&link, Handover { group, journal, unanswered })?)
             };
             let (session, unanswered) = resume().map_err(io(&root.join("cache")))?;
             node.fanotify = Some(session);
@@ -184,7 +184,7 @@ impl Worker {
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
-        tokio::spawn(way::keep_current(Arc::downgrade(&node)));
+        tokio::spawn(route::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);

@@ -18,16 +18,16 @@ use super::{
     DaemonError, Settings,
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
     filesystems::{self, Filesystems},
-    holders,
     images::{Explanation, Remembering},
     layers::Recent,
     leftovers::Pins,
     logins::Logins,
+    mount_users,
     occupied::Counted,
     prefetch::Prefetches,
     record::{MountRecord, Records, mount_key},
-    served::{Attachment, Counters, ServedImage},
-    way::Way,
+    route::ImageRoute,
+    served_image::{Attachment, Counters, ServedImage},
 };
 use crate::{
     cache::{self, Cache},
@@ -36,7 +36,7 @@ use crate::{
     kernel::{
         Probe, fanotify,
         mount::{self, Suid},
-        mountinfo::{self, Mounted as KernelMount},
+        mountinfo::{self, MountEntry as KernelMount},
     },
     prefetch::{Known, Prefetcher, Traces},
 };
@@ -228,7 +228,7 @@ impl Node {
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(|platform| platform.with_lazy(true));
         let options = self.options(&request);
-        let way = Way::to(&name, &options);
+        let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
         let mut stopping = self.stopping.subscribe();
@@ -304,7 +304,7 @@ impl Node {
     pub(super) async fn serve(
         &self,
         stored: StoredImage,
-        way: Way,
+        way: ImageRoute,
     ) -> Result<Arc<ServedImage>, DaemonError> {
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
@@ -419,7 +419,7 @@ impl Node {
                 mount.attachment.detach(mountpoint).await.map_err(io)
             }
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                let holders = holders::of(mountpoint);
+                let holders = mount_users::of(mountpoint);
                 Err(DaemonError::Busy { mountpoint: mountpoint.to_owned(), holders })
             }
             other => other.map_err(io),
@@ -492,9 +492,9 @@ impl Node {
     }
 
     /// Lets requests under way get done, for a while; later ones are answered with [`super::Response::Again`] for ever.
-    pub(super) async fn quiesce(&self, patience: Duration) {
+    pub(super) async fn quiesce(&self, limit: Duration) {
         self.leaving.send_replace(true);
-        match tokio::time::timeout(patience, self.working.clone().write_owned()).await {
+        match tokio::time::timeout(limit, self.working.clone().write_owned()).await {
             Ok(guard) => std::mem::forget(guard),
             Err(_) => tracing::warn!("leaving in the middle of a request"),
         }
@@ -542,7 +542,7 @@ impl Node {
 
     fn refuse_if_used(&self, mounts: &BTreeMap<PathBuf, Slot>) -> Result<(), DaemonError> {
         if !mounts.is_empty() {
-            let describe = |path: &PathBuf| match holders::of(path) {
+            let describe = |path: &PathBuf| match mount_users::of(path) {
                 holders if holders.is_empty() => path.display().to_string(),
                 holders => format!("{} (in use{holders})", path.display()),
             };

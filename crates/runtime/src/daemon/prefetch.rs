@@ -13,7 +13,9 @@ use std::{
 use lazuli_registry::{ImageName, Platform, lazy_manifest};
 use serde::{Deserialize, Serialize};
 
-use super::{DaemonError, api::MountRequest, node::Node, served::ServedImage, way::Way};
+use super::{
+    DaemonError, api::MountRequest, node::Node, route::ImageRoute, served_image::ServedImage,
+};
 use crate::image::{self, StoredImage};
 
 /// Pauses after which an image of the configuration is tried again; the registry may come up after the node.
@@ -154,7 +156,7 @@ impl Node {
             nosuid: true,
         };
         let options = self.options(&request);
-        let way = Way::to(&name, &options);
+        let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
         let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options.referrers);

@@ -11,7 +11,7 @@ use std::{
 use lazuli_image::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::{DaemonError, node::Node, served::ServedImage};
+use super::{DaemonError, node::Node, served_image::ServedImage};
 use crate::{
     cache::{Cache, CacheError, Scrubbed},
     image::{self, StoredImage},

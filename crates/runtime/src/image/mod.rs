@@ -40,7 +40,7 @@ use lazuli_registry::{
 };
 use lazuli_sys::mmap::Map;
 
-use self::rows::{Opening, Purpose};
+use self::rows::{Preconnect, Purpose};
 pub use self::unpack::UnpackError;
 
 /// Why an image cannot be used.
@@ -342,7 +342,7 @@ struct Content {
     config: Vec<u8>,
     bootstrap: Arc<Bootstrap<Map>>,
     /// Until others know of the bootstrap.
-    opening: Option<Opening>,
+    opening: Option<Preconnect>,
 }
 
 /// Fetches everything into `directory`.
@@ -375,7 +375,7 @@ async fn fill(
 /// A bootstrap that was checked, and the digest of the tar that it came in.
 struct Unpacked {
     bootstrap: Bootstrap<Map>,
-    opening: Opening,
+    opening: Preconnect,
     diff_id: Digest,
 }
 

@@ -13,7 +13,7 @@ use lazuli_image::{Blob, Chunk, Codec, Stored, codec::Decoder};
 use lazuli_registry::{RegistryError, Repository};
 
 /// A place that holds the image.
-type Place = Arc<dyn Repository>;
+type Mirror = Arc<dyn Repository>;
 
 /// What [`prove`] found.
 pub(super) struct Read {
@@ -25,10 +25,10 @@ pub(super) struct Read {
 
 /// Tables of a blob, from the first of `places` that has them, and which that is: never from other nodes.
 pub(super) async fn fetch(
-    places: &[Place],
+    places: &[Mirror],
     blob: &Blob,
     range: Range<Stored>,
-) -> Result<(Bytes, Place), RegistryError> {
+) -> Result<(Bytes, Mirror), RegistryError> {
     let mut failures = Vec::new();
     for place in places.iter().filter(|place| !place.is_for_all()) {
         match place.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
@@ -41,7 +41,7 @@ pub(super) async fn fetch(
 
 /// Reads the first, the middle and the last batch of a blob. A place with other bytes says nothing about the tables,
 /// as long as another one has the right ones.
-pub(super) async fn prove(places: &[Place], blob: &Blob) -> Result<Read, RegistryError> {
+pub(super) async fn prove(places: &[Mirror], blob: &Blob) -> Result<Read, RegistryError> {
     let batched: Vec<_> = blob.chunks.iter().filter(|chunk| chunk.batch.is_some()).collect();
     let mut chosen: Vec<_> = [0, batched.len() / 2, batched.len().saturating_sub(1)]
         .into_iter()
@@ -59,7 +59,7 @@ pub(super) async fn prove(places: &[Place], blob: &Blob) -> Result<Read, Registr
 }
 
 /// Reads one chunk.
-async fn look(places: &[Place], blob: &Blob, chunk: &Chunk) -> Result<Read, RegistryError> {
+async fn look(places: &[Mirror], blob: &Blob, chunk: &Chunk) -> Result<Read, RegistryError> {
     let mut read = Read { proof: Ok(()), bytes: 0, requests: 0 };
     let mut failures = Vec::new();
     for place in places {

@@ -16,7 +16,7 @@ use lazuli_sys::mmap::Map;
 
 use super::{
     meta,
-    rows::{self, Opening, Purpose},
+    rows::{self, Preconnect, Purpose},
 };
 
 /// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
@@ -90,7 +90,7 @@ pub enum UnpackError {
 pub(super) struct Unpacked {
     path: PathBuf,
     bootstrap: Bootstrap<Map>,
-    opening: Opening,
+    opening: Preconnect,
     tables: Vec<(BlobIndex, Vec<u8>)>,
     diff_id: Digest,
 }
@@ -115,7 +115,7 @@ impl Unpacked {
     }
 
     /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
-    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Opening), UnpackError> {
+    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Preconnect), UnpackError> {
         let Unpacked { path, mut bootstrap, mut opening, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
@@ -151,7 +151,7 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables, diff_id })
 }
 
-type Opened = Result<(Bootstrap<Map>, Opening), FormatError>;
+type Opened = Result<(Bootstrap<Map>, Preconnect), FormatError>;
 
 /// Computes the digest of what is read.
 struct Hashed<R> {
@@ -289,7 +289,7 @@ fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
         // Only what was translated here may do without the tables of v6.
-        let own = |opened: (Bootstrap<Map>, Opening)| match opened.0.version() {
+        let own = |opened: (Bootstrap<Map>, Preconnect)| match opened.0.version() {
             6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
         };

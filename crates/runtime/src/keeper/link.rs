@@ -249,7 +249,7 @@ impl Link {
     /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor stays open
     /// whatever happens to this process, and to the keeper if there is a service manager. Under a name that a worker before this
     /// one has used and nobody [released](Link::release), it has to be what was [`Given`].
-    pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> Held {
+    pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> KeptDescriptor {
         let mut inner = self.lock();
         let is_new = !inner.given.remove(&name);
         if is_new {
@@ -260,7 +260,7 @@ impl Link {
         if is_new && !service::address().is_empty() {
             self.await_keeper();
         }
-        Held { link: self.clone(), name }
+        KeptDescriptor { link: self.clone(), name }
     }
 
     /// Waits until the keeper has dealt with everything that it was told.
@@ -345,12 +345,12 @@ impl fmt::Debug for Link {
 /// A descriptor that the keeper holds as long as this lives, and longer if this process dies.
 #[derive(Debug)]
 #[must_use = "the keeper closes the descriptor when this is dropped"]
-pub struct Held {
+pub struct KeptDescriptor {
     link: Arc<Link>,
     name: String,
 }
 
-impl Drop for Held {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
         self.link.release(&self.name);
     }

@@ -30,7 +30,7 @@ pub(crate) use wire::fuzz;
 
 pub use self::{
     descriptors::Descriptors,
-    link::{Given, Held, JOURNAL, KeeperInfo, Link, Order},
+    link::{Given, JOURNAL, KeeperInfo, KeptDescriptor, Link, Order},
     supervisor::{Ended, Keeper, KeeperError, Programs, Role},
     takeover::{TakeoverError, report},
 };

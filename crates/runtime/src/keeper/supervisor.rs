@@ -44,7 +44,7 @@ const ROOT_LIMIT: usize = 255 - 82;
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// Workers in a row that may fail without a pause.
-const PATIENCE: u32 = 3;
+const QUICK_RESTARTS: u32 = 3;
 
 /// The pause after that; it doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -409,7 +409,7 @@ impl Keeper {
 
     fn restart_later(&mut self, why: String) {
         self.failures += 1;
-        let pause = match self.failures.checked_sub(PATIENCE + 1) {
+        let pause = match self.failures.checked_sub(QUICK_RESTARTS + 1) {
             None => Duration::ZERO,
             Some(doublings) => LONGEST_PAUSE.min(FIRST_PAUSE * 2_u32.pow(doublings.min(10))),
         };

@@ -4,7 +4,7 @@ use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf}
 
 /// One mount of this process's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountEntry {
     /// Number of the mount; no two mounts at a time have the same.
     pub id: u64,
     /// Where it is.
@@ -16,19 +16,19 @@ pub struct Mounted {
 }
 
 /// Every mount, in the order of mounting: the last with a target is the one that is seen there.
-pub fn list() -> io::Result<Vec<Mounted>> {
+pub fn list() -> io::Result<Vec<MountEntry>> {
     let text = fs::read("/proc/self/mountinfo")?;
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`; the fields after the sixth vary in number up
 /// to the dash.
-fn parse(line: &[u8]) -> Option<Mounted> {
+fn parse(line: &[u8]) -> Option<MountEntry> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let dash = fields.iter().position(|field| *field == b"-")?;
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
-    Some(Mounted {
+    Some(MountEntry {
         id: text(fields.first()?).parse().ok()?,
         target: path(fields.get(4)?),
         kind: text(fields.get(dash + 1)?),
@@ -65,7 +65,7 @@ mod tests {
     fn reads_mountinfo() {
         let line =
             b"36 35 0:42 / /a\\040b\\134c\\9 rw,noatime master:1 shared:2 - erofs /x\\012y ro";
-        let expected = Mounted {
+        let expected = MountEntry {
             id: 36,
             target: "/a b\\c\\9".into(),
             kind: "erofs".into(),

@@ -26,7 +26,7 @@ use rustix::{
 use super::{mount, release::Release};
 
 /// How long the trial waits for an event that does not come.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the trial file holds when it has been filled.
 const CONTENT: &[u8] = b"lazuli";
@@ -119,7 +119,7 @@ fn answer(group: &Group, blob: &File) -> Result<(), String> {
     let failed = |error: io::Error| format!("answering a pre-content event fails: {error}");
     let start = Instant::now();
     let mut answers = 0;
-    while answers == 0 && start.elapsed() < PATIENCE {
+    while answers == 0 && start.elapsed() < PROBE_TIMEOUT {
         while let Some(event) = group.read().map_err(failed)? {
             let Some(file) = event.file else { continue };
             blob.write_all_at(CONTENT, 0).map_err(failed)?;

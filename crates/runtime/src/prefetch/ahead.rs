@@ -43,7 +43,7 @@ const MOST: u64 = 16 << 20;
 const BESIDE: u64 = 256 << 10;
 
 /// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
-pub(crate) type Place = (usize, usize);
+pub(crate) type ChunkAt = (usize, usize);
 
 /// The blobs of an image, as long as it is served.
 pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
@@ -77,17 +77,17 @@ impl Pace {
 
 /// On whose word something is fetched.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Manner<'a> {
+pub(crate) enum Purpose<'a> {
     /// Nobody's: a start will most likely need it, if there is room.
     Hint(&'a Cache),
     /// Somebody's who waits for it; readers go first, but not for long, and then it comes in small pieces.
     Order(&'a Cache),
 }
 
-impl Manner<'_> {
+impl Purpose<'_> {
     /// Whether readers wait who go first. What a start will need goes with what it asks for.
     fn is_beside_readers(self) -> bool {
-        matches!(self, Manner::Order(cache) if cache.is_awaited())
+        matches!(self, Purpose::Order(cache) if cache.is_awaited())
     }
 }
 
@@ -144,10 +144,10 @@ impl<'a> Gauge<'a> {
 /// Nobody delivers: it ends with the first request that fails.
 pub(crate) async fn fetch(
     blobs: &Blobs,
-    order: Vec<Place>,
+    order: Vec<ChunkAt>,
     early: Option<&Early>,
     pace: &Pace,
-    manner: Manner<'_>,
+    manner: Purpose<'_>,
 ) -> Result<(), ReadError> {
     fetch_by(blobs, order, early, &mut Gauge::new(pace), manner).await
 }
@@ -155,10 +155,10 @@ pub(crate) async fn fetch(
 /// The same, measured by `gauge`.
 pub(super) async fn fetch_by(
     blobs: &Blobs,
-    order: Vec<Place>,
+    order: Vec<ChunkAt>,
     early: Option<&Early>,
     gauge: &mut Gauge<'_>,
-    manner: Manner<'_>,
+    manner: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let pace = gauge.pace;
     let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
@@ -192,12 +192,12 @@ pub(super) async fn fetch_by(
             return Ok(());
         }
         match manner {
-            Manner::Hint(cache) if !cache.has_room_for_hints(size) => {
+            Purpose::Hint(cache) if !cache.has_room_for_hints(size) => {
                 tracing::info!("less is fetched ahead: the disk is nearly full");
                 return Ok(());
             }
-            Manner::Hint(_) => {}
-            Manner::Order(cache) => courtesy(cache, HASTE).await,
+            Purpose::Hint(_) => {}
+            Purpose::Order(cache) => courtesy(cache, HASTE).await,
         }
         if manner.is_beside_readers() {
             size = BESIDE;
@@ -222,17 +222,17 @@ pub(super) async fn fetch_by(
 }
 
 /// Stored bytes of the chunks that are not here.
-fn missing_bytes(order: &[Place], blobs: &[Arc<CachedBlob>]) -> u64 {
+fn missing_bytes(order: &[ChunkAt], blobs: &[Arc<CachedBlob>]) -> u64 {
     let missing = order.iter().filter(|(blob, chunk)| !blobs[*blob].has(*chunk));
     missing.map(|(blob, chunk)| blobs[*blob].chunk(*chunk).stored_share()).sum()
 }
 
 /// Takes chunks from `order` until those that are missing have `size` stored bytes.
 fn window(
-    order: &mut impl Iterator<Item = Place>,
+    order: &mut impl Iterator<Item = ChunkAt>,
     blobs: &[Arc<CachedBlob>],
     size: u64,
-) -> Vec<Place> {
+) -> Vec<ChunkAt> {
     let mut bytes = 0;
     let mut missing = Vec::new();
     for (blob, chunk) in order {
@@ -250,11 +250,11 @@ fn window(
 
 /// Takes chunks from `order` as long as they have no more than [`FIRST_NEEDED`] stored bytes.
 fn first_needed(
-    order: &mut Peekable<impl Iterator<Item = Place>>,
+    order: &mut Peekable<impl Iterator<Item = ChunkAt>>,
     blobs: &[Arc<CachedBlob>],
-) -> Vec<Place> {
+) -> Vec<ChunkAt> {
     let mut left = FIRST_NEEDED;
-    let mut fits = |&(blob, chunk): &Place| {
+    let mut fits = |&(blob, chunk): &ChunkAt| {
         let rest = left.checked_sub(blobs[blob].chunk(chunk).stored_share());
         left = rest.unwrap_or(left);
         rest.is_some()
@@ -263,7 +263,7 @@ fn first_needed(
 }
 
 /// Chunks by blob, in ascending order.
-fn by_blob(places: Vec<Place>) -> BTreeMap<usize, Vec<usize>> {
+fn by_blob(places: Vec<ChunkAt>) -> BTreeMap<usize, Vec<usize>> {
     let mut chunks: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     places.into_iter().for_each(|(blob, chunk)| chunks.entry(blob).or_default().push(chunk));
     for chunks in chunks.values_mut() {

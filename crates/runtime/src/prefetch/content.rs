@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Image,
-    ahead::{self, Blobs, Manner, Pace, Place},
+    ahead::{self, Blobs, ChunkAt, Pace, Purpose},
     guess::{self, Content, Piece},
 };
 use crate::cache::Cache;
@@ -33,7 +33,7 @@ pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
         loop {
             tokio::select! {
                 places = found.recv() => match places {
-                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Manner::Hint(cache))),
+                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Purpose::Hint(cache))),
                     None => break,
                 },
                 // Readers who need what cannot be had will be told why.
@@ -66,7 +66,7 @@ impl Files {
         extents
     }
 
-    fn places(&self, piece: &Piece) -> Vec<Place> {
+    fn places(&self, piece: &Piece) -> Vec<ChunkAt> {
         let Some(blobs) = self.blobs.upgrade() else { return Vec::new() };
         let chunks = |(blob, range): (usize, std::ops::Range<Decoded>)| {
             blobs[blob].positions(&range).map(move |chunk| (blob, chunk))

@@ -16,36 +16,36 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     Image, Prefetcher,
-    ahead::{self, Gauge, Manner, Place},
+    ahead::{self, ChunkAt, Gauge, Purpose},
 };
-use crate::cache::{CachedBlob, Ear};
+use crate::cache::{CachedBlob, Listener};
 
 /// Misses that wait to be looked at. A start that has more at once gains nothing by them.
 const PENDING: usize = 64;
 
 /// Hears what readers of an image miss.
 pub(super) struct Misses {
-    misses: mpsc::Receiver<Place>,
+    misses: mpsc::Receiver<ChunkAt>,
     /// Kept alive for the blobs, which tell them.
-    _ears: Vec<Arc<Ear>>,
+    _listeners: Vec<Arc<Listener>>,
 }
 
 impl Misses {
     /// Listens from now on.
     pub(super) fn of(blobs: &[Arc<CachedBlob>]) -> Self {
         let (sender, misses) = mpsc::channel(PENDING);
-        let ear = |(position, blob): (usize, &Arc<CachedBlob>)| {
+        let listener = |(position, blob): (usize, &Arc<CachedBlob>)| {
             let (sender, blob_of_ear) = (sender.clone(), Arc::downgrade(blob));
-            let ear: Arc<Ear> = Arc::new(move |chunks: Range<usize>| {
+            let listener: Arc<Listener> = Arc::new(move |chunks: Range<usize>| {
                 let Some(blob) = blob_of_ear.upgrade() else { return };
                 if let Some(chunk) = blob.first_unforeseen(chunks) {
                     let _ = sender.try_send((position, chunk));
                 }
             });
-            blob.tell(&ear);
-            ear
+            blob.tell(&listener);
+            listener
         };
-        Misses { _ears: blobs.iter().enumerate().map(ear).collect(), misses }
+        Misses { _listeners: blobs.iter().enumerate().map(listener).collect(), misses }
     }
 
     /// Fetches what is near the misses until the start's bytes are spent, the image is not served any more, or a server has enough.
@@ -83,7 +83,7 @@ impl Misses {
             }
             drop(blobs);
             gauge.pause();
-            let hint = Manner::Hint(&prefetcher.cache);
+            let hint = Purpose::Hint(&prefetcher.cache);
             if ahead::fetch_by(&image.blobs, order, None, &mut gauge, hint).await.is_err() {
                 // Readers who need what cannot be had will be told why.
                 return;

@@ -36,7 +36,7 @@ use tokio::{
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
-    ahead::{Blobs, Manner, Pace},
+    ahead::{Blobs, Pace, Purpose},
     escalate::Misses,
     recorder::{Recorded, Recorder},
 };
@@ -254,7 +254,7 @@ impl Prefetcher {
         }
         let Known { trace, asked, early } = known;
         let is_asked = asked.is_some();
-        let hint = Manner::Hint(&self.cache);
+        let hint = Purpose::Hint(&self.cache);
         let bring = async |order| {
             // Readers who need what cannot be had will be told why.
             drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
@@ -339,7 +339,7 @@ impl Prefetcher {
 }
 
 /// The chunks that a trace calls hot, as far as the image has them.
-fn of_trace(trace: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
+fn of_trace(trace: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
     let place = |(id, number): (Digest, u32)| {
         let blob = blobs.iter().position(|blob| blob.id() == id)?;
         Some((blob, blobs[blob].position(number)?))
@@ -348,7 +348,7 @@ fn of_trace(trace: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
 }
 
 /// The chunks that the image's maker calls hot.
-fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
+fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
     let of_blob = |(position, (hot, blob)): (usize, (&u64, &Arc<CachedBlob>))| {
         blob.stored_within(*hot).map(move |chunk| (position, chunk))
     };

@@ -9,7 +9,7 @@ use std::{
 use lazuli_image::{Digest, Trace, trace::MAX_TOUCHES};
 use tokio::{sync::Notify, time::timeout};
 
-use crate::cache::{CachedBlob, Ear, ReadyMap};
+use crate::cache::{CachedBlob, Listener, ReadyMap};
 
 /// A container that touched nothing new for so long has started: 5 s is well above the longest pause of one start that
 /// was seen, and well below the life of anything worth tuning for.
@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 pub(crate) struct Recorder {
     log: Arc<Log>,
     /// Kept alive for the blobs, which tell them.
-    _ears: Vec<Arc<Ear>>,
+    _listeners: Vec<Arc<Listener>>,
     blobs: Vec<Digest>,
     /// Whether the kernel asks about the blob at all: about one that is complete it does not.
     asked: Vec<bool>,
@@ -46,10 +46,10 @@ impl Recorder {
     /// Records what drivers ask of these blobs from now on.
     pub(crate) fn start(blobs: &[Arc<CachedBlob>]) -> Self {
         let log = Arc::new(Log::default());
-        let ear = |(blob, position): (&Arc<CachedBlob>, u8)| {
+        let listener = |(blob, position): (&Arc<CachedBlob>, u8)| {
             let (log, numbers) = (log.clone(), Arc::downgrade(blob));
             let seen = ReadyMap::new(blob.stats().chunks_total as usize, &[]);
-            let ear: Arc<Ear> = Arc::new(move |chunks| {
+            let listener: Arc<Listener> = Arc::new(move |chunks| {
                 for at in chunks {
                     if seen.set(at)
                         && let Some(blob) = numbers.upgrade()
@@ -58,11 +58,11 @@ impl Recorder {
                     }
                 }
             });
-            blob.tell(&ear);
-            ear
+            blob.tell(&listener);
+            listener
         };
         Recorder {
-            _ears: blobs.iter().zip(0..).map(ear).collect(),
+            _listeners: blobs.iter().zip(0..).map(listener).collect(),
             log,
             blobs: blobs.iter().map(|blob| blob.id()).collect(),
             asked: blobs.iter().map(|blob| !blob.is_complete()).collect(),

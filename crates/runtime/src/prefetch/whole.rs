@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     Prefetcher,
-    ahead::{self, Blobs, Manner},
+    ahead::{self, Blobs, Purpose},
 };
 use crate::{
     cache::{Cache, CachedBlob},
@@ -49,7 +49,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
         return Err(ReadError::NoSpace { blob: blob.id(), path: blob.path() });
     }
     expect(&all);
-    ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Manner::Order(cache)).await?;
+    ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache)).await?;
     // What others were fetching, what nobody has checked yet, and what did not arrive, with the reason.
     for blob in all.iter() {
         for chunk in blob.unready() {
@@ -104,7 +104,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
 async fn bring(
     prefetcher: &Prefetcher,
     blobs: &Blobs,
-    mut rest: &[ahead::Place],
+    mut rest: &[ahead::ChunkAt],
     rate: u64,
 ) -> Result<(), Pause> {
     while !rest.is_empty() {
@@ -138,10 +138,10 @@ async fn bring(
 }
 
 /// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one blob.
-fn piece(rest: &[ahead::Place], blobs: &[Arc<CachedBlob>]) -> usize {
+fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;
-    let fits = |(number, place): (usize, &ahead::Place)| {
+    let fits = |(number, place): (usize, &ahead::ChunkAt)| {
         bytes += blobs[blob].chunk(place.1.min(first + number)).stored_share();
         *place == (blob, first + number) && (number == 0 || bytes <= PIECE)
     };
@@ -156,7 +156,7 @@ fn expect(blobs: &[Arc<CachedBlob>]) {
 }
 
 /// The chunks that are not here.
-fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<ahead::Place> {
+fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
     let of_blob = |(position, blob): (usize, &Arc<CachedBlob>)| {
         blob.missing().into_iter().map(move |chunk| (position, chunk))
     };

@@ -97,7 +97,7 @@ impl Early {
     }
 
     /// Those parts that together have all of `range`, if there are such.
-    pub(crate) fn parts(&self, blob: &Digest, range: &Range<Stored>) -> Option<Held> {
+    pub(crate) fn parts(&self, blob: &Digest, range: &Range<Stored>) -> Option<EarlyBytes> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let overlaps = |part: &Range<Stored>| part.start < range.end && range.start < part.end;
         let parts = all.parts.iter().filter(|(of, part, _)| of == blob && overlaps(part));
@@ -106,7 +106,11 @@ impl Early {
         parts.sort_by_key(|(part, _)| part.start);
         let follow = parts.windows(2).all(|pair| pair[0].0.end == pair[1].0.start);
         let whole = parts.first()?.0.start <= range.start && range.end <= parts.last()?.0.end;
-        (follow && whole).then(|| Held { parts, range: range.clone(), is_needed_first: false })
+        (follow && whole).then(|| EarlyBytes {
+            parts,
+            range: range.clone(),
+            is_needed_first: false,
+        })
     }
 
     /// Whether anything was asked for.
@@ -121,20 +125,20 @@ impl Early {
 }
 
 /// What was asked for early in place of an answer.
-pub(crate) struct Held {
+pub(crate) struct EarlyBytes {
     parts: Vec<(Range<Stored>, Part)>,
     range: Range<Stored>,
     /// Whether the bytes are asked for once more meanwhile.
     pub(crate) is_needed_first: bool,
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for EarlyBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({:?})", self.range)
+        write!(f, "EarlyBytes({:?})", self.range)
     }
 }
 
-impl Held {
+impl EarlyBytes {
     /// How many of its parts begin in the range: no part counts for two ranges.
     pub(crate) fn requests(&self) -> usize {
         self.parts.iter().filter(|(part, _)| self.range.contains(&part.start)).count()

@@ -36,7 +36,7 @@ pub(crate) enum Fault {
     /// A byte comes each second, for ever.
     Drip,
     /// None: whoever waits for it is told to ask elsewhere.
-    Elsewhere,
+    AskOthers,
     /// It takes this long.
     Slow(Duration),
 }
@@ -108,7 +108,7 @@ impl BlobSource for Faulty {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 arrived(1);
             },
-            Fault::None | Fault::Elsewhere | Fault::Flip | Fault::Short => {}
+            Fault::None | Fault::AskOthers | Fault::Flip | Fault::Short => {}
         }
         let mut bytes = self.inner.read(range, arrived).await?.to_vec();
         match fault {
@@ -128,7 +128,7 @@ impl BlobSource for Faulty {
 
     async fn is_shared(&self, _: &Range<Stored>, _: bool) -> bool {
         let mut faults = self.faults.lock().unwrap();
-        let is_shared = !matches!(faults.front(), Some(Fault::Elsewhere));
+        let is_shared = !matches!(faults.front(), Some(Fault::AskOthers));
         if !is_shared {
             faults.pop_front();
         }

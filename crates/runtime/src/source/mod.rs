@@ -3,12 +3,12 @@
 //! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything above sees the trait
 //! alone. `race` reads from several of them, and is the only one that repeats anything.
 
-pub(crate) mod budget;
 pub(crate) mod early;
 mod memory;
-pub(crate) mod place;
+pub(crate) mod priority_semaphore;
 pub(crate) mod race;
 mod repository;
+pub(crate) mod tracked_source;
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -55,7 +55,7 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     }
 
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
-    fn patience(&self) -> Option<Duration> {
+    fn hedge_after(&self) -> Option<Duration> {
         None
     }
 
@@ -99,7 +99,7 @@ pub enum SourceError {
     },
     /// The place would have to fetch it from another one that can be asked as well.
     #[error("no node has it yet ({source_name})")]
-    Elsewhere {
+    AskOthers {
         /// The place.
         source_name: String,
     },

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     SourceError,
-    budget::{Budget, Permit, Wanted},
-    place::{Attempt, Meter, Place},
+    priority_semaphore::{Permit, PrioritySemaphore, Wanted},
+    tracked_source::{Attempt, Meter, TrackedSource},
 };
 
 /// Pause before a place that failed is asked again. Lost connections and restarts are over in this time.
@@ -28,11 +28,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
 /// How long a place may bring nothing, or next to nothing, before another one that is well is asked, too. Registries and their storage
 /// answer within half a second nearly always; what was asked twice in vain costs one answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const HEDGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The same when there is no other that is well: then others are asked, or the same once more over another connection,
 /// because connections die silently in firewalls and balancers.
-pub(crate) const LAST_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// What to read, and for whom.
 pub(crate) struct Need<'a> {
@@ -40,7 +40,7 @@ pub(crate) struct Need<'a> {
     /// Bytes that one connection is asked for at most.
     pub(crate) part: u64,
     pub(crate) deadline: Instant,
-    pub(crate) room: &'a Arc<Budget>,
+    pub(crate) room: &'a Arc<PrioritySemaphore>,
     pub(crate) wanted: &'a Wanted,
     pub(crate) meter: &'a dyn Meter,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Need<'a> {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) bytes: Bytes,
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<TrackedSource>,
     /// When they were asked for.
     pub(crate) started: Instant,
     /// The room that they take.
@@ -58,7 +58,7 @@ pub(crate) struct Answer {
 
 enum Event {
     Answered(usize, Result<(Bytes, Permit), SourceError>),
-    /// The attempt with this number began [`PATIENCE`] ago or, when the flag is set, [`LAST_PATIENCE`].
+    /// The attempt with this number began [`HEDGE_AFTER`] ago or, when the flag is set, [`LAST_HEDGE_AFTER`].
     Late(usize, bool),
     /// A pause is over.
     Again,
@@ -67,7 +67,7 @@ enum Event {
 type Events<'a> = FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send + 'a>>>;
 
 struct Candidate<'a> {
-    place: &'a Arc<Place>,
+    place: &'a Arc<TrackedSource>,
     /// Since the last pause.
     asked: bool,
     /// Attempts that are under way.
@@ -104,7 +104,10 @@ struct Race<'a> {
 /// # Errors
 /// Final ones of all places as soon as they are known, else [`SourceError::TimedOut`] at the deadline, or before when
 /// nobody may be asked again until then.
-pub(crate) async fn read(places: &[Arc<Place>], need: &Need<'_>) -> Result<Answer, SourceError> {
+pub(crate) async fn read(
+    places: &[Arc<TrackedSource>],
+    need: &Need<'_>,
+) -> Result<Answer, SourceError> {
     let begun = Instant::now();
     let candidate =
         |place| Candidate { place, asked: false, under_way: 0, failure: None, hopeless: false };
@@ -178,7 +181,7 @@ impl<'a> Race<'a> {
     /// Who is too slow for what nobody waits for is good enough for a reader who has come meanwhile.
     fn reconsider(&mut self) {
         let is_elsewhere = |candidate: &Candidate<'_>| {
-            matches!(candidate.failure.as_deref(), Some(SourceError::Elsewhere { .. }))
+            matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
         };
         if (self.need.wanted)() {
             let others = self.candidates.iter_mut().filter(|candidate| is_elsewhere(candidate));
@@ -202,7 +205,7 @@ impl<'a> Race<'a> {
             let read = place.read(need, &attempt);
             Event::Answered(number, read.await)
         }));
-        self.look_after(number, place.patience().unwrap_or(PATIENCE), false);
+        self.look_after(number, place.hedge_after().unwrap_or(HEDGE_AFTER), false);
     }
 
     /// Has [`Race::hurry`] look at an attempt after `time`.
@@ -221,9 +224,9 @@ impl<'a> Race<'a> {
         }
         // Waiting for a turn is no fault of a place that does well: a crowd stays where it is.
         let (age, place) = (attempt.age().unwrap_or_default(), self.candidates[candidate].place);
-        let patience = place.patience().unwrap_or(PATIENCE);
-        if age < patience && place.is_well() {
-            self.look_after(number, patience - age, last);
+        let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
+        if age < hedge_after && place.is_well() {
+            self.look_after(number, hedge_after - age, last);
             return;
         }
         let idle = !self.tries.iter().any(Try::makes_progress);
@@ -235,7 +238,7 @@ impl<'a> Race<'a> {
             if idle {
                 self.ask_next(false);
             }
-            self.look_after(number, LAST_PATIENCE.saturating_sub(patience), true);
+            self.look_after(number, LAST_HEDGE_AFTER.saturating_sub(hedge_after), true);
         }
     }
 
@@ -284,8 +287,8 @@ impl<'a> Race<'a> {
         // Whoever was overtaken although it had been asked early enough is not asked first any more.
         for other in self.tries.iter().filter(|t| !t.over && t.candidate != candidate) {
             let place = self.candidates[other.candidate].place;
-            let patience = place.patience().unwrap_or(PATIENCE);
-            if other.attempt.age().is_some_and(|age| age >= patience)
+            let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
+            if other.attempt.age().is_some_and(|age| age >= hedge_after)
                 && let Some(error) = place.late(&other.attempt)
             {
                 place.note(other.started, Some(&error));

@@ -63,8 +63,8 @@ impl BlobSource for RepositorySource {
         comes || self.repository.is_shared(&self.blob, self.size, range, waits).await
     }
 
-    fn patience(&self) -> Option<Duration> {
-        self.repository.patience()
+    fn hedge_after(&self) -> Option<Duration> {
+        self.repository.hedge_after()
     }
 
     fn endpoint(&self) -> Option<&Arc<Health>> {

@@ -32,7 +32,7 @@ use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use crate::sample::{CHUNK, Mood, Moody, Sample};
 
 /// No test waits longer for a reader. Generous, since test machines are busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn able() -> bool {
     [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked].into_iter().all(require)
@@ -111,7 +111,7 @@ impl Node {
         read: impl FnOnce(&Path) -> R + Send + 'static,
     ) -> R {
         let path = self.at.clone();
-        timeout(PATIENCE, spawn_blocking(move || read(&path))).await.expect("in time").unwrap()
+        timeout(TIMEOUT, spawn_blocking(move || read(&path))).await.expect("in time").unwrap()
     }
 
     pub(crate) async fn compare(&self) {
@@ -166,7 +166,7 @@ async fn every_byte_comes_through_and_then_the_kernel_is_alone() {
     node.compare().await;
     assert!(node.events() > 0);
     for blob in &node.blobs {
-        timeout(PATIENCE, blob.completed()).await.unwrap();
+        timeout(TIMEOUT, blob.completed()).await.unwrap();
     }
     // The mark goes from a task, a moment after the blob is complete.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -190,7 +190,7 @@ async fn a_reader_waits_and_others_go_on() {
     assert!(node.read(move |_| fs::read(fast).unwrap()).await == node.sample.files["fast"]);
     assert!(!slow.is_finished());
     gate.add_permits(1000);
-    assert!(timeout(PATIENCE, slow).await.unwrap().unwrap() == node.sample.files["slow"]);
+    assert!(timeout(TIMEOUT, slow).await.unwrap().unwrap() == node.sample.files["slow"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,7 +241,7 @@ async fn many_readers_at_once() {
         })
     });
     let all = futures_util::future::join_all(readers);
-    for result in timeout(PATIENCE, all).await.unwrap() {
+    for result in timeout(TIMEOUT, all).await.unwrap() {
         result.unwrap();
     }
     let stats = node.blobs[0].stats();

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Files that are read in turns, so that there is always too much.
 const OTHERS: usize = 24;
@@ -67,7 +67,7 @@ fn thawed_first(freezer: Freezer) -> Freezer {
 async fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
+        assert!(began.elapsed() < TIMEOUT, "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -75,7 +75,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 async fn read_others_until(node: &Node, what: &str, mut done: impl FnMut() -> bool) {
     let (began, mut turn) = (Instant::now(), 0);
     while !done() {
-        assert!(began.elapsed() < PATIENCE, "{what}: {:?}", node.cache.evictions());
+        assert!(began.elapsed() < TIMEOUT, "{what}: {:?}", node.cache.evictions());
         let name = format!("f{}", turn % OTHERS);
         let content = node.sample.files[&name].clone();
         let read = move |at: &Path| fs::read(at.join(name)).unwrap() == content;

@@ -1,14 +1,20 @@
 //! What is fetched before anybody asks.
 
 use super::*;
-use crate::prefetch::ahead::{self, Manner, Pace};
+use crate::prefetch::ahead::{self, Pace, Purpose};
 
 /// Fetches chunks of the only blob in this order.
 async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let order = order.into_iter().map(|chunk| (0, chunk)).collect();
-    ahead::fetch(&Arc::downgrade(&blobs), order, None, &Pace::default(), Manner::Order(&node.cache))
-        .await
+    ahead::fetch(
+        &Arc::downgrade(&blobs),
+        order,
+        None,
+        &Pace::default(),
+        Purpose::Order(&node.cache),
+    )
+    .await
 }
 
 #[tokio::test]
@@ -89,7 +95,7 @@ async fn who_is_gone_gets_nothing() {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let gone = Arc::downgrade(&blobs);
     drop(blobs);
-    ahead::fetch(&gone, vec![(0, 1)], None, &Pace::default(), Manner::Order(&node.cache))
+    ahead::fetch(&gone, vec![(0, 1)], None, &Pace::default(), Purpose::Order(&node.cache))
         .await
         .unwrap();
     assert_eq!(node.source.reads(), 0);

@@ -15,10 +15,10 @@
 //! its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the [`Session`] every watch.
 
 pub mod abi;
-mod desk;
 mod journal;
-mod seats;
+mod pending;
 mod session;
+mod shares;
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ use std::path::Path;
 
 pub use self::{
     journal::{Journal, Unanswered},
-    session::{BLOB, Estate, GROUP, Session, SessionError, Watch, most_unanswered},
+    session::{BLOB, GROUP, Handover, Session, SessionError, Watch, most_unanswered},
 };
 use super::mount::{Erofs, MountError};
 

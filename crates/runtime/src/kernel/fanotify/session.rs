@@ -47,13 +47,13 @@ use tokio::{
 
 use super::{
     abi::{self, Event},
-    desk::{Desk, GroupOf, JournalOf, Miss, Pending, file_id},
     journal::{FileId, Journal, Unanswered},
-    seats::{Account, Admission, Seats},
+    pending::{Channel, GroupOf, JournalOf, Miss, Pending, file_id},
+    shares::{Account, Admission, Slots},
 };
 use crate::{
     cache::CachedBlob,
-    keeper::{Held, JOURNAL, Link},
+    keeper::{JOURNAL, KeptDescriptor, Link},
 };
 
 /// The group's name with the keeper.
@@ -62,7 +62,7 @@ pub const GROUP: &str = "fanotify";
 /// How the names of marked files begin.
 pub const BLOB: &str = "blob-";
 
-/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue, see [`seats`](super::seats). The kernel denies
+/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue, see [`slots`](super::shares). The kernel denies
 /// an event for which there is no descriptor, so there must always be some left for blobs and connections.
 const SHARE: u32 = 4;
 
@@ -103,7 +103,7 @@ impl From<SessionError> for io::Error {
 /// When a session is dropped the kernel lets everybody through who waits, so every mount has to be gone before.
 /// A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
-    desk: Arc<Desk>,
+    channel: Arc<Channel>,
     watched: Mutex<HashMap<FileId, Watched>>,
     runtime: Handle,
     stop: OwnedFd,
@@ -112,12 +112,12 @@ pub struct Session {
     listening: AtomicBool,
     /// Whether events name threads.
     reports_threads: bool,
-    _held: [Held; 2],
+    _held: [KeptDescriptor; 2],
 }
 
 /// What an earlier process of the same keeper left.
 #[derive(Debug)]
-pub struct Estate {
+pub struct Handover {
     /// The group, with its marks and its queue.
     pub group: OwnedFd,
     /// The journal.
@@ -139,7 +139,7 @@ struct Watched {
     mounting: usize,
     /// The mark: the keeper holds the file as long as there is one, since a file that is opened under a mark
     /// raises events for its own user.
-    marked: Option<Held>,
+    marked: Option<KeptDescriptor>,
     completion: AbortHandle,
 }
 
@@ -161,15 +161,15 @@ impl Session {
     /// Outside a tokio runtime: events are handled there.
     pub fn resume(
         link: &Arc<Link>,
-        estate: Estate,
+        handover: Handover,
     ) -> Result<(Arc<Self>, Vec<Unanswered>), SessionError> {
-        let Estate { group, journal, unanswered } = estate;
+        let Handover { group, journal, unanswered } = handover;
         let session = Self::new(link, group.into(), journal)?;
         let known: Vec<_> = unanswered.iter().map(|event| event.number).collect();
         // Also numbers that this process cannot have: the one before may have had a higher limit.
-        let unknown = (0..session.desk.journal.limit())
+        let unknown = (0..session.channel.journal.limit())
             .filter(|number| known.binary_search(number).is_err())
-            .filter(|number| session.desk.group.respond(*number, Response::Deny).is_ok())
+            .filter(|number| session.channel.group.respond(*number, Response::Deny).is_ok())
             .count();
         tracing::info!(known = known.len(), unknown, "events of the worker before this one");
         Ok((session, unanswered))
@@ -180,13 +180,13 @@ impl Session {
         let descriptors = raise_descriptors().map_err(SessionError::Listen)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;
-        let seats = Seats::new((descriptors / SHARE) as usize);
+        let slots = Slots::new((descriptors / SHARE) as usize);
         let reports_threads = group.reports_threads().map_err(SessionError::Listen)?;
-        let desk = Arc::new(Desk { group, journal, seats });
-        let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(desk.clone())));
-        let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(desk.clone())));
+        let channel = Arc::new(Channel { group, journal, slots });
+        let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(channel.clone())));
+        let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(channel.clone())));
         Ok(Arc::new(Session {
-            desk,
+            channel,
             watched: Mutex::default(),
             runtime: Handle::current(),
             stop,
@@ -199,13 +199,13 @@ impl Session {
 
     /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for them is given up, and what they
     /// need they ask for again.
-    pub fn turn_away(&self) {
+    pub fn deny_queued(&self) {
         let mut waiting = Vec::new();
         // All of them first: who is denied asks again at once.
-        while waiting.len() < self.desk.seats.limit()
-            && let Ok(Some(mut incoming)) = self.desk.group.read()
+        while waiting.len() < self.channel.slots.limit()
+            && let Ok(Some(mut incoming)) = self.channel.group.read()
         {
-            let pending = |file: OwnedFd| Pending::new(&self.desk, file.as_raw_fd(), Some(file));
+            let pending = |file: OwnedFd| Pending::new(&self.channel, file.as_raw_fd(), Some(file));
             waiting.extend(incoming.file.take().map(pending));
         }
         tracing::warn!(readers = waiting.len(), "turned away");
@@ -219,20 +219,20 @@ impl Session {
     ) -> Result<impl Future<Output = ()> + Send + use<>, SessionError> {
         let mut answers = JoinSet::new();
         for Unanswered { number, placeholder, file, offset, count } in left {
-            let pending = Pending::new(&self.desk, number, placeholder);
+            let pending = Pending::new(&self.channel, number, placeholder);
             let Some(miss) = self.look(pending, file, offset, count, 0) else { continue };
-            // There are no more of them than seats; without one it is denied.
-            if let Admission::Seat(seat) = self.admit(&miss) {
-                let holder = seat.holder();
-                holder.is(answers.spawn_on(miss.fetch(seat), &self.runtime));
+            // There are no more of them than slots; without one it is denied.
+            if let Admission::Slot(slot) = self.admit(&miss) {
+                let holder = slot.holder();
+                holder.is(answers.spawn_on(miss.fetch(slot), &self.runtime));
             }
         }
         self.listening.store(true, Ordering::Release);
-        let ear = self.stop.try_clone().map_err(SessionError::Listen)?;
-        let (desk, weak) = (self.desk.clone(), Arc::downgrade(self));
+        let stop = self.stop.try_clone().map_err(SessionError::Listen)?;
+        let (channel, weak) = (self.channel.clone(), Arc::downgrade(self));
         thread::Builder::new()
             .name("fanotify".into())
-            .spawn(move || listen(&desk, &ear, &weak))
+            .spawn(move || listen(&channel, &stop, &weak))
             .map_err(SessionError::Listen)?;
         Ok(async { drop(answers.join_all().await) })
     }
@@ -269,7 +269,7 @@ impl Session {
         };
         for file in unused {
             // Fails when it has none. To release what is not held changes nothing.
-            let unmarked = self.desk.group.unmark(file.as_fd());
+            let unmarked = self.channel.group.unmark(file.as_fd());
             tracing::debug!(?file, ?unmarked, "not needed any more");
             if let Ok(id) = file_id(file) {
                 self.link.release(&name(id));
@@ -309,7 +309,7 @@ impl Session {
         };
         if watched.marked.is_none() {
             let held = self.link.hold(name(id), blob.clone());
-            if let Err(error) = self.desk.group.mark(blob.file().as_fd()) {
+            if let Err(error) = self.channel.group.mark(blob.file().as_fd()) {
                 // The watch takes itself back, which needs the lock.
                 drop(all);
                 return Err(mark_error(error));
@@ -331,7 +331,7 @@ impl Session {
         let Some(watched) = all.get_mut(&id) else { return Ok(()) };
         if watched.marked.is_none() {
             let held = self.link.hold(format!("{BLOB}{}-{}", id.0, id.1), watched.blob.clone());
-            self.desk.group.mark(watched.blob.file().as_fd())?;
+            self.channel.group.mark(watched.blob.file().as_fd())?;
             watched.marked = Some(held);
         }
         watched.completion.abort();
@@ -358,7 +358,7 @@ impl Session {
         let unused = watched.watches == 0 && self.listening.load(Ordering::Acquire);
         let complete = watched.mounting == 0 && watched.blob.is_complete();
         if watched.marked.is_some() && (unused || complete) {
-            match self.desk.group.unmark(watched.blob.file().as_fd()) {
+            match self.channel.group.unmark(watched.blob.file().as_fd()) {
                 Ok(()) => watched.marked = None,
                 // Costs time only: events go on and are answered.
                 Err(error) => {
@@ -394,10 +394,10 @@ impl Session {
         self.lock().iter().any(|(id, watched)| watched.marked.is_some() && !pays(id, watched))
     }
 
-    /// Asks for a seat for an event.
+    /// Asks for a slot for an event.
     fn admit(&self, miss: &Miss) -> Admission {
         let others = || self.has_others(miss.account);
-        self.desk.seats.admit(miss.account, Instant::now(), others)
+        self.channel.slots.admit(miss.account, Instant::now(), others)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
@@ -418,7 +418,7 @@ impl Session {
             }
         };
         let file = pending.file_id().ok()?;
-        pending.desk.journal.note(pending.number, file, offset, count);
+        pending.channel.journal.note(pending.number, file, offset, count);
         let thread = if self.reports_threads { thread } else { 0 };
         self.look(pending, file, offset, count, thread)
     }
@@ -447,12 +447,12 @@ impl Session {
         Miss { pending, blob, range, thread, account }.unless_ready()
     }
 
-    /// Lets an event wait in a task, if there is a seat for it. If it is to be asked again, it is returned.
-    fn seat(&self, miss: Miss) -> Option<Miss> {
+    /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is returned.
+    fn slot(&self, miss: Miss) -> Option<Miss> {
         match self.admit(&miss) {
-            Admission::Seat(seat) => {
-                let holder = seat.holder();
-                holder.is(self.runtime.spawn(miss.fetch(seat)).abort_handle());
+            Admission::Slot(slot) => {
+                let holder = slot.holder();
+                holder.is(self.runtime.spawn(miss.fetch(slot)).abort_handle());
             }
             Admission::Later => return Some(miss),
             Admission::Denied => {
@@ -479,27 +479,27 @@ impl fmt::Debug for Session {
 }
 
 /// Reads events until `stop` is readable.
-fn listen(desk: &Arc<Desk>, stop: &OwnedFd, session: &Weak<Session>) {
+fn listen(channel: &Arc<Channel>, stop: &OwnedFd, session: &Weak<Session>) {
     let mut unseated = None;
     loop {
         // Readers in the queue wait as those do that were read. Without a session everybody is denied.
-        unseated = unseated.and_then(|miss| session.upgrade()?.seat(miss));
+        unseated = unseated.and_then(|miss| session.upgrade()?.slot(miss));
         if unseated.is_some() {
             thread::sleep(BREATH);
             continue;
         }
-        match desk.group.read() {
+        match channel.group.read() {
             Ok(Some(mut incoming)) => {
                 let Some(file) = incoming.file.take() else {
                     tracing::error!(event = ?abi::parse(incoming.bytes()), "event without a file");
                     continue;
                 };
-                let pending = Pending::new(desk, file.as_raw_fd(), Some(file));
+                let pending = Pending::new(channel, file.as_raw_fd(), Some(file));
                 if let Some(session) = session.upgrade() {
                     unseated = session.receive(incoming.bytes(), pending);
                 }
             }
-            Ok(None) => match desk.group.wait(stop.as_fd()) {
+            Ok(None) => match channel.group.wait(stop.as_fd()) {
                 Ok(false) => {}
                 Ok(true) => return,
                 Err(error) => pause(&error),
@@ -552,7 +552,7 @@ impl Watch {
     /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends they
     /// still have to be answered, so that none of them slips through before the file is cut.
     pub fn cut_off(self) {
-        self.session.desk.seats.close();
+        self.session.channel.slots.close();
         if let Err(error) = self.blob.cut_off() {
             tracing::error!(blob = ?self.blob, %error, "cannot cut off a blob");
         }

@@ -16,4 +16,4 @@ mod session;
 mod tests;
 
 pub use filesystem::{BlobReader, ImageFilesystem};
-pub use session::{FuseError, HELD, KIND, Left, Place, Session, can_resend, detach};
+pub use session::{FuseError, HELD, KIND, Left, MountTarget, Session, can_resend, detach};

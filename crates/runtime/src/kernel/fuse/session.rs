@@ -37,7 +37,7 @@ use tracing::{debug, error, info, warn};
 
 use super::journal::{Journal, Slot};
 use crate::{
-    keeper::{Descriptors, Held, Link},
+    keeper::{Descriptors, KeptDescriptor, Link},
     kernel::mount::{self, Suid},
 };
 
@@ -124,12 +124,12 @@ pub struct Session {
     connection: Arc<Connection>,
     /// The device number of the mounted file system, by which the mount is recognized.
     device: Option<u64>,
-    _held: [Held; 2],
+    _held: [KeptDescriptor; 2],
 }
 
 /// Which mount is meant.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct MountTarget<'a> {
     /// Where it is.
     pub mountpoint: &'a Path,
     /// What tells it from others, for the keeper.
@@ -167,7 +167,7 @@ impl Session {
     /// only, and set-user-id bits in it have no effect.
     pub fn mount<F>(
         filesystem: F,
-        place: Place<'_>,
+        place: MountTarget<'_>,
         source: &str,
         suid: Suid,
         link: &Arc<Link>,
@@ -215,7 +215,7 @@ impl Session {
     pub fn resume<F>(
         filesystem: F,
         left: Left,
-        place: Place<'_>,
+        place: MountTarget<'_>,
         link: &Arc<Link>,
     ) -> Result<Self, FuseError>
     where
@@ -247,7 +247,7 @@ impl Session {
     }
 
     /// Not yet served. As long as the mount is not known, dropping this leaves it alone.
-    fn new(device: File, journal: Arc<Journal>, place: Place<'_>, link: &Arc<Link>) -> Self {
+    fn new(device: File, journal: Arc<Journal>, place: MountTarget<'_>, link: &Arc<Link>) -> Self {
         let connection = Arc::new(Connection {
             device,
             journal: journal.clone(),

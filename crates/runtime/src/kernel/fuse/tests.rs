@@ -23,7 +23,7 @@ use lazuli_testkit::{
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use super::{BlobReader, FuseError, ImageFilesystem, Place, Session};
+use super::{BlobReader, FuseError, ImageFilesystem, MountTarget, Session};
 use crate::{
     keeper::Link,
     kernel::mount::{self, Suid},
@@ -91,7 +91,7 @@ fn mount_at(
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Mounted {
     let filesystem = filesystem(source, ensure);
-    let place = Place { mountpoint: dir.path(), key: "test", is_dead: false };
+    let place = MountTarget { mountpoint: dir.path(), key: "test", is_dead: false };
     let session =
         Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
     Mounted { session, dir }

@@ -22,7 +22,7 @@ const ALWAYS: usize = 1000;
 /// Places of one blob, each at a server of its own, and what was counted.
 struct Scene {
     sources: Vec<Arc<Faulty>>,
-    places: Vec<Arc<Place>>,
+    places: Vec<Arc<TrackedSource>>,
     requests: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl Scene {
             Arc::new(Faulty::new(Memory::new(contract::content()), faults).at(&server))
         };
         let sources: Vec<_> = faults.into_iter().enumerate().map(source).collect();
-        let place = |source: &Arc<Faulty>| Arc::new(Place::new(source.clone()));
+        let place = |source: &Arc<Faulty>| Arc::new(TrackedSource::new(source.clone()));
         Scene { places: sources.iter().map(place).collect(), sources, requests: AtomicU64::new(0) }
     }
 
@@ -53,7 +53,8 @@ impl Scene {
             Arc::new(source)
         };
         self.sources = self.sources.iter().map(place).collect();
-        self.places = self.sources.iter().map(|s| Arc::new(Place::new(s.clone()))).collect();
+        self.places =
+            self.sources.iter().map(|s| Arc::new(TrackedSource::new(s.clone()))).collect();
     }
 
     async fn read(&self, deadline: Duration) -> Result<(), SourceError> {
@@ -61,7 +62,7 @@ impl Scene {
             range: Stored(5)..Stored(100_000),
             part: u64::MAX,
             deadline: Instant::now() + deadline,
-            room: &Budget::new(1 << 20),
+            room: &PrioritySemaphore::new(1 << 20),
             wanted: &(Arc::new(|| true) as Wanted),
             meter: self,
         };
@@ -188,7 +189,7 @@ async fn a_place_that_lacks_a_blob_is_asked_for_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_place_that_would_have_to_fetch_it_is_not_left_alone() {
-    let scene = Scene::new([vec![Fault::Elsewhere], vec![]]);
+    let scene = Scene::new([vec![Fault::AskOthers], vec![]]);
     let (took, result) = scene.timed().await;
     result.unwrap();
     assert!(took.is_zero() && scene.asked() == [0, 1], "{took:?}, {:?}", scene.asked());
@@ -197,7 +198,7 @@ async fn a_place_that_would_have_to_fetch_it_is_not_left_alone() {
     assert_eq!(scene.asked(), [1, 1], "asked first again");
 
     // When the others stumble a reader asks there once more: by then somebody may have it.
-    let scene = Scene::new([vec![Fault::Elsewhere], vec![Fault::Transient]]);
+    let scene = Scene::new([vec![Fault::AskOthers], vec![Fault::Transient]]);
     scene.timed().await.1.unwrap();
     assert_eq!(scene.asked(), [1, 1]);
     assert!(scene.places[0].is_well());
@@ -244,7 +245,7 @@ async fn a_mirror_that_comes_back_is_preferred_again() {
 /// Two blobs at one registry: one place hangs in the first, and eats all room if it can.
 #[tokio::test(start_paused = true)]
 async fn what_hangs_lends_its_room() {
-    let room = Budget::new(100_000);
+    let room = PrioritySemaphore::new(100_000);
     let hangs = Scene::new([always(Fault::Hang)]);
     let works = Scene::new([vec![]]);
     let order = Mutex::new(Vec::new());
@@ -270,7 +271,7 @@ async fn what_hangs_lends_its_room() {
 /// Many reads at once, each of which takes half a second, of places that share `room` bytes.
 async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'static str>) {
     let scene = Scene::new([always(Fault::Slow(Duration::from_millis(500))), vec![]]);
-    let room = Budget::new(room);
+    let room = PrioritySemaphore::new(room);
     let order = Mutex::new(Vec::new());
     let started = Instant::now();
     let reads = readers.iter().map(async |(name, wanted)| {
@@ -310,7 +311,7 @@ async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
             range: Stored(5)..Stored(100_005),
             part,
             deadline: Instant::now() + DEADLINE,
-            room: &Budget::new(1 << 20),
+            room: &PrioritySemaphore::new(1 << 20),
             wanted: &(Arc::new(|| false) as Wanted),
             meter: &scene,
         };

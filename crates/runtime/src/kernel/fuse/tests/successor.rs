@@ -26,7 +26,7 @@ use super::{
         journal::{Journal, SLOTS},
         session::{BUFFER, Left, can_resend, mount_directly},
     },
-    FuseError, Link, Place, Session, Suid, filesystem, source_with,
+    FuseError, Link, MountTarget, Session, Suid, filesystem, source_with,
 };
 
 const LOOKUP: u32 = 1;
@@ -35,9 +35,9 @@ const READ: u32 = 15;
 const READDIRPLUS: u32 = 44;
 
 /// How long readers may wait, on the busiest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Ends every request of a mount with an error when it is dropped, and after [`PATIENCE`]. A process does not end as long as
+/// Ends every request of a mount with an error when it is dropped, and after [`TIMEOUT`]. A process does not end as long as
 /// one of its threads waits for an answer that only the process itself could give.
 struct Abort {
     root: PathBuf,
@@ -49,7 +49,7 @@ impl Abort {
         let (alive, ended) = mpsc::channel();
         let late = root.to_owned();
         thread::spawn(move || {
-            if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
                 abort(&late);
             }
         });
@@ -107,8 +107,8 @@ impl Predecessor {
     }
 }
 
-fn place(mountpoint: &Path) -> Place<'_> {
-    Place { mountpoint, key: "test", is_dead: false }
+fn place(mountpoint: &Path) -> MountTarget<'_> {
+    MountTarget { mountpoint, key: "test", is_dead: false }
 }
 
 /// Files `0`, `1`, … that contain their names.
@@ -206,7 +206,7 @@ fn what_a_predecessor_left_holds_up_nobody_else() {
     assert!(runtime.block_on(early).is_err());
     gate.open();
     let caught_up = session.caught_up();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, caught_up).await }).unwrap();
+    runtime.block_on(async { tokio::time::timeout(TIMEOUT, caught_up).await }).unwrap();
     for (number, file) in opener.join().unwrap().into_iter().enumerate() {
         assert_eq!(std::io::read_to_string(file).unwrap(), number.to_string());
     }

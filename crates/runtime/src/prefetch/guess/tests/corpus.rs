@@ -10,7 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lazuli_build::{Layer, LayerSource, Options, build};
+use lazuli_builder::{Layer, LayerSource, Options, build};
 use lazuli_image::{BlobIndex, Chunk, Decoded, Digest, rafs::Bootstrap};
 use lazuli_testkit::kernel::{Feature, require};
 use serde_json::Value;

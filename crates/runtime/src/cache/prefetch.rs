@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::ReadError,
-    fetch::{self, Request},
+    fetch::{self, FetchRequest},
     source::early::Early,
 };
 
@@ -35,27 +35,34 @@ impl CachedBlob {
         let mut requests = Vec::new();
         let copies;
         {
-            let mut tower = self.flights.lock();
-            let is_missing = |at: &usize| !tower.has(*at) && !self.has(*at);
+            let mut flights = self.flights.lock();
+            let is_missing = |at: &usize| !flights.has(*at) && !self.has(*at);
             let missing = fetch::whole_units(all, chunks);
             let mut missing: Vec<_> = missing.filter(is_missing).collect();
             // What is wanted soon is not what eviction takes first.
             missing.iter().for_each(|at| self.asked.note(*at..at + 1));
-            let elsewhere = self.take_elsewhere(&mut missing);
-            copies = elsewhere.into_iter().map(|at| tower.start(at, false)).collect();
+            let in_other_blobs = self.take_from_other_blobs(&mut missing);
+            copies = in_other_blobs.into_iter().map(|at| flights.start(at, false)).collect();
             for request in fetch::plan(all, &missing) {
                 let run = &missing[request];
                 let stored = all[run[0]].stored..all[run[run.len() - 1]].stored_end();
-                let leases = run.iter().map(|at| tower.start(*at, false)).collect();
+                let leases = run.iter().map(|at| flights.start(*at, false)).collect();
                 let mut held = early.and_then(|early| early.parts(&self.id(), &stored));
                 if let Some(held) = &mut held {
                     let bytes = stored.end.0 - stored.start.0;
                     held.is_needed_first = is_first && bytes <= fetch::FIRST_NEEDED;
                 }
-                requests.push(Request { stored, held, part, leases, deadline, is_ahead: true });
+                requests.push(FetchRequest {
+                    stored,
+                    held,
+                    part,
+                    leases,
+                    deadline,
+                    is_ahead: true,
+                });
             }
         }
-        let spawn = |request: Request| {
+        let spawn = |request: FetchRequest| {
             let bytes = request.stored.end.0 - request.stored.start.0;
             (bytes, self.workers.runtime().spawn(fetch::run(self.clone(), request)))
         };
@@ -86,7 +93,7 @@ impl CachedBlob {
             }
             if every.iter().any(|at| self.suspect.is_ready(*at)) {
                 // Needs no network.
-                self.fly(chunks.clone(), Instant::now() + self.settings.deadline).await?;
+                self.join_or_start(chunks.clone(), Instant::now() + self.settings.deadline).await?;
             }
         }
         Err(ReadError::Interrupted { blob: self.id() })

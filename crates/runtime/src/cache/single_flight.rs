@@ -1,4 +1,4 @@
-//! One fetch per chunk, however many wait for it.
+//! Single flight: one fetch per chunk, shared by every reader that waits for it.
 
 use std::{
     collections::HashMap,
@@ -15,39 +15,38 @@ type Outcome = Option<Result<(), ReadError>>;
 
 /// The chunks that are being fetched.
 #[derive(Debug, Default)]
-pub(crate) struct Flights(Arc<Mutex<HashMap<usize, watch::Receiver<Outcome>>>>);
+pub(crate) struct InFlight(Arc<Mutex<HashMap<usize, watch::Receiver<Outcome>>>>);
 
-/// The duty to fetch one chunk. Whoever holds it finishes it; when it is dropped unfinished, those who
-/// wait wake up and one of them takes over.
+/// The duty to fetch one chunk. Dropping it unfinished wakes the waiters, and one of them takes over.
 pub(crate) struct Lease {
     chunk: usize,
     wanted: bool,
     outcome: watch::Sender<Outcome>,
-    flights: Flights,
-    landed: bool,
+    flights: InFlight,
+    is_over: bool,
 }
 
-/// A seat in somebody's flight.
+/// A share in a fetch that is in flight.
 #[derive(Debug)]
-pub(crate) struct Seat(watch::Receiver<Outcome>);
+pub(crate) struct Waiter(watch::Receiver<Outcome>);
 
-/// The flights, with nobody else changing them.
-pub(crate) struct Tower<'a> {
-    flights: &'a Flights,
+/// The chunks in flight, locked.
+pub(crate) struct LockedInFlight<'a> {
+    flights: &'a InFlight,
     map: MutexGuard<'a, HashMap<usize, watch::Receiver<Outcome>>>,
 }
 
-impl Flights {
-    pub(crate) fn lock(&self) -> Tower<'_> {
+impl InFlight {
+    pub(crate) fn lock(&self) -> LockedInFlight<'_> {
         let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Tower { flights: self, map }
+        LockedInFlight { flights: self, map }
     }
 }
 
-impl Tower<'_> {
-    /// A seat in the flight of `chunk`, if there is one.
-    pub(crate) fn join(&self, chunk: usize) -> Option<Seat> {
-        self.map.get(&chunk).cloned().map(Seat)
+impl LockedInFlight<'_> {
+    /// Joins the fetch of `chunk`, if it is in flight.
+    pub(crate) fn join(&self, chunk: usize) -> Option<Waiter> {
+        self.map.get(&chunk).cloned().map(Waiter)
     }
 
     #[cfg(test)]
@@ -63,12 +62,12 @@ impl Tower<'_> {
         self.map.contains_key(&chunk)
     }
 
-    /// Starts the flight of `chunk`, which must not have one. `wanted` says that somebody waits for it.
+    /// Starts the fetch of `chunk`, which must not be in flight. `wanted` says that a reader waits for it.
     pub(crate) fn start(&mut self, chunk: usize, wanted: bool) -> Lease {
-        let (outcome, seat) = watch::channel(None);
-        self.map.insert(chunk, seat);
-        let flights = Flights(self.flights.0.clone());
-        Lease { chunk, wanted, outcome, flights, landed: false }
+        let (outcome, waiter) = watch::channel(None);
+        self.map.insert(chunk, waiter);
+        let flights = InFlight(self.flights.0.clone());
+        Lease { chunk, wanted, outcome, flights, is_over: false }
     }
 }
 
@@ -78,28 +77,28 @@ impl Lease {
         self.chunk
     }
 
-    /// Whether somebody waits for the chunk: it was asked for, or has been joined since. (One
+    /// Whether a reader waits for the chunk: it was asked for, or a reader has joined since. (One
     /// receiver is the map's own.)
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted || self.outcome.receiver_count() > 1
     }
 
-    /// What [`Lease::is_wanted`] says, for those who have to know it later. Whoever waits notices an abandoned flight only when
-    /// this is gone, too.
+    /// [`Lease::is_wanted`] as a function that outlives the lease. Waiters notice an abandoned fetch
+    /// only after this is dropped, too.
     pub(crate) fn wish(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let (wanted, outcome) = (self.wanted, self.outcome.clone());
         move || wanted || outcome.receiver_count() > 1
     }
 
-    /// Tells everybody who waits. A ready chunk has its bit set before this is called, so that a reader
-    /// finds either the bit or the flight.
+    /// Tells all waiters. The bit of a ready chunk is set before this is called, so that a reader
+    /// finds either the bit or the fetch.
     pub(crate) fn finish(mut self, result: Result<(), ReadError>) {
-        // First, so that a reader who learns of a failure and asks again does not join this flight.
-        self.land();
+        // First, so that a reader that learns of a failure and asks again does not join this fetch.
+        self.leave();
         self.outcome.send_replace(Some(result));
     }
 
-    /// The same for a failure, which whoever asks within `time` is told, too.
+    /// The same for a failure, which readers that ask within `time` are told, too.
     pub(crate) fn fail_for(self, error: ReadError, time: Duration) {
         self.outcome.send_replace(Some(Err(error)));
         tokio::spawn(async move {
@@ -108,9 +107,9 @@ impl Lease {
         });
     }
 
-    /// Leaves the map, once: later the chunk may have another flight.
-    fn land(&mut self) {
-        if !std::mem::replace(&mut self.landed, true) {
+    /// Leaves the map, once: later the chunk may be in flight again.
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.is_over, true) {
             self.flights.lock().map.remove(&self.chunk);
         }
     }
@@ -118,7 +117,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.land();
+        self.leave();
     }
 }
 
@@ -128,8 +127,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-impl Seat {
-    /// How the flight ended; `None` when it was abandoned.
+impl Waiter {
+    /// How the fetch ended; `None` when it was abandoned.
     pub(crate) async fn wait(mut self) -> Outcome {
         let outcome = self.0.wait_for(Option::is_some).await.ok()?;
         outcome.clone()
@@ -140,37 +139,37 @@ impl Seat {
 mod tests {
     use super::*;
 
-    /// Statements of their own: the tower is held to the end of each, and a lease wants it when it ends.
-    fn start(flights: &Flights, chunk: usize, wanted: bool) -> Lease {
+    /// Statements of their own: the lock is held to the end of each, and a lease takes it when it ends.
+    fn start(flights: &InFlight, chunk: usize, wanted: bool) -> Lease {
         flights.lock().start(chunk, wanted)
     }
 
-    fn join(flights: &Flights, chunk: usize) -> Option<Seat> {
+    fn join(flights: &InFlight, chunk: usize) -> Option<Waiter> {
         flights.lock().join(chunk)
     }
 
     #[tokio::test]
-    async fn those_who_wait_learn_how_it_ended() {
-        let flights = Flights::default();
+    async fn waiters_learn_how_a_fetch_ended() {
+        let flights = InFlight::default();
         let lease = start(&flights, 7, false);
         assert!(!lease.is_wanted());
-        let seats = [join(&flights, 7).unwrap(), join(&flights, 7).unwrap()];
+        let waiters = [join(&flights, 7).unwrap(), join(&flights, 7).unwrap()];
         assert!(lease.is_wanted());
         assert!(join(&flights, 8).is_none());
         lease.finish(Ok(()));
         assert!(join(&flights, 7).is_none());
-        for seat in seats {
-            assert!(matches!(seat.wait().await, Some(Ok(()))));
+        for waiter in waiters {
+            assert!(matches!(waiter.wait().await, Some(Ok(()))));
         }
     }
 
     #[tokio::test]
-    async fn an_abandoned_flight_can_be_taken_over() {
-        let flights = Flights::default();
+    async fn an_abandoned_fetch_can_be_taken_over() {
+        let flights = InFlight::default();
         let lease = start(&flights, 7, true);
-        let seat = join(&flights, 7).unwrap();
+        let waiter = join(&flights, 7).unwrap();
         drop(lease);
-        assert!(seat.wait().await.is_none());
+        assert!(waiter.wait().await.is_none());
         start(&flights, 7, true).finish(Ok(()));
     }
 }

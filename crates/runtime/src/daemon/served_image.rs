@@ -19,9 +19,9 @@ use super::{
     DaemonError,
     api::MountRequest,
     filesystems::{ErofsMount, FilesystemRecord, Filesystems},
-    gap,
     record::mount_key,
-    way::{Way, Ways},
+    route::{ImageRoute, ImageRoutes},
+    stale_pages,
 };
 use crate::{
     cache::{Cache, CachedBlob},
@@ -30,7 +30,7 @@ use crate::{
     kernel::{
         errno::errno,
         fanotify::{self, Watch},
-        fuse::{self, BlobReader, FuseError, ImageFilesystem, Place},
+        fuse::{self, BlobReader, FuseError, ImageFilesystem, MountTarget},
         mount::{self, Erofs, Suid},
     },
     prefetch,
@@ -46,7 +46,7 @@ pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
     /// Where its blobs can be fetched.
-    ways: Ways,
+    ways: ImageRoutes,
     erofs: Mutex<Weak<ErofsMount>>,
     /// Whether it has been started, see [`crate::prefetch`].
     is_started: AtomicBool,
@@ -73,8 +73,12 @@ pub(super) struct Counters {
 }
 
 impl ServedImage {
-    pub(super) fn new(stored: StoredImage, cache: &Cache, way: Way) -> Result<Self, DaemonError> {
-        let (ways, blobs) = Ways::begin(way, stored.bootstrap.blobs(), cache)?;
+    pub(super) fn new(
+        stored: StoredImage,
+        cache: &Cache,
+        way: ImageRoute,
+    ) -> Result<Self, DaemonError> {
+        let (ways, blobs) = ImageRoutes::begin(way, stored.bootstrap.blobs(), cache)?;
         Ok(ServedImage {
             stored,
             blobs: blobs.into(),
@@ -107,7 +111,7 @@ impl ServedImage {
     }
 
     /// Lets the image's blobs be fetched in this way, too.
-    pub(super) fn add_way(&self, way: Way) -> Result<(), DaemonError> {
+    pub(super) fn add_way(&self, way: ImageRoute) -> Result<(), DaemonError> {
         self.ways.add(way, self.stored.bootstrap.blobs(), &self.blobs)
     }
 
@@ -131,14 +135,14 @@ impl ServedImage {
         self.blobs.iter().any(|own| Arc::ptr_eq(own, blob))
     }
 
-    /// Drops the pages of chunks that are not here, see [`gap::close`]. Blocks.
+    /// Drops the pages of chunks that are not here, see [`stale_pages::close`]. Blocks.
     pub(super) fn close_gap(&self, mountpoint: &Path) -> io::Result<()> {
-        gap::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
+        stale_pages::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
-    /// Drops pages of chunks that are not here while readers are served, see [`gap::clean`]. Blocks.
+    /// Drops pages of chunks that are not here while readers are served, see [`stale_pages::clean`]. Blocks.
     pub(super) fn forget_missing(&self, mountpoint: &Path) -> io::Result<()> {
-        gap::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
+        stale_pages::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
     }
 
     /// Stored bytes of the chunks that are here, and of all chunks.
@@ -217,7 +221,8 @@ impl ServedImage {
         if gap {
             let (at, bootstrap) = (adopted.path(), self.stored.bootstrap.clone());
             let (blobs, session) = (self.blobs.clone(), session.clone());
-            let close = move || gap::close(&at, &bootstrap, &blobs, || session.turn_away());
+            let close =
+                move || stale_pages::close(&at, &bootstrap, &blobs, || session.deny_queued());
             stale = tokio::task::spawn_blocking(close).await.map_err(io::Error::other)??;
         }
         watches.iter_mut().for_each(Watch::mounted);
@@ -260,7 +265,7 @@ impl ServedImage {
         let (mountpoint, name, link) = (mountpoint.to_owned(), name.to_owned(), link.clone());
         let session = tokio::task::spawn_blocking(move || {
             let key = mount_key(&mountpoint);
-            let place = Place { mountpoint: &mountpoint, key: &key, is_dead };
+            let place = MountTarget { mountpoint: &mountpoint, key: &key, is_dead };
             fuse::Session::mount(filesystem, place, &name, suid, &link).map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))
@@ -269,7 +274,7 @@ impl ServedImage {
     /// Serves a FUSE mount of an earlier worker.
     pub(super) fn resume_fuse(
         &self,
-        place: Place<'_>,
+        place: MountTarget<'_>,
         left: fuse::Left,
         journal: bool,
         link: &Arc<Link>,
@@ -289,7 +294,7 @@ impl ServedImage {
 }
 
 impl Attachment {
-    /// Pages that may show zeros, see [`gap::close`].
+    /// Pages that may show zeros, see [`stale_pages::close`].
     pub(super) fn stale_pages(&self) -> u64 {
         match self {
             Attachment::Bind(mount) => mount.stale_pages,

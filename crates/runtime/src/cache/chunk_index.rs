@@ -15,8 +15,8 @@ use lazuli_image::{BLOCK_SIZE, Blob, Chunk, Digest};
 use tokio::task::JoinHandle;
 
 use super::{
-    Cache, CacheError, CachedBlob, Lease, ReadyMap, check::settle, durable::lock, layout::Layout,
-    store::Store,
+    Cache, CacheError, CachedBlob, Lease, ReadyMap, durable::lock, layout::Layout, store::Store,
+    verify::settle,
 };
 use crate::{error::ReadError, fetch};
 
@@ -25,12 +25,12 @@ const MAX_CHUNKS: usize = 1 << 20;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere(Mutex<Index>);
+pub(super) struct ChunkIndex(Mutex<Index>);
 
 #[derive(Debug, Default)]
 struct Index {
     /// By the beginning of the digest.
-    chunks: HashMap<u64, Place>,
+    chunks: HashMap<u64, Location>,
     /// Names of directories in the cache.
     blobs: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
@@ -38,14 +38,14 @@ struct Index {
 
 /// Where the bytes of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct Location {
     /// Position in [`Index::blobs`].
     blob: u32,
     /// The first block in the blob's data file, whose size the format limits to 2^32 blocks.
     block: u32,
 }
 
-impl Elsewhere {
+impl ChunkIndex {
     /// Notes that the blob in a directory has some chunks.
     pub(super) fn enter<'a>(&self, key: &str, chunks: impl Iterator<Item = &'a Chunk>) {
         let mut index = lock(&self.0);
@@ -55,7 +55,7 @@ impl Elsewhere {
             (index.blobs.len() - 1) as u32
         });
         for chunk in chunks {
-            let place = Place { blob, block: (chunk.decoded.0 / BLOCK_SIZE) as u32 };
+            let place = Location { blob, block: (chunk.decoded.0 / BLOCK_SIZE) as u32 };
             if index.chunks.len() < MAX_CHUNKS {
                 index.chunks.entry(beginning(&chunk.digest)).or_insert(place);
             }
@@ -98,20 +98,20 @@ impl CachedBlob {
     /// Tells other blobs which chunks they can have from here.
     pub(super) fn tell_others(&self, chunks: impl Iterator<Item = usize>) {
         let Some(cache) = self.cache.upgrade() else { return };
-        cache.elsewhere.enter(self.store.key(), chunks.map(|at| self.chunk(at)));
+        cache.chunk_index.enter(self.store.key(), chunks.map(|at| self.chunk(at)));
     }
 
     /// Tells them which are here no longer.
     pub(super) fn tell_others_not(&self, chunks: &[usize]) {
         let Some(cache) = self.cache.upgrade() else { return };
-        chunks.iter().for_each(|at| cache.elsewhere.forget(self.store.key(), self.chunk(*at)));
+        chunks.iter().for_each(|at| cache.chunk_index.forget(self.store.key(), self.chunk(*at)));
     }
 
     /// Takes those of `missing` out that another blob may have.
-    pub(super) fn take_elsewhere(&self, missing: &mut Vec<usize>) -> Vec<usize> {
+    pub(super) fn take_from_other_blobs(&self, missing: &mut Vec<usize>) -> Vec<usize> {
         let Some(cache) = self.cache.upgrade() else { return Vec::new() };
         let key = self.store.key();
-        let is_there = |at: &mut usize| cache.elsewhere.find(key, self.chunk(*at)).is_some();
+        let is_there = |at: &mut usize| cache.chunk_index.find(key, self.chunk(*at)).is_some();
         missing.extract_if(.., is_there).collect()
     }
 
@@ -137,14 +137,14 @@ impl CachedBlob {
 fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
     let chunk = blob.chunk(at);
     let Some(cache) = blob.cache.upgrade() else { return Ok(false) };
-    let Some((key, block)) = cache.elsewhere.find(blob.store.key(), chunk) else {
+    let Some((key, block)) = cache.chunk_index.find(blob.store.key(), chunk) else {
         return Ok(false);
     };
     let mut bytes = vec![0; chunk.decoded_size as usize];
     let read = cache.read_elsewhere(&key, u64::from(block) * BLOCK_SIZE, &mut bytes);
     if read.is_err() || !chunk.digest.matches(&bytes) {
         // Given up meanwhile, or damaged, which whoever uses that blob will notice.
-        cache.elsewhere.forget(&key, chunk);
+        cache.chunk_index.forget(&key, chunk);
         return Ok(false);
     }
     blob.keep(at, &bytes)?;
@@ -163,7 +163,7 @@ impl Cache {
         let known = ReadyMap::new(layout.chunks().len(), &known);
         let chunks = layout.chunks().iter().enumerate();
         let here = chunks.filter(|(at, _)| known.is_ready(*at)).map(|(_, chunk)| chunk);
-        self.elsewhere.enter(&key, here);
+        self.chunk_index.enter(&key, here);
         Ok(())
     }
 

@@ -13,31 +13,31 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)
 
 /// A reader's wait for room.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitForRoom {
     deadline: Instant,
     pause: Duration,
 }
 
-impl Patience {
+impl WaitForRoom {
     pub(super) fn new(deadline: Duration) -> Self {
-        Patience { deadline: Instant::now() + deadline, pause: PAUSES[0] }
+        WaitForRoom { deadline: Instant::now() + deadline, pause: PAUSES[0] }
     }
 }
 
 impl CachedBlob {
     /// Waits until the disk has room for what is missing of `wanted`, and takes it, so that nobody else does
-    /// until it is fetched. `false` when patience ends first.
+    /// until it is fetched. `false` when waiting ends first.
     pub(super) async fn find_room(
         self: &Arc<Self>,
         wanted: Range<usize>,
-        patience: &mut Patience,
+        waiting: &mut WaitForRoom,
     ) -> bool {
         loop {
-            if Instant::now() + patience.pause >= patience.deadline {
+            if Instant::now() + waiting.pause >= waiting.deadline {
                 return false;
             }
-            tokio::time::sleep(patience.pause).await;
-            patience.pause = (patience.pause * 2).min(PAUSES[1]);
+            tokio::time::sleep(waiting.pause).await;
+            waiting.pause = (waiting.pause * 2).min(PAUSES[1]);
             let (blob, wanted) = (self.clone(), wanted.clone());
             let look = tokio::task::spawn_blocking(move || {
                 blob.reserve(wanted.clone()) || {

@@ -23,18 +23,23 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// A name of an image, and how the registry in it is reached.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct ImageRoute {
     name: ImageName,
     options: Options,
     route: Route,
     repository: OnceLock<Arc<dyn Repository>>,
 }
 
-impl Way {
+impl ImageRoute {
     /// The way at this moment.
     pub(super) fn to(name: &ImageName, options: &Options) -> Self {
         let route = Route::to(name, options);
-        Way { name: name.clone(), options: options.clone(), route, repository: OnceLock::new() }
+        ImageRoute {
+            name: name.clone(),
+            options: options.clone(),
+            route,
+            repository: OnceLock::new(),
+        }
     }
 
     /// The repository at its end. Always the same one: over the connections that brought the metadata comes the first data.
@@ -63,7 +68,7 @@ fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Repository>> {
 
 /// The ways to one image.
 #[derive(Debug)]
-pub(super) struct Ways(Mutex<Known>);
+pub(super) struct ImageRoutes(Mutex<Known>);
 
 #[derive(Debug)]
 struct Known {
@@ -74,7 +79,7 @@ struct Known {
 /// A way, and the sources that it has brought to each of the image's blobs.
 #[derive(Debug)]
 struct Gone {
-    way: Way,
+    way: ImageRoute,
     sources: Vec<Vec<Arc<dyn BlobSource>>>,
 }
 
@@ -87,10 +92,10 @@ fn sources(blob: &Blob, places: &[Arc<dyn Repository>]) -> Vec<Arc<dyn BlobSourc
     places.iter().filter(|place| place.is_worth(blob.stored_size)).map(source).collect()
 }
 
-impl Ways {
+impl ImageRoutes {
     /// Opens `blobs` in the cache, with the first way to them.
     pub(super) fn begin(
-        way: Way,
+        way: ImageRoute,
         blobs: &[Blob],
         cache: &Cache,
     ) -> Result<(Self, Vec<Arc<CachedBlob>>), DaemonError> {
@@ -106,7 +111,7 @@ impl Ways {
             brought.push(sources);
         }
         let by_name = HashMap::from([(way.name.to_string(), Gone { way, sources: brought })]);
-        Ok((Ways(Mutex::new(Known { by_name, newest })), cached))
+        Ok((ImageRoutes(Mutex::new(Known { by_name, newest })), cached))
     }
 
     /// The image, in the way that was added last.
@@ -117,7 +122,7 @@ impl Ways {
     /// Adds a way to `blobs`, which are open as `cached`, or replaces the one that was known under that name.
     pub(super) fn add(
         &self,
-        way: Way,
+        way: ImageRoute,
         blobs: &[Blob],
         cached: &[Arc<CachedBlob>],
     ) -> Result<(), DaemonError> {
@@ -150,7 +155,7 @@ impl Ways {
             known
                 .by_name
                 .values()
-                .map(|known| Way::to(&known.way.name, &known.way.options))
+                .map(|known| ImageRoute::to(&known.way.name, &known.way.options))
                 .collect()
         };
         for way in now {

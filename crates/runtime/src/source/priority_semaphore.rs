@@ -16,7 +16,7 @@ pub(crate) type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
 ///
 /// Who is wanted by a reader goes before everybody who is not, also before those who came earlier and need less. Of the total,
 /// those who are not wanted get half at most, so that a reader never waits for all of them to end.
-pub(crate) struct Budget {
+pub(crate) struct PrioritySemaphore {
     total: u64,
     state: Mutex<State>,
 }
@@ -35,17 +35,17 @@ struct Waiting {
     turn: oneshot::Sender<Permit>,
 }
 
-/// A part of a [`Budget`], given back when it is dropped.
+/// A part of a [`PrioritySemaphore`], given back when it is dropped.
 #[must_use]
 pub(crate) struct Permit {
-    budget: Arc<Budget>,
+    budget: Arc<PrioritySemaphore>,
     amount: u64,
     background: bool,
 }
 
-impl Budget {
+impl PrioritySemaphore {
     pub(crate) fn new(total: u64) -> Arc<Self> {
-        Arc::new(Budget { total, state: Mutex::default() })
+        Arc::new(PrioritySemaphore { total, state: Mutex::default() })
     }
 
     /// Waits for `amount`, or for everything if that is less. Dropping the future gives the place in the queue up.
@@ -66,7 +66,7 @@ impl Budget {
         }
     }
 
-    /// Gives turns while there are enough. Returns permits that nobody waited for any more, to be dropped without the lock.
+    /// Gives requests while there are enough. Returns permits that nobody waited for any more, to be dropped without the lock.
     fn grant(self: &Arc<Self>, state: &mut State) -> Vec<Permit> {
         let mut lost = Vec::new();
         state.queue.retain(|waiting| !waiting.turn.is_closed());
@@ -106,11 +106,11 @@ impl Drop for Permit {
     }
 }
 
-impl fmt::Debug for Budget {
+impl fmt::Debug for PrioritySemaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let waiting = state.queue.len();
-        write!(f, "Budget({} of {} taken, {waiting} wait)", state.taken, self.total)
+        write!(f, "PrioritySemaphore({} of {} taken, {waiting} wait)", state.taken, self.total)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[tokio::test]
     async fn readers_overtake_whom_nobody_waits_for() {
-        let budget = Budget::new(10);
+        let budget = PrioritySemaphore::new(10);
         let first = budget.take(10, &class(true)).await;
         let order = Mutex::new(Vec::new());
         let wait = async |name: &'static str, amount, wanted: Wanted| {
@@ -167,7 +167,7 @@ mod tests {
 
     #[tokio::test]
     async fn whom_nobody_waits_for_gets_half() {
-        let budget = Budget::new(8);
+        let budget = PrioritySemaphore::new(8);
         let background = class(false);
         let held: Vec<_> =
             futures_util::future::join_all((0..4).map(|_| budget.take(1, &background))).await;
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_lost() {
-        let budget = Budget::new(4);
+        let budget = PrioritySemaphore::new(4);
         let everything = budget.take(100, &class(true)).await;
         let wanted = class(true);
         let mut left = Box::pin(budget.take(3, &wanted));

@@ -37,15 +37,15 @@ const CALM: usize = 10;
 
 /// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read` keeps what it has found while
 /// the kernel reads ahead for it, and if that has to be asked for, it waits with pages of holes that nobody can drop.
-const PATIENCE: usize = 3;
+const RECLAIM_ATTEMPTS: usize = 3;
 
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
-/// Blocks. Nobody may be filling the blobs meanwhile. `turn_away` has those go on who wait for us.
+/// Blocks. Nobody may be filling the blobs meanwhile. `deny_queued` has those go on who wait for us.
 pub(super) fn close(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
     blobs: &[Arc<CachedBlob>],
-    turn_away: impl Fn(),
+    deny_queued: impl Fn(),
 ) -> io::Result<u64> {
     let mut doubtful = forget_holes(at, bootstrap, blobs)?;
     let (mut calm, mut reclaimed) = (0, 0);
@@ -57,8 +57,8 @@ pub(super) fn close(
         calm += 1;
         if seen(&doubtful)? > 0 {
             calm = 0;
-            if reclaimed >= PATIENCE {
-                turn_away();
+            if reclaimed >= RECLAIM_ATTEMPTS {
+                deny_queued();
             }
             reclaimed += 1;
             tracing::warn!(files = doubtful.len(), "programs have pages mapped, reclaiming all");

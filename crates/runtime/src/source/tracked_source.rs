@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     BlobSource, Progress, SourceError,
-    budget::{Budget, Permit},
+    priority_semaphore::{Permit, PrioritySemaphore},
     race::Need,
 };
 
@@ -44,11 +44,11 @@ const USEFUL: f64 = 16_384.0;
 
 /// A source of one blob, and what is known about it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TrackedSource {
     source: Arc<dyn BlobSource>,
     /// Of this blob there. That of the server is the source's.
     health: Health,
-    turns: Arc<Budget>,
+    requests: Arc<PrioritySemaphore>,
 }
 
 /// Counts what goes over the network.
@@ -85,10 +85,10 @@ impl Attempt {
     }
 }
 
-impl Place {
+impl TrackedSource {
     pub(crate) fn new(source: Arc<dyn BlobSource>) -> Self {
         let health = Health::new(source.describe());
-        Place { source, health, turns: Budget::new(REQUESTS) }
+        TrackedSource { source, health, requests: PrioritySemaphore::new(REQUESTS) }
     }
 
     /// Whether this is the place of `source`.
@@ -112,8 +112,8 @@ impl Place {
     }
 
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.source.patience()
+    pub(crate) fn hedge_after(&self) -> Option<Duration> {
+        self.source.hedge_after()
     }
 
     /// All of the blob is going to be read from it.
@@ -132,7 +132,7 @@ impl Place {
         let server = self.source.endpoint().map(Arc::as_ref);
         match error {
             None => server.into_iter().for_each(Health::worked),
-            Some(SourceError::Elsewhere { .. }) => {}
+            Some(SourceError::AskOthers { .. }) => {}
             Some(error) if error.is_transient() => {
                 server.unwrap_or(&self.health).failed(started, error.retry_after());
             }
@@ -160,10 +160,10 @@ impl Place {
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
         if !self.source.is_shared(range, wanted()).await {
-            return Err(SourceError::Elsewhere { source_name: self.describe() });
+            return Err(SourceError::AskOthers { source_name: self.describe() });
         }
         let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
-        let _turns = self.turns.take(parts.len() as u64, wanted).await;
+        let _request = self.requests.take(parts.len() as u64, wanted).await;
         let mut permit = Some(room.take(size, wanted).await);
         let _ = attempt.sent.set(Instant::now());
         parts.iter().for_each(|_| meter.request());

@@ -1,18 +1,18 @@
 //! Which readers may wait when not all of them can.
 //!
 //! Each event that waits for data holds a descriptor, and the kernel denies an event for which there is none. So a
-//! process lets some number of events wait, its seats, and leaves the others in the kernel's queue. The queue
-//! has one order for all images: an image whose registry hangs, with more readers than there are seats, would hold up
+//! process lets some number of events wait, its slots, and leaves the others in the kernel's queue. The queue
+//! has one order for all images: an image whose registry hangs, with more readers than there are slots, would hold up
 //! every other one until its readers give up.
 //!
 //! ```text
-//! a seat is free                                             sit down
-//! none is: the image has less than its share                 an image that is stuck loses its oldest seat
+//! a slot is free                                             it waits
+//! none is: the image has less than its share                 an image that is stuck loses its oldest slot
 //!          the image has its share, and it is stuck          denied (EIO), if other images are mounted
 //!          else                                              the queue waits
 //! ```
 //!
-//! The share is the seats divided by the images that have any. An image is stuck when as many of its events as its share
+//! The share is the slots divided by the images that have any. An image is stuck when as many of its events as its share
 //! have waited for [`STUCK`]. A single image, and images whose data arrives, are never denied anything.
 
 use std::{
@@ -26,11 +26,11 @@ use tokio::task::AbortHandle;
 
 use super::journal::FileId;
 
-/// So long no reader waits for a seat in vain. Well above what an answer takes on a busy machine, and well below the
+/// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine, and well below the
 /// deadline of a read.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// Whose seats an event takes.
+/// Whose slots an event takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Account {
     /// The only image that has the file.
@@ -43,16 +43,16 @@ pub(super) enum Account {
 #[derive(Debug)]
 pub(super) enum Admission {
     /// It may wait for its data.
-    Seat(Seat),
+    Slot(Slot),
     /// It is to be asked again in a moment.
     Later,
     /// Its image has enough.
     Denied,
 }
 
-/// All seats of a process.
+/// All slots of a process.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct Slots {
     limit: usize,
     table: Mutex<Table>,
 }
@@ -61,13 +61,13 @@ pub(super) struct Seats {
 struct Table {
     taken: usize,
     /// By account, and in the order of their numbers the oldest first. No account is empty.
-    accounts: HashMap<Account, BTreeMap<u64, Sitting>>,
+    accounts: HashMap<Account, BTreeMap<u64, Waiting>>,
     next: u64,
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Sitting {
+struct Waiting {
     since: Instant,
     /// Ends the task that fetches, which denies the event.
     task: Option<AbortHandle>,
@@ -75,22 +75,22 @@ struct Sitting {
 
 /// Given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    seats: Arc<Seats>,
+pub(super) struct Slot {
+    slots: Arc<Slots>,
     account: Account,
     number: u64,
 }
 
-impl Seats {
+impl Slots {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Seats { limit: limit.max(1), table: Mutex::default() })
+        Arc::new(Slots { limit: limit.max(1), table: Mutex::default() })
     }
 
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Asks for a seat. `others` tells whether other images are mounted that may need one.
+    /// Asks for a slot. `others` tells whether other images are mounted that may need one.
     pub(super) fn admit(
         self: &Arc<Self>,
         account: Account,
@@ -116,13 +116,13 @@ impl Seats {
         let number = table.next;
         table.next += 1;
         table.taken += 1;
-        let sitting = Sitting { since: now, task: None };
-        table.accounts.entry(account).or_default().insert(number, sitting);
-        Admission::Seat(Seat { seats: self.clone(), account, number })
+        let waiting = Waiting { since: now, task: None };
+        table.accounts.entry(account).or_default().insert(number, waiting);
+        Admission::Slot(Slot { slots: self.clone(), account, number })
     }
 
     /// Denies everything from now on. At the end of a daemon readers get errors in any case, and an event that waits
-    /// for a seat would hold up what the kernel asks when files are cut.
+    /// for a slot would hold up what the kernel asks when files are cut.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
     }
@@ -134,19 +134,19 @@ impl Seats {
 
 impl Table {
     fn is_stuck(&self, account: &Account, share: usize, now: Instant) -> bool {
-        let seats = self.accounts.get(account);
-        let last = seats.and_then(|seats| seats.values().nth(share - 1));
+        let slots = self.accounts.get(account);
+        let last = slots.and_then(|slots| slots.values().nth(share - 1));
         last.is_some_and(|last| now.duration_since(last.since) >= STUCK)
     }
 
-    /// Takes the oldest seat from the account that has most, of those that are stuck with more than their share.
+    /// Takes the oldest slot from the account that has most, of those that are stuck with more than their share.
     fn take_from_stuck(&mut self, share: usize, now: Instant) -> bool {
         let is_stuck = |account: &Account| self.is_stuck(account, share, now);
-        let above = self.accounts.iter().filter(|(_, seats)| seats.len() > share);
+        let above = self.accounts.iter().filter(|(_, slots)| slots.len() > share);
         let most = above.filter(|(account, _)| is_stuck(account)).max_by_key(|(_, s)| s.len());
-        let found = most.and_then(|(account, seats)| Some((*account, *seats.keys().next()?)));
+        let found = most.and_then(|(account, slots)| Some((*account, *slots.keys().next()?)));
         found.is_some_and(|(account, number)| {
-            let task = self.remove(&account, number).and_then(|sitting| sitting.task);
+            let task = self.remove(&account, number).and_then(|waiting| waiting.task);
             if let Some(task) = task {
                 task.abort();
             }
@@ -154,46 +154,46 @@ impl Table {
         })
     }
 
-    fn remove(&mut self, account: &Account, number: u64) -> Option<Sitting> {
-        let seats = self.accounts.get_mut(account)?;
-        let sitting = seats.remove(&number)?;
+    fn remove(&mut self, account: &Account, number: u64) -> Option<Waiting> {
+        let slots = self.accounts.get_mut(account)?;
+        let waiting = slots.remove(&number)?;
         self.taken -= 1;
-        if seats.is_empty() {
+        if slots.is_empty() {
             self.accounts.remove(account);
         }
-        Some(sitting)
+        Some(waiting)
     }
 }
 
-impl Seat {
-    /// What can be reached if the seat is taken away.
+impl Slot {
+    /// What can be reached if the slot is taken away.
     pub(super) fn holder(&self) -> Holder {
-        Holder { seats: self.seats.clone(), account: self.account, number: self.number }
+        Holder { slots: self.slots.clone(), account: self.account, number: self.number }
     }
 }
 
-/// See [`Seat::holder`].
+/// See [`Slot::holder`].
 #[derive(Debug)]
 pub(super) struct Holder {
-    seats: Arc<Seats>,
+    slots: Arc<Slots>,
     account: Account,
     number: u64,
 }
 
 impl Holder {
-    /// Names the task that is ended when the seat is taken away; it may have ended already.
+    /// Names the task that is ended when the slot is taken away; it may have ended already.
     pub(super) fn is(self, task: AbortHandle) {
-        let mut table = self.seats.lock();
-        let seats = table.accounts.get_mut(&self.account);
-        if let Some(sitting) = seats.and_then(|seats| seats.get_mut(&self.number)) {
-            sitting.task = Some(task);
+        let mut table = self.slots.lock();
+        let slots = table.accounts.get_mut(&self.account);
+        if let Some(waiting) = slots.and_then(|slots| slots.get_mut(&self.number)) {
+            waiting.task = Some(task);
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.seats.lock().remove(&self.account, self.number);
+        self.slots.lock().remove(&self.account, self.number);
     }
 }
 
@@ -205,13 +205,13 @@ mod tests {
     const OTHER: Account = Account::Shared((1, 2));
     const THIRD: Account = Account::Shared((1, 3));
 
-    fn admit(seats: &Arc<Seats>, account: Account, now: Instant, others: bool) -> Admission {
-        seats.admit(account, now, || others)
+    fn admit(slots: &Arc<Slots>, account: Account, now: Instant, others: bool) -> Admission {
+        slots.admit(account, now, || others)
     }
 
-    fn sit(seats: &Arc<Seats>, account: Account, now: Instant, count: usize) -> Vec<Seat> {
-        let sit = |_| match admit(seats, account, now, true) {
-            Admission::Seat(seat) => seat,
+    fn sit(slots: &Arc<Slots>, account: Account, now: Instant, count: usize) -> Vec<Slot> {
+        let sit = |_| match admit(slots, account, now, true) {
+            Admission::Slot(slot) => slot,
             other => panic!("{other:?}"),
         };
         (0..count).map(sit).collect()
@@ -219,70 +219,70 @@ mod tests {
 
     #[test]
     fn a_single_image_has_all_seats_and_is_denied_nothing() {
-        let (seats, began) = (Seats::new(8), Instant::now());
-        let mut sitting = sit(&seats, HOG, began, 8);
+        let (slots, began) = (Slots::new(8), Instant::now());
+        let mut waiting = sit(&slots, HOG, began, 8);
         for later in [Duration::ZERO, 10 * STUCK] {
-            let admission = admit(&seats, HOG, began + later, false);
+            let admission = admit(&slots, HOG, began + later, false);
             assert!(matches!(admission, Admission::Later), "{admission:?}");
         }
-        sitting.pop();
-        assert!(matches!(admit(&seats, HOG, began, false), Admission::Seat(_)));
+        waiting.pop();
+        assert!(matches!(admit(&slots, HOG, began, false), Admission::Slot(_)));
     }
 
     #[test]
     fn images_whose_data_arrives_wait_for_each_other() {
-        let (seats, began) = (Seats::new(8), Instant::now());
-        let _sitting = [sit(&seats, HOG, began, 6), sit(&seats, OTHER, began, 2)];
+        let (slots, began) = (Slots::new(8), Instant::now());
+        let _sitting = [sit(&slots, HOG, began, 6), sit(&slots, OTHER, began, 2)];
         let soon = began + STUCK / 2;
         for account in [HOG, OTHER, THIRD] {
-            let admission = admit(&seats, account, soon, true);
+            let admission = admit(&slots, account, soon, true);
             assert!(matches!(admission, Admission::Later), "{account:?}: {admission:?}");
         }
     }
 
     #[tokio::test]
     async fn an_image_that_is_stuck_makes_room() {
-        let (seats, began) = (Seats::new(8), Instant::now());
-        let stuck = sit(&seats, HOG, began, 8);
+        let (slots, began) = (Slots::new(8), Instant::now());
+        let stuck = sit(&slots, HOG, began, 8);
         let first = tokio::spawn(std::future::pending::<()>());
         stuck[0].holder().is(first.abort_handle());
         let later = began + STUCK;
-        assert!(matches!(admit(&seats, HOG, later, true), Admission::Denied));
-        // Half of the seats are its share by now.
-        let others = sit(&seats, OTHER, later, 4);
+        assert!(matches!(admit(&slots, HOG, later, true), Admission::Denied));
+        // Half of the slots are its share by now.
+        let others = sit(&slots, OTHER, later, 4);
         assert!(first.await.unwrap_err().is_cancelled(), "the oldest goes first");
-        let admission = admit(&seats, OTHER, later, true);
+        let admission = admit(&slots, OTHER, later, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
         // What was taken away is not given back once more.
         drop((stuck, others));
-        let table = seats.lock();
+        let table = slots.lock();
         assert!(table.taken == 0 && table.accounts.is_empty(), "{table:?}");
     }
 
     #[test]
     fn seats_that_were_just_taken_are_kept() {
-        let (seats, began) = (Seats::new(8), Instant::now());
-        let _old = sit(&seats, HOG, began, 3);
-        let _young = sit(&seats, HOG, began + STUCK, 5);
+        let (slots, began) = (Slots::new(8), Instant::now());
+        let _old = sit(&slots, HOG, began, 3);
+        let _young = sit(&slots, HOG, began + STUCK, 5);
         // Its share would be four.
-        let admission = admit(&seats, OTHER, began + STUCK, true);
+        let admission = admit(&slots, OTHER, began + STUCK, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }
 
     #[test]
     fn at_the_end_everything_is_denied() {
-        let (seats, began) = (Seats::new(1), Instant::now());
-        let _only = sit(&seats, HOG, began, 1);
-        assert!(matches!(admit(&seats, HOG, began, false), Admission::Later));
-        seats.close();
-        assert!(matches!(admit(&seats, HOG, began, false), Admission::Denied));
+        let (slots, began) = (Slots::new(1), Instant::now());
+        let _only = sit(&slots, HOG, began, 1);
+        assert!(matches!(admit(&slots, HOG, began, false), Admission::Later));
+        slots.close();
+        assert!(matches!(admit(&slots, HOG, began, false), Admission::Denied));
     }
 
     #[test]
     fn more_images_than_seats() {
-        let (seats, began) = (Seats::new(2), Instant::now());
-        let _all = [sit(&seats, HOG, began, 1), sit(&seats, OTHER, began, 1)];
-        let admission = admit(&seats, THIRD, began + STUCK, true);
+        let (slots, began) = (Slots::new(2), Instant::now());
+        let _all = [sit(&slots, HOG, began, 1), sit(&slots, OTHER, began, 1)];
+        let admission = admit(&slots, THIRD, began + STUCK, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::ReadError,
-    fetch::{self, JOB, Request},
+    fetch::{self, FetchRequest, JOB},
 };
 
 /// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes first.
@@ -115,12 +115,12 @@ impl CachedBlob {
 
     /// Some suspect chunks from `at` on that nobody checks; moves `at` behind them.
     fn next_suspects(&self, at: &mut usize) -> Vec<Lease> {
-        let mut tower = self.flights.lock();
+        let mut flights = self.flights.lock();
         let mut leases = Vec::new();
         let mut size = 0;
         while *at < self.layout.chunks().len() && size < JOB {
-            if self.suspect.is_ready(*at) && !tower.has(*at) {
-                leases.push(tower.start(*at, false));
+            if self.suspect.is_ready(*at) && !flights.has(*at) {
+                leases.push(flights.start(*at, false));
                 size += u64::from(self.chunk(*at).decoded_size);
             }
             *at += 1;
@@ -156,7 +156,7 @@ pub(super) async fn settle(
     let missing = blob.workers.run(background, attempt_all).await;
     for lease in missing {
         let chunk = blob.chunk(lease.chunk());
-        let request = Request {
+        let request = FetchRequest {
             stored: chunk.stored..chunk.stored_end(),
             held: None,
             part: u64::MAX,

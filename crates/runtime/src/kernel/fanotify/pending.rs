@@ -13,16 +13,16 @@ use rustix::io::Errno;
 
 use super::{
     journal::{FileId, Journal},
-    seats::{Account, Seat, Seats},
+    shares::{Account, Slot, Slots},
 };
 use crate::cache::CachedBlob;
 
 /// Where answers are given.
-pub(super) struct Desk {
+pub(super) struct Channel {
     pub(super) group: Group,
     pub(super) journal: Journal,
     /// For events that were read and wait for data.
-    pub(super) seats: Arc<Seats>,
+    pub(super) slots: Arc<Slots>,
 }
 
 /// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a panic included,
@@ -32,13 +32,13 @@ pub(super) struct Pending {
     pub(super) number: RawFd,
     /// Has the number, if this process can.
     pub(super) file: Option<OwnedFd>,
-    pub(super) desk: Arc<Desk>,
+    pub(super) channel: Arc<Channel>,
     answered: bool,
 }
 
 impl Pending {
-    pub(super) fn new(desk: &Arc<Desk>, number: RawFd, file: Option<OwnedFd>) -> Self {
-        Pending { number, file, desk: desk.clone(), answered: false }
+    pub(super) fn new(channel: &Arc<Channel>, number: RawFd, file: Option<OwnedFd>) -> Self {
+        Pending { number, file, channel: channel.clone(), answered: false }
     }
 
     pub(super) fn file_id(&self) -> io::Result<FileId> {
@@ -55,13 +55,13 @@ impl Pending {
 
     fn answer(&mut self, response: Response) {
         self.answered = true;
-        match self.desk.group.respond(self.number, response) {
+        match self.channel.group.respond(self.number, response) {
             Ok(()) => {}
             // The reader was killed meanwhile.
             Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
             Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
         }
-        self.desk.journal.strike(self.number);
+        self.channel.journal.strike(self.number);
     }
 }
 
@@ -98,8 +98,8 @@ impl Miss {
         self.pending.allow();
     }
 
-    /// Brings its bytes and answers it. Dropped on the way, which denies it, if its seat is taken away.
-    pub(super) async fn fetch(self, seat: Seat) {
+    /// Brings its bytes and answers it. Dropped on the way, which denies it, if its slot is taken away.
+    pub(super) async fn fetch(self, slot: Slot) {
         match self.blob.ensure(self.range.clone()).await {
             Ok(()) => self.allow(),
             Err(error) => {
@@ -109,12 +109,12 @@ impl Miss {
                 self.pending.deny();
             }
         }
-        drop(seat);
+        drop(slot);
     }
 }
 
-/// The desk's group, as a descriptor.
-pub(super) struct GroupOf(pub(super) Arc<Desk>);
+/// The channel's group, as a descriptor.
+pub(super) struct GroupOf(pub(super) Arc<Channel>);
 
 impl AsFd for GroupOf {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -122,8 +122,8 @@ impl AsFd for GroupOf {
     }
 }
 
-/// The desk's journal, as a descriptor.
-pub(super) struct JournalOf(pub(super) Arc<Desk>);
+/// The channel's journal, as a descriptor.
+pub(super) struct JournalOf(pub(super) Arc<Channel>);
 
 impl AsFd for JournalOf {
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -19,19 +19,19 @@
 //! Who mounts images is a matter of the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
-mod contents;
 mod directories;
 mod error;
 mod filter;
-mod in_use;
+mod keyed_lock;
 mod label;
-mod local;
 mod mapping;
+mod mounted_layers;
 mod mounts;
+mod overview;
 mod service;
 mod snapshotter;
+mod storage;
 mod store;
-mod turns;
 mod usage;
 
 use std::{error::Error, fmt, path::Path, sync::Arc};
@@ -41,9 +41,9 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
-pub use contents::{Contents, ImageSnapshot, Overview};
 pub use error::SnapshotError;
 pub use filter::Filter;
+pub use overview::{Contents, ImageSnapshot, Overview};
 
 /// containerd's protocol.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]

@@ -6,10 +6,10 @@ use crate::{
     Image, Images, SnapshotError,
     api::types::Mount,
     filter::{self, Filter},
+    keyed_lock::{KeyedGuard, KeyedLocks},
     label::{self, Labels, Layer},
-    local::Local,
+    storage::Storage,
     store::{Kind, New, Snapshot, Usage},
-    turns::{Turn, Turns},
 };
 
 type Result<T> = std::result::Result<T, SnapshotError>;
@@ -19,10 +19,10 @@ const HELD: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(crate) struct Snapshotter {
-    pub(crate) local: Arc<Local>,
+    pub(crate) local: Arc<Storage>,
     images: Arc<dyn Images>,
     /// By names of layers to be, and by numbers of snapshots in which images are mounted.
-    turns: Arc<Turns>,
+    turns: Arc<KeyedLocks>,
 }
 
 impl fmt::Debug for Snapshotter {
@@ -42,10 +42,10 @@ impl Snapshotter {
     /// Opens or creates the snapshots in `root`, and cleans up after a crash.
     pub(crate) async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self> {
         let root = root.to_owned();
-        let open = tokio::task::spawn_blocking(move || Local::open(&root));
+        let open = tokio::task::spawn_blocking(move || Storage::open(&root));
         let local = Arc::new(open.await.map_err(|_| SnapshotError::Panicked)??);
         let snapshotter = Snapshotter { local, images, turns: Arc::default() };
-        for snapshot in snapshotter.local(Local::unfinished).await? {
+        for snapshot in snapshotter.local(Storage::unfinished).await? {
             snapshotter.remove(snapshot.name).await?;
         }
         if let Err(error) = snapshotter.discard_strays().await {
@@ -157,7 +157,12 @@ impl Snapshotter {
     }
 
     /// Gives `image` the snapshot that has the name of its bootstrap layer, and is mounted already.
-    async fn use_again(&self, turn: &mut Turn, there: &Snapshot, image: &Image) -> Result<()> {
+    async fn use_again(
+        &self,
+        turn: &mut KeyedGuard,
+        there: &Snapshot,
+        image: &Image,
+    ) -> Result<()> {
         let Some(known) = &there.image else { return Err(taken(image, there)) };
         let is_same = known.manifest_digest == image.manifest_digest;
         if !is_same || !there.proven {
@@ -183,7 +188,7 @@ impl Snapshotter {
 
     /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images that have this layer are the
     /// same up to it, whatever else is in their manifests.
-    async fn prove(&self, turn: &mut Turn, image: &Image, layer: &str) -> Result<()> {
+    async fn prove(&self, turn: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
         let own = turn.attempt(image, self.images.bootstrap_layer(image)).await?;
         if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
     }
@@ -267,7 +272,7 @@ impl Snapshotter {
     /// The last one; the others are discarded all the same.
     async fn discard_strays(&self) -> Result<()> {
         let mut result = Ok(());
-        for number in self.local(Local::strays).await? {
+        for number in self.local(Storage::strays).await? {
             result = self.discard(number).await.and(result);
         }
         result
@@ -295,7 +300,7 @@ impl Snapshotter {
     /// Deletes what removed snapshots left.
     pub(crate) async fn clean_up(&self) -> Result<()> {
         let discarded = self.discard_strays().await;
-        self.local(Local::empty_trash).await.map(drop).and(discarded)
+        self.local(Storage::empty_trash).await.map(drop).and(discarded)
     }
 
     /// One snapshot.
@@ -339,7 +344,7 @@ impl Snapshotter {
     /// Disks are slow, and readers must not wait for them here.
     async fn local<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Local) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Storage) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let local = self.local.clone();
         let work = tokio::task::spawn_blocking(move || work(&local));

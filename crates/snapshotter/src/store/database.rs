@@ -14,7 +14,7 @@ use super::Result;
 use crate::SnapshotError;
 
 /// How often, and how long, a file is waited for that is still being let go: 2 s.
-const PATIENCE: u32 = 400;
+const OPEN_ATTEMPTS: u32 = 400;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A database that survives a full disk: redb refuses everything after the first failure, until the file is opened again.
@@ -50,7 +50,7 @@ impl File {
         }
         let mut created = self.create();
         // Requests that have met the failure, too, are about to let go of the file.
-        for _ in 0..PATIENCE {
+        for _ in 0..OPEN_ATTEMPTS {
             if !matches!(created, Ok(Err(DatabaseError::DatabaseAlreadyOpen))) {
                 break;
             }

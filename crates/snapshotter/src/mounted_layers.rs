@@ -19,7 +19,7 @@ use std::{
 /// The mounts of this very process cannot be read. Other processes may end meanwhile.
 pub(crate) fn numbers(root: &Path) -> std::io::Result<HashSet<u64>> {
     let own = fs::read("/proc/self/mountinfo")?;
-    let place = Place::of(root, &own);
+    let place = StateDirectory::of(root, &own);
     let mut numbers: HashSet<u64> = lines(&own).flat_map(|line| place.numbers(line)).collect();
     let mut seen: HashSet<PathBuf> = fs::read_link("/proc/self/ns/mnt").into_iter().collect();
     for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
@@ -42,7 +42,7 @@ fn lines(mountinfo: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Where snapshots are, as options of overlayfs and as the kernel's list of mounts spell it.
-struct Place {
+struct StateDirectory {
     root: Vec<u8>,
     /// The file system, as `MAJOR:MINOR`.
     device: Vec<u8>,
@@ -50,7 +50,7 @@ struct Place {
     inside: Vec<u8>,
 }
 
-impl Place {
+impl StateDirectory {
     fn of(root: &Path, mountinfo: &[u8]) -> Self {
         let above = lines(mountinfo).filter_map(|line| {
             let fields: Vec<_> = line.split(|byte| *byte == b' ').collect();
@@ -64,7 +64,7 @@ impl Place {
         let nearest = above.max_by_key(|(length, _)| *length);
         let (device, inside) = nearest.map(|(_, found)| found).unwrap_or_default();
         let [root, inside] = [root, &inside].map(|path| path.as_os_str().as_bytes().to_vec());
-        Place { root, device, inside }
+        StateDirectory { root, device, inside }
     }
 
     /// Numbers of snapshots that one line of a `mountinfo` tells of.
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn layers_are_found_however_containerd_names_them() {
-        let place = Place {
+        let place = StateDirectory {
             root: b"/s t/snapshots".to_vec(),
             device: b"254:0".to_vec(),
             inside: b"/var/s t/snapshots".to_vec(),
@@ -195,7 +195,7 @@ mod tests {
     fn a_directory_is_found_in_its_file_system() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
-        let place = Place::of(&root, &fs::read("/proc/self/mountinfo").unwrap());
+        let place = StateDirectory::of(&root, &fs::read("/proc/self/mountinfo").unwrap());
         assert!(place.inside.ends_with(root.file_name().unwrap().as_bytes()));
         assert_eq!(numbers(&root).unwrap(), HashSet::new());
     }

@@ -8,8 +8,8 @@ use std::{
 
 use crate::{
     SnapshotError,
-    local::Local,
     mapping::Mapping,
+    storage::Storage,
     store::{FORMER, Kind, Snapshot},
 };
 
@@ -45,7 +45,7 @@ pub struct ImageSnapshot {
 
 /// Looks at what a [`crate::Server`] keeps.
 #[derive(Clone, Debug)]
-pub struct Overview(pub(crate) Arc<Local>);
+pub struct Overview(pub(crate) Arc<Storage>);
 
 impl Overview {
     /// Reads all records. Blocks.

@@ -12,7 +12,7 @@ use crate::{Image, SnapshotError};
 
 /// Queues by the names of things. There is one as long as somebody is in it.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<String, Weak<Queue<Option<Failure>>>>>);
+pub(crate) struct KeyedLocks(Mutex<HashMap<String, Weak<Queue<Option<Failure>>>>>);
 
 /// What the last one has met.
 #[derive(Debug)]
@@ -24,14 +24,14 @@ struct Failure {
 
 /// Whose turn it is. The next one's begins when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct KeyedGuard {
     queue: OwnedMutexGuard<Option<Failure>>,
     arrived: Instant,
 }
 
-impl Turns {
+impl KeyedLocks {
     /// Waits for a turn, first come, first served.
-    pub(crate) async fn take(&self, name: &str) -> Turn {
+    pub(crate) async fn take(&self, name: &str) -> KeyedGuard {
         let arrived = Instant::now();
         let queue = {
             let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,11 +43,11 @@ impl Turns {
                 queue
             })
         };
-        Turn { queue: queue.lock_owned().await, arrived }
+        KeyedGuard { queue: queue.lock_owned().await, arrived }
     }
 }
 
-impl Turn {
+impl KeyedGuard {
     /// Does something with an image, unless the same has failed while the caller waited: the others in the queue shall not
     /// wait for a dead registry one after another.
     pub(crate) async fn attempt<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(

@@ -13,10 +13,9 @@ use crate::{
     Image, SnapshotError,
     api::types::Mount,
     directories::{Directories, Owner, at},
-    in_use,
     label::{self, Labels},
     mapping::Mapping,
-    mounts,
+    mounted_layers, mounts,
     store::{Kind, New, Snapshot, Store, Usage, lost},
     usage,
 };
@@ -27,7 +26,7 @@ type Result<T> = std::result::Result<T, SnapshotError>;
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(crate) struct Storage {
     pub(crate) store: Store,
     pub(crate) directories: Directories,
     /// Held by whoever empties the trash.
@@ -36,12 +35,17 @@ pub(crate) struct Local {
     waiting: AtomicBool,
 }
 
-impl Local {
+impl Storage {
     /// Opens or creates the snapshots in `root`.
     pub(crate) fn open(root: &Path) -> Result<Self> {
         let directories = Directories::open(root)?;
         let store = Store::open(&directories.metadata())?;
-        Ok(Local { store, directories, emptying: Mutex::default(), waiting: AtomicBool::default() })
+        Ok(Storage {
+            store,
+            directories,
+            emptying: Mutex::default(),
+            waiting: AtomicBool::default(),
+        })
     }
 
     /// Creates a snapshot with its directory.
@@ -178,7 +182,7 @@ impl Local {
 
     /// Snapshots, also removed ones, that somebody has mounted, and those below them.
     fn held(&self) -> Result<HashSet<u64>> {
-        let mut held = at(Path::new("/proc"), in_use::numbers(self.directories.root()))?;
+        let mut held = at(Path::new("/proc"), mounted_layers::numbers(self.directories.root()))?;
         for (number, below) in self.store.removed()? {
             if held.contains(&number) {
                 held.extend(below);
@@ -189,7 +193,7 @@ impl Local {
 }
 
 #[cfg(test)]
-impl Local {
+impl Storage {
     /// What somebody holds who empties the trash.
     pub(crate) fn hold_emptying(&self) -> std::sync::MutexGuard<'_, ()> {
         self.emptying.lock().unwrap_or_else(PoisonError::into_inner)

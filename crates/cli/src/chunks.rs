@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Error, Result, bail};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use lazuli_build::unpack::Content;
+use lazuli_builder::unpack::Content;
 use lazuli_image::{Blob, Chunk, ChunkRef, Stored, codec::Decoder};
 use lazuli_registry::Repository;
 use lazuli_runtime::image::StoredImage;

@@ -28,7 +28,7 @@ pub(crate) fn serve(
     let (root, images) = (root.to_owned(), worker.images());
     Some(tokio::spawn(async move {
         let leaving = images.clone();
-        let served = match Server::open(&root, Arc::new(Mounted { images, driver })).await {
+        let served = match Server::open(&root, Arc::new(DaemonImages { images, driver })).await {
             Ok(server) => {
                 tracing::info!("serving containerd");
                 let overview = server.overview();
@@ -61,7 +61,7 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
     (status, mounts.collect())
 }
 
-struct Mounted {
+struct DaemonImages {
     images: Images,
     driver: DriverChoice,
 }
@@ -73,7 +73,7 @@ fn outcome<T>(result: Result<T, DaemonError>) -> Outcome<T> {
 }
 
 #[async_trait]
-impl snapshotter::Images for Mounted {
+impl snapshotter::Images for DaemonImages {
     async fn check(&self, image: &Image) -> Outcome {
         let request = self.request(image, Path::new("/"))?;
         outcome(self.images.check(&request, login(image).as_ref()).await)
@@ -111,7 +111,7 @@ impl snapshotter::Images for Mounted {
     }
 }
 
-impl Mounted {
+impl DaemonImages {
     fn request(&self, image: &Image, at: &Path) -> Outcome<MountRequest> {
         Ok(MountRequest {
             image: pinned(image)?.to_string(),

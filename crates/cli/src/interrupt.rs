@@ -62,16 +62,16 @@ static HELD: AtomicBool = AtomicBool::new(false);
 
 /// As long as it lives, signals end nothing here: its owner acts on them, and returns.
 #[derive(Debug)]
-pub(crate) struct Held(());
+pub(crate) struct HeldSignals(());
 
-impl Held {
+impl HeldSignals {
     pub(crate) fn new() -> Self {
         HELD.store(true, Ordering::Relaxed);
-        Held(())
+        HeldSignals(())
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldSignals {
     fn drop(&mut self) {
         HELD.store(false, Ordering::Relaxed);
     }

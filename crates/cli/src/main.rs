@@ -5,28 +5,28 @@
 #[macro_use]
 mod output;
 
+mod chunk_reuse;
 mod chunks;
 mod commands;
 mod config;
 mod container;
+mod container_changes;
 mod containerd;
 mod daemon;
 mod exit;
-mod growing;
-mod hot;
+mod hot_blob;
+mod image_args;
 mod interrupt;
-mod layers;
-mod lazy;
-mod names;
+mod keep_oci;
+mod layer_cache;
 mod nydus_image;
-mod ordinary;
+mod open_image;
 mod progress;
-mod rehearse;
-mod reuse;
+mod push;
 mod source;
-mod store;
+mod streaming_push;
 mod trace;
-mod written;
+mod trace_run;
 
 use std::{
     path::{Path, PathBuf},

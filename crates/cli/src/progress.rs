@@ -3,7 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lazuli_build::Progress;
+use lazuli_builder::Progress;
 
 /// A bar of bytes, or a spinner when the total is not known.
 pub(crate) fn bytes(total: Option<u64>, what: impl Into<Cow<'static, str>>) -> ProgressBar {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_build::{Dictionary, Layer, LayerSource, Options};
+use lazuli_builder::{Dictionary, Layer, LayerSource, Options};
 use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
@@ -17,7 +17,7 @@ use lazuli_image::{
 use lazuli_registry::{DockerArchive, Manifest, Repository, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
-use crate::{config::Config, layers::LayerCache, names::Access};
+use crate::{config::Config, image_args::Access, layer_cache::LayerCache};
 
 /// An opened source.
 pub(crate) struct Opened {

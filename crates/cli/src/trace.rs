@@ -3,12 +3,12 @@
 use std::{fs::File, io::Read as _, path::Path};
 
 use anyhow::{Context, Result};
-use lazuli_build::bake::Hot;
+use lazuli_builder::bake::Hot;
 use lazuli_image::{Trace, trace::MAX_BYTES};
 use lazuli_runtime::prefetch::{self, Traces};
 use tokio::runtime::Runtime;
 
-use crate::{Session, lazy::LazyImage};
+use crate::{Session, open_image::LazyImage};
 
 /// What is known of the starts of an image: what this node has seen, else what is beside the image.
 pub(crate) fn find(session: &Session, image: &LazyImage, runtime: &Runtime) -> Result<Trace> {

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
 /// How long the kernel may take to stop what is in a group.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A version of cgroups, with its own way to freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Freezer {
         self.set(true)?;
         let began = Instant::now();
         while self.version == Version::V1 && !self.is_frozen()? {
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 return Err(io::Error::other("the group does not freeze"));
             }
             thread::sleep(Duration::from_millis(10));
@@ -105,7 +105,7 @@ impl Drop for Freezer {
         // Busy until the last process in it has ended.
         while self.group.exists()
             && fs::remove_dir(&self.group).is_err()
-            && began.elapsed() < PATIENCE
+            && began.elapsed() < TIMEOUT
         {
             thread::sleep(Duration::from_millis(10));
         }

@@ -14,8 +14,9 @@ use lazuli_registry::{Repository, into_blocking};
 use crate::{
     Session, chunks,
     config::Config,
-    lazy::{self, LazyImage, Shown},
-    names, progress, source,
+    image_args,
+    open_image::{self, LazyImage, Shown},
+    progress, source,
 };
 
 /// Verify a lazy image: its format, every digest, and optionally that it shows what its source holds
@@ -31,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SOURCE")]
     against: Option<String>,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// More differences than anybody reads.
@@ -39,7 +40,7 @@ const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let opened = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let opened = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     let LazyImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
@@ -122,7 +123,7 @@ fn against<B: AsRef<[u8]>>(
     let source = source::open(&text.parse()?, &arguments.access, config, runtime)?;
     let bar = progress::bytes(source.stored_size(), "comparing");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let merged = lazuli_build::merge(
+    let merged = lazuli_builder::merge(
         source.layers,
         bootstrap.chunk_size(),
         bootstrap.digest_algorithm(),

@@ -3,7 +3,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::{
+use lazuli_builder::{
     Base, BootstrapLayer, Built, KnownBlob, Layer, LayerSource, Options, bootstrap_layer,
     build_with,
 };
@@ -13,9 +13,10 @@ use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    lazy::{self, LazyImage},
-    names, progress, store,
-    written::{self, Written},
+    container_changes::{self, Written},
+    image_args,
+    open_image::{self, LazyImage},
+    progress, push,
 };
 
 /// Make an image of what a container has written, on top of the container's own image
@@ -35,23 +36,23 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "IMAGE")]
     base: Option<String>,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let name: ImageName = arguments.target.parse()?;
-    store::must_name_a_new_image(&name)?;
+    push::must_name_a_new_image(&name)?;
     let written = match &arguments.base {
         Some(base) => {
             let layers = vec![PathBuf::from(&arguments.container)];
             Written { image: base.parse()?, layers }
         }
-        None => written::find(session, &arguments.container)?,
+        None => container_changes::find(session, &arguments.container)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let base = written.image.to_string();
-    let base = lazy::open(&base, &arguments.access, &session.config, &runtime)?;
+    let base = open_image::open(&base, &arguments.access, &session.config, &runtime)?;
     if base.image.bootstrap.version() == 5 {
         let from = &base.name;
         bail!(
@@ -61,7 +62,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     // Of a container, the layers on top of its image are here.
     base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
 
-    let scratch = store::Scratch::new()?;
+    let scratch = push::Scratch::new()?;
     let mut options = Options::new(scratch.path());
     let Base { dictionary, layer } = lowest(&base, &mut options, &runtime)?;
     let uppers = written.layers.iter().map(|layer| Layer {
@@ -81,12 +82,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         ImageConfig::parse(&config).with_context(|| format!("the config of {}", base.name))?;
     let image = describe(&base, &built, &bootstrap, &config)?;
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
-    let mut blobs: Vec<_> = built.blobs.iter().filter_map(store::built).collect();
+    let mut blobs: Vec<_> = built.blobs.iter().filter_map(push::built).collect();
     let known = built.blobs.iter().filter(|blob| blob.file.is_none());
     blobs.extend(base.to_store(known.map(|blob| &blob.record.blob), &name));
     let metadata = bootstrap.size();
-    let neighbour = store::neighbour(&base.name, &name);
-    let push = store::push(&*target, blobs, bootstrap, image, neighbour);
+    let neighbour = push::neighbour(&base.name, &name);
+    let push = push::push(&*target, blobs, bootstrap, image, neighbour);
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");
@@ -106,7 +107,7 @@ fn lowest(base: &LazyImage, options: &mut Options, runtime: &Runtime) -> Result<
     let bootstrap = &*base.image.bootstrap;
     let mut blobs = Vec::new();
     for (record, hot) in bootstrap.blob_records().into_iter().zip(&base.image.hot) {
-        let meta_file = runtime.block_on(store::meta_file(&*base.repository, &record))?;
+        let meta_file = runtime.block_on(push::meta_file(&*base.repository, &record))?;
         blobs.push(KnownBlob { record, meta_file, hot_bytes: Some(*hot).filter(|hot| *hot > 0) });
     }
     let lowest = Base::new(base.name.to_string(), bootstrap, blobs, options);
@@ -121,7 +122,7 @@ fn describe(
 ) -> Result<oci::LazyImage> {
     let blobs = built.blobs.iter().map(|blob| {
         let size = base.stored_size(&blob.record.blob);
-        BlobLayer { size, ..store::layer(blob) }
+        BlobLayer { size, ..push::layer(blob) }
     });
     let blobs: Vec<_> = blobs.collect();
     let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::{
+use lazuli_builder::{
     BootstrapLayer, Built, Dictionary, Options, Progress, ReadLayer,
     bake::{Hot, hot_first},
     bootstrap_layer, build_with,
@@ -17,14 +17,14 @@ use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    growing::Pushing,
-    layers::LayerCache,
-    names,
-    ordinary::Ordinary,
-    progress, rehearse,
-    reuse::Target,
+    chunk_reuse::Target,
+    image_args,
+    keep_oci::Ordinary,
+    layer_cache::LayerCache,
+    progress, push,
     source::{self, Opened},
-    store, trace,
+    streaming_push::Pushing,
+    trace, trace_run,
 };
 
 /// Convert an image into a lazy one and store it
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     keep_oci: bool,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -78,7 +78,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     // Teams keep lazy images beside the images that they come from, so the source's repository may hold the blobs of
     // shared base layers already.
     let neighbour = match &source {
-        Source::Image(source) => store::neighbour(source, &name),
+        Source::Image(source) => push::neighbour(source, &name),
         _ => None,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -89,7 +89,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let ordinary = arguments.keep_oci.then(|| keep(&mut source, &target, neighbour, &runtime));
     let ordinary = ordinary.transpose()?;
     let total = source.stored_size();
-    let scratch = store::Scratch::new()?;
+    let scratch = push::Scratch::new()?;
     let batch_size = arguments.batch.saturating_mul(1 << 10);
     let options = Options { batch_size, ..Options::new(scratch.path()) };
     let cache = LayerCache::open();
@@ -126,8 +126,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         Some(command) => {
             let bootstrap = bootstrap_layer(&built);
             let image = describe(&built, &bootstrap, &source.config, BTreeMap::new())?;
-            let blobs = built.blobs.iter().filter_map(store::built).collect();
-            Some(runtime.block_on(rehearse::run(blobs, bootstrap, image, command))?)
+            let blobs = built.blobs.iter().filter_map(push::built).collect();
+            Some(runtime.block_on(trace_run::run(blobs, bootstrap, image, command))?)
         }
         None => known,
     };
@@ -141,17 +141,17 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
     let stored = built.report.stored_bytes + bootstrap.size();
     let blobs = built.blobs.iter().filter(|blob| Some(blob.record.blob.id) != ahead);
-    let blobs = blobs.filter_map(store::built).collect();
+    let blobs = blobs.filter_map(push::built).collect();
     let uploaded = runtime.block_on(async {
         let linked = match &wanted {
             Some(wanted) => place.link(wanted, &built).await?,
             None => 0,
         };
         let Some(ordinary) = ordinary else {
-            let pushed = store::push(&*target, blobs, bootstrap, image, neighbour).await?;
+            let pushed = push::push(&*target, blobs, bootstrap, image, neighbour).await?;
             return Ok::<_, anyhow::Error>(linked + pushed);
         };
-        let lazy = store::push_blobs(&*target, blobs, bootstrap, &image, neighbour).await?;
+        let lazy = push::push_blobs(&*target, blobs, bootstrap, &image, neighbour).await?;
         Ok(linked + lazy + ordinary.finish(&*target, image, &source.config).await?)
     })?;
     report(&name, &built, hot.as_ref(), stored, sent + uploaded, total, started);
@@ -197,7 +197,7 @@ fn describe(
     config: &ImageConfig,
     origin: BTreeMap<String, String>,
 ) -> Result<LazyImage> {
-    let blobs: Vec<_> = built.blobs.iter().map(store::layer).collect();
+    let blobs: Vec<_> = built.blobs.iter().map(push::layer).collect();
     let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
     Ok(LazyImage::new(config, &blobs, layer, bootstrap.diff_id, origin)?)
 }

@@ -5,7 +5,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_registry::{Copied, Copy, ImageName, Options, copy::Count};
 
-use crate::{Session, progress, store};
+use crate::{Session, progress, push};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
@@ -37,7 +37,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let attachments = runtime.block_on(copy.attachments(beside))?;
     let bytes = attachments.iter().map(|(_, attached)| attached.bytes()).sum::<u64>();
     let bar = progress::bytes(Some(copy.bytes() + bytes), "copying");
-    let neighbour = store::neighbour(&source, &target);
+    let neighbour = push::neighbour(&source, &target);
     let mut copied = Copied::default();
     // The image's name comes last: a node that sees it sees its signatures, too.
     let beside = attachments.iter().map(|(tag, attached)| (target.tagged(tag), attached));

@@ -13,9 +13,9 @@ use lazuli_image::{
 use serde::Serialize;
 
 use crate::{
-    Session,
-    lazy::{self, LazyImage, Shown},
-    names, output,
+    Session, image_args,
+    open_image::{self, LazyImage, Shown},
+    output,
 };
 
 /// Show what differs between two lazy images, in files and in chunks
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// What `diff --json` prints. Fields are added over time, never renamed or removed.
@@ -95,7 +95,7 @@ struct Fetch {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &str| {
-        let image = lazy::open(text, &arguments.access, &session.config, &runtime)?;
+        let image = open_image::open(text, &arguments.access, &session.config, &runtime)?;
         image.image.must_be_whole_unless(false, image.name.to_string())?;
         Ok::<_, anyhow::Error>(image)
     };

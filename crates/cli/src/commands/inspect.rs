@@ -5,9 +5,9 @@ use lazuli_image::{Digest, erofs};
 use serde::Serialize;
 
 use crate::{
-    Session,
-    lazy::{self, LazyImage},
-    names, output,
+    Session, image_args,
+    open_image::{self, LazyImage},
+    output,
 };
 
 /// Show what a lazy image consists of: blobs, chunks, sizes
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     tree: bool,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// What `inspect --json` prints. Fields are added over time, never renamed or removed.
@@ -56,7 +56,8 @@ struct BlobDescription {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Arguments { image, access, .. } = arguments;
-    let LazyImage { name, image, .. } = &lazy::open(image, access, &session.config, &runtime)?;
+    let LazyImage { name, image, .. } =
+        &open_image::open(image, access, &session.config, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::{BootstrapLayer, Combined, Part, combine, pack_bootstrap};
+use lazuli_builder::{BootstrapLayer, Combined, Part, combine, pack_bootstrap};
 use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
@@ -12,9 +12,9 @@ use lazuli_registry::ImageName;
 use tokio::runtime::Runtime;
 
 use crate::{
-    Session,
-    lazy::{self, LazyImage},
-    names, store,
+    Session, image_args,
+    open_image::{self, LazyImage},
+    push,
 };
 
 /// Make one lazy image of several, whose file trees are laid over each other
@@ -31,17 +31,17 @@ pub(crate) struct Arguments {
     #[arg(value_name = "TARGET", required = true)]
     target: String,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let Arguments { images, target, access } = arguments;
     let name: ImageName = target.parse()?;
-    store::must_name_a_new_image(&name)?;
+    push::must_name_a_new_image(&name)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &String| {
-        let image = lazy::open(text, access, &session.config, &runtime)?;
+        let image = open_image::open(text, access, &session.config, &runtime)?;
         image.image.must_be_whole_unless(false, image.name.to_string())?;
         if image.image.bootstrap.version() == 5 {
             bail!(
@@ -66,8 +66,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         blobs.extend(home.to_store([&record.blob], &name));
     }
     // One repository can be asked for blobs; of an image that is elsewhere they are sent.
-    let neighbour = images.iter().find_map(|image| store::neighbour(&image.name, &name));
-    let push = store::push(&*repository, blobs, layer, description, neighbour);
+    let neighbour = images.iter().find_map(|image| push::neighbour(&image.name, &name));
+    let push = push::push(&*repository, blobs, layer, description, neighbour);
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");
@@ -90,7 +90,7 @@ fn of_images<'a>(
 fn pack(images: &[LazyImage], combined: &Combined, runtime: &Runtime) -> Result<BootstrapLayer> {
     let metas = of_images(images, combined)
         .map(|(home, record)| {
-            let meta = runtime.block_on(store::meta_file(&*home.repository, record))?;
+            let meta = runtime.block_on(push::meta_file(&*home.repository, record))?;
             Ok((record.blob.id, meta))
         })
         .collect::<Result<Vec<_>>>()?;

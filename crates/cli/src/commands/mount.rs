@@ -7,7 +7,7 @@ use lazuli_runtime::{
     kernel::mount::Suid,
 };
 
-use crate::{Session, names};
+use crate::{Session, image_args};
 
 /// Mount an image; its data arrives as it is read
 ///
@@ -35,7 +35,7 @@ pub(crate) struct ImageArguments {
     #[arg(long, value_enum, default_value = "auto")]
     driver: Driver,
     #[command(flatten)]
-    pub(crate) access: names::Access,
+    pub(crate) access: image_args::Access,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -82,7 +82,7 @@ pub(crate) fn request(
         bail!("cannot mount at {path}: only paths in UTF-8 can be told to the daemon");
     }
     Ok(Request::Mount(MountRequest {
-        image: names::absolute_image(&arguments.image)?,
+        image: image_args::absolute_image(&arguments.image)?,
         mountpoint,
         driver: match arguments.driver {
             Driver::Auto => DriverChoice::Auto,

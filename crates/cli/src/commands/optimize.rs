@@ -3,7 +3,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::{
+use lazuli_builder::{
     BootstrapLayer, BuiltBlob,
     bake::{Hot, Optimized, optimize},
     pack_bootstrap,
@@ -16,9 +16,9 @@ use lazuli_registry::{ImageName, Repository};
 use tokio::runtime::Runtime;
 
 use crate::{
-    Session, hot,
-    lazy::{self, LazyImage},
-    names, store, trace,
+    Session, hot_blob, image_args,
+    open_image::{self, LazyImage},
+    push, trace,
 };
 
 /// Give a lazy image one more blob with all that its starts read, to be fetched in a few large requests
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -45,8 +45,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let text = arguments.target.as_ref().unwrap_or(&arguments.image);
     let name: ImageName = text.parse()?;
-    store::must_name_a_new_image(&name)?;
-    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    push::must_name_a_new_image(&name)?;
+    let image = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if arguments.target.is_none() {
         let document = runtime.block_on(image.repository.document(None))?;
         if document.digest != image.manifest.digest {
@@ -72,8 +72,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
     }
     let repository = &*image.repository;
-    let scratch = store::Scratch::new()?;
-    let fetch = hot::fetch(repository, bootstrap.blobs(), &chunks, scratch.path());
+    let scratch = push::Scratch::new()?;
+    let fetch = hot_blob::fetch(repository, bootstrap.blobs(), &chunks, scratch.path());
     let hot_blob = runtime.block_on(fetch)?;
     let optimized = optimize(bootstrap, &chunks, &hot_blob)?;
     let layer = pack(repository, &optimized, &hot_blob, &runtime)?;
@@ -81,10 +81,10 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let description = describe(&image, &optimized, &hot_blob, &layer, &config)?;
 
     let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
-    let mut blobs = Vec::from_iter(store::built(&hot_blob));
+    let mut blobs = Vec::from_iter(push::built(&hot_blob));
     blobs.extend(image.to_store(optimized.kept.iter().map(|record| &record.blob), &name));
-    let neighbour = store::neighbour(&image.name, &name);
-    let push = store::push(&*target, blobs, layer, description, neighbour);
+    let neighbour = push::neighbour(&image.name, &name);
+    let push = push::push(&*target, blobs, layer, description, neighbour);
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");
@@ -110,7 +110,7 @@ fn pack(
 ) -> Result<BootstrapLayer> {
     let mut metas = Vec::new();
     for record in &optimized.kept {
-        metas.push((record.blob.id, runtime.block_on(store::meta_file(repository, record))?));
+        metas.push((record.blob.id, runtime.block_on(push::meta_file(repository, record))?));
     }
     metas.push((hot_blob.record.blob.id, hot_blob.meta_file.clone()));
     Ok(pack_bootstrap(&optimized.bootstrap, metas.iter().map(|(id, meta)| (*id, &meta[..]))))
@@ -129,7 +129,7 @@ fn describe(
         hot_bytes: None,
     };
     let mut blobs: Vec<_> = optimized.kept.iter().map(plain).collect();
-    blobs.push(store::layer(hot_blob));
+    blobs.push(push::layer(hot_blob));
     let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
     let notes = image.manifest.parsed.annotations.clone();
     let config =

@@ -5,7 +5,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_runtime::daemon::{PrefetchRequest, PrefetchStatus, Request, Response};
 
-use crate::{Session, daemon, names, progress};
+use crate::{Session, daemon, image_args, progress};
 
 /// Fetch a whole image into the node's cache, as fast as the link allows
 ///
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// How often the daemon is asked how far it is.
@@ -27,7 +27,7 @@ const STEP: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let request = Request::Prefetch(PrefetchRequest {
-        image: names::absolute_image(&arguments.image)?,
+        image: image_args::absolute_image(&arguments.image)?,
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
     });

@@ -9,9 +9,9 @@ use lazuli_registry::{ImageName, Options, RegistryError, Repository, lazy_manife
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
-    Session,
-    lazy::{self, LazyImage},
-    names, progress, trace,
+    Session, image_args,
+    open_image::{self, LazyImage},
+    progress, trace,
 };
 
 /// Have Dragonfly fetch an image before a roll-out, so that nodes find it with its seed peers
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     hot: bool,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// Requests at a time. Seed peers take several pieces of each at the same time.
@@ -71,7 +71,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
     let repository = lazuli_registry::open(&name, &options)?;
     let wanted = if arguments.hot {
-        let image = lazy::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
+        let image = open_image::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;

@@ -11,9 +11,9 @@ use lazuli_image::{Digest, Kind, Trace, Tree, rafs::Bootstrap};
 use serde::Serialize;
 
 use crate::{
-    Session,
-    lazy::{self, LazyImage},
-    names, trace,
+    Session, image_args,
+    open_image::{self, LazyImage},
+    trace,
 };
 
 /// What starts of an image read
@@ -43,7 +43,7 @@ struct Show {
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     save: Option<PathBuf>,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 /// A trace as it is shown.
@@ -70,7 +70,7 @@ struct Line {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Verb::Show(show) = &arguments.verb;
     let runtime = tokio::runtime::Runtime::new()?;
-    let image = lazy::open(&show.image, &show.access, &session.config, &runtime)?;
+    let image = open_image::open(&show.image, &show.access, &session.config, &runtime)?;
     let trace = trace::find(session, &image, &runtime)?;
     if let Some(path) = &show.save {
         return save(path, &trace);

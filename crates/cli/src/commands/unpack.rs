@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_build::unpack::{self, Plan};
+use lazuli_builder::unpack::{self, Plan};
 use lazuli_image::oci::{FlatImage, ImageConfig, media_type};
 use lazuli_registry::{BlobContent, ImageName};
 use tempfile::NamedTempFile;
@@ -19,9 +19,9 @@ use tokio::runtime::Runtime;
 use crate::{
     Session,
     chunks::Chunks,
-    interrupt,
-    lazy::{self, LazyImage},
-    names, progress, store,
+    image_args, interrupt,
+    open_image::{self, LazyImage},
+    progress, push,
 };
 
 /// Make something plain of a lazy image: a directory, a tar, or an ordinary image
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "TARGET")]
     target: String,
     #[command(flatten)]
-    access: names::Access,
+    access: image_args::Access,
 }
 
 enum Target {
@@ -72,7 +72,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("a tar is not for a terminal: send it to a file or a program");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let image = lazy::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let image = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     image.image.must_be_whole_unless(false, image.name.to_string())?;
     let tree = image.image.bootstrap.tree()?;
     let plan = Plan::new(&tree);
@@ -147,7 +147,7 @@ fn flat(
     session: &Session,
     arguments: &Arguments,
 ) -> Result<()> {
-    let scratch = store::scratch();
+    let scratch = push::scratch();
     let mut file: NamedTempFile = partial()
         .tempfile_in(&scratch)
         .with_context(|| format!("cannot write to {}", scratch.display()))?;

@@ -9,26 +9,26 @@ use rustix::{
 
 /// A program that cannot be run.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub(crate) enum Misconfigured {
     NotFound(String),
     NotExecutable(String),
 }
 
-impl Unusable {
+impl Misconfigured {
     /// What `docker run` exits with.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Unusable::NotFound(_) => 127,
-            Unusable::NotExecutable(_) => 126,
+            Misconfigured::NotFound(_) => 127,
+            Misconfigured::NotExecutable(_) => 126,
         }
     }
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for Misconfigured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::NotFound(program) => write!(f, "the image has no program `{program}`"),
-            Unusable::NotExecutable(program) => {
+            Misconfigured::NotFound(program) => write!(f, "the image has no program `{program}`"),
+            Misconfigured::NotExecutable(program) => {
                 write!(f, "`{program}` of the image is not an executable file")
             }
         }
@@ -42,7 +42,7 @@ pub(crate) fn look_up(
     rootfs: &Path,
     search_path: &str,
     directory: &str,
-) -> Result<(), Unusable> {
+) -> Result<(), Misconfigured> {
     let candidates: Vec<String> = if program.contains('/') {
         vec![if program.starts_with('/') {
             program.into()
@@ -52,11 +52,11 @@ pub(crate) fn look_up(
     } else {
         search_path.split(':').map(|path| format!("{path}/{program}")).collect()
     };
-    let mut result = Err(Unusable::NotFound(program.to_owned()));
+    let mut result = Err(Misconfigured::NotFound(program.to_owned()));
     for candidate in candidates {
         match is_executable(rootfs, &candidate) {
             Ok(true) => return Ok(()),
-            Ok(false) => result = Err(Unusable::NotExecutable(candidate)),
+            Ok(false) => result = Err(Misconfigured::NotExecutable(candidate)),
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             // Not ours to judge: runc says what is wrong.
             Err(_) => return Ok(()),

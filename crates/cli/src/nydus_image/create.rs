@@ -6,7 +6,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lazuli_build::{
+use lazuli_builder::{
     Built, Dictionary, EntryPath, Layer, LayerSource, Options, Whiteouts, build_layer, build_with,
 };
 use lazuli_image::{
@@ -19,7 +19,7 @@ use super::{
     output::Output,
     prefetch::{find, patterns},
 };
-use crate::store;
+use crate::push;
 
 /// Create a RAFS v6 image of a directory or a tar file: that of one layer
 #[derive(Debug, Args)]
@@ -128,7 +128,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     // At once: who reads from a pipe waits until there is a writer, also if nothing will be written for an error.
     let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
-    let scratch = store::Scratch::new()?;
+    let scratch = push::Scratch::new()?;
     let mut options = Options::new(scratch.path());
     options.chunk_size = arguments.chunk_size;
     options.batch_size = arguments.batch_size;

@@ -2,7 +2,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use lazuli_build::{Part, combine};
+use lazuli_builder::{Part, combine};
 
 use super::{
     Common, PrefetchPolicy, bootstrap,

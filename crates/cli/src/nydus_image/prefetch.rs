@@ -3,7 +3,7 @@
 use std::io::Read as _;
 
 use anyhow::{Context, Result, bail};
-use lazuli_build::EntryPath;
+use lazuli_builder::EntryPath;
 use lazuli_image::{InodeId, Tree};
 
 use super::PrefetchPolicy;

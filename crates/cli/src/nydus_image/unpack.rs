@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_build::unpack::{Content, Plan, tar};
+use lazuli_builder::unpack::{Content, Plan, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};

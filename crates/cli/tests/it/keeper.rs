@@ -25,7 +25,7 @@ use crate::lazuli::Lazuli;
 mod fuse;
 
 /// Nothing here takes longer, on the busiest machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const SIZE: usize = 4 << 20;
 
@@ -94,7 +94,7 @@ fn kill_both(pids: [Pid; 2]) {
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < PATIENCE, "{what}");
+        assert!(started.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_millis(10));
     }
 }

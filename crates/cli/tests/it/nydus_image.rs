@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use lazuli_build::pack_bootstrap;
+use lazuli_builder::pack_bootstrap;
 use lazuli_image::{
     Algorithm, Digest,
     oci::{BlobLayer, ImageConfig, LazyImage, Platform},

@@ -16,7 +16,7 @@ use rustix::{
 use super::{names, rig::Rig};
 
 /// How long removal may go on in the background.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connections may come and go while one counts: of clients, and to registries, of which 32 are kept for a while, for each
 /// server and way to speak to it.
@@ -92,7 +92,7 @@ pub(super) fn assert_none(rig: &Rig, idle: &Held) {
     while let Some(left) = difference(idle, &last) {
         let log = || rig.lazuli.log();
         assert!(
-            began.elapsed() < PATIENCE,
+            began.elapsed() < TIMEOUT,
             "left: {left}\nholders: {:#?}\nidle: {idle:#?}\nnow: {last:#?}\n{}",
             holders(rig),
             log()

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long things may take that take milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The name space of Kubernetes' containers, which `ctr` can be told to use as well. Names of containers of all machines'
 /// containerds meet there, in directories of shims and of runc: see [`Rig::own`].
@@ -415,7 +415,7 @@ pub(super) fn unmount_free(mountpoint: &Path) {
 pub(super) fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < PATIENCE, "waited for {what}");
+        assert!(started.elapsed() < TIMEOUT, "waited for {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }

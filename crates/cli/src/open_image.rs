@@ -12,8 +12,8 @@ use tokio::runtime::Runtime;
 
 use crate::{
     config::Config,
-    names::Access,
-    store::{self, Scratch},
+    image_args::Access,
+    push::{self, Scratch},
 };
 
 /// An image whose metadata was fetched and checked.
@@ -32,8 +32,8 @@ impl LazyImage {
         &self,
         blobs: impl IntoIterator<Item = &'a Blob>,
         target: &ImageName,
-    ) -> Vec<store::Blob> {
-        if store::same_place(&self.name, target) {
+    ) -> Vec<push::Blob> {
+        if push::same_place(&self.name, target) {
             return Vec::new();
         }
         let content = || BlobContent::Stored(self.repository.clone());

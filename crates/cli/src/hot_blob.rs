@@ -3,7 +3,7 @@
 use std::{collections::HashSet, path::PathBuf};
 
 use anyhow::Result;
-use lazuli_build::{
+use lazuli_builder::{
     BuiltBlob,
     bake::{Hot, HotBlob},
 };

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_build::BootstrapLayer;
+use lazuli_builder::BootstrapLayer;
 use lazuli_image::{Digest, Trace, oci::LazyImage};
 use lazuli_registry::{ImageName, LayoutName, Options};
 use lazuli_runtime::{daemon::Client, prefetch::Traces};
@@ -22,8 +22,8 @@ use tokio::{
 
 use crate::{
     container::Bundle,
-    interrupt::{Held, Signals},
-    store,
+    interrupt::{HeldSignals, Signals},
+    push,
 };
 
 /// How often it is looked whether the start is over.
@@ -45,18 +45,18 @@ const CONFIG: &str =
 /// # Errors
 /// The command failed before its start was over, or nothing was read; or a signal asks this process to end.
 pub(crate) async fn run(
-    blobs: Vec<store::Blob>,
+    blobs: Vec<push::Blob>,
     bootstrap: BootstrapLayer,
     image: LazyImage,
     command: &[OsString],
 ) -> Result<Trace> {
     let prefix = "lazuli-trace-";
-    let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(store::scratch())?;
+    let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(push::scratch())?;
     let layout = LayoutName { directory: directory.path().join("image"), image: None };
     let layout = ImageName::Layout(layout);
     let manifest = image.digest;
     let repository = lazuli_registry::open(&layout, &Options::default())?;
-    store::push(&*repository, blobs, bootstrap, image, None).await?;
+    push::push(&*repository, blobs, bootstrap, image, None).await?;
     let config = directory.path().join("config.toml");
     fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
     let node = Node { root: directory.path().join("root"), config };
@@ -84,7 +84,7 @@ impl Node {
         command: &[OsString],
     ) -> Result<Trace> {
         // From here on signals end the container, not this process, which has to clean up after it.
-        let _held = Held::new();
+        let _held = HeldSignals::new();
         let mut signals = Signals::new()?;
         let mut child = Command::new("/proc/self/exe")
             .arg0("lazuli")

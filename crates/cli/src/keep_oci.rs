@@ -15,7 +15,7 @@ use lazuli_image::{
 use lazuli_registry::{BlobContent, Document, Manifest, Repository};
 use tokio::task::JoinHandle;
 
-use crate::store;
+use crate::push;
 
 /// An ordinary image on its way to the place of the lazy one.
 pub(crate) struct Ordinary {
@@ -50,7 +50,7 @@ impl Ordinary {
             .collect();
         let blobs =
             tokio::spawn(
-                async move { store::upload(&*to, blobs, neighbour.as_deref(), &|_| {}).await },
+                async move { push::upload(&*to, blobs, neighbour.as_deref(), &|_| {}).await },
             );
         Ok(Ordinary { manifest, blobs })
     }

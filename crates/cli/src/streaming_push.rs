@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Result;
 use indicatif::ProgressBar;
-use lazuli_build::{Built, BuiltBlob, Progress};
+use lazuli_builder::{Built, BuiltBlob, Progress};
 use lazuli_registry::{Growing, Growth, Pushed, RegistryError, Repository};
 use tokio::{
     runtime::{Handle, Runtime},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How long a registry may take to forget an upload when somebody waits for the end of this process.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WAIT_FOR_TOTAL: Duration = Duration::from_secs(2);
 
 /// Shows how a build reads its layers, and pushes what it makes.
 pub(crate) struct Pushing<'a> {
@@ -70,7 +70,7 @@ fn give_up(push: &Mutex<Push>, runtime: &Handle) {
     if let Push::Running(Running { growth, .. }) = before {
         growth.send_replace(Growth::GivenUp);
         // The push has the other end for as long as it lives.
-        let _ = runtime.block_on(async { timeout(PATIENCE, growth.closed()).await });
+        let _ = runtime.block_on(async { timeout(WAIT_FOR_TOTAL, growth.closed()).await });
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     time::SystemTime,
 };
 
-use lazuli_build::{LayerRecord, Options};
+use lazuli_builder::{LayerRecord, Options};
 use lazuli_image::Digest;
 
 /// Bytes of the cache: the layers of some five hundred images, of 1 MB for 20,000 files.

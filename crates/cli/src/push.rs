@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use lazuli_build::{BootstrapLayer, BuiltBlob};
+use lazuli_builder::{BootstrapLayer, BuiltBlob};
 use lazuli_image::{
     Digest, Stored,
     oci::{BlobLayer, LazyImage, media_type},

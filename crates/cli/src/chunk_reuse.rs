@@ -4,14 +4,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use lazuli_build::{Built, BuiltBlob, Dictionary};
+use lazuli_builder::{Built, BuiltBlob, Dictionary};
 use lazuli_image::Digest;
 use lazuli_registry::{
     BlobContent, ImageName, Manifest, Options, Platform, RegistryError, Repository,
 };
 use lazuli_runtime::image::StoredImage;
 
-use crate::store;
+use crate::push;
 
 /// Images whose chunks are looked for when the target's tag is new: each costs its bootstrap, 1 to 3 MB for 20,000 files.
 const SIBLINGS: usize = 3;
@@ -37,8 +37,7 @@ impl Target<'_> {
     pub(crate) async fn dictionary(&self, wanted: Option<&ImageName>) -> Result<Dictionary> {
         let mut dictionary = Dictionary::default();
         if let Some(wanted) = wanted {
-            if !store::same_place(wanted, self.name)
-                && store::neighbour(wanted, self.name).is_none()
+            if !push::same_place(wanted, self.name) && push::neighbour(wanted, self.name).is_none()
             {
                 bail!(
                     "{wanted} is not in the registry of {}, which cannot take its blobs from elsewhere: `lazuli copy` brings it there",
@@ -58,7 +57,7 @@ impl Target<'_> {
 
     /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to be sent.
     pub(crate) async fn link(&self, wanted: &ImageName, built: &Built) -> Result<u64> {
-        let Some(neighbour) = store::neighbour(wanted, self.name) else { return Ok(0) };
+        let Some(neighbour) = push::neighbour(wanted, self.name) else { return Ok(0) };
         let repository = lazuli_registry::open(wanted, self.options)?;
         let used = built.blobs.iter().filter(|blob| blob.file.is_none());
         let stored = |blob: &BuiltBlob| {
@@ -66,7 +65,7 @@ impl Target<'_> {
             (record.id, record.stored_size, BlobContent::Stored(repository.clone()))
         };
         let blobs = used.map(stored).collect();
-        store::upload(&**self.repository, blobs, Some(neighbour), &|_| {}).await
+        push::upload(&**self.repository, blobs, Some(neighbour), &|_| {}).await
     }
 
     async fn add_neighbours(&self, dictionary: &mut Dictionary) -> Result<()> {
@@ -100,7 +99,7 @@ impl Target<'_> {
         dictionary: &mut Dictionary,
     ) -> Result<()> {
         let (data, _) = manifest.parsed.lazy_base().context("it is not a lazy image")?;
-        let scratch = store::Scratch::new()?;
+        let scratch = push::Scratch::new()?;
         let directory = scratch.path();
         let present = data.iter().map(|layer| async move {
             let here = repository.has_blob(&layer.digest).await?;

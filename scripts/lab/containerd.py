@@ -168,7 +168,7 @@ def cri_program():
 @contextlib.contextmanager
 def node(work, contender, **environment):
     """A node that has nothing of any image but the one of sandboxes, with the snapshotter of a contender (see
-    bench/hellobench/contenders); all of it is gone afterwards."""
+    bench/lazuli_bench/contenders); all of it is gone afterwards."""
     work.mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)

@@ -5,11 +5,9 @@ use std::{
     io::{self, Read},
     path::PathBuf,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use lazuli_image::{Digest, digest::Hasher};
 use tokio::{
     io::{AsyncRead, ReadBuf},
@@ -17,18 +15,7 @@ use tokio::{
 };
 use tokio_util::io::SyncIoBridge;
 
-use crate::{Repository, error::RegistryError};
-
-/// What is pushed as a blob.
-#[derive(Clone, Debug)]
-pub enum BlobContent {
-    /// The whole content of a file, to which nobody writes any more: a layout on its file system makes it its own.
-    File(PathBuf),
-    /// Bytes in memory, for configurations and other small things.
-    Bytes(Bytes),
-    /// The blob as another place has it. It is read as it is pushed, and checked before the push ends.
-    Stored(Arc<dyn Repository>),
-}
+use crate::error::RegistryError;
 
 /// How far a blob has grown in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

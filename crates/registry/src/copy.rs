@@ -19,11 +19,11 @@ use lazuli_image::{Digest, oci::Descriptor};
 use serde::Deserialize;
 
 use crate::{
-    Repository,
-    blob::{BlobContent, Progress, Pushed},
+    blob::{Progress, Pushed},
+    distribution::referrers,
     error::RegistryError,
     manifest::{Document, IMAGE_TYPES, INDEX_TYPES},
-    referrers,
+    repository::{BlobContent, Repository},
 };
 
 /// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips, few enough for any registry.

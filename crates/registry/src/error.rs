@@ -1,10 +1,15 @@
 //! What can go wrong while an image is moved.
 
-use std::{error::Error as _, io, path::PathBuf, time::Duration};
+use std::{
+    error::Error as _,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use lazuli_image::{Digest, oci::Platform};
 
-use crate::{hosts::HostsError, name::InvalidName};
+use crate::name::InvalidName;
 
 /// A failed request to a place where an image lives.
 ///
@@ -337,6 +342,22 @@ fn is_about_tls(error: &reqwest::Error) -> bool {
         };
     }
     false
+}
+
+/// A file of containerd's registry configuration cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct HostsError {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// The key, what is wrong with it, and what was expected.
+    pub problem: String,
+}
+
+impl HostsError {
+    pub(crate) fn new(path: &Path, problem: impl Into<String>) -> Self {
+        HostsError { path: path.to_owned(), problem: problem.into() }
+    }
 }
 
 /// Recovers the error that a [`BlobReader`](crate::BlobReader) wrapped.

@@ -3,7 +3,9 @@
 
 use bytes::Bytes;
 
-use crate::{auth, hosts, manifest, name::Reference, referrers};
+use crate::{
+    distribution::referrers, manifest, name::Reference, route::hosts, transport::credentials,
+};
 
 /// A manifest or an index, and a list of referrers.
 pub fn document(raw: &[u8]) {
@@ -23,7 +25,7 @@ pub fn hosts(text: &[u8]) {
 pub fn logins(text: &[u8]) {
     let reference: Result<Reference, _> = "registry.example/team/app".parse();
     if let Ok(reference) = reference {
-        let _ = auth::parse(text, &reference);
+        let _ = credentials::parse(text, &reference);
     }
 }
 

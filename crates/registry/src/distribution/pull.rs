@@ -1,0 +1,164 @@
+//! Manifests and whole blobs, from a registry.
+
+use bytes::Bytes;
+use futures_util::stream;
+use lazuli_image::{Digest, oci::Platform};
+use reqwest::{
+    Method, Response, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue},
+};
+use std::{io, sync::Arc};
+use tokio_util::io::StreamReader;
+
+use crate::{
+    blob::BlobReader,
+    error::RegistryError,
+    manifest::{self, DOCUMENT_LIMIT, Document, IMAGE_TYPES, INDEX_TYPES, Manifest, Parsed},
+    name::Selector,
+    transport::{
+        client::{Call, Client},
+        response::read_bounded,
+    },
+};
+
+/// The manifest that `selector` names, for `platform` if it is an index.
+pub(crate) async fn manifest(
+    client: &Client,
+    selector: &Selector,
+    platform: Option<&Platform>,
+) -> Result<Manifest, RegistryError> {
+    let entries = match fetch(client, selector).await? {
+        Parsed::Image(manifest) => return Ok(*manifest),
+        Parsed::Index(entries) => entries,
+    };
+    let chosen = manifest::choose(&client.place, &entries, platform)?;
+    match fetch(client, &Selector::Digest(chosen.digest)).await? {
+        Parsed::Image(manifest) => Ok(*manifest),
+        Parsed::Index(_) => {
+            let problem =
+                format!("the index lists {} as an image, but it is an index", chosen.digest);
+            Err(RegistryError::malformed(&client.place, "the manifest", problem))
+        }
+    }
+}
+
+/// What `selector` names, as it is stored.
+pub(crate) async fn document(
+    client: &Client,
+    selector: &Selector,
+) -> Result<Document, RegistryError> {
+    let (raw, content_type) = raw(client, selector).await?;
+    manifest::document(&client.place, raw, content_type.as_deref(), expected(selector))
+}
+
+async fn fetch(client: &Client, selector: &Selector) -> Result<Parsed, RegistryError> {
+    let (raw, content_type) = raw(client, selector).await?;
+    manifest::parse(&client.place, raw, content_type.as_deref(), expected(selector))
+}
+
+fn expected(selector: &Selector) -> Option<&Digest> {
+    match selector {
+        Selector::Digest(digest) => Some(digest),
+        Selector::Tag(_) => None,
+    }
+}
+
+/// The bytes of a manifest or an index, and what the server says that they are.
+async fn raw(
+    client: &Client,
+    selector: &Selector,
+) -> Result<(Bytes, Option<String>), RegistryError> {
+    let object = format!("manifest {selector}");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let (scope, headers) = (client.scope("pull"), any_manifest());
+    let call =
+        Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
+    let (response, _) = client.follow(call).await?;
+    if response.status() != StatusCode::OK {
+        return Err(client.refuse(response, &object).await);
+    }
+    let content_type = content_type(&response);
+    Ok((read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?, content_type))
+}
+
+/// Accepts all that can be an image.
+fn any_manifest() -> HeaderMap {
+    let types = IMAGE_TYPES.into_iter().chain(INDEX_TYPES);
+    types.map(|name| (ACCEPT, HeaderValue::from_static(name))).collect()
+}
+
+/// Whether `selector` names the manifest `digest` there.
+pub(crate) async fn has_manifest(
+    client: &Client,
+    selector: &Selector,
+    digest: &Digest,
+) -> Result<bool, RegistryError> {
+    let object = format!("manifest {selector}");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let (scope, headers) = (client.scope("pull,push"), any_manifest());
+    let call =
+        Call { method: Method::HEAD, url, scope: &scope, headers, body: None, object: &object };
+    let response = client.send(&call).await?;
+    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
+    let found = header.and_then(|text| text.parse().ok()).or(expected(selector).copied());
+    Ok(response.status() == StatusCode::OK && found == Some(*digest))
+}
+
+/// The Content-Type. Parameters such as a charset do not change what it is.
+pub(crate) fn content_type(response: &Response) -> Option<String> {
+    let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next()?.trim().to_owned())
+}
+
+/// Whether the repository holds `digest`.
+pub(crate) async fn has_blob(
+    client: &Client,
+    digest: &Digest,
+    scope: &str,
+) -> Result<bool, RegistryError> {
+    let object = format!("blob {digest}");
+    let url = client.url(&format!("blobs/{digest}"))?;
+    let headers = HeaderMap::new();
+    let call = Call { method: Method::HEAD, url, scope, headers, body: None, object: &object };
+    let response = client.send(&call).await?;
+    match response.status() {
+        StatusCode::OK => Ok(true),
+        StatusCode::NOT_FOUND => Ok(false),
+        // Only what exists has another place; signed storage would refuse HEAD with a signature for GET.
+        status if status.is_redirection() => Ok(true),
+        _ => Err(client.refuse(response, &object).await),
+    }
+}
+
+/// The whole blob, checked while it streams.
+pub(crate) async fn blob(
+    client: &Arc<Client>,
+    digest: &Digest,
+    size: u64,
+) -> Result<BlobReader, RegistryError> {
+    let object = format!("blob {digest}");
+    let url = client.url(&format!("blobs/{digest}"))?;
+    let (scope, headers) = (client.scope("pull"), HeaderMap::new());
+    let call =
+        Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
+    let (response, _) = client.follow(call).await?;
+    if response.status() != StatusCode::OK {
+        return Err(client.refuse(response, &object).await);
+    }
+    if let Some(got) = response.content_length()
+        && got != size
+    {
+        return Err(RegistryError::WrongSize {
+            place: client.place.clone(),
+            object,
+            expected: size,
+            got,
+        });
+    }
+    let rest = (response, client.clone(), object);
+    let stream = stream::try_unfold(rest, |(mut response, client, object)| async move {
+        let piece = client.chunk(&mut response, &object).await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>(piece.map(|piece| (piece, (response, client, object))))
+    });
+    Ok(BlobReader::new(StreamReader::new(Box::pin(stream)), &client.place, digest, size))
+}

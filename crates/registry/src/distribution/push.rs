@@ -1,0 +1,486 @@
+//! Uploads to a registry.
+//!
+//! ```text
+//! HEAD  blobs/D                         there already: done
+//! POST  blobs/uploads/?mount=D&from=R   linked from another repository: done
+//! PATCH location     bytes k..k+8 MiB   … as often as needed; after a failure, GET location tells
+//! PUT   location?digest=D  the rest     how far the registry got
+//! ```
+//! A blob that is still being made begins with POST, and its digest is first heard of in PUT.
+
+use std::{
+    future::pending,
+    io::{self, SeekFrom},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lazuli_image::{Algorithm, Digest};
+use reqwest::{
+    Method, Response, StatusCode, Url,
+    header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE},
+};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt as _, AsyncSeekExt as _},
+    time::sleep,
+};
+
+use crate::{
+    blob::{BlobReader, Growing, Growth, Progress, Pushed},
+    distribution::pull,
+    error::{self, RegistryError},
+    manifest::Document,
+    name::Selector,
+    repository::{BlobContent, Repository},
+    transport::{
+        client::{Call, Client},
+        response::location,
+    },
+};
+
+/// Bytes of a blob that travel in one request. Registries that keep blobs in S3 refuse pieces under
+/// 5 MiB, and each piece of each parallel upload is in memory, so that it can be sent again.
+pub(crate) const PIECE: u64 = 8 << 20;
+
+/// Failures in a row, without any progress in between, after which an upload is given up. The waits
+/// between them add up to 6 s: a registry that restarts behind a supervisor is back by then.
+const FAILURE_LIMIT: u32 = 5;
+
+/// The wait after the first failure; it doubles with each further one.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// The longest wait that a registry can ask for with Retry-After.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// One blob on its way.
+#[derive(Debug)]
+struct Upload<'a> {
+    client: &'a Client,
+    scope: String,
+    object: String,
+    /// Digest and size, once they are known.
+    identity: Option<(Digest, u64)>,
+    content: Content,
+    /// Bytes sent, also the ones that were lost.
+    sent: u64,
+    /// Where in the blob that ends what was sent since the upload has begun: the registry cannot have more.
+    reached: u64,
+}
+
+/// Where the bytes of a blob are.
+#[derive(Debug)]
+enum Content {
+    File(PathBuf),
+    /// All of them.
+    Bytes(Bytes),
+    /// The blob with this digest and size, as another place has it.
+    Stored(Arc<dyn Repository>, Digest, u64),
+    Growing(Growing),
+}
+
+/// A blob on its way from another place, as far as it was read.
+#[derive(Debug)]
+struct Passing {
+    reader: BlobReader,
+    /// Where in the blob `piece` begins.
+    start: u64,
+    /// What was read last, to be sent again.
+    piece: Bytes,
+}
+
+/// Where an upload stands.
+#[derive(Debug)]
+struct Position {
+    location: Url,
+    /// Bytes that the registry has.
+    offset: u64,
+}
+
+/// Makes sure that the repository holds the blob.
+pub(crate) async fn blob(
+    client: &Client,
+    digest: &Digest,
+    size: u64,
+    content: BlobContent,
+    mount_from: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    let (object, identity) = (format!("blob {digest}"), Some((*digest, size)));
+    let content = match content {
+        BlobContent::File(path) => Content::File(path),
+        BlobContent::Stored(place) => Content::Stored(place, *digest, size),
+        BlobContent::Bytes(bytes) if bytes.len() as u64 == size => Content::Bytes(bytes),
+        BlobContent::Bytes(bytes) => {
+            let (place, expected, got) = ("memory".to_owned(), size, bytes.len() as u64);
+            return Err(RegistryError::WrongSize { place, object, expected, got });
+        }
+    };
+    let scope = client.scope("pull,push");
+    let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
+    push(upload, false, mount_from, progress).await
+}
+
+/// The same for a blob that is still being made.
+pub(crate) async fn growing(
+    client: &Client,
+    growing: Growing,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    // One that is whole by the first request may be there.
+    let (object, identity) = match growing.beyond(PIECE).await? {
+        Growth::Whole(digest, size) => (format!("blob {digest}"), Some((digest, size))),
+        _ => ("a blob that is being made".to_owned(), None),
+    };
+    let content = Content::Growing(growing);
+    let scope = client.scope("pull,push");
+    let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
+    push(upload, identity.is_none(), None, progress).await
+}
+
+/// Sends a blob, after a look at what the registry has unless it was `looked` for.
+async fn push(
+    mut upload: Upload<'_>,
+    mut looked: bool,
+    mount_from: Option<&str>,
+    progress: Progress<'_>,
+) -> Result<Pushed, RegistryError> {
+    let (mut position, mut passing) = (None, None);
+    let (mut failures, mut reported) = (0, 0);
+    loop {
+        let step = match looked {
+            false => upload.look(mount_from, &mut position).await,
+            true => upload.advance(&mut position, &mut passing).await,
+        };
+        let error = match step {
+            Ok(step) => {
+                let whole = || upload.identity.map_or(reported, |(_, size)| size);
+                let offset = if let Step::At(offset) = step { offset } else { whole() };
+                progress(offset.saturating_sub(reported));
+                reported = reported.max(offset);
+                if let Step::Done(pushed) = step {
+                    return Ok(pushed);
+                }
+                (looked, failures) = (true, 0);
+                continue;
+            }
+            Err(error) => error,
+        };
+        failures += 1;
+        // 416 says that the registry has another offset than we think.
+        let lost = matches!(error, RegistryError::Status { status: 416, .. });
+        if failures >= FAILURE_LIMIT || !(error.is_transient() || lost) {
+            upload.abandon(position).await;
+            return Err(error);
+        }
+        tracing::debug!(%error, failures, "an upload is taken up again");
+        let wait = error.retry_after().unwrap_or(FIRST_WAIT * 2u32.pow(failures - 1));
+        tokio::select! {
+            () = sleep(wait.min(LONGEST_WAIT)) => {}
+            _ = upload.given_up() => {}
+        }
+        // The answer to the closing PUT may have been lost after the registry had acted on it.
+        if let Some((digest, size)) = upload.identity.filter(|_| looked)
+            && matches!(pull::has_blob(upload.client, &digest, &upload.scope).await, Ok(true))
+        {
+            progress(size.saturating_sub(reported));
+            return Ok(Pushed::Uploaded(upload.sent));
+        }
+        if let Some(before) = position.take() {
+            position = upload.resume(&before.location).await;
+        }
+    }
+}
+
+/// What one step of a push came to.
+enum Step {
+    /// The registry has so many bytes.
+    At(u64),
+    /// The registry has the blob.
+    Done(Pushed),
+}
+
+impl Upload<'_> {
+    fn call(&self, method: Method, url: Url, body: Option<Bytes>) -> Call<'_> {
+        let (scope, object, headers) = (&self.scope, &self.object, HeaderMap::new());
+        Call { method, url, scope, headers, body, object }
+    }
+
+    /// Finds out whether there is anything to send, and asks for a link from repository `from`.
+    async fn look(
+        &self,
+        from: Option<&str>,
+        position: &mut Option<Position>,
+    ) -> Result<Step, RegistryError> {
+        let Some((digest, _)) = self.identity else { return Ok(Step::At(0)) };
+        if pull::has_blob(self.client, &digest, &self.scope).await? {
+            return Ok(Step::Done(Pushed::Existed));
+        }
+        let Some(from) = from else { return Ok(Step::At(0)) };
+        let mut url = self.client.url("blobs/uploads/")?;
+        let digest = digest.to_string();
+        url.query_pairs_mut().append_pair("mount", &digest).append_pair("from", from);
+        let scope = format!("{} repository:{from}:pull", self.scope);
+        let call = Call { scope: &scope, ..self.call(Method::POST, url, Some(Bytes::new())) };
+        let response = self.client.send(&call).await?;
+        match response.status() {
+            StatusCode::CREATED => return Ok(Step::Done(Pushed::Mounted)),
+            StatusCode::ACCEPTED => *position = Some(self.position(&response, 0)?),
+            // Whoever may not read the other repository can still upload.
+            _ => {}
+        }
+        Ok(Step::At(0))
+    }
+
+    /// Sends the next piece. `position` is `None` before the upload has begun, and again once the blob is
+    /// complete, `passing` where reading from another place is.
+    async fn advance(
+        &mut self,
+        position: &mut Option<Position>,
+        passing: &mut Option<Passing>,
+    ) -> Result<Step, RegistryError> {
+        let (url, offset) = match position {
+            Some(position) => (position.location.clone(), position.offset),
+            None => {
+                self.reached = 0;
+                let begun = position.insert(self.begin().await?);
+                (begun.location.clone(), begun.offset)
+            }
+        };
+        // What is there of a blob without a size is more than a piece, so that something is left for the end.
+        self.grow(offset + PIECE).await?;
+        let length = self.identity.map_or(PIECE, |(_, size)| (size - offset).min(PIECE));
+        let end = offset + length;
+        let piece = self.piece(offset, length, passing).await?;
+        self.reached = self.reached.max(end);
+        let closing = self.identity.filter(|(_, size)| *size == end).map(|(digest, _)| digest);
+        let mut call = self.call(
+            if closing.is_some() { Method::PUT } else { Method::PATCH },
+            url,
+            Some(piece),
+        );
+        call.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        if length > 0 && !(closing.is_some() && offset == 0) {
+            insert(&mut call.headers, CONTENT_RANGE, format!("{offset}-{}", end - 1));
+        }
+        if let Some(digest) = closing {
+            call.url.query_pairs_mut().append_pair("digest", &digest.to_string());
+        }
+        let sent = tokio::select! {
+            biased;
+            error = self.given_up() => Err(error),
+            sent = self.client.send(&call) => sent,
+        };
+        self.sent += length;
+        let response = sent?;
+        match (closing.is_some(), response.status()) {
+            (true, StatusCode::CREATED) => *position = None,
+            (false, StatusCode::ACCEPTED) => *position = Some(self.position(&response, end)?),
+            // The upload is unknown, not the repository: it expired or the registry lost it.
+            (_, StatusCode::NOT_FOUND) => {
+                *position = None;
+                return Err(RegistryError::Interrupted {
+                    place: self.client.place.clone(),
+                    object: self.object.clone(),
+                    cause: "the registry forgot the upload".to_owned(),
+                });
+            }
+            _ => return Err(self.client.refuse(response, &self.object).await),
+        }
+        Ok(if closing.is_some() { Step::Done(Pushed::Uploaded(self.sent)) } else { Step::At(end) })
+    }
+
+    /// Waits until more than `bytes` bytes of a blob that is being made are there, or all of it.
+    async fn grow(&mut self, bytes: u64) -> Result<(), RegistryError> {
+        if let (Content::Growing(growing), None) = (&self.content, self.identity)
+            && let Growth::Whole(digest, size) = growing.beyond(bytes).await?
+        {
+            self.identity = Some((digest, size));
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody wants the blob any more, for ever if it is not being made.
+    async fn given_up(&self) -> RegistryError {
+        match &self.content {
+            Content::Growing(growing) => growing.given_up().await,
+            _ => pending().await,
+        }
+    }
+
+    async fn begin(&self) -> Result<Position, RegistryError> {
+        let url = self.client.url("blobs/uploads/")?;
+        let response = self.client.send(&self.call(Method::POST, url, Some(Bytes::new()))).await?;
+        match response.status() {
+            StatusCode::ACCEPTED => self.position(&response, 0),
+            _ => Err(self.client.refuse(response, &self.object).await),
+        }
+    }
+
+    /// Asks how far the registry got; `None`: the upload has to begin anew.
+    async fn resume(&self, url: &Url) -> Option<Position> {
+        let response = self.client.send(&self.call(Method::GET, url.clone(), None)).await.ok()?;
+        if response.status() != StatusCode::NO_CONTENT {
+            return None;
+        }
+        let offset = accepted(&response)?;
+        let location = location(&response).unwrap_or_else(|| url.clone());
+        (offset <= self.reached).then_some(Position { location, offset })
+    }
+
+    /// Best effort: a registry removes what was abandoned after some days by itself.
+    async fn abandon(&self, position: Option<Position>) {
+        if let Some(position) = position {
+            let _ = self.client.send(&self.call(Method::DELETE, position.location, None)).await;
+        }
+    }
+
+    /// Where `response` says that the upload goes on. The registry may have kept less than `sent` bytes.
+    fn position(&self, response: &Response, sent: u64) -> Result<Position, RegistryError> {
+        let malformed = |p: &str| RegistryError::malformed(&self.client.place, &self.object, p);
+        let location = location(response)
+            .ok_or_else(|| malformed("the answer to an upload has no Location"))?;
+        let offset = if sent == 0 { 0 } else { accepted(response).unwrap_or(sent) };
+        if offset > sent {
+            return Err(malformed("the registry claims to have more bytes than were sent"));
+        }
+        Ok(Position { location, offset })
+    }
+
+    async fn piece(
+        &self,
+        offset: u64,
+        length: u64,
+        passing: &mut Option<Passing>,
+    ) -> Result<Bytes, RegistryError> {
+        let path = match &self.content {
+            Content::Bytes(bytes) => {
+                return Ok(bytes.slice(offset as usize..(offset + length) as usize));
+            }
+            Content::Stored(place, digest, size) => {
+                let known = passing.take().filter(|known| known.start <= offset);
+                let known = match known {
+                    Some(known) => known,
+                    None => {
+                        let reader = place.blob(digest, *size).await?;
+                        Passing { reader, start: 0, piece: Bytes::new() }
+                    }
+                };
+                let read = known.advance(offset, length, *size).await;
+                let read = read
+                    .map_err(|error| error::from_reader(error, &place.describe(), &self.object))?;
+                return Ok(passing.insert(read).piece.clone());
+            }
+            Content::File(path) | Content::Growing(Growing { file: path, .. }) => path,
+        };
+        let read = async {
+            let mut file = File::open(path).await?;
+            file.seek(SeekFrom::Start(offset)).await?;
+            let mut piece = vec![0; length as usize];
+            file.read_exact(&mut piece).await?;
+            Ok::<_, io::Error>(piece)
+        };
+        Ok(read.await.map_err(RegistryError::io(path))?.into())
+    }
+}
+
+impl Passing {
+    /// Reads on to these bytes of a blob of `size` bytes. At the end of the blob, after it was checked.
+    async fn advance(mut self, offset: u64, length: u64, size: u64) -> io::Result<Self> {
+        let known = self.start + self.piece.len() as u64;
+        if known < offset {
+            let skipped = (&mut self.reader).take(offset - known);
+            tokio::io::copy(&mut { skipped }, &mut tokio::io::sink()).await?;
+        }
+        let kept = self.piece.slice(((offset.min(known)) - self.start) as usize..);
+        let mut piece = vec![0; length as usize];
+        let (again, new) = piece.split_at_mut(kept.len().min(length as usize));
+        again.copy_from_slice(&kept[..again.len()]);
+        self.reader.read_exact(new).await?;
+        if offset + length == size {
+            // Nothing follows, and the digest is compared.
+            tokio::io::copy(&mut self.reader, &mut tokio::io::sink()).await?;
+        }
+        Ok(Passing { reader: self.reader, start: offset, piece: piece.into() })
+    }
+}
+
+/// How many bytes the registry has, from `Range: 0-N`. An upload without bytes is `0-0`, which is also
+/// what one byte would be: no piece is that short, so it means none.
+fn accepted(response: &Response) -> Option<u64> {
+    let text = response.headers().get(RANGE)?.to_str().ok()?;
+    let last: u64 = text.strip_prefix("bytes=").unwrap_or(text).strip_prefix("0-")?.parse().ok()?;
+    if last == 0 { Some(0) } else { last.checked_add(1) }
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
+    // Digits and a dash are always a legal header value.
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert(name, value);
+    }
+}
+
+/// Puts a manifest under `selector`.
+pub(crate) async fn manifest(
+    client: &Client,
+    selector: &Selector,
+    raw: Bytes,
+    media_type: &str,
+) -> Result<Digest, RegistryError> {
+    put(client, selector, raw, media_type).await.map(|(digest, _)| digest)
+}
+
+/// Makes sure that `selector` names the document.
+pub(crate) async fn document(
+    client: &Client,
+    selector: &Selector,
+    document: &Document,
+) -> Result<Pushed, RegistryError> {
+    // Whatever speaks against it is said again when it is pushed.
+    if let Ok(true) = pull::has_manifest(client, selector, &document.digest).await {
+        return Ok(Pushed::Existed);
+    }
+    manifest(client, selector, document.raw.clone(), &document.media_type).await?;
+    Ok(Pushed::Uploaded(document.raw.len() as u64))
+}
+
+/// Puts a manifest under `selector`; also the headers of the answer.
+pub(crate) async fn put(
+    client: &Client,
+    selector: &Selector,
+    raw: Bytes,
+    media_type: &str,
+) -> Result<(Digest, HeaderMap), RegistryError> {
+    let object = format!("manifest {selector}");
+    let digest = Algorithm::Sha256.digest(&raw);
+    if let Selector::Digest(expected) = selector
+        && *expected != digest
+    {
+        let (place, expected) = (client.place.clone(), *expected);
+        return Err(RegistryError::WrongDigest { place, object, expected, got: digest });
+    }
+    let media_type = HeaderValue::try_from(media_type).map_err(|_| {
+        RegistryError::malformed(&client.place, &object, "its media type is no header value")
+    })?;
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, media_type);
+    let scope = client.scope("pull,push");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let call =
+        Call { method: Method::PUT, url, scope: &scope, headers, body: Some(raw), object: &object };
+    let response = client.send(&call).await?;
+    if response.status() != StatusCode::CREATED {
+        return Err(client.refuse(response, &object).await);
+    }
+    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
+    if let Some(got) = header.and_then(|text| text.parse::<Digest>().ok())
+        && got.algorithm == digest.algorithm
+        && got != digest
+    {
+        let place = client.place.clone();
+        return Err(RegistryError::WrongDigest { place, object, expected: digest, got });
+    }
+    Ok((digest, response.headers().clone()))
+}

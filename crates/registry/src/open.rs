@@ -1,0 +1,73 @@
+//! From an image's name to the place where it lives.
+
+use std::sync::Arc;
+
+use crate::{
+    error::{HostsError, RegistryError},
+    name::ImageName,
+    place::{layout::Layout, mirrored::Mirrored, misconfigured::Misconfigured, remote::Registry},
+    repository::Repository,
+    route::{
+        options::Options,
+        server::{Capabilities, Server},
+    },
+};
+
+/// How an image is reached. Equal to another one as long as nothing about that has changed: what containerd was told of
+/// registries may change at any time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route(Result<Vec<Server>, HostsError>);
+
+impl Route {
+    /// The way to the image that `name` names, at this moment.
+    pub fn to(name: &ImageName, options: &Options) -> Self {
+        Route(match name {
+            ImageName::Registry(reference) => options.servers(reference),
+            ImageName::Layout(_) => Ok(Vec::new()),
+        })
+    }
+
+    /// Opens what is there. If the way cannot be used that is said by each request.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made.
+    pub fn open(
+        self,
+        name: &ImageName,
+        options: &Options,
+    ) -> Result<Arc<dyn Repository>, RegistryError> {
+        let reference = match name {
+            ImageName::Registry(reference) => reference,
+            ImageName::Layout(layout) => return Ok(Arc::new(Layout::open(layout.clone()))),
+        };
+        Ok(match self.0 {
+            Err(error) => Arc::new(Misconfigured::new(name, error)),
+            Ok(mut servers) if servers.len() == 1 && servers[0].may == Capabilities::ALL => {
+                Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
+            }
+            Ok(servers) => Arc::new(Mirrored::open(reference, servers, options)?),
+        })
+    }
+}
+
+/// Opens the place that `name` names. Nothing is asked yet, and no directory made.
+///
+/// # Errors
+/// If no HTTP client can be made.
+pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
+    Route::to(name, options).open(name, options)
+}
+
+/// Opens the way to what `name` names through those alone who fetch for several nodes, if there are such.
+///
+/// # Errors
+/// If no HTTP client can be made, or what containerd was told of the registry cannot be used.
+pub fn open_shared(
+    name: &ImageName,
+    options: &Options,
+) -> Result<Option<Arc<dyn Repository>>, RegistryError> {
+    let ImageName::Registry(reference) = name else { return Ok(None) };
+    let shared = options.servers(reference)?.into_iter().find(|server| server.peer.is_some());
+    let open = |server| Registry::at(reference.clone(), server, options);
+    Ok(shared.map(open).transpose()?.map(|shared| Arc::new(shared) as Arc<dyn Repository>))
+}

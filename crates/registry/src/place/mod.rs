@@ -1,0 +1,6 @@
+//! The places where images live, each a [`Repository`](crate::Repository).
+
+pub(crate) mod layout;
+pub(crate) mod mirrored;
+pub(crate) mod misconfigured;
+pub(crate) mod remote;

@@ -1,0 +1,238 @@
+//! A repository in a registry.
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use lazuli_image::{
+    Digest, Stored,
+    oci::{Descriptor, Platform},
+};
+
+use crate::{
+    blob::{BlobReader, Growing, Progress, Pushed},
+    distribution::{
+        pull, push,
+        range::{self, Locations},
+        referrers::{self, Referrer},
+        small_blob, tags,
+    },
+    error::RegistryError,
+    manifest::{Document, Manifest},
+    name::{Reference, Selector},
+    repository::{BlobContent, Repository, SmallBlob},
+    route::{
+        dragonfly,
+        hosts::Hosts,
+        options::Options,
+        server::{Capabilities, Server},
+    },
+    transport::{client::Client, health::Health, preconnect::Preconnect},
+};
+
+/// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
+/// requests; nothing is sent before the first one.
+#[derive(Debug)]
+pub struct Registry {
+    reference: Reference,
+    client: Arc<Client>,
+    locations: Locations,
+}
+
+impl Registry {
+    /// Prepares to talk to the registry of `reference`, where its name says that it is.
+    ///
+    /// # Errors
+    /// If no HTTP client can be made.
+    pub fn open(reference: Reference, options: &Options) -> Result<Self, RegistryError> {
+        let server = Hosts::default().servers(&reference, options.plain_http)?.remove(0);
+        Self::at(reference, server, options)
+    }
+
+    /// Prepares to talk to one of the servers that have what `reference` names.
+    pub(crate) fn at(
+        reference: Reference,
+        server: Server,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
+        let client = Arc::new(Client::new(&reference, server, options)?);
+        Ok(Registry { reference, client, locations: Locations::default() })
+    }
+
+    /// What the server is trusted with.
+    pub(crate) fn may(&self) -> Capabilities {
+        self.client.server().may
+    }
+
+    /// A download of a blob begins, or of a part of it.
+    fn begin(&self, digest: &Digest) {
+        if let Some(peer) = &self.client.server().peer {
+            peer.daemon.begin(digest);
+        }
+    }
+
+    /// How the server has done so far.
+    pub(crate) fn server(&self) -> &Arc<Health> {
+        self.client.health()
+    }
+}
+
+#[async_trait]
+impl Repository for Registry {
+    async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
+        pull::manifest(&self.client, &self.reference.selector(), platform).await
+    }
+
+    async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
+        let selector = digest.map_or_else(|| self.reference.selector(), |d| Selector::Digest(*d));
+        pull::document(&self.client, &selector).await
+    }
+
+    async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
+        pull::has_blob(&self.client, digest, &self.client.scope("pull")).await
+    }
+
+    async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
+        self.begin(digest);
+        pull::blob(&self.client, digest, size).await
+    }
+
+    async fn read(
+        &self,
+        digest: &Digest,
+        _size: u64,
+        range: Range<Stored>,
+        arrived: Progress<'_>,
+    ) -> Result<Bytes, RegistryError> {
+        self.begin(digest);
+        match range::read(&self.client, &self.locations, digest, range.clone(), arrived).await {
+            Err(error) if error.is_transient() => {
+                let asked = self.client.by_socket(digest, &range);
+                let bytes = self.client.watch(&format!("blob {digest}"), asked).await?;
+                let bytes = bytes.ok_or(error)?;
+                arrived(bytes.len() as u64);
+                Ok(bytes)
+            }
+            answer => answer,
+        }
+    }
+
+    async fn push_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+        content: BlobContent,
+        mount_from: Option<&str>,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        push::blob(&self.client, digest, size, content, mount_from, progress).await
+    }
+
+    async fn push_growing(
+        &self,
+        blob: Growing,
+        progress: Progress<'_>,
+    ) -> Result<Pushed, RegistryError> {
+        push::growing(&self.client, blob, progress).await
+    }
+
+    async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError> {
+        push::manifest(&self.client, &self.reference.selector(), raw, media_type).await
+    }
+
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        tags::list(&self.client).await
+    }
+
+    async fn push_document(
+        &self,
+        document: &Document,
+        named: bool,
+    ) -> Result<Pushed, RegistryError> {
+        let selector =
+            if named { self.reference.selector() } else { Selector::Digest(document.digest) };
+        push::document(&self.client, &selector, document).await
+    }
+
+    async fn referrers(
+        &self,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        referrers::list(&self.client, subject, artifact_type).await
+    }
+
+    async fn push_referrer(
+        &self,
+        subject: &Descriptor,
+        artifact_type: &str,
+        annotations: &BTreeMap<String, String>,
+        replaces: Option<&Digest>,
+    ) -> Result<Digest, RegistryError> {
+        let referrer = Referrer::new(subject, artifact_type, annotations);
+        referrers::push(&self.client, &referrer, replaces).await
+    }
+
+    async fn enlist_referrers(
+        &self,
+        subject: &Digest,
+        entries: &[Descriptor],
+    ) -> Result<(), RegistryError> {
+        referrers::enlist(&self.client, subject, entries).await
+    }
+
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        let object = format!("blob {}", blob.digest);
+        self.client.watch(&object, small_blob::read(self, blob)).await
+    }
+
+    fn prepare(&self) -> Preconnect {
+        match self.is_for_all() {
+            true => Preconnect::default(),
+            false => self.client.prepare(),
+        }
+    }
+
+    fn expect_whole(&self, blob: &Digest) {
+        if self.is_for_all() {
+            range::expect_whole(self.client.clone(), *blob);
+        }
+    }
+
+    fn is_worth(&self, bytes: u64) -> bool {
+        !self.is_for_all() || bytes >= dragonfly::LEAST
+    }
+
+    fn is_for_all(&self) -> bool {
+        self.client.server().peer.is_some()
+    }
+
+    async fn is_shared(
+        &self,
+        blob: &Digest,
+        size: u64,
+        range: &Range<Stored>,
+        waits: bool,
+    ) -> bool {
+        match &self.client.server().peer {
+            Some(peer) => peer.daemon.is_shared(blob, size, range, waits).await,
+            None => true,
+        }
+    }
+
+    fn hedge_after(&self) -> Option<Duration> {
+        self.is_for_all().then_some(dragonfly::HEDGE_AFTER)
+    }
+
+    fn describe(&self) -> String {
+        self.client.place.clone()
+    }
+
+    fn health(&self) -> Option<&Arc<Health>> {
+        Some(self.server())
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
+        vec![self]
+    }
+}

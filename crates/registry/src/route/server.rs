@@ -1,0 +1,155 @@
+//! One server that has images of a registry: the registry itself, or a mirror.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use reqwest::{Url, header::HeaderMap};
+
+use crate::{
+    name::Reference,
+    route::{
+        api::api,
+        dragonfly::{self, Dragonfly},
+        mirror::Mirror,
+    },
+    transport::tls::Tls,
+};
+
+/// What a server is trusted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capabilities {
+    /// To deliver what has a digest.
+    pub(crate) pull: bool,
+    /// To say what a tag means.
+    pub(crate) resolve: bool,
+    /// To be pushed to.
+    pub(crate) push: bool,
+    /// To say what refers to an image.
+    pub(crate) referrers: bool,
+}
+
+impl Capabilities {
+    pub(crate) const ALL: Self =
+        Capabilities { pull: true, resolve: true, push: true, referrers: true };
+    pub(crate) const NONE: Self =
+        Capabilities { pull: false, resolve: false, push: false, referrers: false };
+}
+
+/// Where a server is, and how it is spoken to. Equal ones need no second connection.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Server {
+    /// Root of the API; ends with a slash: `https://mirror.example/v2/`.
+    pub(crate) root: Url,
+    pub(crate) may: Capabilities,
+    pub(crate) tls: Arc<Tls>,
+    /// Sent along with each request to this server.
+    pub(crate) headers: HeaderMap,
+    /// For a connection, instead of what is usual.
+    pub(crate) connect: Option<Duration>,
+    /// Set if this is a peer-to-peer daemon that fetches from another server.
+    pub(crate) peer: Option<Peer>,
+}
+
+impl Server {
+    /// A server without particular settings.
+    pub(crate) fn new(root: Url) -> Self {
+        Server {
+            root,
+            may: Capabilities::ALL,
+            tls: Arc::default(),
+            headers: HeaderMap::new(),
+            connect: None,
+            peer: None,
+        }
+    }
+
+    /// Host and port, as credentials are kept for it.
+    pub(crate) fn host(&self) -> String {
+        let host = self.root.host_str().unwrap_or_default();
+        self.root.port().map_or(host.to_owned(), |port| format!("{host}:{port}"))
+    }
+
+    /// This server through the Dragonfly daemon of the node, if the server may deliver blobs.
+    pub(crate) fn through(&self, daemon: &Dragonfly) -> Option<Server> {
+        if !self.may.pull {
+            return None;
+        }
+        let peer = Peer { daemon: daemon.clone(), upstream: Box::new(self.clone()) };
+        let mut headers = peer.headers();
+        headers.extend(Dragonfly::headers(&self.root)?);
+        Some(Server {
+            may: Capabilities { pull: true, ..Capabilities::NONE },
+            headers,
+            connect: Some(dragonfly::CONNECT),
+            peer: Some(peer),
+            ..Server::new(daemon.root(&self.root))
+        })
+    }
+
+    /// Whether this is the registry itself rather than a mirror.
+    pub(crate) fn is_registry(&self, reference: &Reference) -> bool {
+        api(self.root.scheme(), reference.registry())
+            .is_ok_and(|root| root.origin() == self.root.origin())
+    }
+}
+
+impl From<&Mirror> for Server {
+    fn from(mirror: &Mirror) -> Self {
+        Server::new(mirror.root.clone())
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let root = self.root.as_str();
+        f.write_str(root.strip_suffix("/v2/").unwrap_or(root))
+    }
+}
+
+impl fmt::Debug for Server {
+    // Headers may hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({self})")
+    }
+}
+
+/// A peer-to-peer daemon and the server that it fetches from.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) daemon: Dragonfly,
+    pub(crate) upstream: Box<Server>,
+}
+
+impl Peer {
+    /// The headers that the upstream is sent with each request, unless the daemon must not see them: they
+    /// may be passwords.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        match self.daemon.takes_credentials() {
+            true => self.upstream.headers.clone(),
+            false => HeaderMap::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_registry_is_named_in_each_request() {
+        let daemon = Dragonfly::new("http://127.0.0.1:4001", None, false).unwrap();
+        let mut upstream = Server::new("https://registry.example:5000/v2/proxy/".parse().unwrap());
+        upstream.headers.insert("x-team", HeaderValue::from_static("secret"));
+        let way = upstream.through(&daemon).unwrap();
+        assert_eq!(way.root.as_str(), "http://127.0.0.1:4001/v2/proxy/");
+        assert_eq!(way.headers["x-dragonfly-registry"], "https://registry.example:5000");
+        assert!(!way.headers.contains_key("x-team"));
+        let may = Capabilities { pull: true, ..Capabilities::NONE };
+        assert_eq!(way.may, may);
+        let trusted = Dragonfly::new("http://127.0.0.1:4001", None, true).unwrap();
+        assert_eq!(upstream.through(&trusted).unwrap().headers["x-team"], "secret");
+        upstream.may.pull = false;
+        assert!(upstream.through(&daemon).is_none());
+    }
+}

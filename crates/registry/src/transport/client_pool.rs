@@ -1,0 +1,195 @@
+//! What images that are opened share, by the servers they come from: health, and connections.
+//!
+//! A node opens the same image again and again, to check it, to mount it and to read it, and other images of the same registry.
+//! Each is an object of its own; what was learned and set up for one is there for the next.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol};
+
+/// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
+/// does not expect to restart anything; connections that nobody uses end after 90 s.
+const CLIENT_AGE: Duration = Duration::from_secs(300);
+
+/// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
+const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
+
+/// Connections that nobody uses at the moment and that are kept, for each server: what two starts use. A burst may need more, which
+/// end with it.
+const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
+
+/// How long connections are taken for warm that were opened ahead: servers that close idle ones early do so after a minute or more, nginx
+/// after 75 s.
+const WARM: Duration = Duration::from_secs(60);
+
+/// What is known about the servers that are in use. Clones are the same collection.
+#[derive(Clone, Debug, Default)]
+pub struct ClientPool(Arc<Mutex<Servers>>);
+
+/// By origin, but for clients.
+#[derive(Debug, Default)]
+struct Servers {
+    health: HashMap<String, Weak<Health>>,
+    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in use: an hour's servers
+    /// are few.
+    without_referrers: HashMap<String, Instant>,
+    /// When connections to a server were opened ahead.
+    prepared: HashMap<String, Instant>,
+    clients: Vec<SharedClient>,
+}
+
+/// A pool of connections, and for whom: only servers that are spoken to in the same way have the same, so that what one
+/// of them is trusted with or shown is never taken for another.
+#[derive(Debug)]
+struct SharedClient {
+    manner: Protocol,
+    made: Instant,
+    http: reqwest::Client,
+}
+
+impl ClientPool {
+    /// The health of the server at `origin`, `https://registry.example`.
+    pub fn at(&self, origin: &str) -> Arc<Health> {
+        let mut servers = self.lock();
+        if let Some(health) = servers.health.get(origin).and_then(Weak::upgrade) {
+            return health;
+        }
+        servers.health.retain(|_, health| health.strong_count() > 0);
+        let health = Arc::new(Health::new(origin));
+        servers.health.insert(origin.to_owned(), Arc::downgrade(&health));
+        health
+    }
+
+    /// The client for requests without a body, to servers that are spoken to like this: images share its connections, and what
+    /// it takes to read the system's roots. Or what is wrong with the TLS of this machine.
+    pub(crate) fn http(&self, manner: &Protocol) -> Result<reqwest::Client, String> {
+        let clients = &mut self.lock().clients;
+        clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
+        if let Some(client) = clients.iter().find(|client| client.manner == *manner) {
+            return Ok(client.http.clone());
+        }
+        let builder = manner.builder()?.read_timeout(manner.timeouts.idle);
+        let builder = builder.pool_max_idle_per_host(MOST_IDLE);
+        let http = builder.build().map_err(|error| error.to_string())?;
+        let made = Instant::now();
+        clients.push(SharedClient { manner: manner.clone(), made, http: http.clone() });
+        Ok(http)
+    }
+
+    /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody did within the last minute.
+    pub(crate) fn should_prepare(&self, origin: &str) -> bool {
+        let prepared = &mut self.lock().prepared;
+        prepared.retain(|_, when| when.elapsed() < WARM);
+        let is_warm = prepared.contains_key(origin);
+        if !is_warm {
+            prepared.insert(origin.to_owned(), Instant::now());
+        }
+        !is_warm
+    }
+
+    /// Whether the server may have a referrers API: it did not deny it within the last hour.
+    pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
+        let denied = self.lock().without_referrers.get(origin).copied();
+        denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
+    }
+
+    /// Notes whether the server has a referrers API.
+    pub(crate) fn lists_referrers(&self, origin: &str, has: bool) {
+        let denials = &mut self.lock().without_referrers;
+        denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
+        if !has {
+            denials.insert(origin.to_owned(), Instant::now());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Servers> {
+        // No panic can leave the state half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        route::options::Options,
+        transport::{protocol::Timeouts, tls::Tls},
+    };
+
+    #[test]
+    fn a_server_is_known_by_its_origin() {
+        let endpoints = ClientPool::default();
+        let one = endpoints.at("http://a.example");
+        assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
+        assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_referrers_is_asked_again_after_an_hour() {
+        let endpoints = ClientPool::default();
+        endpoints.lists_referrers("http://a.example", false);
+        endpoints.lists_referrers("http://b.example", false);
+        endpoints.lists_referrers("http://b.example", true);
+        for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
+            assert_eq!(endpoints.may_list_referrers(origin), may, "{origin}");
+        }
+        tokio::time::advance(WITHOUT_REFERRERS).await;
+        assert!(endpoints.may_list_referrers("http://a.example"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_are_opened_ahead_once_a_minute() {
+        let endpoints = ClientPool::default();
+        assert!(endpoints.should_prepare("http://a.example"));
+        assert!(endpoints.should_prepare("http://b.example"));
+        tokio::time::advance(WARM / 2).await;
+        assert!(!endpoints.should_prepare("http://a.example"));
+        tokio::time::advance(WARM / 2).await;
+        assert!(endpoints.should_prepare("http://a.example"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_servers_that_are_spoken_to_alike_share_a_client() {
+        let endpoints = ClientPool::default();
+        let clients = || endpoints.lock().clients.len();
+        let ask = |manner: &Protocol| {
+            endpoints.http(manner).unwrap();
+            clients()
+        };
+        let usual = Protocol {
+            is_loopback: false,
+            is_plain: false,
+            tls: Arc::default(),
+            timeouts: Timeouts::default(),
+        };
+        let local = Protocol { is_loopback: true, ..usual.clone() };
+        let plain = Protocol { is_plain: true, ..usual.clone() };
+        let trusting = Tls { skip_verify: true, ..Tls::default() };
+        let trusting = Protocol { tls: Arc::new(trusting), ..usual.clone() };
+        let connect = Duration::from_secs(1);
+        let hasty = Protocol { timeouts: Timeouts { connect, ..usual.timeouts }, ..usual.clone() };
+        let all = [usual, local, plain, trusting, hasty];
+        for (position, manner) in all.iter().enumerate() {
+            assert_eq!(ask(manner), position + 1);
+        }
+        assert!(all.iter().all(|manner| ask(manner) == all.len()));
+        tokio::time::advance(CLIENT_AGE).await;
+        assert_eq!(ask(&all[0]), 1);
+    }
+
+    #[tokio::test]
+    async fn an_image_finds_the_client_that_was_set_up_ahead() {
+        let options = Options::default();
+        options.warm_up();
+        let clients = || options.endpoints.lock().clients.len();
+        assert_eq!(clients(), 1);
+        crate::open(&"127.0.0.1:5000/a:1".parse().unwrap(), &options).unwrap();
+        assert_eq!(clients(), 1);
+    }
+}

@@ -1,0 +1,86 @@
+//! What an answer says, read within bounds.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use reqwest::{
+    Response, Url,
+    header::{LOCATION, RETRY_AFTER},
+};
+use serde::Deserialize;
+
+use crate::error::RegistryError;
+
+/// How much of an error's body is read, in bytes, and how much of it is shown.
+pub(crate) const DETAIL_LIMIT: u64 = 16 << 10;
+const DETAIL_SHOWN: usize = 300;
+
+/// Whether a request may have met a connection that the server was just closing. Some close theirs after
+/// an error without saying so, docker-registry 2.8 after each 416. A request that changes nothing is then
+/// sent again, once, as every client with a connection pool has to.
+pub(crate) fn stale(error: &reqwest::Error) -> bool {
+    error.is_request() && !error.is_connect() && !error.is_timeout()
+}
+
+/// Where the answer points, relative to where it came from.
+pub(crate) fn location(response: &Response) -> Option<Url> {
+    let text = response.headers().get(LOCATION)?.to_str().ok()?;
+    response.url().join(text).ok()
+}
+
+/// The header in seconds; the form with a date is not used by registries.
+pub(crate) fn retry_after(response: &Response) -> Option<Duration> {
+    let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds.min(3600)))
+}
+
+/// Reads a body into memory, but never more than `limit` bytes.
+pub(crate) async fn read_bounded(
+    mut response: Response,
+    limit: u64,
+    place: &str,
+    object: &str,
+) -> Result<Bytes, RegistryError> {
+    let too_large =
+        || RegistryError::TooLarge { place: place.into(), object: object.into(), limit };
+    if response.content_length().is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let mut body = BytesMut::new();
+    loop {
+        let piece = response.chunk().await;
+        match piece.map_err(|error| RegistryError::http(place, object, error))? {
+            Some(piece) if (body.len() + piece.len()) as u64 > limit => return Err(too_large()),
+            Some(piece) => body.extend_from_slice(&piece),
+            None => return Ok(body.freeze()),
+        }
+    }
+}
+
+/// What an error's body says, in one short line.
+pub(crate) async fn detail(response: Response) -> String {
+    #[derive(Deserialize)]
+    struct Envelope {
+        errors: Vec<Problem>,
+    }
+    #[derive(Deserialize)]
+    struct Problem {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let status = response.status();
+    let body = read_bounded(response, DETAIL_LIMIT, "", "").await.unwrap_or_default();
+    let text = match serde_json::from_slice::<Envelope>(&body) {
+        Ok(envelope) => {
+            let line = |p: &Problem| format!("{} {}", p.code, p.message).trim().to_owned();
+            envelope.errors.iter().map(line).collect::<Vec<_>>().join("; ")
+        }
+        Err(_) => String::new(),
+    };
+    if text.is_empty() {
+        return status.canonical_reason().unwrap_or("no reason given").to_lowercase();
+    }
+    text.chars().filter(|c| !c.is_control()).take(DETAIL_SHOWN).collect()
+}

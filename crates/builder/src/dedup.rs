@@ -6,11 +6,15 @@ use std::{
         Condvar, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use lazuli_image::Digest;
 
-use crate::{Dictionary, spool::LOOK};
+use crate::dictionary::Dictionary;
+
+/// How often a thread that waits looks whether another one failed.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A chunk that differs from all others.
 #[derive(Clone, Copy, Debug)]

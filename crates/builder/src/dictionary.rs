@@ -7,7 +7,12 @@ use lazuli_image::{
     rafs::{self, BlobRecord, Bootstrap},
 };
 
-use crate::{Options, build::MAX_BLOBS, pack::BuiltBlob, record::LayerRecord, spool::Scratch};
+use crate::{
+    built_blob::BuiltBlob,
+    options::{MAX_BLOBS, Options},
+    record::LayerRecord,
+    scratch::Scratch,
+};
 
 /// What the place where a new image goes already has.
 #[derive(Debug, Default)]

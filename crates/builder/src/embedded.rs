@@ -15,7 +15,7 @@ use crate::{
     error::{BuildError, SourceError},
     overlay::Overlay,
     pack::Packing,
-    spool::Scratch,
+    scratch::Scratch,
     whiteout,
 };
 

@@ -22,31 +22,18 @@ use lazuli_image::{
 };
 
 use crate::{
-    Dictionary,
-    build::Options,
+    built_blob::BuiltBlob,
     dedup::{Chunks, Distinct, DistinctId, Owner},
-    dictionary::KnownBlob,
+    dictionary::{Dictionary, KnownBlob},
     error::BuildError,
-    spool::{Finished, Scratch, Spooled},
+    options::Options,
+    scratch::Scratch,
+    spool::{Finished, Spooled},
     unit::{InUnit, UnitEncoder},
 };
 
 /// Bytes copied from a spool at a time, or one chunk if that is more.
 const BUFFER: u64 = 1 << 20;
-
-/// One data blob in a temporary file.
-#[derive(Debug)]
-pub struct BuiltBlob {
-    /// What the bootstrap says about it.
-    pub record: BlobRecord,
-    /// The blob, which goes when this is dropped; `None` if it is stored already, see [`Dictionary`].
-    pub file: Option<PathBuf>,
-    /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.
-    pub meta_file: Vec<u8>,
-    /// Stored bytes at its beginning that a start reads, if that is known.
-    pub hot_bytes: Option<u64>,
-    pub(crate) scratch: Scratch,
-}
 
 /// A blob without its tail.
 pub(crate) struct Unsealed {

@@ -5,10 +5,7 @@ use std::io::{self, Read as _};
 use lazuli_image::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    dedup::Chunks,
-    entry::{Entry, EntryKind},
-};
+use crate::entry::{Entry, EntryKind};
 
 /// Of a file with a record. The number goes up with each change of what follows: the version is all that says whether an entry
 /// means today what it meant then.
@@ -32,45 +29,12 @@ pub struct LayerRecord {
     chunks: Vec<([u8; DIGEST], u32)>,
 }
 
-/// A layer that was just read, see [`crate::build_with`].
-#[derive(Debug)]
-pub struct ReadLayer<'a> {
-    pub(crate) chunk_size: u32,
-    pub(crate) layer: usize,
-    pub(crate) entries: &'a [Entry],
-    pub(crate) chunks: &'a Chunks,
-}
-
 /// What is written of it.
 #[derive(Serialize)]
 struct Written<'a> {
     chunk_size: u32,
     entries: &'a [Entry],
     chunks: Vec<([u8; DIGEST], u32)>,
-}
-
-impl ReadLayer<'_> {
-    /// Which of the layers given to the builder.
-    pub fn layer(&self) -> usize {
-        self.layer
-    }
-
-    /// Its record as bytes, for [`LayerRecord::from_bytes`].
-    ///
-    /// # Errors
-    /// Only if there is no memory for a compressor.
-    pub fn record(&self) -> io::Result<Vec<u8>> {
-        let distinct = |id: &crate::dedup::DistinctId| {
-            let chunk = &self.chunks.distinct[id.0 as usize];
-            (chunk.digest.hash, chunk.decoded_size)
-        };
-        let chunks = self.chunks.layers[self.layer].iter().map(distinct).collect();
-        let written = Written { chunk_size: self.chunk_size, entries: self.entries, chunks };
-        let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
-        let packed = postcard::to_io(&written, packed).map_err(io::Error::other)?.finish()?;
-        let digest = Algorithm::Blake3.digest(&packed);
-        Ok([MAGIC, &digest.hash, &packed].concat())
-    }
 }
 
 impl LayerRecord {
@@ -83,7 +47,23 @@ impl LayerRecord {
         LayerRecord { chunk_size, entries, chunks }
     }
 
-    /// The record that [`ReadLayer::record`] wrote; `None` if another version did, or the bytes are damaged.
+    /// The bytes of such a record.
+    ///
+    /// # Errors
+    /// Only if there is no memory for a compressor.
+    pub(crate) fn write(
+        chunk_size: u32,
+        entries: &[Entry],
+        chunks: Vec<([u8; DIGEST], u32)>,
+    ) -> io::Result<Vec<u8>> {
+        let written = Written { chunk_size, entries, chunks };
+        let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
+        let packed = postcard::to_io(&written, packed).map_err(io::Error::other)?.finish()?;
+        let digest = Algorithm::Blake3.digest(&packed);
+        Ok([MAGIC, &digest.hash, &packed].concat())
+    }
+
+    /// The record that [`ReadLayer::record`](crate::ReadLayer::record) wrote; `None` if another version did, or the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (digest, packed) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
         if !Digest::blake3(digest.try_into().ok()?).matches(packed) {

@@ -7,52 +7,24 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard,
+        Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use lazuli_image::{Algorithm, digest::Hasher};
-use tempfile::TempDir;
 
-use crate::{dedup::DistinctId, error::BuildError, unit::InUnit};
+use crate::{
+    dedup::{DistinctId, LOOK},
+    error::BuildError,
+    scratch::Scratch,
+    unit::InUnit,
+};
 
 /// Most batches that wait for an earlier one of their layer. More would only be memory.
 const MAX_WAITING: usize = 8;
-
-/// How often a thread that waits looks whether another one failed.
-pub(crate) const LOOK: Duration = Duration::from_millis(50);
-
-/// A directory of one build inside the user's scratch directory. Goes when the last clone goes.
-#[derive(Clone, Debug)]
-pub(crate) struct Scratch {
-    directory: Arc<TempDir>,
-    parent: Arc<Path>,
-}
-
-impl Scratch {
-    pub(crate) fn new(parent: &Path) -> Result<Self, BuildError> {
-        let directory = tempfile::Builder::new().prefix("lazuli-builder-").tempdir_in(parent);
-        let directory = directory.map_err(|problem| failed(parent, problem))?;
-        Ok(Scratch { directory: Arc::new(directory), parent: parent.into() })
-    }
-
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// The error for a problem with a file in here.
-    pub(crate) fn failed(&self, problem: io::Error) -> BuildError {
-        failed(&self.parent, problem)
-    }
-}
-
-fn failed(path: &Path, problem: io::Error) -> BuildError {
-    BuildError::Scratch { path: path.to_owned(), problem }
-}
 
 /// A chunk in a spool, and how it is stored there. Chunks of one unit follow each other.
 pub(crate) type Spooled = (DistinctId, InUnit);

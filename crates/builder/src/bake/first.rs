@@ -14,7 +14,7 @@ use lazuli_image::{
 };
 
 use super::{Hot, rewrite, writer::BlobWriter};
-use crate::{build::Built, error::BuildError, pack::BuiltBlob};
+use crate::{build::Built, built_blob::BuiltBlob, error::BuildError};
 
 /// The same image with the hot chunks of each blob at its beginning, in their order; the others follow in the
 /// order that they had. Blobs without hot chunks stay as they are, and those that are stored already.

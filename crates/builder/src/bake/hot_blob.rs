@@ -13,10 +13,8 @@ use lazuli_image::{
 
 use super::{Hot, rewrite, writer::BlobWriter};
 use crate::{
-    build::check_blobs,
-    error::BuildError,
-    pack::{BuiltBlob, for_each_chunk},
-    spool::Scratch,
+    build::check_blobs, built_blob::BuiltBlob, error::BuildError, pack::for_each_chunk,
+    scratch::Scratch,
 };
 
 /// A blob of hot chunks, of which none is believed before it was checked.

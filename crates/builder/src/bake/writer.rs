@@ -12,9 +12,10 @@ use lazuli_image::{
 
 use crate::{
     Options,
+    built_blob::BuiltBlob,
     error::BuildError,
-    pack::{BuiltBlob, Unsealed},
-    spool::Scratch,
+    pack::Unsealed,
+    scratch::Scratch,
     unit::{InUnit, UnitEncoder},
 };
 

@@ -1,0 +1,21 @@
+//! A data blob that was made.
+
+use std::path::PathBuf;
+
+use lazuli_image::rafs::BlobRecord;
+
+use crate::scratch::Scratch;
+
+/// One data blob in a temporary file.
+#[derive(Debug)]
+pub struct BuiltBlob {
+    /// What the bootstrap says about it.
+    pub record: BlobRecord,
+    /// The blob, which goes when this is dropped; `None` if it is stored already, see [`Dictionary`](crate::Dictionary).
+    pub file: Option<PathBuf>,
+    /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.
+    pub meta_file: Vec<u8>,
+    /// Stored bytes at its beginning that a start reads, if that is known.
+    pub hot_bytes: Option<u64>,
+    pub(crate) scratch: Scratch,
+}

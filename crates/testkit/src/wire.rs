@@ -269,13 +269,33 @@ mod tests {
         started.elapsed().as_micros() / ROUND_TRIP.as_micros()
     }
 
+    /// Expects exchanges on a new connection to take so many round trips: never fewer, and no more in
+    /// one of many attempts, since other processes may take the processor meanwhile.
+    fn expect(distance: Distance, answer: usize, expected: &[u128]) {
+        let mut fewest = vec![u128::MAX; expected.len()];
+        for _ in 0..50 {
+            let wire = Wire::through(talkative(answer), distance).unwrap();
+            let mut stream = TcpStream::connect(wire.host()).unwrap();
+            for (fewest, expected) in fewest.iter_mut().zip(expected) {
+                let took = ask(&mut stream, answer);
+                assert!(took >= *expected, "{took} round trips, expected {expected}");
+                *fewest = took.min(*fewest);
+            }
+            assert_eq!(wire.connections(), 1);
+            if fewest == expected {
+                return;
+            }
+        }
+        panic!("{fewest:?} round trips at best, expected {expected:?}");
+    }
+
+    fn distance(slow_start: bool) -> Distance {
+        Distance { round_trip: ROUND_TRIP, bytes_per_second: None, slow_start }
+    }
+
     #[test]
     fn handshakes_and_bytes_take_their_time() {
-        let wire = Wire::to(talkative(1000), ROUND_TRIP).unwrap();
-        let mut stream = TcpStream::connect(wire.host()).unwrap();
-        assert_eq!(ask(&mut stream, 1000), 2);
-        assert_eq!(ask(&mut stream, 1000), 1);
-        assert_eq!(wire.connections(), 1);
+        expect(distance(true), 1000, &[2, 1]);
     }
 
     #[test]
@@ -291,16 +311,8 @@ mod tests {
 
     #[test]
     fn windows_grow() {
-        // 14.6, 29.2, 58.4, 116.8 kB: 200 kB need four flights.
-        let wire = Wire::to(talkative(200_000), ROUND_TRIP).unwrap();
-        let mut stream = TcpStream::connect(wire.host()).unwrap();
-        assert_eq!(ask(&mut stream, 200_000), 5);
-        assert_eq!(ask(&mut stream, 200_000), 1);
-
-        let distance =
-            Distance { round_trip: ROUND_TRIP, bytes_per_second: None, slow_start: false };
-        let wire = Wire::through(talkative(200_000), distance).unwrap();
-        let mut stream = TcpStream::connect(wire.host()).unwrap();
-        assert_eq!(ask(&mut stream, 200_000), 2);
+        // 14.6, 29.2, 58.4, 116.8 kB: 200 kB need four windows.
+        expect(distance(true), 200_000, &[5, 1]);
+        expect(distance(false), 200_000, &[2]);
     }
 }

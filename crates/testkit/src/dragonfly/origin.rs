@@ -8,10 +8,17 @@ use std::{
 
 use crate::http::{self, Headers};
 
-use super::pool::Refusal;
-
 /// Redirects that are followed for one request.
 const REDIRECTS: usize = 4;
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// A registry said so.
+    Backend(u16),
+    /// The daemon itself.
+    Own(u16),
+}
 
 /// A blob there, and what the client shows to it.
 #[derive(Clone, Debug)]

@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Fault, Logged, Stats, origin::Origin};
+use super::{
+    Fault, Logged, Stats,
+    origin::{Origin, Refusal},
+};
 
 /// What the scheduler knows, and all daemons have.
 #[derive(Debug)]
@@ -63,15 +66,6 @@ struct Claim {
     blob: String,
     /// `None`: how big it is.
     piece: Option<u64>,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// A registry said so.
-    Backend(u16),
-    /// The daemon itself.
-    Own(u16),
 }
 
 /// What one request of a client is about.

@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     Fault, Logged, Shared,
-    origin::Origin,
-    pool::{Refusal, Task},
+    origin::{Origin, Refusal},
+    pool::Task,
 };
 use crate::http::{Request, Response};
 

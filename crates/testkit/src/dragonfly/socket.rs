@@ -26,7 +26,8 @@ use self::api::{
 use super::{
     Fault, Logged, Shared,
     origin::Origin,
-    pool::{Known, Pool, Refusal, Task},
+    origin::Refusal,
+    pool::{Known, Pool, Task},
     proxy,
 };
 

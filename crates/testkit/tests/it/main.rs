@@ -1,5 +1,7 @@
 //! Outside readers on what the testkit makes.
 
+mod circles;
+
 use std::{fs, path::Path, process::Command};
 
 use lazuli_testkit::{

@@ -33,11 +33,14 @@ mod transport;
 
 pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, into_blocking};
 pub use copy::{Copied, Copy};
-pub use distribution::{lazy::lazy_manifest, range};
+pub use distribution::{
+    lazy::{lazy_form, lazy_manifest},
+    range,
+};
 pub use docker_archive::DockerArchive;
 pub use error::{HostsError, RegistryError};
 pub use lazuli_image::oci::Platform;
-pub use manifest::{Document, Manifest};
+pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
 pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};

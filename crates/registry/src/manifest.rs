@@ -55,10 +55,28 @@ pub struct Document {
     pub media_type: String,
 }
 
+impl Document {
+    /// What it says; `place` is for messages.
+    ///
+    /// # Errors
+    /// It is malformed.
+    pub fn parse(&self, place: &str) -> Result<Parsed, RegistryError> {
+        parse(place, self.raw.clone(), Some(&self.media_type), Some(&self.digest))
+    }
+}
+
+impl From<Manifest> for Document {
+    fn from(Manifest { raw, digest, media_type, .. }: Manifest) -> Self {
+        Document { raw, digest, media_type }
+    }
+}
+
 /// Either kind of answer to the request for a manifest.
 #[derive(Debug)]
-pub(crate) enum Parsed {
+pub enum Parsed {
+    /// One image.
     Image(Box<Manifest>),
+    /// A list of manifests, one for each platform.
     Index(Vec<Descriptor>),
 }
 
@@ -144,7 +162,10 @@ fn probe(
 
 /// Chooses the manifest for `wanted` (this machine by default) from an index: the first that is for exactly that, else the first that runs
 /// there; a lazy one if that may be.
-pub(crate) fn choose<'a>(
+///
+/// # Errors
+/// There is none.
+pub fn choose<'a>(
     place: &str,
     entries: &'a [Descriptor],
     wanted: Option<&Platform>,

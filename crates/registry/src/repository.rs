@@ -60,6 +60,9 @@ pub trait Repository: Send + Sync + Debug {
     /// Whether the blob is there, whole.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError>;
 
+    /// How many bytes the blob has, by the word of whoever holds it.
+    async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError>;
+
     /// The whole blob. Reading fails at its end if size or digest are wrong.
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError>;
 

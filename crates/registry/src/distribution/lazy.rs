@@ -8,7 +8,7 @@ use lazuli_image::oci::{Platform, media_type};
 
 use crate::{
     error::RegistryError,
-    manifest::{IMAGE_TYPES, Manifest, Parsed, parse},
+    manifest::{Document, IMAGE_TYPES, Manifest, Parsed, choose, parse},
     name::ImageName,
     repository::Repository,
     route::trusted::TrustedReferrers,
@@ -41,6 +41,42 @@ pub async fn lazy_manifest(
         return Ok(manifest);
     }
     Ok(referrer(repository, &manifest).await.unwrap_or(manifest))
+}
+
+/// The lazy form of what `name`, which is a tag, means: `document` itself, an entry of the index that it
+/// is, or in a `trusted` repository an image that refers to it. None if there is none for this machine.
+///
+/// # Errors
+/// The index has no image for this machine, or its entry cannot be had.
+pub async fn lazy_form(
+    repository: &dyn Repository,
+    name: &ImageName,
+    document: &Document,
+    trusted: &TrustedReferrers,
+) -> Result<Option<Manifest>, RegistryError> {
+    let place = repository.describe();
+    let manifest = match document.parse(&place)? {
+        Parsed::Image(manifest) => *manifest,
+        Parsed::Index(entries) => {
+            let chosen = choose(&place, &entries, None)?;
+            let lazy = Platform::LAZY;
+            let is_lazy = chosen.runs_on().is_some_and(|p| p.features.iter().any(|f| f == lazy));
+            if !is_lazy && !trusted.trust(name) {
+                return Ok(None);
+            }
+            match repository.document(Some(&chosen.digest)).await?.parse(&place)? {
+                Parsed::Image(manifest) => *manifest,
+                Parsed::Index(_) => return Ok(None),
+            }
+        }
+    };
+    if manifest.parsed.lazy_base().is_some() {
+        return Ok(Some(manifest));
+    }
+    if !trusted.trust(name) {
+        return Ok(None);
+    }
+    Ok(referrer(repository, &manifest).await)
 }
 
 async fn referrer(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {

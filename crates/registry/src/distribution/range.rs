@@ -126,6 +126,38 @@ pub(crate) async fn read(
     exactly(client, response, start..end, &object, arrived).await
 }
 
+/// How many bytes the blob `digest` has. Asked with a read of one byte: signed storage behind a
+/// redirect refuses HEAD.
+pub(crate) async fn size(
+    client: &Client,
+    locations: &Locations,
+    digest: &Digest,
+) -> Result<u64, RegistryError> {
+    let object = format!("blob {digest}");
+    let scope = client.scope("pull");
+    let url = client.url(&format!("blobs/{digest}"))?;
+    let headers = HeaderMap::from_iter([(RANGE, HeaderValue::from_static("bytes=0-0"))]);
+    let call =
+        Call { method: Method::GET, url, scope: &scope, headers, body: None, object: &object };
+    let (response, elsewhere) = client.follow(call).await?;
+    match response.status() {
+        StatusCode::PARTIAL_CONTENT => {
+            locations.set(digest, elsewhere);
+            let header = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
+            header.and_then(total).ok_or_else(|| {
+                let problem = format!("Content-Range is `{}`", header.unwrap_or("absent"));
+                RegistryError::malformed(&client.place, &object, problem)
+            })
+        }
+        // An empty blob has no first byte, and some servers know no ranges.
+        StatusCode::RANGE_NOT_SATISFIABLE => Ok(0),
+        StatusCode::OK => response.content_length().ok_or_else(|| {
+            RegistryError::malformed(&client.place, &object, "its answer has no Content-Length")
+        }),
+        _ => Err(client.refuse(response, &object).await),
+    }
+}
+
 /// Begins to have all of the blob `digest` fetched by a server that does so for several nodes.
 pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
     let object = format!("blob {digest}");
@@ -216,6 +248,12 @@ fn content_range(text: &str) -> Option<Range<u64>> {
     (start < end && fits).then_some(start..end)
 }
 
+/// Parses `bytes 0-0/20` to 20.
+fn total(text: &str) -> Option<u64> {
+    content_range(text)?;
+    text.rsplit_once('/')?.1.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +293,18 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(content_range(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_blob_is_in_its_content_range() {
+        for (text, expected) in [
+            ("bytes 0-0/20", Some(20)),
+            ("bytes 0-0/*", None),
+            ("bytes 1-0/20", None),
+            ("bytes 0-0/-1", None),
+        ] {
+            assert_eq!(total(text), expected, "{text}");
         }
     }
 }

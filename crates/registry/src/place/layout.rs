@@ -471,6 +471,17 @@ impl Repository for Layout {
         tokio::fs::try_exists(&path).await.map_err(RegistryError::io(path))
     }
 
+    async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
+        let path = self.blob_path(digest);
+        match tokio::fs::metadata(&path).await {
+            Ok(metadata) => Ok(metadata.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(self.missing(&format!("blob {digest}")))
+            }
+            Err(error) => Err(RegistryError::io(path)(error)),
+        }
+    }
+
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
         let (layout, wanted) = (self.clone(), *digest);
         let file = blocking(move || layout.open_blob(&wanted)).await?;

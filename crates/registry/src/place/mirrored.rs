@@ -212,6 +212,10 @@ impl Repository for Mirrored {
         }
     }
 
+    async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
+        self.described(|place| place.blob_size(digest)).await
+    }
+
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
         self.delivered(size, |place| place.blob(digest, size)).await
     }

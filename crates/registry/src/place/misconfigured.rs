@@ -48,6 +48,10 @@ impl Repository for Misconfigured {
         self.refuse()
     }
 
+    async fn blob_size(&self, _: &Digest) -> Result<u64, RegistryError> {
+        self.refuse()
+    }
+
     async fn blob(&self, _: &Digest, _: u64) -> Result<BlobReader, RegistryError> {
         self.refuse()
     }

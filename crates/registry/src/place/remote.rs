@@ -92,6 +92,10 @@ impl Repository for Registry {
         pull::has_blob(&self.client, digest, &self.client.scope("pull")).await
     }
 
+    async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
+        range::size(&self.client, &self.locations, digest).await
+    }
+
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {
         self.begin(digest);
         pull::blob(&self.client, digest, size).await

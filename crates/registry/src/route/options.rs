@@ -1,6 +1,6 @@
 //! What a command or daemon was told about reaching images.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use crate::{
     error::HostsError,
@@ -38,6 +38,9 @@ pub struct Options {
     pub referrers: TrustedReferrers,
     /// How servers have done so far, and connections to them; whoever opens several images shares it.
     pub endpoints: ClientPool,
+    /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
+    /// it is left out here, because it would ask itself.
+    pub own_mirror: Option<SocketAddr>,
 }
 
 impl Default for Options {
@@ -53,6 +56,7 @@ impl Default for Options {
             keyring: Keyring::default(),
             referrers: TrustedReferrers::default(),
             endpoints: ClientPool::default(),
+            own_mirror: None,
         }
     }
 }
@@ -63,6 +67,7 @@ impl Options {
         let mirrors = self.mirrors.of(reference.registry()).iter().map(Server::from);
         let mut servers: Vec<_> = mirrors.collect();
         servers.extend(self.hosts.servers(reference, self.plain_http)?);
+        servers.retain(|server| self.own_mirror.is_none_or(|own| !server.is_at(own)));
         let upstream = servers.iter().find(|server| server.may.pull);
         let shared = self.dragonfly.as_ref().zip(upstream);
         if let Some(shared) = shared.and_then(|(daemon, upstream)| upstream.through(daemon)) {

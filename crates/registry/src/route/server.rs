@@ -1,6 +1,11 @@
 //! One server that has images of a registry: the registry itself, or a mirror.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use reqwest::{Url, header::HeaderMap};
 
@@ -85,6 +90,16 @@ impl Server {
         })
     }
 
+    /// Whether it is the server at a loopback address, under whatever name of this machine.
+    pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
+        let host = self.root.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let same_host = match host.parse::<IpAddr>() {
+            Ok(ip) => ip == address.ip(),
+            Err(_) => host == "localhost",
+        };
+        same_host && self.root.port_or_known_default() == Some(address.port())
+    }
+
     /// Whether this is the registry itself rather than a mirror.
     pub(crate) fn is_registry(&self, reference: &Reference) -> bool {
         api(self.root.scheme(), reference.registry())
@@ -151,5 +166,21 @@ mod tests {
         assert_eq!(upstream.through(&trusted).unwrap().headers["x-team"], "secret");
         upstream.may.pull = false;
         assert!(upstream.through(&daemon).is_none());
+    }
+
+    #[test]
+    fn a_loopback_server_is_known_by_every_name() {
+        let own = "127.0.0.1:5444".parse().unwrap();
+        for (root, expected) in [
+            ("https://127.0.0.1:5444/v2/", true),
+            ("http://127.0.0.1:5444/v2/", true),
+            ("https://localhost:5444/v2/", true),
+            ("https://127.0.0.1:5445/v2/", false),
+            ("https://127.0.0.1/v2/", false),
+            ("https://[::1]:5444/v2/", false),
+            ("https://registry.example:5444/v2/", false),
+        ] {
+            assert_eq!(Server::new(root.parse().unwrap()).is_at(own), expected, "{root}");
+        }
     }
 }

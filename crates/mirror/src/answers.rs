@@ -1,0 +1,200 @@
+//! Answers that several questions share: under way, and for some seconds afterwards.
+//!
+//! containerd asks for a manifest several times during one pull, and the mirror asks for what comes next
+//! before containerd does. Each is one request to the registry. Failures are shared by those who wait,
+//! and not kept.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use lazuli_registry::RegistryError;
+use tokio::time::Instant;
+
+/// What the registry said instead of an answer.
+pub(crate) type Failure = Arc<RegistryError>;
+
+/// An answer that is on its way, or here.
+pub(crate) type Coming<V> = Shared<BoxFuture<'static, Result<V, Failure>>>;
+
+/// Answers by what was asked, at most so many bytes of those that have come.
+pub(crate) struct Answers<K, V> {
+    limit: usize,
+    state: Mutex<State<K, V>>,
+}
+
+struct State<K, V> {
+    known: HashMap<K, Known<V>>,
+    bytes: usize,
+    numbers: u64,
+}
+
+struct Known<V> {
+    coming: Coming<V>,
+    number: u64,
+    /// When it came, its bytes, and until when it is good.
+    came: Option<(usize, Instant)>,
+}
+
+impl<K, V> Answers<K, V>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        let state = State { known: HashMap::new(), bytes: 0, numbers: 0 };
+        Arc::new(Answers { limit, state: Mutex::new(state) })
+    }
+
+    /// The answer to `key`, and whether somebody asked before. If nobody did, `ask` begins now and goes on
+    /// whatever becomes of this future. Its answer has so many bytes and stays for so long.
+    pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> (Coming<V>, bool)
+    where
+        F: Future<Output = Result<(V, usize, Duration), RegistryError>> + Send + 'static,
+    {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.forget(|known| known.came.is_some_and(|(_, until)| until <= now));
+        if let Some(known) = state.known.get(&key) {
+            return (known.coming.clone(), true);
+        }
+        state.numbers += 1;
+        let number = state.numbers;
+        let (answers, at, asked) = (self.clone(), key.clone(), ask());
+        let task = tokio::spawn(async move {
+            let answer = asked.await;
+            answers.settle(
+                &at,
+                number,
+                answer.as_ref().ok().map(|(_, bytes, life)| (*bytes, *life)),
+            );
+            answer.map(|(value, ..)| value).map_err(Arc::new)
+        });
+        let coming = async move { task.await.unwrap_or_else(|error| Err(ended(&error))) };
+        let coming = coming.boxed().shared();
+        state.known.insert(key, Known { coming: coming.clone(), number, came: None });
+        (coming, false)
+    }
+
+    /// Notes that an answer has come, or that none did.
+    fn settle(&self, key: &K, number: u64, came: Option<(usize, Duration)>) {
+        let mut state = self.lock();
+        match (state.known.get_mut(key).filter(|known| known.number == number), came) {
+            (Some(known), Some((bytes, life))) => {
+                known.came = Some((bytes, Instant::now() + life));
+                state.bytes += bytes;
+            }
+            (Some(_), None) => {
+                state.known.remove(key);
+            }
+            (None, _) => {}
+        }
+        while state.bytes > self.limit {
+            let oldest = state.known.values().filter(|known| known.came.is_some());
+            let Some(oldest) = oldest.map(|known| known.number).min() else { break };
+            state.forget(|known| known.number == oldest);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<K, V>> {
+        // No panic can leave the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K, V> State<K, V> {
+    fn forget(&mut self, which: impl Fn(&Known<V>) -> bool) {
+        let mut freed = 0;
+        self.known.retain(|_, known| {
+            let goes = which(known);
+            freed += known.came.filter(|_| goes).map_or(0, |(bytes, _)| bytes);
+            !goes
+        });
+        self.bytes -= freed;
+    }
+}
+
+fn ended(error: &tokio::task::JoinError) -> Failure {
+    Arc::new(RegistryError::Interrupted {
+        place: "the mirror".to_owned(),
+        object: "an answer".to_owned(),
+        cause: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const LIFE: Duration = Duration::from_secs(5);
+
+    fn missing() -> RegistryError {
+        RegistryError::Missing { place: "p".to_owned(), object: "o".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_shared_while_it_comes_and_for_its_lifetime() {
+        let (answers, asked) = (Answers::new(100), Arc::new(AtomicUsize::new(0)));
+        let get = || {
+            let asked = asked.clone();
+            answers.get("a", || async move {
+                asked.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Ok((7, 10, LIFE))
+            })
+        };
+        let ((one, first), (two, second)) = (get(), get());
+        assert_eq!((first, second), (false, true));
+        let (one, two) = tokio::join!(one, two);
+        assert_eq!((one.unwrap(), two.unwrap()), (7, 7));
+        tokio::time::advance(LIFE / 2).await;
+        assert_eq!(get().0.await.unwrap(), 7);
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        tokio::time::advance(LIFE).await;
+        assert_eq!(get().0.await.unwrap(), 7);
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert_eq!(answers.lock().bytes, 10);
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_shared_and_not_kept() {
+        let answers: Arc<Answers<&str, u8>> = Answers::new(100);
+        let (one, two) = (
+            answers.get("a", || async { Err(missing()) }).0,
+            answers.get("a", || async { Err(missing()) }).0,
+        );
+        assert!(one.await.is_err() && two.await.is_err());
+        assert!(answers.lock().known.is_empty());
+        let again = answers.get("a", || async { Ok((1, 1, LIFE)) }).0;
+        assert_eq!(again.await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_given_up_is_answered_all_the_same() {
+        let answers = Answers::new(100);
+        drop(answers.get("a", || async { Ok((1, 1, LIFE)) }));
+        let again = answers.get("a", || async { Ok((2, 1, LIFE)) });
+        assert_eq!((again.0.await.unwrap(), again.1), (1, true));
+    }
+
+    #[tokio::test]
+    async fn the_oldest_answers_go_when_there_is_no_room() {
+        let answers = Answers::new(100);
+        for key in 0..4 {
+            answers.get(key, || async move { Ok((key, 40, LIFE)) }).0.await.unwrap();
+        }
+        let state = answers.lock();
+        let mut left: Vec<_> = state.known.keys().copied().collect();
+        left.sort_unstable();
+        assert_eq!((left, state.bytes), (vec![2, 3], 80));
+    }
+}

@@ -1,0 +1,307 @@
+//! Where pulls begin: a registry endpoint of the node's own.
+//!
+//! containerd asks it before the registry itself, because `hosts.toml` says so:
+//!
+//! ```text
+//! containerd ── name, secret ──▶ Mirror ── the client's login, or none ──▶ registry, mirrors, peers
+//!                                  │
+//!      target ── authorization ── sessions ─┬─ manifests ── answers   shared, for some seconds
+//!                                           │      └────── remembered while the registry is away
+//!                                           └─ blobs ───── stream     in parts, hashed as they pass
+//! ```
+//!
+//! It has no images of its own, no users and no rights: what a client may see, the registry decides, for
+//! each login by itself ([`sessions`]). Where it cannot answer, it says so within [`PATIENCE`], and the
+//! client asks the registry.
+#![forbid(unsafe_code)]
+
+use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::{
+    HeaderMap, Method, Request, StatusCode,
+    body::Incoming,
+    header::{ALLOW, AUTHORIZATION, HeaderName, HeaderValue, IF_NONE_MATCH, WWW_AUTHENTICATE},
+};
+use lazuli_registry::{Login, Manifest, Options, Reference};
+use tokio_rustls::rustls::ServerConfig;
+
+mod answers;
+mod authorization;
+mod blobs;
+mod counters;
+mod error;
+mod files;
+#[cfg(fuzzing)]
+pub mod fuzz;
+mod identity;
+mod manifests;
+mod names;
+mod pulls;
+mod range;
+mod remembered;
+mod reply;
+mod seal;
+mod server;
+mod sessions;
+mod stream;
+mod target;
+mod turns;
+
+pub use counters::Activity;
+pub use error::MirrorError;
+pub use identity::Identity;
+pub use names::LazyNames;
+
+use answers::Answers;
+use authorization::{Shown, TokenRequest, challenges};
+use counters::Counters;
+use manifests::{Answer, Question};
+use pulls::Pulls;
+use remembered::Remembered;
+use reply::{Problem, Reply};
+use seal::Seal;
+use sessions::Sessions;
+use stream::Room;
+use target::{NoTarget, Target};
+use turns::Turns;
+
+/// How long a registry may bring nothing before the client is told to ask it itself. containerd 2.4
+/// would wait 30 s for an answer.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Biggest form that is sent to the token endpoint, in bytes.
+const FORM_LIMIT: usize = 64 << 10;
+
+/// What the operator has set, and where things are.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where certificates and answers are kept.
+    pub directory: PathBuf,
+    /// Where the mirror listens: its realm is there.
+    pub address: SocketAddr,
+    /// How the node reaches registries. Its credentials are not used.
+    pub registry: Options,
+    /// Which tags are answered with the lazy form of their image.
+    pub lazy: LazyNames,
+    /// How long manifests are answered after the registry went away.
+    pub stale: Duration,
+}
+
+/// What the node does about images that are pulled.
+pub trait Node: fmt::Debug + Send + Sync {
+    /// The manifest of a lazy image was fetched for a client with this login, who is about to pull it.
+    /// `image` has its digest. Returns at once.
+    fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>);
+}
+
+/// A mirror of every registry, for this node.
+pub struct Mirror {
+    address: SocketAddr,
+    tls: Arc<ServerConfig>,
+    seal: Seal,
+    sessions: Sessions,
+    answers: Arc<Answers<Question, Answer>>,
+    turns: Turns,
+    room: Room,
+    lazy: LazyNames,
+    remembered: Remembered,
+    pulls: Pulls,
+    counters: Counters,
+    node: Arc<dyn Node>,
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mirror({})", self.address)
+    }
+}
+
+impl Mirror {
+    /// Prepares to answer. Certificates are made if there are none.
+    ///
+    /// # Errors
+    /// The directory cannot be used.
+    pub fn open(settings: Settings, node: Arc<dyn Node>) -> Result<Arc<Self>, MirrorError> {
+        let Settings { directory, address, registry, lazy, stale } = settings;
+        let identity = Identity::open(&directory)?;
+        let own = Options { own_mirror: Some(address), ..registry };
+        Ok(Arc::new(Mirror {
+            address,
+            tls: Arc::new(identity.tls()?),
+            seal: identity.seal()?,
+            sessions: Sessions::new(own),
+            answers: Answers::new(manifests::ANSWERS),
+            turns: Turns::default(),
+            room: Room::default(),
+            lazy,
+            remembered: Remembered::new(directory.join("answers"), stale),
+            pulls: Pulls::default(),
+            counters: Counters::default(),
+            node,
+        }))
+    }
+
+    /// The login that the newest pull of `image`, which has a digest, had.
+    pub fn login(&self, image: &Reference) -> Option<Login> {
+        self.pulls.login(image)
+    }
+
+    /// What the mirror did so far.
+    pub fn activity(&self) -> Activity {
+        self.counters.read()
+    }
+
+    /// Answers one request.
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Reply {
+        let is_head = request.method() == Method::HEAD;
+        let reply = match Target::parse(request.uri().path(), request.uri().query()) {
+            Ok(Target::Token) => self.token(request).await,
+            Ok(_) if !is_head && request.method() != Method::GET => read_only(),
+            Ok(Target::Root) => version(),
+            Ok(target) => self.content(&target, request.headers(), is_head).await,
+            Err(NoTarget::Unknown) => {
+                let text = "mirrors have manifests and blobs only";
+                reply::error(StatusCode::NOT_FOUND, "UNSUPPORTED", text)
+            }
+            Err(NoTarget::Malformed(problem)) => {
+                reply::error(StatusCode::BAD_REQUEST, "NAME_INVALID", &problem)
+            }
+        };
+        if is_head { reply::head_of(reply) } else { reply }
+    }
+
+    /// A manifest or a blob.
+    async fn content(
+        self: &Arc<Self>,
+        target: &Target,
+        headers: &HeaderMap,
+        is_head: bool,
+    ) -> Reply {
+        let (reference, what) = match target {
+            Target::Blob(reference, _) => (reference, "BLOB"),
+            Target::Manifest(reference) => (reference, "MANIFEST"),
+            Target::Root | Target::Token => return version(),
+        };
+        if self.is_own(reference) {
+            let text = "the mirror has no images of its own";
+            return reply::error(StatusCode::NOT_FOUND, "NAME_UNKNOWN", text);
+        }
+        let shown = text(headers, &AUTHORIZATION);
+        let login = match Shown::read(shown, reference.registry(), &self.seal) {
+            Shown::Nothing => None,
+            Shown::Login(login) => Some(login),
+            Shown::Unusable => return self.challenge(reference, true),
+        };
+        let is_stranger = login.is_none();
+        let session = match self.sessions.get(reference, login, &self.seal) {
+            Ok(session) => session,
+            Err(error) => return Problem::of(&error).reply(what),
+        };
+        let answer = match target {
+            Target::Blob(_, digest) => self.blob(&session, *digest, headers, is_head).await,
+            _ => {
+                let document = self.manifest(&session, reference).await;
+                document.map(|document| manifest_reply(&document, headers))
+            }
+        };
+        match answer {
+            Ok(reply) => reply,
+            // The client may have a login that may see it, or may ask more often.
+            Err(Problem::Denied(_) | Problem::Busy(_)) if is_stranger => {
+                self.challenge(reference, false)
+            }
+            Err(problem) => {
+                tracing::debug!(%reference, ?problem, "a pull is left to the registry");
+                problem.reply(what)
+            }
+        }
+    }
+
+    /// Whether it is the mirror itself that is taken for a registry.
+    fn is_own(&self, reference: &Reference) -> bool {
+        let names = [self.address.to_string(), format!("localhost:{}", self.address.port())];
+        names.iter().any(|name| name == reference.registry())
+    }
+
+    /// Asks a client for its login.
+    fn challenge(&self, reference: &Reference, unusable: bool) -> Reply {
+        let text = "the registry wants a login";
+        let mut reply = reply::error(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", text);
+        for challenge in challenges(self.address, reference, unusable) {
+            if let Ok(value) = HeaderValue::try_from(challenge) {
+                reply.headers_mut().append(WWW_AUTHENTICATE, value);
+            }
+        }
+        reply
+    }
+
+    /// The token endpoint: a login becomes a token that stands for it.
+    async fn token(&self, request: Request<Incoming>) -> Reply {
+        let malformed = |text: &str| reply::error(StatusCode::BAD_REQUEST, "UNSUPPORTED", text);
+        let (head, body) = request.into_parts();
+        let parameters = match head.method {
+            Method::GET => Bytes::from(head.uri.query().unwrap_or_default().to_owned()),
+            Method::POST => match Limited::new(body, FORM_LIMIT).collect().await {
+                Ok(form) => form.to_bytes(),
+                Err(_) => return malformed("the form is too long, or did not arrive"),
+            },
+            _ => return read_only(),
+        };
+        let shown = text(&head.headers, &AUTHORIZATION);
+        let Some(TokenRequest { registry, login }) = TokenRequest::parse(&parameters, shown) else {
+            return malformed("`service` does not name a registry");
+        };
+        let Some(login) = login else {
+            return reply::error(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "there is no login");
+        };
+        let Some(token) = self.seal.token(&registry, &login, std::time::SystemTime::now()) else {
+            return malformed("there is no token for this login");
+        };
+        let seconds = seal::LIFETIME.as_secs();
+        let answer = serde_json::json!({
+            "token": token, "access_token": token, "expires_in": seconds, "scope": "",
+        });
+        json(StatusCode::OK, answer.to_string())
+    }
+}
+
+/// The answer with a manifest, unless the client has it.
+fn manifest_reply(document: &lazuli_registry::Document, headers: &HeaderMap) -> Reply {
+    let etag = reply::etag(&document.digest);
+    let known = text(headers, &IF_NONE_MATCH).is_some_and(|known| known.contains(&etag));
+    let mut reply = if known {
+        reply::not_modified()
+    } else {
+        reply::whole(StatusCode::OK, document.raw.clone())
+    };
+    reply::describe(&mut reply, &document.digest, &document.media_type);
+    reply
+}
+
+/// The answer that says that this is a registry.
+fn version() -> Reply {
+    let mut reply = json(StatusCode::OK, "{}".to_owned());
+    let name = HeaderName::from_static("docker-distribution-api-version");
+    reply.headers_mut().insert(name, HeaderValue::from_static("registry/2.0"));
+    reply
+}
+
+fn json(status: StatusCode, text: String) -> Reply {
+    let mut reply = reply::whole(status, Bytes::from(text));
+    let value = HeaderValue::from_static("application/json");
+    reply.headers_mut().insert(hyper::header::CONTENT_TYPE, value);
+    reply
+}
+
+fn read_only() -> Reply {
+    let text = "mirrors are only read";
+    let mut reply = reply::error(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", text);
+    reply.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    reply
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}

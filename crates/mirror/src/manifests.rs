@@ -1,0 +1,288 @@
+//! Manifests, and what is asked for next.
+//!
+//! The first question for a name begins everything: the manifest comes with a GET whatever was asked, and
+//! behind it what a pull needs next, the manifest for this machine and its configuration. containerd's
+//! further questions find them in memory, or join them on their way.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, Platform},
+};
+use lazuli_registry::{
+    Document, ImageName, Manifest, Parsed, Reference, RegistryError, Repository, Selector,
+    lazy_form, manifest::choose,
+};
+use tokio::time::timeout;
+
+use crate::{
+    Mirror, PATIENCE,
+    answers::Coming,
+    reply::Problem,
+    sessions::{Key, Session},
+};
+
+/// How long a tag is taken to mean the same: for the questions of one pull.
+const TAG_LIFE: Duration = Duration::from_secs(3);
+
+/// How long what has a digest is kept for a client to ask for.
+const DIGEST_LIFE: Duration = Duration::from_secs(30);
+
+/// Bytes of answers that are kept.
+pub(crate) const ANSWERS: usize = 16 << 20;
+
+/// Largest blob that is answered from memory: configurations have some KiB.
+pub(crate) const SMALL: u64 = 256 << 10;
+
+/// What a session asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Question {
+    /// A manifest, by tag or digest.
+    Manifest(Key, String),
+    /// A small blob.
+    Blob(Key, Digest),
+}
+
+/// What it was told.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Manifest(Document),
+    Blob(Bytes),
+}
+
+/// An answer, its bytes, and how long it is good.
+type Asked = Result<(Answer, usize, Duration), RegistryError>;
+
+impl Mirror {
+    /// The manifest or index that `reference` names, as far as the client of `session` may see it.
+    pub(crate) async fn manifest(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reference: &Reference,
+    ) -> Result<Document, Problem> {
+        let problem = match self.ask_registry(session, reference).await {
+            Ok(document) => return Ok(document),
+            Err(problem) => problem,
+        };
+        let place = self.remembered.place(session, reference, &self.seal);
+        let (mirror, is_stranger) = (self.clone(), session.login.is_none());
+        let answer = tokio::task::spawn_blocking(move || match problem {
+            Problem::Denied(_) => {
+                if let Err(error) = mirror.remembered.forget(&place) {
+                    tracing::warn!(%error, "answers for a client that was refused stay");
+                }
+                Err(problem)
+            }
+            Problem::Away(why) => match mirror.remembered.find(&place) {
+                Some(document) => {
+                    tracing::info!(why, "answered with what the registry said before");
+                    mirror.counters.stale();
+                    Ok(document)
+                }
+                // Somebody with a login was answered: this client may have one, too.
+                None if is_stranger && mirror.remembered.is_known(&place) => {
+                    Err(Problem::Denied(why))
+                }
+                None => Err(Problem::Away(why)),
+            },
+            problem => Err(problem),
+        });
+        answer.await.unwrap_or_else(|error| Err(Problem::Away(error.to_string())))
+    }
+
+    /// The registry's answer, which may be that of a moment ago.
+    async fn ask_registry(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reference: &Reference,
+    ) -> Result<Document, Problem> {
+        if let Some(problem) = self.answered_before(session) {
+            return Err(problem);
+        }
+        let asked = self.ask(session, reference);
+        match self.within(session, asked).await? {
+            Answer::Manifest(document) => Ok(document),
+            Answer::Blob(_) => Err(Problem::Wrong("a blob instead of a manifest".to_owned())),
+        }
+    }
+
+    /// The small blob `digest` of `size` bytes, checked.
+    pub(crate) async fn small_blob(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        digest: Digest,
+        size: u64,
+    ) -> Result<Bytes, Problem> {
+        let asked = self.ask_blob(session, digest, size);
+        match self.within(session, asked).await? {
+            Answer::Blob(content) => Ok(content),
+            Answer::Manifest(_) => Err(Problem::Wrong("a manifest instead of a blob".to_owned())),
+        }
+    }
+
+    /// Waits for an answer, but no longer than a client should. What comes later is there for the next
+    /// question.
+    async fn within(
+        &self,
+        session: &Session,
+        (coming, is_known): (Coming<Answer>, bool),
+    ) -> Result<Answer, Problem> {
+        self.counters.asked(is_known);
+        let problem = match timeout(PATIENCE, coming).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(failure)) => Problem::of(&failure),
+            Err(_) => Problem::Away(too_slow(session.reference.registry())),
+        };
+        self.heed(session, &problem);
+        Err(problem)
+    }
+
+    /// What the registry's answer of a moment ago means for this question.
+    pub(crate) fn answered_before(&self, session: &Session) -> Option<Problem> {
+        if self.sessions.refuses(session) {
+            return Some(Problem::Denied("the registry wants a login".to_owned()));
+        }
+        session.busy_for().map(|pause| Problem::Busy(Some(pause)))
+    }
+
+    /// Remembers what the registry said about the client itself.
+    pub(crate) fn heed(&self, session: &Session, problem: &Problem) {
+        match problem {
+            Problem::Denied(_) => self.sessions.refuse(session),
+            Problem::Busy(Some(pause)) => session.busy(*pause),
+            _ => {}
+        }
+    }
+
+    fn ask(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reference: &Reference,
+    ) -> (Coming<Answer>, bool) {
+        let question = Question::Manifest(session.key.clone(), reference.selector().to_string());
+        let (mirror, session, reference) = (self.clone(), session.clone(), reference.clone());
+        self.answers.get(question, move || fetch(mirror, session, reference))
+    }
+
+    fn ask_blob(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        digest: Digest,
+        size: u64,
+    ) -> (Coming<Answer>, bool) {
+        let question = Question::Blob(session.key.clone(), digest);
+        let (mirror, session) = (self.clone(), session.clone());
+        self.answers.get(question, move || fetch_blob(mirror, session, digest, size))
+    }
+
+    /// Begins what comes after `document`.
+    fn go_on(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, document: &Document) {
+        // What is wrong with it, its reader says.
+        match document.parse(&reference.to_string()) {
+            Ok(Parsed::Index(entries)) => {
+                let wanted = Platform::host();
+                if let Ok(chosen) = choose("", &entries, Some(&wanted)) {
+                    drop(self.ask(session, &reference.at(chosen.digest)));
+                }
+            }
+            Ok(Parsed::Image(manifest)) => self.expect(session, reference, *manifest),
+            Err(_) => {}
+        }
+    }
+
+    /// An image is about to be pulled.
+    fn expect(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, manifest: Manifest) {
+        let parsed = &manifest.parsed;
+        let blobs = parsed.layers.iter().chain([&parsed.config]);
+        session.know_sizes(blobs.map(|blob| (blob.digest, blob.size)));
+        let Descriptor { digest, size, .. } = parsed.config;
+        if size <= SMALL {
+            drop(self.ask_blob(session, digest, size));
+        }
+        let image = reference.at(manifest.digest);
+        if let Some(login) = &session.login {
+            self.pulls.note(&image, login.clone());
+        }
+        if parsed.lazy_base().is_some() {
+            self.node.expect(image, manifest, session.login.clone());
+        }
+    }
+}
+
+/// Fetches what `reference` names.
+async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Asked {
+    let _turn = mirror.turns.at(reference.registry()).await;
+    let repository = session.at(&reference)?;
+    let mut document = repository.document(None).await?;
+    let mut life = DIGEST_LIFE;
+    if let Selector::Tag(_) = reference.selector() {
+        life = TAG_LIFE;
+        document = lazy(&mirror, &session, &reference, &*repository, document).await;
+        // Clients ask for it by its digest next.
+        let by_digest = Question::Manifest(session.key.clone(), document.digest.to_string());
+        let (answer, bytes) = (Answer::Manifest(document.clone()), document.raw.len());
+        drop(mirror.answers.get(by_digest, || async move { Ok((answer, bytes, DIGEST_LIFE)) }));
+    }
+    mirror.go_on(&session, &reference, &document);
+    remember(&mirror, &session, &reference, &document);
+    let bytes = document.raw.len();
+    Ok((Answer::Manifest(document), bytes, life))
+}
+
+/// The form of an image that a tag is answered with.
+async fn lazy(
+    mirror: &Mirror,
+    session: &Session,
+    reference: &Reference,
+    repository: &dyn Repository,
+    document: Document,
+) -> Document {
+    if !mirror.lazy.has(reference) {
+        return document;
+    }
+    let name = ImageName::Registry(reference.clone());
+    let trusted = &session.options().referrers;
+    match lazy_form(repository, &name, &document, trusted).await {
+        Ok(Some(manifest)) => manifest.into(),
+        Ok(None) => document,
+        Err(error) => {
+            tracing::debug!(%error, "whether there is a lazy form is not known");
+            document
+        }
+    }
+}
+
+async fn fetch_blob(
+    mirror: Arc<Mirror>,
+    session: Arc<Session>,
+    digest: Digest,
+    size: u64,
+) -> Asked {
+    let _turn = mirror.turns.at(session.reference.registry()).await;
+    let descriptor = Descriptor::plain("application/octet-stream", digest, size);
+    let blob = session.repository.small_blob(&descriptor).await?;
+    let bytes = blob.content.len();
+    Ok((Answer::Blob(blob.content), bytes, DIGEST_LIFE))
+}
+
+/// Keeps an answer for the time when the registry is away.
+fn remember(
+    mirror: &Arc<Mirror>,
+    session: &Arc<Session>,
+    reference: &Reference,
+    document: &Document,
+) {
+    let place = mirror.remembered.place(session, reference, &mirror.seal);
+    let (mirror, document) = (mirror.clone(), document.clone());
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = mirror.remembered.store(&place, &document) {
+            tracing::warn!(%error, "an answer is not kept for when the registry is away");
+        }
+    });
+}
+
+pub(crate) fn too_slow(registry: &str) -> String {
+    format!("{registry} did not answer within {} s", PATIENCE.as_secs())
+}

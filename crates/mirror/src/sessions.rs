@@ -1,0 +1,277 @@
+//! What one client may see of one repository.
+//!
+//! A session is a repository of a registry, and a login or none. It asks the registry with that login
+//! and no other, and what it was told is answered within it only: a client with another login asks for
+//! itself. Credentials of the node are never used.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lazuli_image::Digest;
+use lazuli_registry::{ImageName, Keyring, Login, Options, Reference, RegistryError, Repository};
+use tokio::time::Instant;
+
+use crate::seal::Seal;
+
+/// How long a session lives that nobody uses. Tokens of registries are good for some minutes.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// Sessions that are kept: pulls at the same time, and some.
+const MOST: usize = 4096;
+
+/// How long a registry is not asked again on behalf of strangers that refused one: private repositories
+/// stay private, and a client without a login asks the registry itself.
+const REFUSED: Duration = Duration::from_secs(3600);
+
+/// Repositories that refuse strangers and are remembered.
+const MOST_REFUSED: usize = 4096;
+
+/// How long a blob of which wrong bytes came is left to the registry.
+const WRONG: Duration = Duration::from_secs(60);
+
+/// Sizes of blobs that a session remembers.
+const SIZES: usize = 4096;
+
+/// Longest Retry-After that is believed.
+const LONGEST_RETRY: Duration = Duration::from_secs(600);
+
+/// What tells sessions apart; nobody can read a login out of it.
+pub(crate) type Key = String;
+
+/// A repository with a login.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) key: Key,
+    /// The repository, at no tag in particular.
+    pub(crate) reference: Reference,
+    pub(crate) login: Option<Login>,
+    pub(crate) repository: Arc<dyn Repository>,
+    options: Options,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    used: Instant,
+    /// Until when the registry wants to be left alone.
+    busy: Option<Instant>,
+    sizes: HashMap<Digest, u64>,
+    /// Blobs of which wrong bytes came, and when.
+    wrong: HashMap<Digest, Instant>,
+}
+
+impl Session {
+    fn open(
+        key: Key,
+        reference: &Reference,
+        login: Option<Login>,
+        node: &Options,
+    ) -> Result<Self, RegistryError> {
+        let keyring = Keyring::default();
+        let name = ImageName::Registry(reference.clone());
+        if let Some(login) = &login {
+            keyring.set("client", &name, login.clone());
+        }
+        let options = Options { keyring, credential_files: Vec::new(), ..node.clone() };
+        let repository = lazuli_registry::open(&name, &options)?;
+        let used = Instant::now();
+        let (sizes, wrong) = Default::default();
+        let state = State { used, busy: None, sizes, wrong };
+        let (reference, state) = (reference.clone(), Mutex::new(state));
+        Ok(Session { key, reference, login, repository, options, state })
+    }
+
+    /// The repository, opened at what `reference` names.
+    pub(crate) fn at(&self, reference: &Reference) -> Result<Arc<dyn Repository>, RegistryError> {
+        lazuli_registry::open(&ImageName::Registry(reference.clone()), &self.options)
+    }
+
+    /// How registries are reached for this client.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The registry wants to be left alone for so long.
+    pub(crate) fn busy(&self, pause: Duration) {
+        self.lock().busy = Some(Instant::now() + pause.min(LONGEST_RETRY));
+    }
+
+    /// How much longer the registry wants to be left alone.
+    pub(crate) fn busy_for(&self) -> Option<Duration> {
+        let left = self.lock().busy?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Remembers sizes of blobs, by the word of a manifest.
+    pub(crate) fn know_sizes(&self, sizes: impl Iterator<Item = (Digest, u64)>) {
+        let known = &mut self.lock().sizes;
+        for (digest, size) in sizes {
+            if known.len() < SIZES {
+                known.insert(digest, size);
+            }
+        }
+    }
+
+    /// The size of a blob, if a manifest told.
+    pub(crate) fn size(&self, digest: &Digest) -> Option<u64> {
+        self.lock().sizes.get(digest).copied()
+    }
+
+    /// Wrong bytes came for a blob.
+    pub(crate) fn wrong(&self, digest: &Digest) {
+        let mut state = self.lock();
+        state.wrong.retain(|_, when| when.elapsed() < WRONG);
+        state.wrong.insert(*digest, Instant::now());
+        // The size may be what is wrong.
+        state.sizes.remove(digest);
+    }
+
+    /// Whether wrong bytes came for a blob a moment ago.
+    pub(crate) fn is_wrong(&self, digest: &Digest) -> bool {
+        self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No panic can leave the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The sessions of a node.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    node: Options,
+    known: Mutex<HashMap<Key, Arc<Session>>>,
+    /// Sessions of strangers that the registry refused, and when. They outlast the session.
+    refused: Mutex<HashMap<Key, Instant>>,
+}
+
+impl Sessions {
+    pub(crate) fn new(node: Options) -> Self {
+        Sessions { node, known: Mutex::default(), refused: Mutex::default() }
+    }
+
+    /// The registry refused a client.
+    pub(crate) fn refuse(&self, session: &Session) {
+        if session.login.is_some() {
+            return;
+        }
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() >= MOST_REFUSED {
+            refused.retain(|_, when| when.elapsed() < REFUSED);
+        }
+        if refused.len() < MOST_REFUSED {
+            refused.insert(session.key.clone(), Instant::now());
+        }
+    }
+
+    /// Whether the registry refused a stranger lately, and this is one.
+    pub(crate) fn refuses(&self, session: &Session) -> bool {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.get(&session.key).is_some_and(|when| when.elapsed() < REFUSED)
+    }
+
+    /// The session of a client with `login` at the repository of `reference`.
+    pub(crate) fn get(
+        &self,
+        reference: &Reference,
+        login: Option<Login>,
+        seal: &Seal,
+    ) -> Result<Arc<Session>, RegistryError> {
+        let key = key(reference, login.as_ref(), seal);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = known.get(&key) {
+            session.lock().used = Instant::now();
+            return Ok(session.clone());
+        }
+        known.retain(|_, session| session.lock().used.elapsed() < IDLE);
+        if known.len() >= MOST {
+            let oldest = known.values().min_by_key(|session| session.lock().used);
+            if let Some(oldest) = oldest.map(|session| session.key.clone()) {
+                known.remove(&oldest);
+            }
+        }
+        let session = Arc::new(Session::open(key.clone(), reference, login, &self.node)?);
+        known.insert(key, session.clone());
+        Ok(session)
+    }
+}
+
+/// The key of a session.
+fn key(reference: &Reference, login: Option<&Login>, seal: &Seal) -> Key {
+    let login = login.map(|login| serde_json::to_vec(login).unwrap_or_default());
+    let (registry, repository) = (reference.registry(), reference.repository());
+    let is_known: &[u8] = if login.is_some() { b"1" } else { b"0" };
+    seal.name(&[registry.as_bytes(), repository.as_bytes(), is_known, &login.unwrap_or_default()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seal::SECRET;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_for_one_repository_and_one_login() {
+        let (sessions, seal) =
+            (Sessions::new(Options::default()), Seal::new(&[1; SECRET]).unwrap());
+        let get = |image: &str, login: Option<Login>| {
+            sessions.get(&image.parse().unwrap(), login, &seal).unwrap()
+        };
+        let ann = || Some(Login::new("ann", "pass-of-ann"));
+        let first = get("r.example/a:1", ann());
+        assert!(Arc::ptr_eq(&first, &get("r.example/a:2", ann())));
+        for other in [
+            get("r.example/a:1", None),
+            get("r.example/a:1", Some(Login::new("ann", "2"))),
+            get("r.example/b:1", ann()),
+            get("s.example/a:1", ann()),
+        ] {
+            assert!(!Arc::ptr_eq(&first, &other));
+            assert_ne!(first.key, other.key);
+        }
+        assert!(!format!("{first:?}").contains("pass-of"), "{first:?}");
+        tokio::time::advance(IDLE).await;
+        get("r.example/c:1", None);
+        assert_eq!(sessions.known.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn strangers_that_a_registry_refused_stay_refused_when_their_session_is_gone() {
+        let (sessions, seal) =
+            (Sessions::new(Options::default()), Seal::new(&[1; SECRET]).unwrap());
+        let get = |image: &str, login: Option<Login>| {
+            sessions.get(&image.parse().unwrap(), login, &seal).unwrap()
+        };
+        sessions.refuse(&get("r.example/a:1", None));
+        sessions.refuse(&get("r.example/b:1", Some(Login::new("ann", "1"))));
+        tokio::time::advance(IDLE).await;
+        assert!(sessions.refuses(&get("r.example/a:2", None)));
+        for (image, login) in [
+            ("r.example/a:1", Some(Login::new("ann", "1"))),
+            ("r.example/b:1", Some(Login::new("ann", "1"))),
+            ("r.example/b:1", None),
+        ] {
+            assert!(!sessions.refuses(&get(image, login)), "{image}");
+        }
+        tokio::time::advance(REFUSED).await;
+        assert!(!sessions.refuses(&get("r.example/a:1", None)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_node_has_no_credentials_for_clients() {
+        let node =
+            Options { credential_files: vec!["/etc/config.json".into()], ..Options::default() };
+        node.keyring.set(
+            "a mount",
+            &"r.example/a:1".parse().unwrap(),
+            Login::new("node", "secret"),
+        );
+        let (sessions, seal) = (Sessions::new(node), Seal::new(&[1; SECRET]).unwrap());
+        let session = sessions.get(&"r.example/a:1".parse().unwrap(), None, &seal).unwrap();
+        assert!(session.options.credential_files.is_empty());
+        assert_eq!(format!("{:?}", session.options.keyring), "Keyring(0 logins)");
+    }
+}

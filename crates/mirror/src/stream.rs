@@ -1,0 +1,280 @@
+//! Bytes of a blob on their way from the registry to a client.
+//!
+//! Several parts are fetched at a time and delivered in order, hashed as they pass: the last part of a
+//! blob is kept back until the digest is known to be right, so that a client never has the whole of a
+//! wrong one. What is in memory is bounded over all clients; parts wait for room, in the order in which
+//! they were wanted.
+
+use std::{io, ops::Range, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use lazuli_image::{Digest, Stored};
+use lazuli_registry::{RegistryError, Repository};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{Instant, sleep},
+};
+use tokio_util::io::ReaderStream;
+
+/// Bytes of the first part, which is asked for alone: one round trip, also over a new connection. It says
+/// that the registry delivers, and where: of many, storage behind a redirect.
+const FIRST: u64 = 8 << 10;
+
+/// Bytes of the other parts.
+const PART: u64 = 2 << 20;
+
+/// Parts of one blob at a time, from a server that is far away.
+const FAR: usize = 6;
+
+/// The same from one nearby: one is delivered while the next arrives.
+const NEAR: usize = 2;
+
+/// Bytes that all blobs on their way may take.
+const ROOM: u64 = 64 << 20;
+
+/// Bytes that are read at a time from a server that knows no ranges.
+const CHUNK: u64 = 64 << 10;
+
+/// How long a part is asked for again after failures that may pass. containerd gives a pull up that
+/// brings nothing for a minute.
+const GIVE_UP: Duration = Duration::from_secs(30);
+
+/// The pause before a part is asked for again, at first and at last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+
+/// A blob at its registry.
+#[derive(Clone, Debug)]
+pub(crate) struct Blob {
+    pub(crate) repository: Arc<dyn Repository>,
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+}
+
+/// Room for what is on its way. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Room(Arc<Semaphore>);
+
+impl Default for Room {
+    fn default() -> Self {
+        Room(Arc::new(Semaphore::new(permits(ROOM) as usize)))
+    }
+}
+
+impl Room {
+    /// Waits for room for so many bytes. None if there is none any more, which does not happen.
+    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        self.0.clone().acquire_many_owned(permits(bytes)).await.ok()
+    }
+}
+
+/// Room is counted in KiB.
+fn permits(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
+
+/// Bytes that give their room back when the last of them is dropped.
+struct Held {
+    bytes: Bytes,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+type Parts = BoxStream<'static, Result<Bytes, RegistryError>>;
+
+/// What became of a blob, for those who want to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of it was delivered, right as far as can be told.
+    Delivered,
+    /// The client went away.
+    Abandoned,
+    /// The registry stopped delivering.
+    Broken,
+    /// Its digest is another one.
+    Wrong,
+}
+
+/// Delivers `range` of a blob, which is not empty. Returns when its first bytes are here; `ended` is told
+/// at the end.
+///
+/// # Errors
+/// The registry does not deliver the first part.
+pub(crate) async fn open(
+    blob: Blob,
+    range: Range<u64>,
+    room: &Room,
+    ended: impl FnOnce(Outcome) + Send + 'static,
+) -> Result<mpsc::Receiver<io::Result<Bytes>>, RegistryError> {
+    let mut parts = in_parts(&blob, range.clone(), room);
+    let first = match parts.next().await {
+        Some(Err(RegistryError::RangeUnsupported { .. })) => {
+            parts = in_one(&blob, range.clone(), room).await?;
+            parts.next().await
+        }
+        first => first,
+    };
+    let first = first.unwrap_or_else(|| Ok(Bytes::new()))?;
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let parts = stream::iter([Ok(first)]).chain(parts).boxed();
+        ended(deliver(&blob, range, parts, &sender).await);
+    });
+    Ok(receiver)
+}
+
+/// Hands parts to the client, checked if they are the whole blob.
+async fn deliver(
+    blob: &Blob,
+    range: Range<u64>,
+    mut parts: Parts,
+    client: &mpsc::Sender<io::Result<Bytes>>,
+) -> Outcome {
+    let mut left = range.end - range.start;
+    let mut hasher = (left == blob.size).then(|| blob.digest.algorithm.hasher());
+    while left > 0 {
+        let part = match parts.next().await {
+            Some(Ok(part)) => part,
+            broken => {
+                let error = match broken {
+                    Some(Err(error)) => io::Error::other(error),
+                    _ => io::ErrorKind::UnexpectedEof.into(),
+                };
+                tracing::warn!(digest = %blob.digest, %error, "a blob breaks off");
+                let _ = client.send(Err(error)).await;
+                return Outcome::Broken;
+            }
+        };
+        left = left.saturating_sub(part.len() as u64);
+        if let Some(hasher) = &mut hasher {
+            hasher.update(&part);
+        }
+        if left == 0 && hasher.take().is_some_and(|hasher| hasher.finish() != blob.digest) {
+            let place = blob.repository.describe();
+            tracing::warn!(digest = %blob.digest, place, "a blob has another digest");
+            let _ = client.send(Err(io::ErrorKind::InvalidData.into())).await;
+            return Outcome::Wrong;
+        }
+        if client.send(Ok(part)).await.is_err() {
+            return Outcome::Abandoned;
+        }
+    }
+    Outcome::Delivered
+}
+
+/// The blob in parts: the first one, then several that are asked for at the same time.
+fn in_parts(blob: &Blob, range: Range<u64>, room: &Room) -> Parts {
+    let (blob, room) = (blob.clone(), room.clone());
+    let mut parts = cut(range);
+    let first = parts.next().map(|part| read(blob.clone(), part, room.clone(), Duration::ZERO));
+    let is_near = blob.repository.health().is_some_and(|server| server.is_near());
+    let rest = stream::iter(parts)
+        .map(move |part| read(blob.clone(), part, room.clone(), GIVE_UP))
+        .buffered(if is_near { NEAR } else { FAR });
+    stream::iter(first).then(|first| first).chain(rest).boxed()
+}
+
+/// Cuts a range into parts, the first one small.
+fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let size = if start == range.start { FIRST } else { PART };
+        let part = start..range.end.min(start.saturating_add(size));
+        start = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+/// One part; asked for again for so long when it fails for a reason that may pass.
+async fn read(
+    blob: Blob,
+    part: Range<u64>,
+    room: Room,
+    patience: Duration,
+) -> Result<Bytes, RegistryError> {
+    let held = room.take(part.end - part.start).await;
+    let begun = Instant::now();
+    let [mut pause, longest] = PAUSES;
+    let bytes = loop {
+        let range = Stored(part.start)..Stored(part.end);
+        match blob.repository.read(&blob.digest, blob.size, range, &|_| {}).await {
+            Ok(bytes) => break bytes,
+            Err(error) if error.is_transient() && begun.elapsed() < patience => {
+                tracing::debug!(%error, "a part is asked for again");
+                sleep(error.retry_after().unwrap_or(pause).min(longest)).await;
+                pause = longest.min(pause * 2);
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    Ok(Bytes::from_owner(Held { bytes, _room: held }))
+}
+
+/// The blob from a server that knows no ranges.
+async fn in_one(blob: &Blob, range: Range<u64>, room: &Room) -> Result<Parts, RegistryError> {
+    let held = room.take(2 * CHUNK).await;
+    let reader = blob.repository.blob(&blob.digest, blob.size).await?;
+    let chunks = ReaderStream::with_capacity(reader, CHUNK as usize);
+    let (place, object) = (blob.repository.describe(), format!("blob {}", blob.digest));
+    let mut at = 0;
+    let chunks = chunks.filter_map(move |chunk| {
+        let _ = &held;
+        let wanted = chunk.map(|chunk| {
+            let (start, end) = (at, at + chunk.len() as u64);
+            at = end;
+            let within = |edge: u64| (edge.clamp(start, end) - start) as usize;
+            chunk.slice(within(range.start)..within(range.end))
+        });
+        let wanted = match wanted {
+            Ok(chunk) if chunk.is_empty() => None,
+            Ok(chunk) => Some(Ok(chunk)),
+            Err(error) => Some(Err(broken(&place, &object, error))),
+        };
+        std::future::ready(wanted)
+    });
+    Ok(chunks.boxed())
+}
+
+fn broken(place: &str, object: &str, error: io::Error) -> RegistryError {
+    error.downcast::<RegistryError>().unwrap_or_else(|error| RegistryError::Interrupted {
+        place: place.to_owned(),
+        object: object.to_owned(),
+        cause: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other_after_a_small_first_one() {
+        let parts: Vec<_> = cut(5..5 + FIRST + PART + 1).collect();
+        let second = 5 + FIRST;
+        assert_eq!(parts, [5..second, second..second + PART, second + PART..second + PART + 1]);
+        assert_eq!(cut(0..1).collect::<Vec<_>>(), [0..1]);
+        assert_eq!(cut(7..7).count(), 0);
+        assert_eq!(cut(u64::MAX - 1..u64::MAX).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn room_comes_back_with_the_last_of_the_bytes() {
+        let room = Room::default();
+        let before = room.0.available_permits();
+        let held = room.take(PART).await;
+        let bytes = Bytes::from_owner(Held { bytes: Bytes::from_static(b"abc"), _room: held });
+        let part = bytes.slice(1..2);
+        drop(bytes);
+        assert_eq!(room.0.available_permits(), before - 2048);
+        drop(part);
+        assert_eq!(room.0.available_permits(), before);
+    }
+}

@@ -4,7 +4,7 @@
 //! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,
 //! never renamed or removed.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use lazuli_image::Digest;
 use serde::{Deserialize, Serialize};
@@ -131,6 +131,24 @@ pub struct Status {
     /// What is kept for containerd, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotsStatus>,
+    /// What the mirror did, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorStatus>,
+}
+
+/// What the mirror did since the worker started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MirrorStatus {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Questions that were answered without asking a registry.
+    pub hits: u64,
+    /// Questions that a registry was asked.
+    pub misses: u64,
+    /// Questions that were answered while a registry was away.
+    pub stale: u64,
+    /// Bytes of blobs that were passed on to clients.
+    pub bytes: u64,
 }
 
 /// What is kept for containerd.

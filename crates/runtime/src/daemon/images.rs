@@ -5,7 +5,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use lazuli_registry::{ImageName, Login, Manifest};
 
 use super::{
     DaemonError,
-    api::{MountRequest, SnapshotStatus, SnapshotsStatus},
+    api::{MirrorStatus, MountRequest, SnapshotStatus, SnapshotsStatus},
     node::Node,
 };
 use crate::{
@@ -34,9 +34,15 @@ const PARALLEL: usize = 8;
 /// Who had images mounted here and says what for, see [`Images::explained_by`]. Blocks while it reads.
 pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) + Send + Sync;
 
-/// Nobody yet, or somebody.
+/// What the mirror did so far.
+pub type MirrorActivity = dyn Fn() -> MirrorStatus + Send + Sync;
+
+/// Other parts of the worker that `status` asks, once they are there.
 #[derive(Default)]
-pub(super) struct Explanation(std::sync::OnceLock<Arc<Explain>>);
+pub(super) struct Explanation {
+    snapshots: OnceLock<Arc<Explain>>,
+    mirror: OnceLock<Arc<MirrorActivity>>,
+}
 
 impl fmt::Debug for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +53,7 @@ impl fmt::Debug for Explanation {
 impl Explanation {
     /// What is kept for containerd, and what is mounted for it.
     pub(super) async fn read(&self) -> (Option<SnapshotsStatus>, HashMap<PathBuf, SnapshotStatus>) {
-        let Some(explain) = self.0.get().cloned() else { return Default::default() };
+        let Some(explain) = self.snapshots.get().cloned() else { return Default::default() };
         match tokio::task::spawn_blocking(move || explain()).await {
             Ok((snapshots, mounts)) => (Some(snapshots), mounts),
             Err(error) => {
@@ -55,6 +61,11 @@ impl Explanation {
                 Default::default()
             }
         }
+    }
+
+    /// What the mirror did, if there is one.
+    pub(super) fn mirror(&self) -> Option<MirrorStatus> {
+        self.mirror.get().map(|activity| activity())
     }
 }
 
@@ -65,7 +76,12 @@ pub struct Images(pub(super) Arc<Node>);
 impl Images {
     /// Has `status` say what mounts are for. The first who calls this is asked.
     pub fn explained_by(&self, explain: Arc<Explain>) {
-        let _ = self.0.explanation.0.set(explain);
+        let _ = self.0.explanation.snapshots.set(explain);
+    }
+
+    /// Has `status` show what the mirror does.
+    pub fn mirrored_by(&self, activity: Arc<MirrorActivity>) {
+        let _ = self.0.explanation.mirror.set(activity);
     }
 
     /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the image came with, if anything.

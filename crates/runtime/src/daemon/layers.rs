@@ -27,7 +27,8 @@ impl Recent {
         recent.iter().find(|(known, _)| *known == name).map(|(_, manifest)| manifest.clone())
     }
 
-    fn insert(&self, name: &ImageName, manifest: Arc<Manifest>) {
+    /// Remembers what `name`, which has a digest, means.
+    pub(super) fn insert(&self, name: &ImageName, manifest: Arc<Manifest>) {
         let name = name.to_string();
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.retain(|(known, _)| *known != name);
@@ -70,6 +71,7 @@ impl Images {
     ) -> Result<Digest, DaemonError> {
         let (name, digest) = pinned(request)?;
         let images = self.0.root.join("images");
+        self.0.expected.arrived(&digest).await;
         let stored = {
             let images = images.clone();
             tokio::task::spawn_blocking(move || chain::stored(&images, &digest)).await

@@ -12,6 +12,7 @@
 //!   traces/       what starts of images read
 //!   logins/       pull secrets of mounts
 //!   snapshots/    what the snapshot service keeps, if containerd is served
+//!   mirror/       certificates of the mirror, and what it answers while a registry is away
 //! ```
 
 mod adopt;
@@ -19,6 +20,7 @@ mod api;
 mod client;
 mod driver;
 mod error;
+mod expected;
 mod filesystems;
 mod images;
 mod layers;
@@ -38,6 +40,7 @@ mod stale_pages;
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -45,18 +48,18 @@ use std::{
 };
 
 use tokio::{
-    net::UnixListener,
+    net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
     sync::{mpsc::UnboundedReceiver, watch},
 };
 
 pub use api::{
-    CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Request, Response,
-    SnapshotStatus, SnapshotsStatus, Status,
+    CacheStatus, DaemonStatus, DriverChoice, MirrorStatus, MountRequest, MountStatus, Mounted,
+    Request, Response, SnapshotStatus, SnapshotsStatus, Status,
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
-pub use images::{Explain, Images};
+pub use images::{Explain, Images, MirrorActivity};
 use node::Node;
 pub use occupied::Occupied;
 pub use prefetch::{PrefetchRequest, PrefetchStatus};
@@ -90,6 +93,8 @@ pub struct Settings {
     pub registry: lazuli_registry::Options,
     /// Where containerd's requests arrive, if they do: the path of a Unix socket.
     pub snapshots: Option<PathBuf>,
+    /// Where clients of the node's mirror connect, if it has one.
+    pub mirror: Option<SocketAddr>,
     /// What is fetched before anybody asks.
     pub prefetch: crate::prefetch::Settings,
     /// Images that are fetched whole when the daemon starts.
@@ -101,6 +106,9 @@ const CONTROL: &str = "control";
 
 /// The keeper's name for the socket of the snapshot service.
 const SNAPSHOTS: &str = "snapshots";
+
+/// The keeper's name for the mirror's socket, and systemd's for the one that it holds.
+const MIRROR: &str = "mirror";
 
 /// How long requests of clients may take that are under way when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);
@@ -114,6 +122,7 @@ pub struct Worker {
     node: Arc<Node>,
     listener: UnixListener,
     snapshots: Option<UnixListener>,
+    mirror: Option<TcpListener>,
     link: Arc<Link>,
     orders: UnboundedReceiver<Order>,
 }
@@ -170,6 +179,7 @@ impl Worker {
         }
         let control = descriptors.remove(CONTROL);
         let snapshots = descriptors.remove(SNAPSHOTS);
+        let mirror = descriptors.remove(MIRROR);
         let node = Arc::new(node);
         // Marks, connections and mounts go when `stop` takes them away, and never because something went out of
         // scope: not when a part of this fails, and not in a panic.
@@ -188,9 +198,10 @@ impl Worker {
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).map_err(io(&path))?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);
+        let mirror = listen_for_pulls(settings.mirror, mirror, &link);
         link.serving();
         tracing::info!(root = %root.display(), version = env!("CARGO_PKG_VERSION"), "serving");
-        Ok(Worker { node, listener, snapshots, link, orders })
+        Ok(Worker { node, listener, snapshots, mirror, link, orders })
     }
 
     /// What this worker serves, for other parts of its process.
@@ -203,12 +214,17 @@ impl Worker {
         self.snapshots.take()
     }
 
+    /// Where clients of the mirror connect, once; see [`Settings::mirror`].
+    pub fn mirror(&mut self) -> Option<TcpListener> {
+        self.mirror.take()
+    }
+
     /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop --force` does:
     /// every mount is detached first, because a reader without a daemon would see holes.
     pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
-        let Worker { node, listener, link, mut orders, snapshots: _ } = self;
+        let Worker { node, listener, link, mut orders, snapshots: _, mirror: _ } = self;
         let mut server = tokio::spawn(server::serve(node.clone(), listener, stop));
         let why = tokio::select! {
             result = &mut server => {
@@ -261,6 +277,36 @@ fn listen_for_containerd(
         tracing::error!(address = %address.display(), %error, "containerd is not served");
     };
     listening.inspect_err(failed).ok()
+}
+
+/// The mirror's socket, if there is to be one: systemd's, or the one that the worker before had, or a new one. Without it
+/// clients pull from the registry.
+fn listen_for_pulls(
+    address: Option<SocketAddr>,
+    given: Option<OwnedFd>,
+    link: &Arc<Link>,
+) -> Option<TcpListener> {
+    let given = given.map(std::net::TcpListener::from);
+    let is_there = |listener: &std::net::TcpListener| listener.local_addr().ok() == address;
+    let given = match given {
+        Some(given) if is_there(&given) => Some(given),
+        Some(_) => {
+            link.release(MIRROR);
+            None
+        }
+        None => None,
+    };
+    let address = address?;
+    let listening = given.map_or_else(|| socket::listen_on(address), Ok);
+    let held = listening.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        std::mem::forget(link.hold(MIRROR.to_owned(), Arc::new(listener.try_clone()?)));
+        TcpListener::from_std(listener)
+    });
+    let failed = |error: &io::Error| {
+        tracing::error!(%address, %error, "there is no mirror: pulls go to registries");
+    };
+    held.inspect_err(failed).ok()
 }
 
 /// Keeps a socket for good: clients wait there also while no worker lives.

@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, RwLock, watch};
 use super::{
     DaemonError, Settings,
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
+    expected::Expected,
     filesystems::{self, Filesystems},
     images::{Explanation, Remembering},
     layers::Recent,
@@ -48,6 +49,7 @@ pub(super) struct Node {
     pub(super) registry: Options,
     pub(super) logins: Logins,
     pub(super) recent: Recent,
+    pub(super) expected: Expected,
     pub(super) pins: Arc<Pins>,
     pub(super) counted: Counted,
     pub(super) remembering: Remembering,
@@ -151,6 +153,7 @@ impl Node {
             registry: settings.registry.clone(),
             logins,
             recent: Recent::default(),
+            expected: Expected::default(),
             pins: Arc::default(),
             counted: Counted::default(),
             remembering: Remembering::default(),
@@ -488,6 +491,7 @@ impl Node {
             },
             mounts: mounted.collect(),
             snapshots,
+            mirror: self.explanation.mirror(),
         })
     }
 

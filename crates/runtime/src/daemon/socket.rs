@@ -6,6 +6,7 @@
 use std::{
     fs::{self, DirBuilder, File, Permissions},
     io,
+    net::{SocketAddr, TcpListener},
     os::{
         fd::AsRawFd,
         unix::{
@@ -15,6 +16,8 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 const NAME: &str = "daemon.sock";
 
@@ -55,6 +58,23 @@ pub(super) fn listen_at(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Connections that wait for a worker: those of a node's pulls while one is replaced.
+const WAITING: i32 = 1024;
+
+/// Listens on a port of the loopback interface.
+pub(super) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let listener = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Connections of the process before may still be ending.
+    net::sockopt::set_socket_reuseaddr(&listener, true)?;
+    net::bind(&listener, &address)?;
+    net::listen(&listener, WAITING)?;
+    Ok(listener.into())
 }
 
 /// Whether clients that connect to `path` meet this listener.

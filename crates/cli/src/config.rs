@@ -2,12 +2,14 @@
 
 use std::{
     io,
+    net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use lazuli_mirror::LazyNames;
 use lazuli_registry::{
     Dragonfly, Hosts, ImageName, Mirrors, Options, TrustedReferrers, hosts::DEFAULT_DIRECTORIES,
 };
@@ -42,6 +44,48 @@ pub(crate) struct Config {
     pub(crate) hosts_dir: Option<String>,
     /// Whether containerd is served.
     pub(crate) snapshotter: Option<Snapshotter>,
+    /// Whether pulls are answered.
+    pub(crate) mirror: Option<Mirror>,
+}
+
+/// The `[mirror]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Mirror {
+    /// A port of the loopback interface.
+    pub(crate) listen: SocketAddr,
+    /// Repositories whose tags are answered with the lazy form of their image.
+    lazy: Vec<String>,
+    /// How long manifests are answered after a registry went away; 0 for never.
+    stale_while_down_hours: u64,
+}
+
+impl Default for Mirror {
+    fn default() -> Self {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 5444));
+        Mirror { listen, lazy: Vec::new(), stale_while_down_hours: 24 }
+    }
+}
+
+impl Mirror {
+    fn check(&self) -> Result<()> {
+        let Mirror { listen, stale_while_down_hours: hours, .. } = self;
+        if !listen.ip().is_loopback() || listen.port() == 0 {
+            bail!("mirror.listen is {listen}, expected a port of 127.0.0.1 or [::1]");
+        }
+        check("mirror.stale_while_down_hours", Some(*hours), 0..=24)?;
+        self.lazy().map(drop)
+    }
+
+    /// Tags that are answered with the lazy form of their image.
+    pub(crate) fn lazy(&self) -> Result<LazyNames> {
+        LazyNames::parse(&self.lazy).context("mirror.lazy")
+    }
+
+    /// How long manifests are answered after a registry went away.
+    pub(crate) fn stale(&self) -> Duration {
+        Duration::from_secs(3600 * self.stale_while_down_hours)
+    }
 }
 
 /// The `[snapshotter]` table.
@@ -238,9 +282,10 @@ impl Config {
 
     /// How registries are reached.
     pub(crate) fn registries(&self) -> Result<Options> {
-        let hosts = Hosts::new(self.hosts_dir.as_deref().unwrap_or(DEFAULT_DIRECTORIES));
+        let hosts = Hosts::new(self.hosts_directories());
         let (mirrors, referrers) = (self.mirrors()?, self.images.trusted()?);
-        Ok(Options { mirrors, hosts, referrers, ..Options::default() })
+        let own_mirror = self.mirror.as_ref().map(|mirror| mirror.listen);
+        Ok(Options { mirrors, hosts, referrers, own_mirror, ..Options::default() })
     }
 
     /// The mirrors of all registries.
@@ -255,6 +300,11 @@ impl Config {
             all.set(&registry.host, mirrors).with_context(|| key("host"))?;
         }
         Ok(all)
+    }
+
+    /// containerd's directories of `hosts.toml` files, separated by colons.
+    pub(crate) fn hosts_directories(&self) -> &str {
+        self.hosts_dir.as_deref().unwrap_or(DEFAULT_DIRECTORIES)
     }
 
     /// Relative ones would mean something else to the daemon.
@@ -281,6 +331,7 @@ impl Config {
                     .and_then(|config| config.check_hosts_dir().map(|()| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
+                        config.mirror.as_ref().map_or(Ok(()), Mirror::check)?;
                         Ok(config)
                     })
                     .with_context(|| format!("{} is not valid", file.display()))
@@ -412,6 +463,37 @@ mod tests {
                 .unwrap_err();
             assert!(error.to_string().contains("snapshotter.address"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_mirror_is_on_the_loopback_interface() {
+        let mirror = |text: &str| {
+            let config = toml::from_str::<Config>(&format!("[mirror]\n{text}\n")).unwrap();
+            config.mirror.unwrap()
+        };
+        assert!(toml::from_str::<Config>("").unwrap().mirror.is_none());
+        let usual = mirror("");
+        usual.check().unwrap();
+        assert_eq!(usual.listen.to_string(), "127.0.0.1:5444");
+        assert_eq!(usual.stale(), Duration::from_secs(24 * 3600));
+        mirror("listen = '[::1]:5000'\nlazy = ['*', 'r.example/a']").check().unwrap();
+        for (text, key) in [
+            ("listen = '0.0.0.0:5444'", "mirror.listen"),
+            ("listen = '10.0.0.1:5444'", "mirror.listen"),
+            ("listen = '127.0.0.1:0'", "mirror.listen"),
+            ("stale_while_down_hours = 25", "mirror.stale_while_down_hours"),
+            ("lazy = ['r.example/a:1']", "mirror.lazy"),
+        ] {
+            let error = format!("{:#}", mirror(text).check().unwrap_err());
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn registries_are_not_asked_through_the_nodes_own_mirror() {
+        let config: Config = toml::from_str("[mirror]\nlisten = '127.0.0.1:5000'\n").unwrap();
+        let own = config.registries().unwrap().own_mirror;
+        assert_eq!(own, Some("127.0.0.1:5000".parse().unwrap()));
     }
 
     #[test]

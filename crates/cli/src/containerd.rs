@@ -9,6 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use lazuli_image::{Digest, InvalidDigest};
+use lazuli_mirror::Mirror;
 use lazuli_registry::{InvalidName, Login, Reference};
 use lazuli_runtime::daemon::{
     DaemonError, DriverChoice, Images, MountRequest, Occupied, SnapshotStatus, SnapshotsStatus,
@@ -22,21 +23,23 @@ use tokio::task::JoinHandle;
 pub(crate) fn serve(
     root: &Path,
     driver: DriverChoice,
+    mirror: Option<Arc<Mirror>>,
     worker: &mut Worker,
 ) -> Option<JoinHandle<()>> {
     let listener = worker.snapshots()?;
     let (root, images) = (root.to_owned(), worker.images());
     Some(tokio::spawn(async move {
         let leaving = images.clone();
-        let served = match Server::open(&root, Arc::new(DaemonImages { images, driver })).await {
-            Ok(server) => {
-                tracing::info!("serving containerd");
-                let overview = server.overview();
-                leaving.explained_by(Arc::new(move || explain(&overview)));
-                server.serve(listener, leaving.leaving()).await
-            }
-            Err(error) => Err(error),
-        };
+        let served =
+            match Server::open(&root, Arc::new(DaemonImages { images, driver, mirror })).await {
+                Ok(server) => {
+                    tracing::info!("serving containerd");
+                    let overview = server.overview();
+                    leaving.explained_by(Arc::new(move || explain(&overview)));
+                    server.serve(listener, leaving.leaving()).await
+                }
+                Err(error) => Err(error),
+            };
         if let Err(error) = served {
             tracing::error!(%error, "containerd is not served");
         }
@@ -64,6 +67,8 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,
+    /// Knows with which logins images were pulled.
+    mirror: Option<Arc<Mirror>>,
 }
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -76,23 +81,23 @@ fn outcome<T>(result: Result<T, DaemonError>) -> Outcome<T> {
 impl snapshotter::Images for DaemonImages {
     async fn check(&self, image: &Image) -> Outcome {
         let request = self.request(image, Path::new("/"))?;
-        outcome(self.images.check(&request, login(image).as_ref()).await)
+        outcome(self.images.check(&request, self.login(image).as_ref()).await)
     }
 
     async fn data_layers(&self, image: &Image) -> Outcome<Vec<String>> {
         let request = self.request(image, Path::new("/"))?;
-        let layers = self.images.data_layers(&request, login(image).as_ref()).await;
+        let layers = self.images.data_layers(&request, self.login(image).as_ref()).await;
         outcome(layers.map(|layers| layers.iter().map(Digest::to_string).collect()))
     }
 
     async fn bootstrap_layer(&self, image: &Image) -> Outcome<String> {
         let request = self.request(image, Path::new("/"))?;
-        let layer = self.images.bootstrap_layer(&request, login(image).as_ref()).await;
+        let layer = self.images.bootstrap_layer(&request, self.login(image).as_ref()).await;
         outcome(layer.map(|layer| layer.to_string()))
     }
 
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
-        outcome(self.images.mount(self.request(image, at)?, login(image).as_ref()).await)
+        outcome(self.images.mount(self.request(image, at)?, self.login(image).as_ref()).await)
     }
 
     async fn unmount(&self, at: &Path) -> Outcome {
@@ -123,10 +128,14 @@ impl DaemonImages {
             nosuid: false,
         })
     }
-}
 
-fn login(image: &Image) -> Option<Login> {
-    image.login.as_ref().map(|login| Login::new(&*login.user, &*login.secret))
+    /// What the image came with: in labels, or when it was pulled through the mirror.
+    fn login(&self, image: &Image) -> Option<Login> {
+        if let Some(login) = &image.login {
+            return Some(Login::new(&*login.user, &*login.secret));
+        }
+        self.mirror.as_ref()?.login(&pinned(image).ok()?)
+    }
 }
 
 /// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now, and a digest in the

@@ -19,6 +19,7 @@ mod image_args;
 mod interrupt;
 mod keep_oci;
 mod layer_cache;
+mod mirror;
 mod nydus_image;
 mod open_image;
 mod progress;

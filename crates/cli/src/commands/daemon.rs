@@ -7,12 +7,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
+use futures_util::future::join_all;
 use lazuli_runtime::{
     daemon::{self, Ended, Settings, Worker},
     keeper::{Keeper, Programs, Role},
 };
 
-use crate::{Session, containerd, daemon as processes, exit};
+use crate::{Session, containerd, daemon as processes, exit, mirror};
 
 /// Run the node's daemon in the foreground
 ///
@@ -108,7 +109,7 @@ fn take_over(session: &Session, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// How long connections of containerd may take to end when another worker takes over.
+/// How long answers to containerd may take to end when another worker takes over.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The worker's life.
@@ -127,16 +128,20 @@ fn work(session: &Session) -> Result<ExitCode> {
         images: session.config.prefetch.images.clone(),
         registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
+        mirror: session.config.mirror.as_ref().map(|table| table.listen),
     };
     let driver = snapshotter.map(|table| table.driver).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         let mut worker = Worker::open(&session.root, &settings, link, given).await?;
-        let service = containerd::serve(&session.root, driver, &mut worker);
+        let mirror = mirror::serve(session, &settings.registry, &mut worker);
+        let (mirror, pulls) = mirror.unzip();
+        let snapshots = containerd::serve(&session.root, driver, mirror, &mut worker);
         let ended = worker.serve().await.context("the worker ended")?;
-        if let (Ended::Left, Some(service)) = (ended, service) {
+        if ended == Ended::Left {
             // Answers that are being written.
-            let _ = tokio::time::timeout(LAST_WORDS, service).await;
+            let services = pulls.into_iter().chain(snapshots);
+            let _ = tokio::time::timeout(LAST_WORDS, join_all(services)).await;
         }
         anyhow::Ok(ended)
     });

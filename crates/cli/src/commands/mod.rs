@@ -15,6 +15,7 @@ mod prefetch;
 mod preheat;
 mod run;
 mod scrub;
+mod setup;
 pub(crate) mod status;
 mod stop;
 mod trace;
@@ -50,6 +51,7 @@ pub(crate) enum Verb {
     Status(status::Arguments),
     Daemon(daemon::Arguments),
     Stop(stop::Arguments),
+    Setup(setup::Arguments),
     #[command(hide = true)]
     Manual(manual::Arguments),
 }
@@ -76,6 +78,7 @@ impl Verb {
             Verb::Scrub(arguments) => scrub::run(session, &arguments),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
+            Verb::Setup(arguments) => setup::run(session, &arguments).map(done),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
             Verb::Manual(arguments) => manual::run(&arguments).map(done),
         }

@@ -1,7 +1,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{BinaryBytes, HumanDuration};
-use lazuli_runtime::daemon::{Client, Request, Response, SnapshotsStatus, Status};
+use lazuli_runtime::daemon::{Client, MirrorStatus, Request, Response, SnapshotsStatus, Status};
 
 use crate::{Session, daemon};
 
@@ -63,6 +63,16 @@ fn print(status: &Status) {
     }
     if let Some(snapshots) = &status.snapshots {
         print_snapshots(snapshots);
+    }
+    if let Some(mirror) = &status.mirror {
+        let MirrorStatus { listen, hits, misses, stale, bytes } = mirror;
+        println!(
+            "mirror   {listen}: {misses} questions to registries, {hits} answered from memory, {} passed on",
+            BinaryBytes(*bytes)
+        );
+        if *stale > 0 {
+            println!("         {stale} answered while a registry was away");
+        }
     }
     if status.mounts.is_empty() {
         println!("nothing is mounted");

@@ -19,6 +19,7 @@ mod keep;
 mod keeper;
 mod lazuli;
 mod merge;
+mod mirror;
 mod mount;
 mod nodes;
 mod nydus_image;

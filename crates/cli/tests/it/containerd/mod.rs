@@ -7,6 +7,7 @@ mod foreign;
 mod leaks;
 mod lost;
 mod mapped;
+mod mirror;
 mod programs;
 mod removal;
 mod restarts;

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    net::TcpListener,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -68,6 +69,26 @@ impl Rig {
 
     /// The same with more in Lazuli's `[snapshotter]`.
     pub(super) fn configured(containerd: Containerd, image: &str, settings: &str) -> Option<Self> {
+        Self::open(containerd, image, "", settings)
+    }
+
+    /// The same with a mirror, of which containerd is told, at a port of its own.
+    pub(super) fn mirrored(containerd: Containerd, image: &str, settings: &str) -> Option<Self> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mirror = format!("[mirror]\nlisten = \"127.0.0.1:{port}\"\n{settings}\n");
+        let rig = Self::open(containerd, image, HOSTS, &mirror)?;
+        rig.set_up_mirror(&[]);
+        Some(rig)
+    }
+
+    /// `lazuli setup mirror`.
+    pub(super) fn set_up_mirror(&self, more: &[&str]) {
+        let configuration = self.lazuli.path("containerd.toml");
+        let setup = ["setup", "mirror", "--containerd", configuration.to_str().unwrap()];
+        self.lazuli.ok([&setup, more].concat());
+    }
+
+    fn open(containerd: Containerd, image: &str, hosts: &str, settings: &str) -> Option<Self> {
         let programs = ["runc", "docker-registry", "skopeo"];
         let needed = [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked];
         let needed = needed.into_iter().chain(programs.map(Feature::Program));
@@ -78,7 +99,11 @@ impl Rig {
         let lazuli = Lazuli::new();
         let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
-        let config = format!("[snapshotter]\naddress = {snapshotter:?}\n{settings}");
+        let hosts = match hosts {
+            "" => String::new(),
+            hosts => format!("hosts_dir = {:?}\n", lazuli.directory(hosts)),
+        };
+        let config = format!("{hosts}[snapshotter]\naddress = {snapshotter:?}\n{settings}");
         lazuli.configure_all(&config);
         fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
         let archive = lazuli.path("pause.tar");

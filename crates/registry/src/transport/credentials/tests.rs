@@ -81,7 +81,12 @@ async fn helpers_speak_dockers_protocol() {
         let file = directory.path().join("config.json");
         fs::write(&file, json).unwrap();
         Command::new(executable)
-            .args(["--exact", "transport::credentials::tests::show_credential", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "transport::credentials::tests::show_credential",
+                "--ignored",
+                "--nocapture",
+            ])
             .env("PATH", path.as_ref().unwrap())
             .env("SHOW_FILE", file)
             .env("SHOW_NAME", name)

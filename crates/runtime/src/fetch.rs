@@ -6,7 +6,16 @@
 //!                                                     └─ wrong ─▶ once more, from every place
 //! ```
 
-use std::{error::Error as _, ops::Range, pin::pin, sync::Arc, time::Duration};
+use std::{
+    error::Error as _,
+    ops::Range,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use lazuli_image::{Chunk, Stored};
@@ -17,9 +26,9 @@ use crate::{
     error::ReadError,
     source::{
         early::EarlyBytes,
-        priority_semaphore::Wanted,
+        priority_semaphore::Claim,
         race::{self, Answer, Need},
-        tracked_source::{Meter as _, TrackedSource},
+        tracked_source::{Meter, TrackedSource},
     },
 };
 
@@ -44,6 +53,10 @@ const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long bytes that were asked for early are waited for: where a place that brings nothing for so long is asked once more.
 const HELD: Duration = race::LAST_HEDGE_AFTER;
+
+/// Bytes per second above which a read goes on as it is when the blob gets another source. The registry of one image may be slow
+/// on purpose, and a reader of another one have joined the read.
+const FAST: f64 = 1_048_576.0;
 
 /// Stored bytes that are asked for once more although they are on their way: behind what came with them they may arrive last, when
 /// they are needed first. `/etc/passwd` and `/etc/group`, which whoever starts a container reads before anything else.
@@ -142,19 +155,19 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
 pub(crate) async fn run(blob: Arc<CachedBlob>, request: FetchRequest) -> Result<(), ReadError> {
     let FetchRequest { stored, held, part, leases, deadline, is_ahead } = request;
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
-    let wanted: Wanted = Arc::new(move || wishes.iter().any(|is_wanted| is_wanted()));
+    let claim = Claim::new(blob.account(), move || wishes.iter().any(|is_wanted| is_wanted()));
     let answer = match held {
         Some(held) if held.is_needed_first => tokio::select! {
-            Some(answer) = held_answer(&blob, held, &wanted) => Some(answer),
-            Ok(answer) = read_anywhere(&blob, stored.clone(), part, deadline, &wanted) => Some(answer),
+            Some(answer) = held_answer(&blob, held, &claim) => Some(answer),
+            Ok(answer) = read_anywhere(&blob, stored.clone(), part, deadline, &claim) => Some(answer),
             else => None,
         },
-        Some(held) => held_answer(&blob, held, &wanted).await,
+        Some(held) => held_answer(&blob, held, &claim).await,
         None => None,
     };
     let answer = match answer {
         Some(answer) => Ok(answer),
-        None => read_anywhere(&blob, stored.clone(), part, deadline, &wanted).await,
+        None => read_anywhere(&blob, stored.clone(), part, deadline, &claim).await,
     };
     let answer = match answer {
         Ok(answer) => Arc::new(answer),
@@ -166,7 +179,7 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: FetchRequest) -> Result<
             return Err(error);
         }
     };
-    drop(wanted);
+    drop(claim);
     // Chunks that somebody waits for go first and each on its own, with what is stored with them; what came along is done in larger jobs.
     let (mut jobs, extra): (Vec<_>, Vec<_>) =
         units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
@@ -270,7 +283,7 @@ async fn work(
         }
         worked
     };
-    blob.workers().run(background, accept_all).await
+    blob.run(background, accept_all).await
 }
 
 /// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from `wrong_source` once more.
@@ -281,9 +294,9 @@ async fn repair(
     wrong_source: &Arc<TrackedSource>,
     deadline: Instant,
 ) {
-    let wanted: Wanted = Arc::new(lease.wish());
-    let result = fetch_again(blob, lease.chunk(), wrong, wrong_source, deadline, &wanted).await;
-    drop(wanted);
+    let claim = Claim::new(blob.account(), lease.wish());
+    let result = fetch_again(blob, lease.chunk(), wrong, wrong_source, deadline, &claim).await;
+    drop(claim);
     finish(lease, result, deadline);
 }
 
@@ -301,7 +314,7 @@ async fn fetch_again(
     mut wrong: ReadError,
     wrong_source: &Arc<TrackedSource>,
     deadline: Instant,
-    wanted: &Wanted,
+    claim: &Claim,
 ) -> Result<(), ReadError> {
     let chunk = blob.chunk(at);
     let mut places = blob.sources();
@@ -311,7 +324,7 @@ async fn fetch_again(
     while !places.is_empty() {
         tracing::warn!(error = %wrong, from = from.describe(), "wrong bytes, fetching the chunk again");
         let range = chunk.stored..chunk.stored_end();
-        let answer = match read(blob, &places, range, u64::MAX, deadline, wanted).await {
+        let answer = match read(blob, &places, range, u64::MAX, deadline, claim, &**blob).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::warn!(%error, "cannot fetch the chunk again");
@@ -325,7 +338,7 @@ async fn fetch_again(
             let decoded = worker.decode(worker.chunk(at), &answer.bytes, &mut buffer)?;
             worker.accept(at, decoded)
         };
-        match blob.workers().run(false, accept).await {
+        match blob.run(false, accept).await {
             Err(again @ ReadError::Corrupt { .. }) => wrong = again,
             result => {
                 place.was_right();
@@ -340,33 +353,75 @@ async fn fetch_again(
 }
 
 /// What was asked for early, as an answer of the place that is asked first; `None` if it does not come.
-async fn held_answer(blob: &Arc<CachedBlob>, held: EarlyBytes, wanted: &Wanted) -> Option<Answer> {
+async fn held_answer(blob: &Arc<CachedBlob>, held: EarlyBytes, claim: &Claim) -> Option<Answer> {
     let started = Instant::now();
     (0..held.requests()).for_each(|_| blob.request());
     let bytes = timeout(HELD, held.bytes()).await.ok()??;
     let place = blob.sources().into_iter().next()?;
     blob.arrived(bytes.len() as u64);
-    let permit = blob.workers().room().take(bytes.len() as u64, wanted).await;
+    let permit = blob.workers().room().take(bytes.len() as u64, claim).await;
     Some(Answer { bytes, place, started, _permit: permit })
 }
 
-/// Reads `range` from the blob's places, and begins anew when others take theirs.
+/// Reads `range` from the blob's places, and begins anew when others take theirs, or when one comes and nothing to speak of
+/// has arrived.
 async fn read_anywhere(
     blob: &Arc<CachedBlob>,
     range: Range<Stored>,
     part: u64,
     deadline: Instant,
-    wanted: &Wanted,
+    claim: &Claim,
 ) -> Result<Answer, ReadError> {
     loop {
-        let mut replaced = pin!(blob.replaced());
+        let [mut replaced, mut added] = [blob.replaced(), blob.added()].map(Box::pin);
         // What happens from here on counts, also before it is waited for.
         replaced.as_mut().enable();
-        let places = blob.sources();
-        tokio::select! {
-            answer = read(blob, &places, range.clone(), part, deadline, wanted) => return answer,
-            () = replaced => {}
+        added.as_mut().enable();
+        let (places, counter) = (blob.sources(), Counter::of(blob));
+        let mut reading = pin!(read(blob, &places, range.clone(), part, deadline, claim, &counter));
+        loop {
+            tokio::select! {
+                answer = &mut reading => return answer,
+                () = &mut replaced => break,
+                () = &mut added => {
+                    if !counter.is_fast() {
+                        break;
+                    }
+                    added.set(blob.added());
+                }
+            }
         }
+    }
+}
+
+/// Counts what arrives for one read.
+struct Counter<'a> {
+    blob: &'a CachedBlob,
+    begun: Instant,
+    bytes: AtomicU64,
+}
+
+impl<'a> Counter<'a> {
+    fn of(blob: &'a CachedBlob) -> Self {
+        Counter { blob, begun: Instant::now(), bytes: AtomicU64::new(0) }
+    }
+
+    /// Whether so much has arrived that to begin anew would be a waste.
+    fn is_fast(&self) -> bool {
+        let expected = self.begun.elapsed().as_secs_f64() * FAST;
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        bytes > 0 && bytes as f64 >= expected
+    }
+}
+
+impl Meter for Counter<'_> {
+    fn request(&self) {
+        self.blob.request();
+    }
+
+    fn arrived(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.blob.arrived(bytes);
     }
 }
 
@@ -377,10 +432,11 @@ async fn read(
     range: Range<Stored>,
     part: u64,
     deadline: Instant,
-    wanted: &Wanted,
+    claim: &Claim,
+    meter: &dyn Meter,
 ) -> Result<Answer, ReadError> {
     let room = blob.workers().room();
-    let need = Need { range, part, deadline, room, wanted, meter: &**blob };
+    let need = Need { range, part, deadline, room, claim, meter };
     race::read(places, &need).await.map_err(|source| ReadError::Source {
         blob: blob.id(),
         range: need.range,

@@ -13,5 +13,5 @@ pub mod kernel;
 pub mod prefetch;
 pub mod source;
 
-pub use cache::{BlobStats, Cache, CachedBlob, Settings};
+pub use cache::{Account, BlobStats, Cache, CachedBlob, Settings};
 pub use error::ReadError;

@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     Cache, CacheError, Settings,
+    account::Owners,
     disk_full::WaitForRoom,
     durable::{Durable, FLUSH_BYTES, Touch},
     evict::{Asked, Guarded},
@@ -74,6 +75,7 @@ pub struct CachedBlob {
     runs: Runs,
     sources: RwLock<Vec<Arc<TrackedSource>>>,
     replaced: Notify,
+    added: Notify,
     pub(super) settings: Settings,
     pub(super) workers: Arc<Workers>,
     _lock: Arc<File>,
@@ -100,6 +102,8 @@ pub struct CachedBlob {
     /// Chunks that were found wrong and not reported yet.
     pub(super) wrong: Mutex<BTreeSet<usize>>,
     pub(super) cache: Weak<Cache>,
+    /// The images in use that have it.
+    pub(super) owners: Owners,
     /// Who is told what drivers ask about.
     listeners: RwLock<Vec<Weak<Listener>>>,
     /// Whether there may be any.
@@ -170,6 +174,7 @@ impl CachedBlob {
             released: cache.released.clone(),
             wrong: Mutex::default(),
             cache: cache.own.clone(),
+            owners: Owners::default(),
             listeners: RwLock::default(),
             is_heard: AtomicBool::new(false),
             ready,
@@ -179,6 +184,7 @@ impl CachedBlob {
             runs: Runs::default(),
             sources: RwLock::default(),
             replaced: Notify::new(),
+            added: Notify::new(),
             settings: cache.settings.clone(),
             workers: cache.workers.clone(),
             _lock: cache.lock.clone(),
@@ -222,7 +228,7 @@ impl CachedBlob {
             return Ok(());
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-        let _reader = self.workers.reader();
+        let _reader = self.workers.reader(self.account());
         let mut waiting = WaitForRoom::new(self.settings.deadline);
         let deadline = Instant::now() + self.settings.deadline;
         for _ in 0..TAKEOVERS {
@@ -431,6 +437,8 @@ impl CachedBlob {
         sources.retain(|known| !known.is(&source));
         sources.insert(0, Arc::new(TrackedSource::new(source)));
         sources.truncate(SOURCES);
+        drop(sources);
+        self.added.notify_waiters();
     }
 
     /// Asks `source` no more, also for reads that wait.
@@ -439,6 +447,11 @@ impl CachedBlob {
         sources.retain(|known| !known.is(source));
         drop(sources);
         self.replaced.notify_waiters();
+    }
+
+    /// Returns when a source is attached.
+    pub(crate) fn added(&self) -> Notified<'_> {
+        self.added.notified()
     }
 
     /// Returns when a source is detached.
@@ -453,6 +466,20 @@ impl CachedBlob {
 
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers
+    }
+
+    /// Runs `job` for the blob on a thread that may block. Panics when the job does.
+    pub(crate) async fn run<R: Send + 'static>(
+        &self,
+        background: bool,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        self.workers.run(self.account(), background, job).await
+    }
+
+    /// Whether a reader waits for data of the images that have the blob.
+    pub(crate) fn has_readers(&self) -> bool {
+        self.workers.has_readers(&self.account())
     }
 
     /// Whether nothing is being fetched.
@@ -549,6 +576,7 @@ impl Meter for CachedBlob {
 
     fn arrived(&self, bytes: u64) {
         self.counters.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
+        self.workers.data_arrived(&self.account());
     }
 }
 

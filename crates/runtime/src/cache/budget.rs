@@ -1,7 +1,7 @@
 //! How much of the disk the cache takes, and what goes when that is too much.
 //!
 //! First whole blobs that no image in use has, the one whose last use is longest ago first; then chunks of blobs in
-//! use, by when they were asked for last, see [`super::evict`].
+//! use, of images that have more than their share first, by when they were asked for last, see [`super::evict`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,12 @@ use std::{
 use lazuli_image::{Algorithm, Digest};
 use tokio::sync::Notify;
 
-use super::{Cache, CacheError, CachedBlob, durable::lock, store::Store};
+use super::{
+    Account, Cache, CacheError, CachedBlob,
+    durable::lock,
+    share_out::{Excess, Idle},
+    store::Store,
+};
 
 /// How often the cache is measured, at least.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -96,8 +101,8 @@ impl Cache {
         }
     }
 
-    /// Gives something up for a reader who needs `bytes` on a full disk. Blocks, but not while others do the same.
-    pub(super) fn make_room(&self, bytes: u64) {
+    /// Gives something up for a reader of `account` that needs `bytes` on a full disk. Blocks, but not while others do the same.
+    pub(super) fn make_room(&self, bytes: u64, account: Account) {
         let before = lock(&self.budget.full).replace(Instant::now());
         if before.is_none_or(|before| before.elapsed() > REMINDER) {
             tracing::warn!(dir = %self.dir.display(), "the disk of the cache is full, readers wait");
@@ -107,7 +112,7 @@ impl Cache {
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Ok(turn) => turn,
         };
-        let freed = self.free(bytes.max(ROOM));
+        let freed = self.free(bytes.max(ROOM), Some(account));
         drop(turn);
         tracing::debug!(freed, "made room on a full disk");
     }
@@ -127,7 +132,7 @@ impl Cache {
         let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
         if used > max {
             let turn = lock(&self.budget.evicting);
-            self.free(used - (max - max / SLACK));
+            self.free(used - (max - max / SLACK), None);
             drop(turn);
             let used = self.usage()?.1;
             let is_over = used > max;
@@ -145,13 +150,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Gives up about `bytes`, and returns how many it were.
-    fn free(&self, bytes: u64) -> u64 {
+    /// Gives up about `bytes`, for a reader if one needs them, and returns how many it were.
+    fn free(&self, bytes: u64, reader: Option<Account>) -> u64 {
         let Some(since) = self.budget.since.get() else { return 0 };
         let mut freed = self.free_unused(bytes);
         // Before that, a process before this one may have let a reader through who is still on the way.
         if freed < bytes && since.elapsed() >= self.settings.grace {
-            freed += self.free_chunks(bytes - freed);
+            freed += self.free_chunks(bytes - freed, reader);
         }
         freed
     }
@@ -233,36 +238,19 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Gives up chunks of blobs in use, those first that were asked for longest ago.
-    fn free_chunks(&self, bytes: u64) -> u64 {
+    /// Gives up chunks of blobs in use, those first of images above their share, and that were asked for longest ago.
+    fn free_chunks(&self, bytes: u64, reader: Option<Account>) -> u64 {
         self.released.sweep(self.settings.grace);
-        let strangers = self.released.has_strangers();
-        if strangers {
-            tracing::debug!("readers are frozen, or just were, since before this process began");
-        }
-        let awaited = self.released.chunks();
-        let is_awaited = &|blob: &Arc<CachedBlob>, at: usize| {
-            let ranges = awaited.get(&Arc::as_ptr(blob));
-            ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&at)))
-        };
         let blobs = self.open_blobs();
-        let mut idle: Vec<_> = blobs
-            .iter()
-            .enumerate()
-            .filter(|(_, cached)| !(strangers && cached.has_guard()))
-            .flat_map(|(blob, cached)| {
-                let idle = cached.idle().into_iter();
-                let idle = idle.filter(move |(_, at)| !is_awaited(cached, *at));
-                idle.map(move |(last, at)| (last, blob, at))
-            })
-            .collect();
-        idle.sort_unstable();
-        let (mut picked, mut sum) = (HashMap::<usize, Vec<usize>>::new(), 0);
-        for (_, blob, at) in idle {
-            if sum >= bytes {
-                break;
-            }
-            sum += u64::from(blobs[blob].chunk(at).decoded_size);
+        let mut held = HashMap::<_, u64>::new();
+        for blob in &blobs {
+            *held.entry(blob.account()).or_default() += blob.held_bytes();
+        }
+        let budget = self.settings.max_bytes.map(|max| max - max / SLACK);
+        let mut excess = Excess::of(&held, budget.unwrap_or_else(|| held.values().sum()));
+        let for_others = reader.is_some_and(|account| !excess.has(&account));
+        let mut picked = HashMap::<usize, Vec<usize>>::new();
+        for Idle { blob, at, .. } in excess.choose(self.idle(&blobs), bytes, for_others) {
             picked.entry(blob).or_default().push(at);
         }
         let mut freed = 0;
@@ -281,7 +269,8 @@ impl Cache {
         let mut missing = bytes.saturating_sub(freed);
         for blob in blobs {
             let open = blob.open_bytes();
-            if missing > 0 && open > 0 {
+            let may_go = for_others || !excess.is_any() || excess.has(&blob.account());
+            if missing > 0 && open > 0 && may_go {
                 match blob.stand_guard(true) {
                     Ok(()) => missing = missing.saturating_sub(open),
                     Err(error) => tracing::warn!(?blob, %error, "cannot watch a complete blob"),
@@ -289,6 +278,32 @@ impl Cache {
             }
         }
         freed
+    }
+
+    /// Chunks of `blobs` that no reader can be on its way to.
+    fn idle(&self, blobs: &[Arc<CachedBlob>]) -> Vec<Idle> {
+        let strangers = self.released.has_strangers();
+        if strangers {
+            tracing::debug!("readers are frozen, or just were, since before this process began");
+        }
+        let awaited = self.released.chunks();
+        let is_awaited = |blob: &Arc<CachedBlob>, at: usize| {
+            let ranges = awaited.get(&Arc::as_ptr(blob));
+            ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&at)))
+        };
+        let mut all = Vec::new();
+        for (blob, cached) in blobs.iter().enumerate() {
+            if strangers && cached.has_guard() {
+                continue;
+            }
+            let account = cached.account();
+            let idle = cached.idle().into_iter().filter(|(_, at)| !is_awaited(cached, *at));
+            all.extend(idle.map(|(last, at)| {
+                let bytes = u64::from(cached.chunk(at).decoded_size);
+                Idle { last, blob, at, bytes, account }
+            }));
+        }
+        all
     }
 }
 

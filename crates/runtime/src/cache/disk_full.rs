@@ -43,7 +43,7 @@ impl CachedBlob {
                 blob.reserve(wanted.clone()) || {
                     let size = |at: usize| u64::from(blob.chunk(at).decoded_size);
                     if let Some(cache) = blob.cache.upgrade() {
-                        cache.make_room(wanted.clone().map(size).sum());
+                        cache.make_room(wanted.clone().map(size).sum(), blob.account());
                     }
                     blob.reserve(wanted)
                 }

@@ -145,6 +145,12 @@ impl CachedBlob {
         }
     }
 
+    /// Decoded bytes of the chunks that are in the file, as far as anybody knows.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let sizes = self.layout.chunks().iter().map(|chunk| u64::from(chunk.decoded_size));
+        sizes.enumerate().filter(|(at, _)| self.has(*at)).map(|(_, size)| size).sum()
+    }
+
     /// Chunks that can be given up, with the time when each was last asked for.
     pub(super) fn idle(&self) -> Vec<(u32, usize)> {
         if self.guarded.is_open.load(Ordering::Acquire) {

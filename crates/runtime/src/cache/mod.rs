@@ -9,6 +9,7 @@
 //! blob's file and every chunk of it was checked against its digest. Files are shared by all images that
 //! say the same about a blob. docs/cache.md explains what survives which crash.
 
+mod account;
 mod blob;
 mod budget;
 mod chunk_index;
@@ -23,6 +24,7 @@ mod readahead;
 mod ready;
 mod released;
 mod scrub;
+mod share_out;
 mod single_flight;
 mod store;
 mod verify;
@@ -46,14 +48,15 @@ use std::{
 
 use lazuli_image::{Blob, Digest};
 
-pub(crate) use self::{blob::Listener, ready::ReadyMap, single_flight::Lease};
 pub use self::{
+    account::{Account, Owner},
     blob::{BlobStats, CachedBlob},
     budget::EvictionStats,
     evict::Guard,
     keep_free::KeepFree,
     scrub::{Scrubbed, WrongChunk},
 };
+pub(crate) use self::{blob::Listener, ready::ReadyMap, single_flight::Lease};
 use self::{
     budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
     workers::Workers,

@@ -43,7 +43,7 @@ impl CachedBlob {
         while at < chunks.len() && result.bytes < STEP {
             if self.ready.is_ready(at) || self.suspect.is_ready(at) {
                 let blob = self.clone();
-                self.workers.run(true, move || blob.read_anew(at)).await;
+                self.run(true, move || blob.read_anew(at)).await;
                 result.chunks += 1;
                 result.bytes += u64::from(chunks[at].decoded_size);
             }

@@ -153,7 +153,7 @@ pub(super) async fn settle(
         }
     };
     let attempt_all = move || leases.into_iter().filter_map(attempt).collect::<Vec<_>>();
-    let missing = blob.workers.run(background, attempt_all).await;
+    let missing = blob.run(background, attempt_all).await;
     for lease in missing {
         let chunk = blob.chunk(lease.chunk());
         let request = FetchRequest {

@@ -183,14 +183,16 @@ impl Node {
     fn resume_fuse(
         &self,
         record: &MountRecord,
-        image: &ServedImage,
+        served: &ServedImage,
         given: &mut Descriptors,
     ) -> Result<Option<Attachment>, DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
         let key = mount_key(&mountpoint);
         if let Some(left) = fuse::Left::find(given, &key) {
-            let place = fuse::MountTarget { mountpoint: &mountpoint, key: &key, is_dead: false };
-            match image.resume_fuse(place, left, record.journal, &self.link) {
+            let image = record.manifest_digest;
+            let place =
+                fuse::MountTarget { mountpoint: &mountpoint, key: &key, image, is_dead: false };
+            match served.resume_fuse(place, left, record.journal, &self.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
                     let error = mount_error(record, error);

@@ -24,7 +24,7 @@ use super::{
     stale_pages,
 };
 use crate::{
-    cache::{Cache, CachedBlob},
+    cache::{Cache, CachedBlob, Owner},
     image::StoredImage,
     keeper::Link,
     kernel::{
@@ -45,6 +45,7 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
+    _owners: Vec<Owner>,
     /// Where its blobs can be fetched.
     ways: ImageRoutes,
     erofs: Mutex<Weak<ErofsMount>>,
@@ -79,7 +80,9 @@ impl ServedImage {
         way: ImageRoute,
     ) -> Result<Self, DaemonError> {
         let (ways, blobs) = ImageRoutes::begin(way, stored.bootstrap.blobs(), cache)?;
+        let manifest = stored.manifest_digest;
         Ok(ServedImage {
+            _owners: blobs.iter().map(|blob| blob.owned_by(manifest)).collect(),
             stored,
             blobs: blobs.into(),
             ways,
@@ -263,9 +266,10 @@ impl ServedImage {
     ) -> io::Result<Attachment> {
         let filesystem = self.filesystem()?;
         let (mountpoint, name, link) = (mountpoint.to_owned(), name.to_owned(), link.clone());
+        let image = self.manifest_digest();
         let session = tokio::task::spawn_blocking(move || {
             let key = mount_key(&mountpoint);
-            let place = MountTarget { mountpoint: &mountpoint, key: &key, is_dead };
+            let place = MountTarget { mountpoint: &mountpoint, key: &key, image, is_dead };
             fuse::Session::mount(filesystem, place, &name, suid, &link).map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))

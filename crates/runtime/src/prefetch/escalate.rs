@@ -10,7 +10,7 @@
 //! of the image under way, one that misses here and there pays as much for a miss as it waited for it. What is bought and
 //! not read costs bytes only, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a start.
 
-use std::{collections::HashSet, iter, ops::Range, sync::Arc};
+use std::{collections::HashSet, iter, ops::Range, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -22,6 +22,9 @@ use crate::cache::{CachedBlob, Listener};
 
 /// Misses that wait to be looked at. A start that has more at once gains nothing by them.
 const PENDING: usize = 64;
+
+/// How long one start keeps the others waiting: more than what fills the link twice takes with a registry that answers.
+const LONGEST: Duration = Duration::from_millis(250);
 
 /// Hears what readers of an image miss.
 pub(super) struct Misses {
@@ -62,34 +65,46 @@ impl Misses {
             if pending.is_empty() {
                 continue;
             }
-            // All starts of the node share what fills the link once.
-            let Ok(_turn) = prefetcher.escalation.turn.acquire().await else { return };
-            let Some(blobs) = image.blobs.upgrade() else { return };
-            let step = (2 * prefetcher.escalation.pace.bytes()).min(left);
-            let share = step / pending.len() as u64;
-            let mut order = Vec::new();
-            for (position, chunk) in pending.drain(..) {
-                let blob = &blobs[position];
-                if blob.sources().iter().any(|place| place.has_failed_since(begun)) {
-                    tracing::info!(blob = %blob.id(), "nothing more is fetched around misses: a server has enough to do");
-                    return;
-                }
-                let size = |at: usize| blob.chunk(at).stored_share();
-                let missing = |at: usize| if blob.is_under_way(at) { 0 } else { size(at) };
-                let count = blob.stats().chunks_total as usize;
-                let near = nearby(count, chunk, missing, share, left);
-                left = left.saturating_sub(near.iter().map(|at| size(*at)).sum());
-                order.extend(near.into_iter().map(|at| (position, at)));
-            }
-            drop(blobs);
-            gauge.pause();
-            let hint = Purpose::Hint(&prefetcher.cache);
-            if ahead::fetch_by(&image.blobs, order, None, &mut gauge, hint).await.is_err() {
+            let step = async {
+                let order = self::step(prefetcher, image, begun, &mut pending, &mut left)?;
+                gauge.pause();
+                let hint = Purpose::Hint(&prefetcher.cache);
                 // Readers who need what cannot be had will be told why.
+                ahead::fetch_by(&image.blobs, order, None, &mut gauge, hint).await.ok()
+            };
+            // All starts of the node share what fills the link once.
+            if prefetcher.escalation.turn.take(LONGEST, step).await.is_none() {
                 return;
             }
         }
     }
+}
+
+/// What is near the `pending` misses, for which a part of what is `left` is spent. `None` when nothing more is to be fetched.
+fn step(
+    prefetcher: &Prefetcher,
+    image: &Image,
+    begun: Instant,
+    pending: &mut Vec<ChunkAt>,
+    left: &mut u64,
+) -> Option<Vec<ChunkAt>> {
+    let blobs = image.blobs.upgrade()?;
+    let share = (2 * prefetcher.escalation.pace.bytes()).min(*left) / pending.len() as u64;
+    let mut order = Vec::new();
+    for (position, chunk) in pending.drain(..) {
+        let blob = &blobs[position];
+        if blob.sources().iter().any(|place| place.has_failed_since(begun)) {
+            tracing::info!(blob = %blob.id(), "nothing more is fetched around misses: a server has enough to do");
+            return None;
+        }
+        let size = |at: usize| blob.chunk(at).stored_share();
+        let missing = |at: usize| if blob.is_under_way(at) { 0 } else { size(at) };
+        let count = blob.stats().chunks_total as usize;
+        let near = nearby(count, chunk, missing, share, *left);
+        *left = left.saturating_sub(near.iter().map(|at| size(*at)).sum());
+        order.extend(near.into_iter().map(|at| (position, at)));
+    }
+    Some(order)
 }
 
 /// Chunks around the chunk `at` of `count`, nearest first, until they have `bytes` missing bytes by `missing`, which says 0 of a chunk

@@ -19,6 +19,7 @@ mod guess;
 pub(crate) use guess::fuzz;
 mod recorder;
 mod traces;
+mod turn;
 mod whole;
 
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -27,11 +28,7 @@ use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::{Manifest, Repository};
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
-use tokio::{
-    sync::{Semaphore, oneshot},
-    task::JoinHandle,
-    time::timeout,
-};
+use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
@@ -39,6 +36,7 @@ use self::{
     ahead::{Blobs, Pace, Purpose},
     escalate::Misses,
     recorder::{Recorded, Recorder},
+    turn::Turn,
 };
 use crate::{
     cache::{Cache, CachedBlob},
@@ -98,8 +96,8 @@ pub(crate) struct Prefetcher {
     pace: Pace,
     escalation: Escalation,
     early: early::Room,
-    /// One image at a time gets its rest.
-    turn: Semaphore,
+    /// Images get their rests piece by piece, one piece at a time.
+    turn: Turn,
 }
 
 /// What all escalating starts of a node share.
@@ -108,12 +106,12 @@ struct Escalation {
     /// Less is under way than of what a start surely reads: readers wait behind it for something else. The first miss brings
     /// little, so that a start with few of them, or at a registry nearby, costs few bytes.
     pace: Pace,
-    turn: Semaphore,
+    turn: Turn,
 }
 
 impl Default for Escalation {
     fn default() -> Self {
-        Escalation { pace: Pace::from(256 << 10), turn: Semaphore::new(1) }
+        Escalation { pace: Pace::from(256 << 10), turn: Turn::default() }
     }
 }
 
@@ -142,8 +140,7 @@ pub(crate) struct Known {
 
 impl Prefetcher {
     pub(crate) fn new(settings: Settings, traces: Traces, cache: Arc<Cache>) -> Arc<Self> {
-        let turn = Semaphore::new(1);
-        let (pace, escalation, early) = Default::default();
+        let (pace, escalation, early, turn) = Default::default();
         Arc::new(Prefetcher { settings, traces, cache, pace, escalation, early, turn })
     }
 
@@ -219,8 +216,13 @@ impl Prefetcher {
         tokio::spawn(async move {
             let gone = || image.blobs.strong_count() == 0;
             let (over, is_over) = oneshot::channel::<()>();
+            let waits = || {
+                let own =
+                    || image.blobs.upgrade().is_some_and(|all| all.iter().any(|b| b.has_readers()));
+                prefetcher.cache.is_awaited() || own()
+            };
             let record = async {
-                let start = recorder.record(gone, || prefetcher.cache.is_awaited()).await;
+                let start = recorder.record(gone, waits).await;
                 drop(over);
                 start
             };

@@ -25,6 +25,9 @@ const STEP: Duration = Duration::from_millis(10);
 /// Stored bytes of a request in the background: small beside what readers ask for, large beside what a request costs.
 const PIECE: u64 = 1 << 20;
 
+/// How long a piece keeps others waiting, if its rate allows that: a second is what one takes at 10 Mbit/s.
+const PIECE_TIME: Duration = Duration::from_secs(1);
+
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -61,14 +64,11 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     Ok(())
 }
 
-/// Fetches everything that is missing at `rate` stored bytes per second, one image and one request at a time, while no
+/// Fetches everything that is missing at `rate` stored bytes per second, one request at a time for all images, while no
 /// reader waits and the disk has room.
 pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
     loop {
-        let Ok(_turn) = prefetcher.turn.acquire().await else { return };
-        let done = try_politely(prefetcher, blobs, rate).await;
-        drop(_turn);
-        match done {
+        match try_politely(prefetcher, blobs, rate).await {
             Ok(()) => return,
             Err(Pause) => sleep(RETRY).await,
         }
@@ -121,18 +121,22 @@ async fn bring(
             );
             return Err(Pause);
         }
-        let begun = Instant::now();
-        let mut bytes = 0;
-        for (size, request) in blob.bring(&chunks, u64::MAX, None, false) {
-            bytes += size;
-            match request.await {
-                // Told in the log; what nobody has right bytes of is left to who reads it.
-                Ok(Ok(()) | Err(ReadError::Corrupt { .. })) => {}
-                Ok(Err(_)) | Err(_) => return Err(Pause),
+        let longest = PIECE_TIME.max(Duration::from_secs_f64(2.0 * PIECE as f64 / rate as f64));
+        let fetch = async {
+            let begun = Instant::now();
+            let mut bytes = 0;
+            for (size, request) in blob.bring(&chunks, u64::MAX, None, false) {
+                bytes += size;
+                match request.await {
+                    // Told in the log; what nobody has right bytes of is left to who reads it.
+                    Ok(Ok(()) | Err(ReadError::Corrupt { .. })) => {}
+                    Ok(Err(_)) | Err(_) => return Err(Pause),
+                }
             }
-        }
-        drop(alive);
-        sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
+            sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
+            Ok(())
+        };
+        prefetcher.turn.take(longest, fetch).await?;
     }
     Ok(())
 }

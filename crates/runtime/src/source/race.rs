@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     SourceError,
-    priority_semaphore::{Permit, PrioritySemaphore, Wanted},
+    priority_semaphore::{Claim, Permit, PrioritySemaphore},
     tracked_source::{Attempt, Meter, TrackedSource},
 };
 
@@ -41,7 +41,7 @@ pub(crate) struct Need<'a> {
     pub(crate) part: u64,
     pub(crate) deadline: Instant,
     pub(crate) room: &'a Arc<PrioritySemaphore>,
-    pub(crate) wanted: &'a Wanted,
+    pub(crate) claim: &'a Claim,
     pub(crate) meter: &'a dyn Meter,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Race<'a> {
         let is_elsewhere = |candidate: &Candidate<'_>| {
             matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
         };
-        if (self.need.wanted)() {
+        if self.need.claim.is_wanted() {
             let others = self.candidates.iter_mut().filter(|candidate| is_elsewhere(candidate));
             others.for_each(|candidate| candidate.hopeless = false);
         }

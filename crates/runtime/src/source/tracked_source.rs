@@ -156,15 +156,15 @@ impl TrackedSource {
         need: &Need<'_>,
         attempt: &Attempt,
     ) -> Result<(Bytes, Permit), SourceError> {
-        let Need { range, room, wanted, meter, .. } = need;
+        let Need { range, room, claim, meter, .. } = need;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
-        if !self.source.is_shared(range, wanted()).await {
+        if !self.source.is_shared(range, claim.is_wanted()).await {
             return Err(SourceError::AskOthers { source_name: self.describe() });
         }
         let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
-        let _request = self.requests.take(parts.len() as u64, wanted).await;
-        let mut permit = Some(room.take(size, wanted).await);
+        let _request = self.requests.take(parts.len() as u64, claim).await;
+        let mut permit = Some(room.take(size, claim).await);
         let _ = attempt.sent.set(Instant::now());
         parts.iter().for_each(|_| meter.request());
         let arrived = |bytes: u64| {
@@ -190,7 +190,7 @@ impl TrackedSource {
         // While room is waited for, nothing is taken from the connection, and the sender has to wait, too.
         let permit = match permit {
             Some(permit) => permit,
-            None => room.take(size, wanted).await,
+            None => room.take(size, claim).await,
         };
         let mut before = attempt.bytes.load(Ordering::Relaxed);
         let bytes = match result {

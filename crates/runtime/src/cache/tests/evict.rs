@@ -6,6 +6,8 @@ use std::{
     time::Instant,
 };
 
+use lazuli_image::Digest;
+
 use super::*;
 use crate::cache::KeepFree;
 
@@ -72,6 +74,31 @@ async fn what_is_young_stays_and_the_budget_is_exceeded() {
     cache.enforce().unwrap();
     assert!(cache.evictions().is_over);
     assert_eq!((cache.evictions().chunks, blob.stats().chunks_ready), (0, 64));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_fills_the_cache_evicts_nothing_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path(), limited(2 << 20, Duration::from_millis(200))).unwrap();
+    // 512 KiB, a quarter of the budget.
+    let small = Sample::new(&[CHUNK; 8]);
+    let victim = cache.blob(&small.blob, small.source([])).unwrap();
+    let _victims = victim.owned_by(Digest::sha256([1; 32]));
+    victim.ensure(small.all()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cache.start_evicting();
+    let large = Sample::new(&[CHUNK + 1; 100]);
+    let hog = cache.blob(&large.blob, large.source([])).unwrap();
+    let _hogs = hog.owned_by(Digest::sha256([2; 32]));
+    for _ in 0..2 {
+        for at in 0..100 {
+            hog.ensure(large.chunks(at..at + 1)).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    until("the budget is kept", || used(&cache) <= 2 << 20).await;
+    assert!(cache.evictions().chunks > 50, "{:?}", cache.evictions());
+    assert_eq!(victim.stats().chunks_ready, 8);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod journal;
 mod session;
 #[cfg(test)]
 mod tests;
+mod thread_pool;
 
 pub use filesystem::{BlobReader, ImageFilesystem};
 pub use session::{FuseError, HELD, KIND, Left, MountTarget, Session, can_resend, detach};

@@ -24,6 +24,7 @@ use fuse_backend_rs::{
     api::{filesystem::FileSystem, server::Server},
     transport::{FuseBuf, FuseDevWriter, Reader},
 };
+use lazuli_image::Digest;
 use rustix::{
     io::Errno,
     mount::{
@@ -35,7 +36,10 @@ use rustix::{
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
-use super::journal::{Journal, Slot};
+use super::{
+    journal::{Journal, Slot},
+    thread_pool::{Leave, MINIMUM, THREADS},
+};
 use crate::{
     keeper::{Descriptors, KeptDescriptor, Link},
     kernel::mount::{self, Suid},
@@ -134,6 +138,8 @@ pub struct MountTarget<'a> {
     pub mountpoint: &'a Path,
     /// What tells it from others, for the keeper.
     pub key: &'a str,
+    /// The manifest of the image, which is charged for threads.
+    pub image: Digest,
     /// Whether there is a mount whose connection is closed, which a new one is to take the place of.
     pub is_dead: bool,
 }
@@ -252,6 +258,7 @@ impl Session {
             device,
             journal: journal.clone(),
             mountpoint: place.mountpoint.to_path_buf(),
+            image: place.image,
             requests: AtomicU64::new(0),
             left: watch::Sender::new(0),
             threads: Mutex::default(),
@@ -272,10 +279,10 @@ impl Session {
         let server = Arc::new(Server::new(filesystem));
         connection.left.send_replace(left.len());
         for slot in left {
-            spawn(connection, &server, slot).map_err(failed)?;
+            spawn(connection, &server, slot, None).map_err(failed)?;
         }
         match connection.journal.take() {
-            Some(slot) => spawn(connection, &server, slot).map_err(failed),
+            Some(slot) => spawn(connection, &server, slot, None).map_err(failed),
             None => Ok(()),
         }
     }
@@ -505,6 +512,7 @@ struct Connection {
     device: File,
     journal: Arc<Journal>,
     mountpoint: PathBuf,
+    image: Digest,
     requests: AtomicU64,
     /// Requests of an earlier process that are not answered yet.
     left: watch::Sender<usize>,
@@ -546,16 +554,18 @@ impl Connection {
         }
     }
 
-    /// Counts a waiting thread as busy. The slot of another one if that is needed, so that one always waits; there are no more
-    /// threads than slots.
-    fn start_request(&self) -> Option<Slot> {
+    /// Counts a waiting thread as busy. What another one needs if there is to be one, so that one always waits; there are no more
+    /// threads than slots, and above [`MINIMUM`] none without leave.
+    fn start_request(&self) -> Option<(Slot, Option<Leave>)> {
         let mut threads = self.threads();
         threads.idle -= 1;
         if threads.idle > 0 {
             return None;
         }
+        let is_few = threads.total < MINIMUM;
         drop(threads);
-        self.journal.take()
+        let leave = if is_few { None } else { Some(THREADS.take(self.image)?) };
+        Some((self.journal.take()?, leave))
     }
 
     /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once: threads that only meant to go
@@ -572,8 +582,13 @@ impl Connection {
     }
 }
 
-/// Starts one more thread that answers requests: first the one in its slot, if there is one.
-fn spawn<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>, slot: Slot) -> io::Result<()>
+/// Starts one more thread that answers requests: first the one in its slot, if there is one. It has `leave` as long as it lives.
+fn spawn<F>(
+    connection: &Arc<Connection>,
+    server: &Arc<Server<F>>,
+    slot: Slot,
+    leave: Option<Leave>,
+) -> io::Result<()>
 where
     F: FileSystem + Send + Sync + 'static,
 {
@@ -583,6 +598,7 @@ where
         if serve(&mine, &server, &slot) {
             mine.leave();
         }
+        drop(leave);
     });
     thread.map(drop).inspect_err(|_| connection.leave())
 }
@@ -606,8 +622,8 @@ where
             return true;
         }
         connection.requests.fetch_add(1, Ordering::Relaxed);
-        if let Some(slot) = connection.start_request()
-            && let Err(error) = spawn(connection, server, slot)
+        if let Some((slot, leave)) = connection.start_request()
+            && let Err(error) = spawn(connection, server, slot, leave)
         {
             warn!("no more threads for {}: {error}", connection.mountpoint.display());
         }

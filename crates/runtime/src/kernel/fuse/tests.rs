@@ -13,7 +13,7 @@ use std::{
 };
 
 use fuse_backend_rs::api::filesystem::{Context, FileSystem as _, FsOptions, ROOT_ID};
-use lazuli_image::{BlobIndex, Decoded, rafs::Bootstrap};
+use lazuli_image::{BlobIndex, Decoded, Digest, rafs::Bootstrap};
 use lazuli_testkit::{
     kernel::{Feature, require},
     listing,
@@ -49,6 +49,8 @@ impl BlobReader for Blob {
         Ok(&self.file)
     }
 }
+
+const IMAGE: Digest = Digest::sha256([7; 32]);
 
 struct Mounted {
     session: Session,
@@ -91,7 +93,7 @@ fn mount_at(
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
 ) -> Mounted {
     let filesystem = filesystem(source, ensure);
-    let place = MountTarget { mountpoint: dir.path(), key: "test", is_dead: false };
+    let place = MountTarget { mountpoint: dir.path(), key: "test", image: IMAGE, is_dead: false };
     let session =
         Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
     Mounted { session, dir }

@@ -8,16 +8,21 @@ use std::{
     },
 };
 
+use lazuli_image::Digest;
 use lazuli_registry::Health;
 
 use super::*;
-use crate::source::{
-    BlobSource, Memory, contract,
-    faulty::{Fault, Faulty},
+use crate::{
+    cache::Account,
+    source::{
+        BlobSource, Memory, contract,
+        faulty::{Fault, Faulty},
+    },
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const ALWAYS: usize = 1000;
+const IMAGE: Account = Account::Image(Digest::sha256([1; 32]));
 
 /// Places of one blob, each at a server of its own, and what was counted.
 struct Scene {
@@ -63,7 +68,7 @@ impl Scene {
             part: u64::MAX,
             deadline: Instant::now() + deadline,
             room: &PrioritySemaphore::new(1 << 20),
-            wanted: &(Arc::new(|| true) as Wanted),
+            claim: &Claim::new(IMAGE, || true),
             meter: self,
         };
         let answer = read(&self.places, &need).await?;
@@ -249,12 +254,12 @@ async fn what_hangs_lends_its_room() {
     let hangs = Scene::new([always(Fault::Hang)]);
     let works = Scene::new([vec![]]);
     let order = Mutex::new(Vec::new());
-    let wanted: Wanted = Arc::new(|| true);
+    let claim = Claim::new(IMAGE, || true);
     let read = async |scene: &Scene, name| {
         let deadline = Instant::now() + Duration::from_secs(4);
         let range = Stored(0)..Stored(100_000);
         let need =
-            Need { range, part: u64::MAX, deadline, room: &room, wanted: &wanted, meter: scene };
+            Need { range, part: u64::MAX, deadline, room: &room, claim: &claim, meter: scene };
         let result = super::read(&scene.places, &need).await;
         order.lock().unwrap().push((name, result.is_ok()));
     };
@@ -276,10 +281,10 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
     let started = Instant::now();
     let reads = readers.iter().map(async |(name, wanted)| {
         let wanted = *wanted;
-        let wanted: Wanted = Arc::new(move || wanted);
+        let claim = Claim::new(IMAGE, move || wanted);
         let (range, deadline) = (Stored(0)..Stored(100_000), started + DEADLINE);
         let need =
-            Need { range, part: u64::MAX, deadline, room: &room, wanted: &wanted, meter: &scene };
+            Need { range, part: u64::MAX, deadline, room: &room, claim: &claim, meter: &scene };
         let answer = super::read(&scene.places, &need).await.unwrap();
         order.lock().unwrap().push(*name);
         drop(answer);
@@ -312,7 +317,7 @@ async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
             part,
             deadline: Instant::now() + DEADLINE,
             room: &PrioritySemaphore::new(1 << 20),
-            wanted: &(Arc::new(|| false) as Wanted),
+            claim: &Claim::new(IMAGE, || false),
             meter: &scene,
         };
         let started = Instant::now();

@@ -26,7 +26,7 @@ use super::{
         journal::{Journal, SLOTS},
         session::{BUFFER, Left, can_resend, mount_directly},
     },
-    FuseError, Link, MountTarget, Session, Suid, filesystem, source_with,
+    FuseError, IMAGE, Link, MountTarget, Session, Suid, filesystem, source_with,
 };
 
 const LOOKUP: u32 = 1;
@@ -108,7 +108,7 @@ impl Predecessor {
 }
 
 fn place(mountpoint: &Path) -> MountTarget<'_> {
-    MountTarget { mountpoint, key: "test", is_dead: false }
+    MountTarget { mountpoint, key: "test", image: IMAGE, is_dead: false }
 }
 
 /// Files `0`, `1`, … that contain their names.

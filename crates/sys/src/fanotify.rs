@@ -9,10 +9,7 @@ use std::{
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags},
-    io::Errno,
-};
+use rustix::io::Errno;
 
 /// `FAN_PRE_ACCESS`: a read is about to take bytes of the file.
 pub const PRE_ACCESS: u64 = 0x0010_0000;
@@ -175,16 +172,6 @@ impl Group {
         answer[4..].copy_from_slice(&decision.to_ne_bytes());
         rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &answer))?;
         Ok(())
-    }
-
-    /// Sleeps until an event is queued or `stop` is readable. Tells whether `stop` is.
-    pub fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-        ];
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
-        Ok(!fds[1].revents().is_empty())
     }
 }
 

@@ -159,6 +159,7 @@ impl Worker {
         let root = root.canonicalize().map_err(io(root))?;
         let Given { journal, mut descriptors, orders } = given;
         let group = descriptors.remove(GROUP);
+        let groups = descriptors.remove_all(GROUP);
         let gap = group.is_none();
         let mut node = Node::open(&root, settings, link.clone(), !gap)?;
         let mut left = Vec::new();
@@ -169,7 +170,7 @@ impl Worker {
                     // The keeper got no further. Everything that was read will be denied.
                     None => (Journal::create()?, Vec::new()),
                 };
-                Ok(Session::resume(&link, Handover { group, journal, unanswered })?)
+                Ok(Session::resume(&link, Handover { group, groups, journal, unanswered })?)
             };
             let (session, unanswered) = resume().map_err(io(&root.join("cache")))?;
             node.fanotify = Some(session);

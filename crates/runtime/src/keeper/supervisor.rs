@@ -30,6 +30,7 @@ use super::{
     wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
+use crate::kernel::fanotify::GROUP;
 
 /// Names of the descriptors that are the keeper's own.
 pub(super) const LOCK: &str = "lock";
@@ -487,6 +488,10 @@ impl Keeper {
                     Some("another takeover is under way")
                 } else if self.stopping {
                     Some("it is ending")
+                } else if message.descriptor.is_none() && self.has_groups_of_images() {
+                    Some(
+                        "it has fanotify groups that the other version does not know: stop it first",
+                    )
                 } else if self.service.is_there() && message.text != service::address() {
                     Some("systemd runs it: use `systemctl reload`")
                 } else {
@@ -508,6 +513,12 @@ impl Keeper {
             Ok((_, None)) => {}
             Err(error) => tracing::warn!(%error, "a client failed"),
         }
+    }
+
+    /// Whether it holds what versions with one fanotify group would leave unanswered.
+    fn has_groups_of_images(&self) -> bool {
+        let is_one = |name: &str| name.strip_prefix(GROUP).is_some_and(|rest| !rest.is_empty());
+        self.descriptors.iter().any(|(name, _)| is_one(name))
     }
 
     /// Lets the worker leave; a successor goes on when it has.

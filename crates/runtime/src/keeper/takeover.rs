@@ -12,7 +12,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     process::ExitStatus,
     time::{Duration, Instant},
@@ -203,7 +203,8 @@ fn dial(root: &Path) -> Result<Channel, TakeoverError> {
 
 fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
     let ask = || {
-        old.send(Kind::Takeover, &service::address(), None)?;
+        // A descriptor, whichever: this version knows what it is handed.
+        old.send(Kind::Takeover, &service::address(), Some(old.as_fd()))?;
         receive_all(old, Kind::End)
     };
     match ask() {

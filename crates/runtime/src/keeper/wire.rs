@@ -54,7 +54,8 @@ pub(super) enum Kind {
     Settled = 9,
     /// Worker: nothing is mounted any more, the keeper can end with me.
     Stopped = 10,
-    /// Successor: hand over everything. The text is the socket of its service manager, empty if it has none.
+    /// Successor: hand over everything. The text is the socket of its service manager, empty if it has none. With a descriptor,
+    /// whichever, from versions that know the groups of images.
     Takeover = 11,
     /// Old keeper: these were all descriptors, and no worker of mine is left.
     End = 12,

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::FileExt as _,
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -12,7 +12,7 @@ use std::{
 
 use lazuli_image::{Digest, Inode, Kind, Metadata, Name, Tree, tree::Device};
 use lazuli_runtime::{
-    Cache, CachedBlob, Settings,
+    Account, Cache, CachedBlob, Settings,
     keeper::Link,
     kernel::{
         Probe, fanotify,
@@ -21,6 +21,7 @@ use lazuli_runtime::{
         mountinfo,
     },
 };
+use lazuli_sys::fanotify::Group;
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd::random,
@@ -391,4 +392,64 @@ fn the_probe_says_what_works_and_why_not() {
     let probe = Probe::run(dir.path());
     mount::detach(dir.path()).unwrap();
     assert!(probe.fanotify.unwrap_err().contains("file system"));
+}
+
+/// Inodes that a fanotify group has marks on.
+fn marks(group: &impl std::os::fd::AsRawFd) -> usize {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", group.as_raw_fd())).unwrap();
+    info.lines().filter(|line| line.starts_with("fanotify ino:")).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_an_earlier_version_marked_in_its_one_group_get_that_of_their_image() {
+    if !able() {
+        return;
+    }
+    let mut node = Node::new(Sample::new(vec![file("a", 0, 300_000), file("b", 1, 300_000)]));
+    let before = Group::new().unwrap();
+    node.blobs.iter().for_each(|blob| before.mark(blob.file().as_fd()).unwrap());
+    let group = before.as_fd().try_clone_to_owned().unwrap();
+    assert_eq!(marks(&group), 2);
+    let journal = fanotify::Journal::create().unwrap();
+    let copy = group.try_clone().unwrap();
+    let handover =
+        fanotify::Handover { group: copy, groups: Vec::new(), journal, unanswered: Vec::new() };
+    let (session, left) = Session::resume(&Link::alone(), handover).unwrap();
+    node.watches.clear();
+    let watch = |blob: &Arc<CachedBlob>| session.watch(blob.clone(), IMAGE).unwrap();
+    node.watches = node.blobs.iter().map(watch).collect();
+    node.watches.iter_mut().for_each(Watch::mounted);
+    drop(session.listen(left).unwrap());
+    node.session = session;
+    assert_eq!(marks(&group), 0);
+    node.compare().await;
+    assert!(node.events() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_a_second_image_has_is_in_the_group_of_neither() {
+    if !able() {
+        return;
+    }
+    let node = Node::new(Sample::new(vec![file("a", 0, 300_000), file("b", 1, 300_000)]));
+    assert!(matches!(node.blobs[0].account(), Account::Image(_)));
+    let gate = Arc::new(Semaphore::new(0));
+    node.sources[0].set(Mood::Blocked(gate.clone()));
+    let path = node.path("a");
+    let waits = spawn_blocking(move || fs::read(path).unwrap());
+    while node.events() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let other = Digest::sha256([8; 32]);
+    let second = node.session.watch(node.blobs[0].clone(), other).unwrap();
+    assert!(matches!(node.blobs[0].account(), Account::Shared(_)));
+    assert!(matches!(node.blobs[1].account(), Account::Image(_)));
+    // A reader that waited since before is answered in the group in which it asked, others in the new one.
+    gate.add_permits(1000);
+    assert!(timeout(TIMEOUT, waits).await.unwrap().unwrap() == node.sample.files["a"]);
+    node.compare().await;
+    drop(second);
+    assert!(matches!(node.blobs[0].account(), Account::Image(_)));
+    node.drop_pages().await;
+    node.compare().await;
 }

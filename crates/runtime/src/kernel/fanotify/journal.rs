@@ -35,6 +35,12 @@ const HIGHEST: usize = 0;
 /// Where the highest limit of descriptors is of all processes that wrote here.
 const LIMIT: usize = 1;
 
+/// Where the group is noted whose events are read. Versions that had one group leave it 0, which is that group.
+const READING: usize = 2;
+
+/// Stands for every group in [`READING`].
+const ALL: u64 = u64::MAX;
+
 /// Device and inode: which file an event is about.
 pub(super) type FileId = (u64, u64);
 
@@ -64,6 +70,21 @@ impl Journal {
     /// No event has this number or a higher one.
     pub(super) fn limit(&self) -> RawFd {
         self.0[LIMIT].load(Ordering::Acquire).min(DESCRIPTORS.into()) as RawFd
+    }
+
+    /// Events of the group with this key are read from now on.
+    pub(super) fn reads(&self, group: u64) {
+        self.0[READING].store(group, Ordering::Release);
+    }
+
+    /// Events of all groups are read from now on.
+    pub(super) fn reads_all(&self) {
+        self.reads(ALL);
+    }
+
+    /// Whether the process before may have read an event of the group with this key without noting it.
+    pub(super) fn may_have_read(&self, group: u64) -> bool {
+        [group, ALL].contains(&self.0[READING].load(Ordering::Acquire))
     }
 
     /// The journal of a process that is gone, and what it left. To be called before this process opens
@@ -175,6 +196,16 @@ mod tests {
         // What cannot be answered is not kept, so that it is denied.
         assert_eq!(Journal::open(copy(), 0).unwrap().1.len(), 0);
         assert_eq!(journal.noted(950), None);
+    }
+
+    #[test]
+    fn events_that_were_not_noted_are_of_the_group_that_was_read() {
+        let journal = Journal::create().unwrap();
+        assert!(journal.may_have_read(0) && !journal.may_have_read(7));
+        journal.reads(7);
+        assert!(journal.may_have_read(7) && !journal.may_have_read(0));
+        journal.reads_all();
+        assert!(journal.may_have_read(7) && journal.may_have_read(0));
     }
 
     #[test]

@@ -15,10 +15,13 @@
 //! its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the [`Session`] every watch.
 
 pub mod abi;
+mod groups;
 mod journal;
+mod listener;
 mod pending;
 mod session;
 mod shares;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +30,8 @@ use std::path::Path;
 
 pub use self::{
     journal::{Journal, Unanswered},
-    session::{BLOB, GROUP, Handover, Session, SessionError, Watch, most_unanswered},
+    session::{BLOB, GROUP, Handover, Session, SessionError, most_unanswered},
+    watch::Watch,
 };
 use super::mount::{Erofs, MountError};
 

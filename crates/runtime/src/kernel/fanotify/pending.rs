@@ -4,7 +4,12 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
 };
 
 use lazuli_image::Decoded;
@@ -13,16 +18,113 @@ use rustix::io::Errno;
 
 use super::{
     journal::{FileId, Journal},
-    shares::{Account, Slot, Slots},
+    shares::Slot,
 };
-use crate::cache::CachedBlob;
+use crate::cache::{Account, CachedBlob};
 
-/// Where answers are given.
+/// Readers of a group above which a thread of its own answers them: for each answer the kernel wakes all of them, which
+/// takes milliseconds for thousands, and whoever answers other images must not wait for that.
+const CROWD: usize = 64;
+
+/// Readers of a group above which the image gets another one: each answer wakes all of the readers of one group.
+const FULL: usize = 1024;
+
+/// A group, and where its events are noted.
 pub(super) struct Channel {
     pub(super) group: Group,
-    pub(super) journal: Journal,
-    /// For events that were read and wait for data.
-    pub(super) slots: Arc<Slots>,
+    pub(super) journal: Arc<Journal>,
+    /// What tells it from others of this process.
+    pub(super) number: u64,
+    /// The same for other processes.
+    pub(super) key: u64,
+    /// Whether events name the thread that reads.
+    pub(super) reports_threads: bool,
+    /// Events that were read and not answered.
+    waiting: AtomicUsize,
+    /// Whether it was said that there are too many.
+    is_full: AtomicBool,
+    /// To the thread that answers a crowd, once there was one.
+    crowd: Mutex<Option<mpsc::Sender<Answer>>>,
+}
+
+impl Channel {
+    pub(super) fn new(
+        group: Group,
+        journal: Arc<Journal>,
+        number: u64,
+        key: u64,
+    ) -> io::Result<Self> {
+        let reports_threads = group.reports_threads()?;
+        let (waiting, is_full, crowd) = Default::default();
+        Ok(Channel { group, journal, number, key, reports_threads, waiting, is_full, crowd })
+    }
+
+    /// Whether there are too many readers. Says so once.
+    pub(super) fn fills_up(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > FULL && !self.is_full.swap(true, Ordering::Relaxed)
+    }
+
+    /// Answers an event, here or in the thread for crowds.
+    fn answer(self: &Arc<Self>, answer: Answer) {
+        let answer = match self.waiting.fetch_sub(1, Ordering::Relaxed) > CROWD {
+            true => self.in_crowd(answer),
+            false => Some(answer),
+        };
+        if let Some(answer) = answer {
+            self.give(answer);
+        }
+    }
+
+    /// Passes an answer to the thread for crowds. It comes back if there can be none.
+    fn in_crowd(self: &Arc<Self>, answer: Answer) -> Option<Answer> {
+        let mut crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        if crowd.is_none() {
+            let (sender, answers) = mpsc::channel::<Answer>();
+            // The sender is the channel's, so the thread ends with it.
+            let channel = Arc::downgrade(self);
+            let answer_all = move || {
+                for answer in answers {
+                    let Some(channel) = channel.upgrade() else { return };
+                    channel.give(answer);
+                }
+            };
+            let thread = thread::Builder::new().name("fanotify-crowd".into()).spawn(answer_all);
+            match thread {
+                Ok(_) => *crowd = Some(sender),
+                Err(error) => tracing::warn!(%error, "no thread for the answers of a crowd"),
+            }
+        }
+        match &*crowd {
+            Some(crowd) => crowd.send(answer).err().map(|unsent| unsent.0),
+            None => Some(answer),
+        }
+    }
+
+    fn give(&self, answer: Answer) {
+        self.respond(answer.number, answer.response);
+        self.journal.strike(answer.number);
+        // Only now another event may get its number.
+        drop(answer.file);
+    }
+
+    /// Answers the event with a number, if the group has one.
+    fn respond(&self, number: RawFd, response: Response) -> bool {
+        match self.group.respond(number, response) {
+            Ok(()) => true,
+            // The reader was killed meanwhile, or waits for another group.
+            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => false,
+            Err(error) => {
+                tracing::error!(%error, ?response, "cannot answer a reader");
+                false
+            }
+        }
+    }
+}
+
+struct Answer {
+    number: RawFd,
+    file: OwnedFd,
+    response: Response,
 }
 
 /// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a panic included,
@@ -30,15 +132,32 @@ pub(super) struct Channel {
 #[must_use]
 pub(super) struct Pending {
     pub(super) number: RawFd,
-    /// Has the number, if this process can.
+    /// Has the number. `None` when this process cannot, or when it is answered.
     pub(super) file: Option<OwnedFd>,
-    pub(super) channel: Arc<Channel>,
-    answered: bool,
+    from: Origin,
+}
+
+/// Which group an event is of.
+enum Origin {
+    Group(Arc<Channel>),
+    /// One of these: a process that is gone has read it. All events of a process have different numbers.
+    Any(Arc<[Arc<Channel>]>),
+    Answered,
 }
 
 impl Pending {
-    pub(super) fn new(channel: &Arc<Channel>, number: RawFd, file: Option<OwnedFd>) -> Self {
-        Pending { number, file, channel: channel.clone(), answered: false }
+    pub(super) fn new(channel: &Arc<Channel>, number: RawFd, file: OwnedFd) -> Self {
+        channel.waiting.fetch_add(1, Ordering::Relaxed);
+        Pending { number, file: Some(file), from: Origin::Group(channel.clone()) }
+    }
+
+    /// An event that an earlier process has read.
+    pub(super) fn left(
+        channels: &Arc<[Arc<Channel>]>,
+        number: RawFd,
+        placeholder: Option<OwnedFd>,
+    ) -> Self {
+        Pending { number, file: placeholder, from: Origin::Any(channels.clone()) }
     }
 
     pub(super) fn file_id(&self) -> io::Result<FileId> {
@@ -54,22 +173,26 @@ impl Pending {
     }
 
     fn answer(&mut self, response: Response) {
-        self.answered = true;
-        match self.channel.group.respond(self.number, response) {
-            Ok(()) => {}
-            // The reader was killed meanwhile.
-            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
-            Err(error) => tracing::error!(%error, ?response, "cannot answer a reader"),
+        let number = self.number;
+        match (std::mem::replace(&mut self.from, Origin::Answered), self.file.take()) {
+            (Origin::Group(channel), Some(file)) => {
+                channel.answer(Answer { number, file, response })
+            }
+            (Origin::Any(channels), file) => {
+                channels.iter().find(|channel| channel.respond(number, response));
+                if let Some(channel) = channels.first() {
+                    channel.journal.strike(number);
+                }
+                drop(file);
+            }
+            _ => {}
         }
-        self.channel.journal.strike(self.number);
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if !self.answered {
-            self.answer(Response::Deny);
-        }
+        self.answer(Response::Deny);
     }
 }
 
@@ -81,6 +204,8 @@ pub(super) struct Miss {
     /// Of the reader.
     pub(super) thread: i32,
     pub(super) account: Account,
+    /// Whether events of other images are behind it in the same queue.
+    pub(super) is_in_common: bool,
 }
 
 impl Miss {
@@ -122,12 +247,12 @@ impl AsFd for GroupOf {
     }
 }
 
-/// The channel's journal, as a descriptor.
-pub(super) struct JournalOf(pub(super) Arc<Channel>);
+/// The journal, as a descriptor.
+pub(super) struct JournalOf(pub(super) Arc<Journal>);
 
 impl AsFd for JournalOf {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.journal.as_fd()
+        self.0.as_fd()
     }
 }
 

@@ -6,8 +6,8 @@
 //!                                                              └─ failed ─▶ deny (EIO)
 //! ```
 //!
-//! One thread reads, one event at a time: several would wake each other up for every event, and a slow
-//! event must not hold up another one that was read with it. Tasks answer in any order.
+//! One thread reads the groups of all images in turn, one event at a time: several would wake each other up for every
+//! event, and a slow event must not hold up another one that was read with it. Tasks answer in any order.
 //!
 //! What is known of an event that waits is in the [`Journal`], and the keeper holds the group, the journal and every
 //! marked file: when this process dies, its successor answers.
@@ -17,21 +17,21 @@
 //! were queued before a mark was removed still want an answer.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use lazuli_image::{Decoded, Digest};
@@ -39,7 +39,6 @@ use lazuli_sys::{
     fanotify::{Group, Response},
     limit::raise_descriptors,
 };
-use rustix::event::{EventfdFlags, eventfd};
 use tokio::{
     runtime::Handle,
     task::{AbortHandle, JoinSet},
@@ -47,16 +46,19 @@ use tokio::{
 
 use super::{
     abi::{self, Event},
+    groups::{self, Groups},
     journal::{FileId, Journal, Unanswered},
-    pending::{Channel, GroupOf, JournalOf, Miss, Pending, file_id},
-    shares::{Account, Admission, Slots},
+    listener::listen,
+    pending::{Channel, Miss, Pending, file_id},
+    shares::{Admission, Slots},
+    watch::Watch,
 };
 use crate::{
-    cache::CachedBlob,
-    keeper::{JOURNAL, KeptDescriptor, Link},
+    cache::{Account, CachedBlob},
+    keeper::{KeptDescriptor, Link},
 };
 
-/// The group's name with the keeper.
+/// The common group's name with the keeper. Those of images begin like this.
 pub const GROUP: &str = "fanotify";
 
 /// How the names of marked files begin.
@@ -70,10 +72,6 @@ const SHARE: u32 = 4;
 pub fn most_unanswered() -> usize {
     raise_descriptors().map_or(1, |limit| (limit / SHARE) as usize)
 }
-
-/// Pause after the queue could not be read, for example for want of descriptors (the kernel has
-/// denied that reader already), and before an event is asked again whether it may wait.
-const BREATH: Duration = Duration::from_millis(10);
 
 /// Why readers cannot be stopped.
 #[derive(Debug, thiserror::Error)]
@@ -98,28 +96,30 @@ impl From<SessionError> for io::Error {
     }
 }
 
-/// One fanotify group for all blobs of a process.
+/// The fanotify groups of a process, and the blobs that are marked in them.
 ///
 /// When a session is dropped the kernel lets everybody through who waits, so every mount has to be gone before.
 /// A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
-    channel: Arc<Channel>,
+    groups: Arc<Groups>,
+    /// For events that were read and wait for data.
+    pub(super) slots: Arc<Slots>,
     watched: Mutex<HashMap<FileId, Watched>>,
     runtime: Handle,
-    stop: OwnedFd,
     link: Arc<Link>,
     /// Whether readers are answered.
     listening: AtomicBool,
-    /// Whether events name threads.
-    reports_threads: bool,
-    _held: [KeptDescriptor; 2],
+    /// Whether an earlier process may have marked files, in whatever groups.
+    is_resumed: bool,
 }
 
 /// What an earlier process of the same keeper left.
 #[derive(Debug)]
 pub struct Handover {
-    /// The group, with its marks and its queue.
+    /// The common group, with its marks and its queue.
     pub group: OwnedFd,
+    /// Those of images, by their names with the keeper.
+    pub groups: Vec<(String, OwnedFd)>,
     /// The journal.
     pub journal: Journal,
     /// What is in it.
@@ -127,20 +127,25 @@ pub struct Handover {
 }
 
 /// What the session knows about a file.
-#[derive(Debug)]
-struct Watched {
+pub(super) struct Watched {
     blob: Arc<CachedBlob>,
     events: Arc<AtomicU64>,
     /// Mounts that live or are being made.
-    watches: usize,
+    pub(super) watches: usize,
     /// The images that they are of, with their number.
-    images: HashMap<Digest, usize>,
+    pub(super) images: HashMap<Digest, usize>,
     /// Of these, the ones that are being made.
-    mounting: usize,
-    /// The mark: the keeper holds the file as long as there is one, since a file that is opened under a mark
-    /// raises events for its own user.
-    marked: Option<KeptDescriptor>,
+    pub(super) mounting: usize,
+    marked: Option<Mark>,
     completion: AbortHandle,
+}
+
+/// A mark on a file.
+struct Mark {
+    channel: Arc<Channel>,
+    /// The keeper holds the file as long as it is marked, since a file that is opened under a mark raises events for
+    /// its own user.
+    _held: KeptDescriptor,
 }
 
 impl Session {
@@ -151,7 +156,7 @@ impl Session {
     pub fn start(link: &Arc<Link>) -> Result<Arc<Self>, SessionError> {
         let group = Group::new().map_err(SessionError::Listen)?;
         let journal = Journal::create().map_err(SessionError::Listen)?;
-        Self::new(link, group, journal)
+        Self::new(link, group, journal, false)
     }
 
     /// Goes on for a process that died. Nobody is answered before [`Session::listen`], after every file was watched
@@ -163,52 +168,43 @@ impl Session {
         link: &Arc<Link>,
         handover: Handover,
     ) -> Result<(Arc<Self>, Vec<Unanswered>), SessionError> {
-        let Handover { group, journal, unanswered } = handover;
-        let session = Self::new(link, group.into(), journal)?;
+        let Handover { group, groups, journal, unanswered } = handover;
+        let session = Self::new(link, group.into(), journal, true)?;
+        for (name, group) in groups {
+            session.groups.resume(name, group).map_err(SessionError::Listen)?;
+        }
         let known: Vec<_> = unanswered.iter().map(|event| event.number).collect();
-        // Also numbers that this process cannot have: the one before may have had a higher limit.
-        let unknown = (0..session.channel.journal.limit())
-            .filter(|number| known.binary_search(number).is_err())
-            .filter(|number| session.channel.group.respond(*number, Response::Deny).is_ok())
-            .count();
+        let unknown: usize =
+            session.groups.all().iter().map(|channel| deny_unknown(channel, &known)).sum();
         tracing::info!(known = known.len(), unknown, "events of the worker before this one");
         Ok((session, unanswered))
     }
 
-    fn new(link: &Arc<Link>, group: Group, journal: Journal) -> Result<Arc<Self>, SessionError> {
+    fn new(
+        link: &Arc<Link>,
+        group: Group,
+        journal: Journal,
+        is_resumed: bool,
+    ) -> Result<Arc<Self>, SessionError> {
         // Each reader that waits holds a descriptor of ours.
         let descriptors = raise_descriptors().map_err(SessionError::Listen)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = stop.map_err(|error| SessionError::Listen(error.into()))?;
-        let slots = Slots::new((descriptors / SHARE) as usize);
-        let reports_threads = group.reports_threads().map_err(SessionError::Listen)?;
-        let channel = Arc::new(Channel { group, journal, slots });
-        let journal = link.hold(JOURNAL.to_owned(), Arc::new(JournalOf(channel.clone())));
-        let group = link.hold(GROUP.to_owned(), Arc::new(GroupOf(channel.clone())));
+        let groups = Groups::new(link, group, journal).map_err(SessionError::Listen)?;
         Ok(Arc::new(Session {
-            channel,
+            groups: Arc::new(groups),
+            slots: Slots::new((descriptors / SHARE) as usize),
             watched: Mutex::default(),
             runtime: Handle::current(),
-            stop,
             link: link.clone(),
             listening: AtomicBool::new(false),
-            reports_threads,
-            _held: [journal, group],
+            is_resumed,
         }))
     }
 
     /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for them is given up, and what they
     /// need they ask for again.
     pub fn deny_queued(&self) {
-        let mut waiting = Vec::new();
-        // All of them first: who is denied asks again at once.
-        while waiting.len() < self.channel.slots.limit()
-            && let Ok(Some(mut incoming)) = self.channel.group.read()
-        {
-            let pending = |file: OwnedFd| Pending::new(&self.channel, file.as_raw_fd(), Some(file));
-            waiting.extend(incoming.file.take().map(pending));
-        }
-        tracing::warn!(readers = waiting.len(), "turned away");
+        let readers = self.groups.deny_queued(self.slots.limit());
+        tracing::warn!(readers, "turned away");
     }
 
     /// Starts the thread, and answers what an earlier process left. The result ends when that is done, and must not be
@@ -218,21 +214,21 @@ impl Session {
         left: Vec<Unanswered>,
     ) -> Result<impl Future<Output = ()> + Send + use<>, SessionError> {
         let mut answers = JoinSet::new();
+        let channels: Arc<[_]> = self.groups.all().into();
         for Unanswered { number, placeholder, file, offset, count } in left {
-            let pending = Pending::new(&self.channel, number, placeholder);
+            let pending = Pending::left(&channels, number, placeholder);
             let Some(miss) = self.look(pending, file, offset, count, 0) else { continue };
             // There are no more of them than slots; without one it is denied.
-            if let Admission::Slot(slot) = self.admit(&miss) {
+            if let Admission::Slot(slot) = self.slots.admit_left(miss.account, Instant::now()) {
                 let holder = slot.holder();
                 holder.is(answers.spawn_on(miss.fetch(slot), &self.runtime));
             }
         }
         self.listening.store(true, Ordering::Release);
-        let stop = self.stop.try_clone().map_err(SessionError::Listen)?;
-        let (channel, weak) = (self.channel.clone(), Arc::downgrade(self));
+        let (groups, weak) = (self.groups.clone(), Arc::downgrade(self));
         thread::Builder::new()
             .name("fanotify".into())
-            .spawn(move || listen(&channel, &stop, &weak))
+            .spawn(move || listen(&groups, &weak))
             .map_err(SessionError::Listen)?;
         Ok(async { drop(answers.join_all().await) })
     }
@@ -268,12 +264,23 @@ impl Session {
             files.filter(|file| file_id(file).is_ok_and(|id| !all.contains_key(&id))).collect()
         };
         for file in unused {
-            // Fails when it has none. To release what is not held changes nothing.
-            let unmarked = self.channel.group.unmark(file.as_fd());
-            tracing::debug!(?file, ?unmarked, "not needed any more");
+            self.unmark_everywhere(file.as_fd());
+            // To release what is not held changes nothing.
             if let Ok(id) = file_id(file) {
                 self.link.release(&name(id));
             }
+        }
+        let all = self.lock();
+        let used: HashSet<_> =
+            all.values().flat_map(|watched| watched.images.keys()).map(groups::name).collect();
+        self.groups.close_others(|name| used.contains(name));
+    }
+
+    /// Fails silently where there is no mark.
+    fn unmark_everywhere(&self, file: BorrowedFd<'_>) {
+        for channel in self.groups.all() {
+            let unmarked = channel.group.unmark(file);
+            tracing::debug!(?file, group = channel.number, ?unmarked, "not needed any more");
         }
     }
 
@@ -306,15 +313,12 @@ impl Session {
             id,
             events: watched.events.clone(),
             mounting: true,
+            _owner: blob.owned_by(image),
         };
-        if watched.marked.is_none() {
-            let held = self.link.hold(name(id), blob.clone());
-            if let Err(error) = self.channel.group.mark(blob.file().as_fd()) {
-                // The watch takes itself back, which needs the lock.
-                drop(all);
-                return Err(mark_error(error));
-            }
-            watched.marked = Some(held);
+        if let Err(error) = self.mark(id, watched) {
+            // The watch takes itself back, which needs the lock.
+            drop(all);
+            return Err(mark_error(error));
         }
         drop(all);
         let weak = Arc::downgrade(self);
@@ -325,15 +329,65 @@ impl Session {
         Ok(watch)
     }
 
+    /// Marks a file in the group that its events belong to, and in no other one.
+    fn mark(&self, id: FileId, watched: &mut Watched) -> io::Result<()> {
+        let mut images = watched.images.keys();
+        let channel = match (images.next(), images.next()) {
+            (Some(image), None) => self.groups.of(image),
+            _ => self.groups.common().clone(),
+        };
+        let file = watched.blob.file().as_fd();
+        let Some(before) = &mut watched.marked else {
+            let held = self.link.hold(name(id), watched.blob.clone());
+            channel.group.mark(file)?;
+            if self.is_resumed {
+                let others = self.groups.all();
+                let others = others.iter().filter(|other| !Arc::ptr_eq(other, &channel));
+                // Fails where there is none.
+                others.for_each(|other| drop(other.group.unmark(file)));
+            }
+            watched.marked = Some(Mark { channel, _held: held });
+            return Ok(());
+        };
+        if !Arc::ptr_eq(&before.channel, &channel) {
+            channel.group.mark(file)?;
+            let before = std::mem::replace(&mut before.channel, channel);
+            // Costs time only: the same is asked in both, and answered.
+            if let Err(error) = before.group.unmark(file) {
+                tracing::warn!(blob = ?watched.blob, %error, "a file stays marked in two groups");
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the files that are marked in a group, which has many readers, marked in another one of the same image.
+    pub(super) fn spread(&self, channel: &Arc<Channel>) -> io::Result<()> {
+        let mut all = self.lock();
+        let is_here = |watched: &Watched| {
+            watched.marked.as_ref().is_some_and(|mark| Arc::ptr_eq(&mark.channel, channel))
+        };
+        let ids: Vec<_> = all.iter().filter(|(_, w)| is_here(w)).map(|(id, _)| *id).collect();
+        let first = ids.first().and_then(|id| all.get(id));
+        // In the common group are files of other images.
+        let Some(image) = first.filter(|_| channel.number != self.groups.common().number) else {
+            return Ok(());
+        };
+        if let Some(image) = image.images.keys().next() {
+            self.groups.add(image)?;
+        }
+        for id in ids {
+            if let Some(watched) = all.get_mut(&id) {
+                self.mark(id, watched)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Marks the file of a blob that is not complete any more, if a mount uses it.
     fn mark_again(self: &Arc<Self>, id: FileId) -> io::Result<()> {
         let mut all = self.lock();
         let Some(watched) = all.get_mut(&id) else { return Ok(()) };
-        if watched.marked.is_none() {
-            let held = self.link.hold(format!("{BLOB}{}-{}", id.0, id.1), watched.blob.clone());
-            self.channel.group.mark(watched.blob.file().as_fd())?;
-            watched.marked = Some(held);
-        }
+        self.mark(id, watched)?;
         watched.completion.abort();
         watched.completion = self.unmark_when_complete(id, &watched.blob);
         Ok(())
@@ -352,13 +406,13 @@ impl Session {
     }
 
     /// Removes a mark that is not needed any more: from then on the kernel reads the file without us.
-    fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
+    pub(super) fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
         let Some(watched) = all.get_mut(&id) else { return };
         // Before anybody is answered no mark goes: who gave up here may not have cut the file yet.
         let unused = watched.watches == 0 && self.listening.load(Ordering::Acquire);
         let complete = watched.mounting == 0 && watched.blob.is_complete();
-        if watched.marked.is_some() && (unused || complete) {
-            match self.channel.group.unmark(watched.blob.file().as_fd()) {
+        if let Some(mark) = watched.marked.as_ref().filter(|_| unused || complete) {
+            match mark.channel.group.unmark(watched.blob.file().as_fd()) {
                 Ok(()) => watched.marked = None,
                 // Costs time only: events go on and are answered.
                 Err(error) => {
@@ -372,40 +426,50 @@ impl Session {
         }
     }
 
-    /// The blob behind a file and who pays for its events, counting this one.
-    fn find(&self, id: FileId) -> Option<(Arc<CachedBlob>, Account)> {
+    /// Closes the group of an image that has no file system any more.
+    pub(super) fn close_unused(
+        &self,
+        image: &Digest,
+        all: &MutexGuard<'_, HashMap<FileId, Watched>>,
+    ) {
+        let is_used = all.values().any(|watched| watched.images.contains_key(image));
+        if !is_used && self.listening.load(Ordering::Acquire) {
+            self.groups.close(image);
+        }
+    }
+
+    /// The blob behind a file, counting an event about it.
+    fn find(&self, id: FileId) -> Option<Arc<CachedBlob>> {
         let all = self.lock();
         let watched = all.get(&id)?;
         watched.events.fetch_add(1, Ordering::Relaxed);
-        let mut images = watched.images.keys();
-        let account = match (images.next(), images.next()) {
-            (Some(image), None) => Account::Image(*image),
-            _ => Account::Shared(id),
-        };
-        Some((watched.blob.clone(), account))
+        Some(watched.blob.clone())
     }
 
     /// Whether anybody can ask whose events this account does not pay.
     fn has_others(&self, account: Account) -> bool {
-        let pays = |id: &FileId, watched: &Watched| match account {
-            Account::Image(image) => watched.images.keys().all(|other| *other == image),
-            Account::Shared(file) => *id == file,
-        };
-        self.lock().iter().any(|(id, watched)| watched.marked.is_some() && !pays(id, watched))
+        let marked = |watched: &Watched| watched.marked.is_some();
+        self.lock().values().any(|watched| marked(watched) && watched.blob.account() != account)
     }
 
     /// Asks for a slot for an event.
     fn admit(&self, miss: &Miss) -> Admission {
-        let others = || self.has_others(miss.account);
-        self.channel.slots.admit(miss.account, Instant::now(), others)
+        // In the group of an image nobody else waits behind it.
+        let others = || miss.is_in_common && self.has_others(miss.account);
+        self.slots.admit(miss.account, Instant::now(), others)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops `pending`, which denies.
-    fn receive(&self, bytes: &[u8], pending: Pending) -> Option<Miss> {
+    pub(super) fn receive(
+        &self,
+        channel: &Channel,
+        bytes: &[u8],
+        pending: Pending,
+    ) -> Option<Miss> {
         let (offset, count, thread) = match abi::parse(bytes) {
             Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
             Ok(Event::Overflow) => {
@@ -418,9 +482,10 @@ impl Session {
             }
         };
         let file = pending.file_id().ok()?;
-        pending.channel.journal.note(pending.number, file, offset, count);
-        let thread = if self.reports_threads { thread } else { 0 };
-        self.look(pending, file, offset, count, thread)
+        channel.journal.note(pending.number, file, offset, count);
+        let thread = if channel.reports_threads { thread } else { 0 };
+        let miss = self.look(pending, file, offset, count, thread)?;
+        Some(Miss { is_in_common: channel.number == self.groups.common().number, ..miss })
     }
 
     /// Answers an event at once, or says what is missing for an answer.
@@ -437,18 +502,19 @@ impl Session {
             pending.allow();
             return None;
         }
-        let Some((blob, account)) = self.find(file) else {
+        let Some(blob) = self.find(file) else {
             tracing::warn!(thread, ?file, "event for a file that is not a known blob");
             return None;
         };
         // The kernel may ask behind the end, for example to find it.
         let end = offset.saturating_add(count).min(blob.file_size());
         let range = Decoded(offset.min(end))..Decoded(end);
-        Miss { pending, blob, range, thread, account }.unless_ready()
+        let account = blob.account();
+        Miss { pending, blob, range, thread, account, is_in_common: false }.unless_ready()
     }
 
     /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is returned.
-    fn slot(&self, miss: Miss) -> Option<Miss> {
+    pub(super) fn slot(&self, miss: Miss) -> Option<Miss> {
         match self.admit(&miss) {
             Admission::Slot(slot) => {
                 let holder = slot.holder();
@@ -467,8 +533,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Fails only when the counter is full, and then the thread is awake.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.groups.stop();
     }
 }
 
@@ -478,103 +543,19 @@ impl fmt::Debug for Session {
     }
 }
 
-/// Reads events until `stop` is readable.
-fn listen(channel: &Arc<Channel>, stop: &OwnedFd, session: &Weak<Session>) {
-    let mut unseated = None;
-    loop {
-        // Readers in the queue wait as those do that were read. Without a session everybody is denied.
-        unseated = unseated.and_then(|miss| session.upgrade()?.slot(miss));
-        if unseated.is_some() {
-            thread::sleep(BREATH);
-            continue;
-        }
-        match channel.group.read() {
-            Ok(Some(mut incoming)) => {
-                let Some(file) = incoming.file.take() else {
-                    tracing::error!(event = ?abi::parse(incoming.bytes()), "event without a file");
-                    continue;
-                };
-                let pending = Pending::new(channel, file.as_raw_fd(), Some(file));
-                if let Some(session) = session.upgrade() {
-                    unseated = session.receive(incoming.bytes(), pending);
-                }
-            }
-            Ok(None) => match channel.group.wait(stop.as_fd()) {
-                Ok(false) => {}
-                Ok(true) => return,
-                Err(error) => pause(&error),
-            },
-            Err(error) => pause(&error),
-        }
+/// Denies events that the process before has read and did not get to note.
+fn deny_unknown(channel: &Channel, known: &[RawFd]) -> usize {
+    if channel.number != 0 && !channel.journal.may_have_read(channel.key) {
+        return 0;
     }
+    // Also numbers that this process cannot have: the one before may have had a higher limit.
+    (0..channel.journal.limit())
+        .filter(|number| known.binary_search(number).is_err())
+        .filter(|number| channel.group.respond(*number, Response::Deny).is_ok())
+        .count()
 }
 
 /// The keeper's name of a marked file.
 fn name(id: FileId) -> String {
     format!("{BLOB}{}-{}", id.0, id.1)
-}
-
-fn pause(error: &io::Error) {
-    tracing::error!(%error, "cannot read pre-content events");
-    thread::sleep(BREATH);
-}
-
-/// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any more, and
-/// not before: the kernel would let readers see the holes.
-#[derive(Debug)]
-#[must_use = "without it the blob's readers see holes"]
-pub struct Watch {
-    session: Arc<Session>,
-    blob: Arc<CachedBlob>,
-    image: Digest,
-    id: FileId,
-    events: Arc<AtomicU64>,
-    mounting: bool,
-}
-
-impl Watch {
-    /// To be called when the file is mounted: from then on the mark may go as soon as the blob is complete.
-    pub fn mounted(&mut self) {
-        if std::mem::take(&mut self.mounting) {
-            let mut all = self.session.lock();
-            if let Some(watched) = all.get_mut(&self.id) {
-                watched.mounting -= 1;
-            }
-            self.session.settle(self.id, &mut all);
-        }
-    }
-
-    /// The file, to be mounted.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.blob.file().as_fd()
-    }
-
-    /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends they
-    /// still have to be answered, so that none of them slips through before the file is cut.
-    pub fn cut_off(self) {
-        self.session.channel.slots.close();
-        if let Err(error) = self.blob.cut_off() {
-            tracing::error!(blob = ?self.blob, %error, "cannot cut off a blob");
-        }
-    }
-
-    /// Events about the blob since the first of its mounts was made.
-    pub fn events(&self) -> u64 {
-        self.events.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let mut all = self.session.lock();
-        if let Some(watched) = all.get_mut(&self.id) {
-            watched.watches -= 1;
-            if let Some(count) = watched.images.get_mut(&self.image) {
-                *count -= 1;
-            }
-            watched.images.retain(|_, count| *count > 0);
-            watched.mounting -= usize::from(self.mounting);
-        }
-        self.session.settle(self.id, &mut all);
-    }
 }

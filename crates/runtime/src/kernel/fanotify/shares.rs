@@ -1,18 +1,18 @@
 //! Which readers may wait when not all of them can.
 //!
 //! Each event that waits for data holds a descriptor, and the kernel denies an event for which there is none. So a
-//! process lets some number of events wait, its slots, and leaves the others in the kernel's queue. The queue
-//! has one order for all images: an image whose registry hangs, with more readers than there are slots, would hold up
-//! every other one until its readers give up.
+//! process lets some number of events wait, its slots, and leaves the others in the kernel's queues. Images share the
+//! slots out:
 //!
 //! ```text
-//! a slot is free                                             it waits
-//! none is: the image has less than its share                 an image that is stuck loses its oldest slot
-//!          the image has its share, and it is stuck          denied (EIO), if other images are mounted
-//!          else                                              the queue waits
+//! the image has less than its share   it waits in a slot; if none is free, an image that is stuck loses its oldest one
+//! it has its share                    it waits in a slot, but for the eighth of them that is kept for others
+//!   … and no slot is free             its queue waits
+//!   … its queue is also that of others, and it is stuck
+//!                                     denied (EIO)
 //! ```
 //!
-//! The share is the slots divided by the images that have any. An image is stuck when as many of its events as its share
+//! The share is the slots divided by the images that have any, and seven eighths for a single one. An image is stuck when as many of its events as its share
 //! have waited for [`STUCK`]. A single image, and images whose data arrives, are never denied anything.
 
 use std::{
@@ -21,23 +21,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_image::Digest;
 use tokio::task::AbortHandle;
 
-use super::journal::FileId;
+use crate::cache::Account;
 
 /// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine, and well below the
 /// deadline of a read.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// Whose slots an event takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Account {
-    /// The only image that has the file.
-    Image(Digest),
-    /// A file of several images: one must not use up what another one has for the rest.
-    Shared(FileId),
-}
+/// One slot of this many is kept for images with less than their share.
+const RESERVE: usize = 8;
 
 /// What becomes of an event.
 #[derive(Debug)]
@@ -90,7 +83,16 @@ impl Slots {
         self.limit
     }
 
-    /// Asks for a slot. `others` tells whether other images are mounted that may need one.
+    /// Asks for a slot for an event that an earlier process has read: it cannot be left in the kernel's queue.
+    pub(super) fn admit_left(self: &Arc<Self>, account: Account, now: Instant) -> Admission {
+        let mut table = self.lock();
+        match table.is_closed || table.taken >= self.limit {
+            true => Admission::Denied,
+            false => Admission::Slot(self.take(&mut table, account, now)),
+        }
+    }
+
+    /// Asks for a slot. `others` tells whether readers of other images wait behind this one.
     pub(super) fn admit(
         self: &Arc<Self>,
         account: Account,
@@ -101,24 +103,29 @@ impl Slots {
         if table.is_closed {
             return Admission::Denied;
         }
-        if table.taken >= self.limit {
-            let own = table.accounts.get(&account).map_or(0, BTreeMap::len);
-            let active = table.accounts.len() + usize::from(own == 0);
-            let share = (self.limit / active).max(1);
-            if own >= share {
-                let is_stuck = table.is_stuck(&account, share, now);
-                return if is_stuck && others() { Admission::Denied } else { Admission::Later };
-            }
-            if !table.take_from_stuck(share, now) {
-                return Admission::Later;
-            }
+        let own = table.accounts.get(&account).map_or(0, BTreeMap::len);
+        let active = table.accounts.len() + usize::from(own == 0);
+        let reserve = self.limit / RESERVE;
+        let share = (self.limit / active).min(self.limit - reserve).max(1);
+        let free = self.limit.saturating_sub(table.taken);
+        let may_take = match own < share {
+            true => free > 0 || table.take_from_stuck(share, now),
+            false => free > reserve,
+        };
+        if may_take {
+            return Admission::Slot(self.take(&mut table, account, now));
         }
+        let is_stuck = own >= share && table.is_stuck(&account, share, now);
+        if is_stuck && others() { Admission::Denied } else { Admission::Later }
+    }
+
+    fn take(self: &Arc<Self>, table: &mut Table, account: Account, now: Instant) -> Slot {
         let number = table.next;
         table.next += 1;
         table.taken += 1;
         let waiting = Waiting { since: now, task: None };
         table.accounts.entry(account).or_default().insert(number, waiting);
-        Admission::Slot(Slot { slots: self.clone(), account, number })
+        Slot { slots: self.clone(), account, number }
     }
 
     /// Denies everything from now on. At the end of a daemon readers get errors in any case, and an event that waits
@@ -199,28 +206,30 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
+    use lazuli_image::Digest;
+
     use super::*;
 
-    const HOG: Account = Account::Shared((1, 1));
-    const OTHER: Account = Account::Shared((1, 2));
-    const THIRD: Account = Account::Shared((1, 3));
+    const HOG: Account = Account::Image(Digest::sha256([1; 32]));
+    const OTHER: Account = Account::Image(Digest::sha256([2; 32]));
+    const THIRD: Account = Account::Shared(Digest::sha256([3; 32]));
 
     fn admit(slots: &Arc<Slots>, account: Account, now: Instant, others: bool) -> Admission {
         slots.admit(account, now, || others)
     }
 
-    fn sit(slots: &Arc<Slots>, account: Account, now: Instant, count: usize) -> Vec<Slot> {
-        let sit = |_| match admit(slots, account, now, true) {
+    fn wait(slots: &Arc<Slots>, account: Account, now: Instant, count: usize) -> Vec<Slot> {
+        let wait = |_| match admit(slots, account, now, true) {
             Admission::Slot(slot) => slot,
             other => panic!("{other:?}"),
         };
-        (0..count).map(sit).collect()
+        (0..count).map(wait).collect()
     }
 
     #[test]
-    fn a_single_image_has_all_seats_and_is_denied_nothing() {
-        let (slots, began) = (Slots::new(8), Instant::now());
-        let mut waiting = sit(&slots, HOG, began, 8);
+    fn a_single_image_leaves_an_eighth_and_is_denied_nothing() {
+        let (slots, began) = (Slots::new(16), Instant::now());
+        let mut waiting = wait(&slots, HOG, began, 14);
         for later in [Duration::ZERO, 10 * STUCK] {
             let admission = admit(&slots, HOG, began + later, false);
             assert!(matches!(admission, Admission::Later), "{admission:?}");
@@ -230,9 +239,19 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_comes_later_finds_slots_at_once() {
+        let (slots, began) = (Slots::new(16), Instant::now());
+        let _hog = wait(&slots, HOG, began, 14);
+        let _other = wait(&slots, OTHER, began, 2);
+        // Below its share, but nothing is free, and nobody is stuck yet.
+        let admission = admit(&slots, OTHER, began + STUCK / 2, true);
+        assert!(matches!(admission, Admission::Later), "{admission:?}");
+    }
+
+    #[test]
     fn images_whose_data_arrives_wait_for_each_other() {
         let (slots, began) = (Slots::new(8), Instant::now());
-        let _sitting = [sit(&slots, HOG, began, 6), sit(&slots, OTHER, began, 2)];
+        let _waiting = [wait(&slots, HOG, began, 6), wait(&slots, OTHER, began, 2)];
         let soon = began + STUCK / 2;
         for account in [HOG, OTHER, THIRD] {
             let admission = admit(&slots, account, soon, true);
@@ -243,13 +262,13 @@ mod tests {
     #[tokio::test]
     async fn an_image_that_is_stuck_makes_room() {
         let (slots, began) = (Slots::new(8), Instant::now());
-        let stuck = sit(&slots, HOG, began, 8);
+        let stuck = wait(&slots, HOG, began, 7);
         let first = tokio::spawn(std::future::pending::<()>());
         stuck[0].holder().is(first.abort_handle());
         let later = began + STUCK;
         assert!(matches!(admit(&slots, HOG, later, true), Admission::Denied));
         // Half of the slots are its share by now.
-        let others = sit(&slots, OTHER, later, 4);
+        let others = wait(&slots, OTHER, later, 4);
         assert!(first.await.unwrap_err().is_cancelled(), "the oldest goes first");
         let admission = admit(&slots, OTHER, later, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
@@ -260,28 +279,38 @@ mod tests {
     }
 
     #[test]
-    fn seats_that_were_just_taken_are_kept() {
+    fn slots_that_were_just_taken_are_kept() {
         let (slots, began) = (Slots::new(8), Instant::now());
-        let _old = sit(&slots, HOG, began, 3);
-        let _young = sit(&slots, HOG, began + STUCK, 5);
-        // Its share would be four.
-        let admission = admit(&slots, OTHER, began + STUCK, true);
+        let _old = wait(&slots, HOG, began, 3);
+        let _young = wait(&slots, HOG, began + STUCK, 4);
+        let _reserve = wait(&slots, THIRD, began + STUCK, 1);
+        // Its share would be two, and the image has had two for long, but they are not above the share.
+        let admission = admit(&slots, OTHER, began + STUCK / 2, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }
 
     #[test]
     fn at_the_end_everything_is_denied() {
         let (slots, began) = (Slots::new(1), Instant::now());
-        let _only = sit(&slots, HOG, began, 1);
+        let _only = wait(&slots, HOG, began, 1);
         assert!(matches!(admit(&slots, HOG, began, false), Admission::Later));
         slots.close();
         assert!(matches!(admit(&slots, HOG, began, false), Admission::Denied));
+        assert!(matches!(slots.admit_left(OTHER, began), Admission::Denied));
     }
 
     #[test]
-    fn more_images_than_seats() {
+    fn events_of_an_earlier_process_take_what_is_free() {
+        let (slots, began) = (Slots::new(8), Instant::now());
+        let left: Vec<_> = (0..8).map(|_| slots.admit_left(HOG, began)).collect();
+        assert!(left.iter().all(|admission| matches!(admission, Admission::Slot(_))));
+        assert!(matches!(slots.admit_left(HOG, began), Admission::Denied));
+    }
+
+    #[test]
+    fn more_images_than_slots() {
         let (slots, began) = (Slots::new(2), Instant::now());
-        let _all = [sit(&slots, HOG, began, 1), sit(&slots, OTHER, began, 1)];
+        let _all = [wait(&slots, HOG, began, 1), wait(&slots, OTHER, began, 1)];
         let admission = admit(&slots, THIRD, began + STUCK, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }

@@ -1,0 +1,77 @@
+//! A blob's file as long as a mount of it lives.
+
+use std::{
+    mem,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use lazuli_image::Digest;
+
+use super::{journal::FileId, session::Session};
+use crate::cache::{CachedBlob, Owner};
+
+/// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any more, and
+/// not before: the kernel would let readers see the holes.
+#[derive(Debug)]
+#[must_use = "without it the blob's readers see holes"]
+pub struct Watch {
+    pub(super) session: Arc<Session>,
+    pub(super) blob: Arc<CachedBlob>,
+    pub(super) image: Digest,
+    pub(super) id: FileId,
+    pub(super) events: Arc<AtomicU64>,
+    pub(super) mounting: bool,
+    pub(super) _owner: Owner,
+}
+
+impl Watch {
+    /// To be called when the file is mounted: from then on the mark may go as soon as the blob is complete.
+    pub fn mounted(&mut self) {
+        if mem::take(&mut self.mounting) {
+            let mut all = self.session.lock();
+            if let Some(watched) = all.get_mut(&self.id) {
+                watched.mounting -= 1;
+            }
+            self.session.settle(self.id, &mut all);
+        }
+    }
+
+    /// The file, to be mounted.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.blob.file().as_fd()
+    }
+
+    /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends they
+    /// still have to be answered, so that none of them slips through before the file is cut.
+    pub fn cut_off(self) {
+        self.session.slots.close();
+        if let Err(error) = self.blob.cut_off() {
+            tracing::error!(blob = ?self.blob, %error, "cannot cut off a blob");
+        }
+    }
+
+    /// Events about the blob since the first of its mounts was made.
+    pub fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut all = self.session.lock();
+        if let Some(watched) = all.get_mut(&self.id) {
+            watched.watches -= 1;
+            if let Some(count) = watched.images.get_mut(&self.image) {
+                *count -= 1;
+            }
+            watched.images.retain(|_, count| *count > 0);
+            watched.mounting -= usize::from(self.mounting);
+        }
+        self.session.settle(self.id, &mut all);
+        self.session.close_unused(&self.image, &all);
+    }
+}

@@ -90,7 +90,7 @@ impl Snapshotter {
 
     /// Makes the committed snapshot `target` for a data layer of `image`. It stays empty.
     async fn note_data(&self, wanted: Wanted, target: &str, image: &Image) -> Result<()> {
-        let mut turn = self.turns.take(target).await;
+        let mut turn = self.turns.take(&turn_of(target, image)).await;
         let layers = turn.attempt(image, self.images.data_layers(image)).await?;
         if !layers.iter().any(|layer| layer == target) {
             return Err(not_its_layer(image, target, &layers));
@@ -109,7 +109,7 @@ impl Snapshotter {
 
     /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
-        let mut turn = self.turns.take(target).await;
+        let mut turn = self.turns.take(&turn_of(target, &image)).await;
         let name = target.to_owned();
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
@@ -153,7 +153,14 @@ impl Snapshotter {
         {
             tracing::warn!(%error, "a snapshot stays until the next start");
         }
-        committed.map(drop)
+        match committed {
+            // Under another name, from a registry that was quicker.
+            Err(SnapshotError::AlreadyExists(name)) => {
+                let there = self.local(move |local| local.store.get(&name)).await?;
+                self.use_again(&mut turn, &there, &image).await
+            }
+            committed => committed.map(drop),
+        }
     }
 
     /// Gives `image` the snapshot that has the name of its bootstrap layer, and is mounted already.
@@ -360,6 +367,12 @@ fn not_its_layer(image: &Image, asked: &str, own: &[String]) -> SnapshotError {
     };
     let (reference, asked) = (image.reference.clone(), asked.to_owned());
     SnapshotError::NotItsLayer { reference, asked, expected }
+}
+
+/// What the queue for a layer is called: one for each image, since the registry of one that only claims the layer may never
+/// answer.
+fn turn_of(target: &str, image: &Image) -> String {
+    format!("{target} {}", image.reference)
 }
 
 fn taken(image: &Image, there: &Snapshot) -> SnapshotError {

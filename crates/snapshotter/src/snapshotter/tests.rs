@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -43,6 +44,9 @@ impl Images for FakeImages {
     async fn check(&self, image: &Image) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
         self.checks.fetch_add(1, Ordering::SeqCst);
         drop(self.slow.lock().await);
+        if image.reference.starts_with("hangs") {
+            std::future::pending::<()>().await;
+        }
         if image.reference.contains("unreachable") { Err("no route to it".into()) } else { Ok(()) }
     }
 
@@ -342,6 +346,56 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     assert_eq!(rig.numbers(), [1, 3]);
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(fs::read_dir(path.join("trash")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn an_image_does_not_wait_for_the_registry_of_another_one_that_claims_its_layer() {
+    let rig = Arc::new(Rig::new().await);
+    let pull = |key: &'static str, reference: &'static str| {
+        let labels = [
+            (TARGET, "sha256:boot"),
+            (BOOTSTRAP, "true"),
+            (IMAGE, reference),
+            (MANIFEST, reference),
+        ];
+        let rig = rig.clone();
+        tokio::spawn(async move { rig.layer(key, "", &labels).await })
+    };
+    let hangs = pull("ns/1/extract boot", "hangs/app:1");
+    while rig.images.checks.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let pulled = pull("ns/2/extract boot", "r/app:1");
+    let pulled = tokio::time::timeout(Duration::from_secs(60), pulled).await;
+    let error = pulled.expect("it waits for nothing").unwrap();
+    assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+    hangs.abort();
+}
+
+#[tokio::test]
+async fn of_two_images_with_a_layer_the_second_one_uses_what_the_first_one_brought() {
+    let rig = Arc::new(Rig::new().await);
+    let slow = rig.images.slow.lock().await;
+    let pull = |key: &'static str, reference: &'static str| {
+        let labels =
+            [(TARGET, "sha256:boot"), (BOOTSTRAP, "true"), (IMAGE, reference), (MANIFEST, "same")];
+        let rig = rig.clone();
+        tokio::spawn(async move { rig.layer(key, "", &labels).await })
+    };
+    let both = [pull("ns/1/extract boot", "r/app:1"), pull("ns/2/extract boot", "mirror/app:1")];
+    while rig.images.checks.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(slow);
+    for pulled in both {
+        let error = pulled.await.unwrap();
+        assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
+    }
+    let all = rig.snapshotter.list(&[]).await.unwrap();
+    assert_eq!(
+        all.iter().map(|snapshot| snapshot.name.as_str()).collect::<Vec<_>>(),
+        ["sha256:boot"]
+    );
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! `LAZULI_RESULTS=DIR` the figures are written to `DIR/<name>.json`.
 
 mod both;
+mod fairness;
 pub(crate) mod forge;
 mod image;
 mod kill;

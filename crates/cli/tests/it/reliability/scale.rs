@@ -5,7 +5,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command},
-    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -61,14 +60,14 @@ impl Scale {
 
 /// What the daemon has to get by with.
 #[derive(Default)]
-struct Limits {
+pub(super) struct Limits {
     /// Descriptors of one process, soft and hard.
-    descriptors: Option<u64>,
-    memory: Option<Cgroup>,
+    pub(super) descriptors: Option<u64>,
+    pub(super) memory: Option<Cgroup>,
 }
 
 /// A memory cgroup, removed with the value.
-struct Cgroup {
+pub(super) struct Cgroup {
     path: PathBuf,
     unified: bool,
 }
@@ -107,13 +106,13 @@ impl Drop for Cgroup {
 }
 
 /// A daemon with limits.
-struct Daemon {
-    lazuli: Lazuli,
+pub(super) struct Daemon {
+    pub(super) lazuli: Lazuli,
     child: Child,
 }
 
 impl Daemon {
-    fn start(limits: &Limits) -> Self {
+    pub(super) fn start(limits: &Limits) -> Self {
         let lazuli = Lazuli::new();
         fs::create_dir(lazuli.root()).unwrap();
         let own = lazuli.command(["daemon"]);
@@ -168,7 +167,7 @@ pub(super) fn usage(pid: u32) -> Value {
 }
 
 /// Puts `count` images into a new registry.
-fn images(count: u64, (files, size): (u64, u64)) -> FakeRegistry {
+pub(super) fn images(count: u64, (files, size): (u64, u64)) -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     let lazuli = Lazuli::new();
     let source = lazuli.directory("source");
@@ -183,7 +182,7 @@ fn images(count: u64, (files, size): (u64, u64)) -> FakeRegistry {
     registry
 }
 
-fn seed(image: u64, file: u64) -> u64 {
+pub(super) fn seed(image: u64, file: u64) -> u64 {
     (image + 1) << 32 | file << 16
 }
 
@@ -274,45 +273,6 @@ fn a_thousand_and_twentyfour_descriptors_are_enough() {
     // The limit is what this is about, in the short form as well.
     let scale = Scale { readers: 1000, ..Scale::now() };
     report("scale-1024-descriptors", &run(scale, &limits));
-}
-
-/// An image whose registry hangs has more readers than the daemon can let wait.
-#[test]
-fn readers_of_an_image_that_gets_no_data_hold_up_no_other_image() {
-    if !able("fanotify") {
-        return;
-    }
-    let _alone = alone();
-    // A quarter of the descriptors may wait for data.
-    let (readers, waiting) = (300, 512 / 4);
-    let registries = [images(1, (readers, 5000)), images(2, (1, 5000))];
-    let daemon = Daemon::start(&Limits { descriptors: Some(512), ..Limits::default() });
-    let lazuli = &daemon.lazuli;
-    let [stuck, other] = ["stuck", "other"].map(|name| lazuli.directory(name));
-    // No chunk of one is in the other.
-    for ((registry, at), image) in registries.iter().zip([&stuck, &other]).zip([0, 1]) {
-        let name = format!("{}/scale:{image}", registry.host());
-        lazuli.ok(["mount", &name, at.to_str().unwrap(), "--driver", "fanotify"]);
-    }
-    registries[0].set_latency(Duration::from_secs(600));
-    let read = |path: PathBuf| thread::spawn(move || fs::read(path));
-    let threads: Vec<_> = (0..readers).map(|file| read(stuck.join(file.to_string()))).collect();
-    let began = Instant::now();
-    while lazuli.mount_status(&stuck)["events"].as_u64().unwrap() < waiting {
-        assert!(began.elapsed() < Duration::from_secs(30), "{}", lazuli.log());
-        thread::sleep(Duration::from_millis(20));
-    }
-    let (sender, content) = mpsc::channel();
-    thread::spawn(move || sender.send(fs::read(other.join("0")).unwrap()));
-    // After a minute the readers of the first image give up by themselves.
-    let content = content.recv_timeout(Duration::from_secs(30)).expect("the other image is served");
-    assert!(content == odd::random(seed(1, 0), 5000));
-    let still = threads.iter().filter(|thread| !thread.is_finished()).count() as u64;
-    assert!(still >= waiting / 2, "only {still} readers are left of an image that may have half");
-    drop(daemon);
-    for thread in threads {
-        thread.join().unwrap().unwrap_err();
-    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test test-kernels soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -53,6 +53,10 @@ p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench 
 	$(MAKE) --no-print-directory binary wire
 	for verb in "fleet --rounds 2" "fleet --rounds 2 --cpus 0.2 --nodes 1,2,4,8 --ways lazuli,p2p --json target/bench/fleet-cpus.json" "misses --set recommended,default,seed,patient,hasty" outages model; do \
 		$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" bench/lazuli-bench $$verb || exit 1; done
+
+test-kernels: ## the drivers under Debian's kernels 5.10 to 7.3 in qemu (some minutes each); KERNELS="6.1 6.12"
+	scripts/install-deps test-kernels
+	$(ROOT) tests/kernels/run $(KERNELS)
 
 soak: ## the long forms of the reliability tests, thousands of kills and damaged images, an hour under containerd (about two hours)
 	scripts/install-deps test

@@ -1,4 +1,4 @@
-//! All unsafe code and raw kernel interfaces: fanotify, mapped and inherited memory and descriptors.
+//! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. What is here is as small as the kernel
 //! interface allows: owned descriptors in and out, no policy, no parsing beyond the one field that
@@ -9,6 +9,7 @@ pub mod fanotify;
 pub mod heap;
 pub mod inherit;
 pub mod limit;
+pub mod loop_device;
 pub mod mmap;
 pub mod mount;
 pub mod resident;

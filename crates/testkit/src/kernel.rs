@@ -25,6 +25,8 @@ pub enum Feature {
     Fanotify,
     /// Mounting an EROFS file without a loop device (Linux 6.12).
     ErofsFileBacked,
+    /// Loop devices, `/dev/fuse`, and EROFS on disks (with several of them since Linux 5.16).
+    Loop,
     /// `/dev/fuse` that opens, and `fusermount3`.
     Fuse,
     /// The freezer of this version of cgroups.
@@ -41,6 +43,7 @@ impl fmt::Display for Feature {
             Feature::Root => f.write_str("root"),
             Feature::Fanotify => f.write_str("fanotify pre-content events"),
             Feature::ErofsFileBacked => f.write_str("file-backed EROFS mounts"),
+            Feature::Loop => f.write_str("EROFS, FUSE and loop devices"),
             Feature::Fuse => f.write_str("FUSE"),
             Feature::Freezer(version) => write!(f, "the freezer of cgroup {version:?}"),
             Feature::Program(name) => write!(f, "the program {name}"),
@@ -74,6 +77,15 @@ fn probe(feature: Feature) -> io::Result<()> {
         Feature::Fuse => {
             fs::File::options().read(true).write(true).open("/dev/fuse")?;
             program("fusermount3")
+        }
+        Feature::Loop => {
+            for path in ["/dev/loop-control", "/dev/fuse"] {
+                fs::File::options().read(true).write(true).open(path)?;
+            }
+            match fs::read_to_string("/proc/filesystems")?.contains("\terofs\n") {
+                true => Ok(()),
+                false => Err(io::Error::other("the kernel has no EROFS")),
+            }
         }
         Feature::Freezer(version) => Freezer::create(version)?.thaw(),
         Feature::Program(name) => program(name),

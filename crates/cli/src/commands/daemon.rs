@@ -1,5 +1,6 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
+    os::fd::AsFd as _,
     process::{Command, ExitCode, Stdio},
     sync::Arc,
     time::Duration,
@@ -11,6 +12,7 @@ use futures_util::future::join_all;
 use lazuli_runtime::{
     daemon::{self, Ended, Settings, Worker},
     keeper::{Keeper, Programs, Role},
+    kernel::blobfs,
 };
 
 use crate::{Session, containerd, daemon as processes, exit, mirror};
@@ -18,7 +20,8 @@ use crate::{Session, containerd, daemon as processes, exit, mirror};
 /// Run the node's daemon in the foreground
 ///
 /// One daemon serves every image of a node. `mount` and `run` start it when it is not running. It consists of
-/// two processes: a worker, and a small keeper that starts another worker when one dies, while readers wait.
+/// two processes: a worker, and a small keeper that starts another worker when one dies, while readers wait. With the
+/// driver `loop` the worker has a helper.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("handover").args(["takeover", "succeed", "check"])))]
 pub(crate) struct Arguments {
@@ -49,6 +52,9 @@ struct Roles {
     /// Whether this program could serve
     #[arg(long, hide = true)]
     check: bool,
+    /// What makes system calls for a worker
+    #[arg(long, hide = true)]
+    helper: bool,
 }
 
 /// What the new keeper of a takeover says when all is well.
@@ -59,6 +65,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
     match arguments.role {
         Roles { takeover: true, .. } => take_over(session, arguments.force)?,
         Roles { worker: true, .. } => return work(session),
+        Roles { helper: true, .. } => help(session)?,
         Roles { check: true, .. } => daemon::check(root, arguments.force)?,
         Roles { succeed: true, .. } => {
             let keeper = Keeper::succeed(root, programs(session, arguments.force))?;
@@ -84,6 +91,7 @@ fn programs(session: &Session, force: bool) -> Programs {
         Role::Worker => template.command("--worker"),
         Role::Keeper => template.command("--keep"),
         Role::Check => forced(template.command("--check"), force),
+        Role::Helper => template.command("--helper"),
     })
 }
 
@@ -111,6 +119,12 @@ fn take_over(session: &Session, force: bool) -> Result<()> {
 
 /// How long answers to containerd may take to end when another worker takes over.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The life of a worker's helper, which is told at standard input what to do.
+fn help(session: &Session) -> Result<()> {
+    let orders = std::io::stdin().as_fd().try_clone_to_owned()?;
+    blobfs::help(&session.root, orders).context("only a worker can start a helper")
+}
 
 /// The worker's life.
 fn work(session: &Session) -> Result<ExitCode> {

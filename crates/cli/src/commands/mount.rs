@@ -44,6 +44,8 @@ enum Driver {
     Auto,
     /// EROFS with fanotify pre-content events: Linux 6.15 or later, root
     Fanotify,
+    /// EROFS on loop devices: Linux 5.16 or later, root
+    Loop,
     /// FUSE: any kernel, also without root
     Fuse,
 }
@@ -87,6 +89,7 @@ pub(crate) fn request(
         driver: match arguments.driver {
             Driver::Auto => DriverChoice::Auto,
             Driver::Fanotify => DriverChoice::Fanotify,
+            Driver::Loop => DriverChoice::Loop,
             Driver::Fuse => DriverChoice::Fuse,
         },
         platform: arguments.access.platform.clone(),

@@ -139,10 +139,11 @@ fn containers(keys: &[String]) -> String {
 }
 
 fn name(driver: lazuli_runtime::daemon::DriverChoice) -> &'static str {
-    use lazuli_runtime::daemon::DriverChoice::{Auto, Fanotify, Fuse};
+    use lazuli_runtime::daemon::DriverChoice::{Auto, Fanotify, Fuse, Loop};
     match driver {
         Auto => "auto",
         Fanotify => "fanotify",
+        Loop => "loop",
         Fuse => "fuse",
     }
 }

@@ -186,7 +186,7 @@ fn wrong_bytes_are_an_error_for_their_reader_only() {
     bytes[1000] ^= 1;
     std::fs::write(&blob, bytes).unwrap();
     lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
-    for driver in ["fanotify", "fuse"] {
+    for driver in ["fanotify", "loop", "fuse"] {
         let mountpoint = lazuli.directory("mnt");
         lazuli.ok(["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", driver]);
         let error = std::fs::read(mountpoint.join("bad")).unwrap_err();

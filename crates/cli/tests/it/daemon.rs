@@ -239,7 +239,7 @@ fn a_record_of_a_mount_that_is_gone_touches_nothing() {
 fn another_mount_namespace_does_not_hold_up_an_unmount() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
-    for driver in ["fuse", "fanotify"] {
+    for driver in ["fuse", "fanotify", "loop"] {
         lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap(), "--driver", driver]);
         let mut command = std::process::Command::new("unshare");
         let mut holder = command.args(["-m", "sleep", "30"]).spawn().unwrap();

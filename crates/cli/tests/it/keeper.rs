@@ -37,8 +37,7 @@ struct Node {
 
 /// A mounted image with one file `a` of random bytes, from a registry that can be made slow.
 fn mounted(driver: &str) -> Option<Node> {
-    let feature = if driver == "fuse" { Feature::Fuse } else { Feature::Fanotify };
-    if !require(Feature::Root) || !require(feature) || !require(Feature::ErofsFileBacked) {
+    if !crate::reliability::able(driver) {
         return None;
     }
     let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
@@ -105,8 +104,8 @@ fn part(at: usize) -> Vec<u8> {
 
 #[test]
 fn a_reader_waits_while_the_worker_is_started_again() {
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
         assert!(bytes == part(1 << 20), "{driver}: wrong bytes");
@@ -121,8 +120,8 @@ fn a_reader_waits_while_the_worker_is_started_again() {
 
 #[test]
 fn a_worker_whose_keeper_dies_gets_another_one() {
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(0, |_| kill(keeper)).unwrap();
         assert!(bytes == part(0));
@@ -208,8 +207,8 @@ fn zeros_that_were_seen_while_nobody_served_are_forgotten() {
 
 #[test]
 fn a_reader_notices_nothing_of_a_takeover() {
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(2 << 20, |node| {
             node.lazuli.ok(["daemon", "--takeover"]);
@@ -349,8 +348,8 @@ fn process(node: &Node, flag: &str) -> Pid {
 
 #[test]
 fn a_takeover_survives_the_old_keepers_death() {
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let before = node.pids();
         let bytes = node.read_while(1 << 20, |node| {
             let stuck = Stuck::new(node);
@@ -366,8 +365,8 @@ fn a_takeover_survives_the_old_keepers_death() {
 
 #[test]
 fn the_old_daemon_goes_on_when_its_successor_dies() {
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let before = node.pids();
         let bytes = node.read_while(1 << 20, |node| {
             let stuck = Stuck::new(node);
@@ -518,8 +517,8 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
     if !require(Feature::Program("python3")) {
         return;
     }
-    for driver in ["fanotify", "fuse"] {
-        let Some(node) = mounted(driver) else { return };
+    for driver in ["fanotify", "loop", "fuse"] {
+        let Some(node) = mounted(driver) else { continue };
         let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
         umount(&node.lazuli, &node.mountpoint);
         node.lazuli.ok(["stop"]);

@@ -34,6 +34,7 @@ fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
 fn able(driver: &str) -> bool {
     let features: &[Feature] = match driver {
         "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
+        "loop" => &[Feature::Root, Feature::Loop],
         _ => &[Feature::Root, Feature::Fuse],
     };
     features.iter().all(|feature| require(*feature))
@@ -69,6 +70,13 @@ fn odd_tree_with_fanotify() {
 }
 
 #[test]
+fn odd_tree_with_loop() {
+    let directory = tempfile::tempdir().unwrap();
+    odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
+    same_tree(directory.path(), "odd", "loop", None);
+}
+
+#[test]
 fn odd_tree_with_fuse() {
     let directory = tempfile::tempdir().unwrap();
     odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
@@ -78,7 +86,7 @@ fn odd_tree_with_fuse() {
 /// A user of the node does not become root by an image that somebody mounted.
 #[test]
 fn set_user_id_programs_work_where_they_are_asked_for() {
-    for driver in ["fanotify", "fuse"] {
+    for driver in ["fanotify", "loop", "fuse"] {
         if !able(driver) {
             continue;
         }
@@ -106,7 +114,7 @@ fn corpus_images_from_a_registry() {
     let registry = Registry::start();
     for name in ["busybox", "debian-slim", "redis", "lua"] {
         let Some(layout) = corpus(name) else { return };
-        for driver in ["fanotify", "fuse"] {
+        for driver in ["fanotify", "loop", "fuse"] {
             let target = registry.image(&format!("{name}:{driver}"));
             same_tree(&layout, "latest", driver, Some(&target));
         }
@@ -152,9 +160,8 @@ fn the_configuration_allows_and_forbids_direct_reads() {
 
 #[test]
 fn a_hundred_layers_are_a_hundred_devices() {
-    if !able("fanotify") {
-        return;
-    }
+    let drivers = ["fanotify", "loop"].into_iter().filter(|driver| able(driver));
+    let drivers: Vec<_> = drivers.collect();
     let layers = (0..100).map(|index| {
         let name = format!("file-{index}");
         lazuli_testkit::oci::Layer::new(tar_of(&name, &odd::random(index, 5000)), Compression::None)
@@ -164,10 +171,13 @@ fn a_hundred_layers_are_a_hundred_devices() {
     Image::new(layers).write_layout(&layout, "many").unwrap();
     lazuli.ok(["convert", &format!("oci:{}:many", layout.display()), "oci:lazy:many"]);
     let mountpoint = lazuli.directory("mnt");
-    lazuli.ok(["mount", "oci:lazy:many", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
-    for index in 0..100 {
-        let content = std::fs::read(mountpoint.join(format!("file-{index}"))).unwrap();
-        assert!(content == odd::random(index, 5000), "file-{index}");
+    for driver in drivers {
+        lazuli.ok(["mount", "oci:lazy:many", mountpoint.to_str().unwrap(), "--driver", driver]);
+        for index in 0..100 {
+            let content = std::fs::read(mountpoint.join(format!("file-{index}"))).unwrap();
+            assert!(content == odd::random(index, 5000), "file-{index}");
+        }
+        lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     }
 }
 

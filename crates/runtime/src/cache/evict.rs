@@ -7,6 +7,7 @@
 //! [`Settings::grace`]: super::Settings::grace
 
 use std::{
+    collections::BTreeMap,
     fmt, io,
     ops::Range,
     sync::{
@@ -61,7 +62,7 @@ impl Asked {
 
 /// What stands between a blob's readers and the holes in its file.
 pub(super) struct Guarded {
-    guard: Mutex<Option<Guard>>,
+    guards: Mutex<BTreeMap<&'static str, Guard>>,
     /// Whether the kernel may read the file without asking: it has been complete.
     pub(super) is_open: AtomicBool,
     /// When it was last like that, as [`Asked::now`].
@@ -73,7 +74,7 @@ pub(super) struct Guarded {
 impl Guarded {
     pub(super) fn new(is_open: bool) -> Self {
         Guarded {
-            guard: Mutex::default(),
+            guards: Mutex::default(),
             is_open: AtomicBool::new(is_open),
             since: AtomicU32::new(0),
             is_held: AtomicBool::new(false),
@@ -97,22 +98,22 @@ pub(super) struct Evicted {
 
 impl CachedBlob {
     /// Sets what has to succeed before any chunk of a blob that was complete can be given up: afterwards the kernel
-    /// has to ask again before it reads the file. Without a guard nobody reads the file but through
+    /// has to ask again before it reads the file. Each `driver` has its own. Without a guard the file is read only through
     /// [`CachedBlob::ensure`].
-    pub fn set_guard(&self, guard: Guard) {
-        *lock(&self.guarded.guard) = Some(guard);
+    pub fn set_guard(&self, driver: &'static str, guard: Guard) {
+        lock(&self.guarded.guards).insert(driver, guard);
     }
 
     /// Whether the kernel lets readers through to the blob's file.
     pub(super) fn has_guard(&self) -> bool {
-        lock(&self.guarded.guard).is_some()
+        !lock(&self.guarded.guards).is_empty()
     }
 
     /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
     /// until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {
         // One at a time: what one has just seen of the mark another could be changing.
-        let guard = lock(&self.guarded.guard);
+        let guards = lock(&self.guarded.guards);
         loop {
             {
                 // Under the lock, or a flush might call the blob complete in between.
@@ -126,7 +127,7 @@ impl CachedBlob {
                     return Ok(());
                 }
             }
-            guard.as_ref().map_or(Ok(()), |guard| guard())?;
+            guards.values().try_for_each(|guard| guard())?;
             let _touch = lock(&self.touch);
             // A flush may have called the blob complete meanwhile, and then the mark goes again.
             if !*self.complete.borrow() {

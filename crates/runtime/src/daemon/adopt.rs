@@ -14,18 +14,21 @@ use lazuli_registry::ImageName;
 use super::{
     DaemonError,
     api::DriverChoice,
-    filesystems::{ErofsMount, FilesystemRecord},
+    filesystems::{Behind, ErofsMount, FilesystemRecord},
     node::{Node, mount_error},
     record::{MountRecord, mount_key},
     route::ImageRoute,
     served_image::{Attachment, ServedImage},
 };
 use crate::{
+    cache::CachedBlob,
     image::{self, Fetched, StoredImage},
     keeper::Descriptors,
     kernel::{
+        blobfs,
         fanotify::{BLOB, Session, Unanswered, Watch},
         fuse,
+        mount::Backing,
         mountinfo::{self, MountEntry},
         pages,
     },
@@ -58,8 +61,13 @@ impl Node {
             .partition(|record| self.is_mounted(&mounts, record).is_some());
         // Gone, or the place of something else by now.
         stale.iter().for_each(|record| self.forget(&record.request.mountpoint));
+        let records = self.filesystems.recorded(&self.boot);
+        let io = |source| DaemonError::Io { path: self.root.join("filesystems"), source };
+        let (on_disks, on_files): (Vec<_>, Vec<_>) =
+            records.map_err(io)?.into_iter().partition(|record| record.loops.is_some());
+        self.adopt_disks(on_disks, &seen, &mut given, &mut adoption).await?;
         if let Some(session) = &self.fanotify {
-            self.adopt_filesystems(session, &seen, gap, &mut adoption).await?;
+            self.adopt_filesystems(session, on_files, &seen, gap, &mut adoption).await?;
         }
         for record in seen {
             let mountpoint = record.request.mountpoint.clone();
@@ -86,24 +94,21 @@ impl Node {
     async fn adopt_filesystems(
         &self,
         session: &Arc<Session>,
+        records: Vec<FilesystemRecord>,
         seen: &[MountRecord],
         gap: bool,
         adoption: &mut Adoption,
     ) -> Result<(), DaemonError> {
-        let records = self.filesystems.recorded(&self.boot);
         let io = |source| DaemonError::Io { path: self.root.join("filesystems"), source };
         let mut invisible = false;
-        for record in records.map_err(io)? {
-            let places = seen.iter().filter(|m| m.backing.as_ref() == Some(&record.backing));
-            let places: Vec<_> = places.map(|m| m.request.mountpoint.as_path()).collect();
+        for record in records {
+            let places = places(seen, &record);
             match self.adopt_filesystem(session, &record, &places, gap).await {
                 Ok(Some(mount)) => adoption.filesystems.push((record, mount)),
                 Ok(None) => invisible = true,
                 Err(error) if error.is_passing() => return Err(error),
                 Err(error) => {
-                    let (error, image) = (error.for_people(), record.manifest_digest);
-                    tracing::error!(%image, error, "a file system is lost: its readers get errors");
-                    self.filesystems.forget(&record);
+                    self.give_up(&record, &error);
                     adoption.lost.extend(record.devices);
                 }
             }
@@ -112,6 +117,75 @@ impl Node {
             pages::forget_all().and_then(|()| pages::reclaim_all()).map_err(io)?;
         }
         Ok(())
+    }
+
+    /// Goes on with file systems on loop devices. Reads are answered from here on: nothing may be missing that the kernel
+    /// has, since every read of what is missing waits.
+    async fn adopt_disks(
+        &self,
+        records: Vec<FilesystemRecord>,
+        seen: &[MountRecord],
+        given: &mut Descriptors,
+        adoption: &mut Adoption,
+    ) -> Result<(), DaemonError> {
+        let left = blobfs::Left::find(given, &self.link);
+        if left.is_none() && records.is_empty() {
+            return Ok(());
+        }
+        let mut images = Vec::new();
+        for record in records {
+            match self.stored(&record).await {
+                Ok(image) => images.push((record, image)),
+                Err(error) if error.is_passing() => return Err(error),
+                Err(error) => self.give_up(&record, &error),
+            }
+        }
+        let blobs = images.iter().flat_map(|(_, image)| image.blobs().iter().cloned()).collect();
+        let (session, _serving) = self.resume_disks(left, blobs).await?;
+        // The one that every mount uses from now on.
+        let session = self.loops.get_or_init(|| async { Ok(session) }).await.clone();
+        let session = session.map_err(|reason| DaemonError::Driver { driver: "loop", reason })?;
+        for (record, image) in images {
+            let places = places(seen, &record);
+            match image.adopt_disks(&session, &self.filesystems, &record, &places).await {
+                Ok(Some(mount)) => adoption.filesystems.push((record, mount)),
+                Ok(None) => {}
+                Err(error) => {
+                    let source = std::io::Error::new(error.kind(), error);
+                    let error = DaemonError::Io { path: self.root.join("filesystems"), source };
+                    if error.is_passing() {
+                        return Err(error);
+                    }
+                    self.give_up(&record, &error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The session of the worker before, or a new one, and the disks of `blobs`.
+    async fn resume_disks(
+        &self,
+        left: Option<blobfs::Left>,
+        blobs: Vec<Arc<CachedBlob>>,
+    ) -> Result<(Arc<blobfs::Session>, Vec<Arc<blobfs::Disk>>), DaemonError> {
+        let io = |source| DaemonError::Io { path: "/dev/fuse".into(), source };
+        let (link, runtime) = (self.link.clone(), tokio::runtime::Handle::current());
+        let resume = move || {
+            let _runtime = runtime.enter();
+            match left {
+                Some(left) => blobfs::Session::resume(&link, left, blobs),
+                None => Ok((blobfs::Session::start(&link)?, Vec::new())),
+            }
+        };
+        let resumed = tokio::task::spawn_blocking(resume).await;
+        resumed.map_err(std::io::Error::other).and_then(|resumed| resumed).map_err(io)
+    }
+
+    fn give_up(&self, record: &FilesystemRecord, error: &DaemonError) {
+        let (error, image) = (error.for_people(), record.manifest_digest);
+        tracing::error!(%image, error, "a file system is lost: its readers get errors");
+        self.filesystems.forget(record);
     }
 
     /// `None` when no place shows the file system: it is served without having a mount of ours.
@@ -133,7 +207,7 @@ impl Node {
         let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
         let mut watches = image.watch(session).map_err(io)?;
         watches.iter_mut().for_each(Watch::mounted);
-        self.filesystems.linger(watches, record.clone());
+        self.filesystems.linger(Behind::Watches(watches), record.clone());
         Ok(None)
     }
 
@@ -221,7 +295,11 @@ impl Node {
     fn is_ours(&self, mount: &MountEntry, record: &MountRecord) -> bool {
         match record.driver {
             DriverChoice::Fuse => mount.kind == fuse::KIND,
-            _ => {
+            DriverChoice::Loop => {
+                let disk = record.backing.as_ref().and_then(Backing::disk);
+                mount.kind == "erofs" && Some(&mount.source) == disk.as_ref()
+            }
+            DriverChoice::Auto | DriverChoice::Fanotify => {
                 let image = self.root.join("images").join(record.manifest_digest.hex());
                 mount.kind == "erofs" && mount.source == image::bootstrap_path(&image)
             }
@@ -257,6 +335,12 @@ impl Node {
         });
         clean.await.map_err(|error| io(std::io::Error::other(error)))
     }
+}
+
+/// The mount points that show a file system.
+fn places<'a>(seen: &'a [MountRecord], record: &FilesystemRecord) -> Vec<&'a Path> {
+    let places = seen.iter().filter(|mount| mount.backing.as_ref() == Some(&record.backing));
+    places.map(|mount| mount.request.mountpoint.as_path()).collect()
 }
 
 /// FUSE mounts of versions that kept no journal. Those that are not mounted any more do not count.

@@ -23,6 +23,8 @@ pub enum DriverChoice {
     Auto,
     /// EROFS over files that are filled on fanotify pre-content events.
     Fanotify,
+    /// EROFS over loop devices, on files of the daemon until everything is here.
+    Loop,
     /// FUSE.
     Fuse,
 }
@@ -243,7 +245,7 @@ pub struct MountStatus {
     pub manifest_digest: Digest,
     /// Where.
     pub mountpoint: PathBuf,
-    /// Which driver: `fanotify` or `fuse`.
+    /// Which driver: `fanotify`, `loop` or `fuse`.
     pub driver: DriverChoice,
     /// Why this one.
     pub driver_reason: String,

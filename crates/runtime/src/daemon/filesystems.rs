@@ -1,8 +1,9 @@
 //! The EROFS file systems of images: mounted ones, and what is left of them after the last unmount.
 //!
 //! A file system lives as long as anybody uses it: an overlay mount on top, another mount
-//! namespace, an open file. Without marks on the files behind it such a user would read holes as zeros, so the
-//! marks stay until the kernel says that the file system is gone. So does a record on disk, for the next worker.
+//! namespace, an open file. Without marks on the files behind it such a user would read holes as zeros, and without a
+//! daemon behind its disks errors. So both stay until the kernel says that the file system is gone, and so does a record on
+//! disk, for the next worker.
 
 use std::{
     io, mem,
@@ -21,12 +22,16 @@ use super::{
     record::{Record, Records},
 };
 use crate::kernel::{
+    blobfs::{Disk, Session},
     fanotify::Watch,
     mount::{Backing, Erofs},
 };
 
 /// How long the kernel may take to take a file system down that nobody uses; milliseconds in practice.
 const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
+
+/// How long it may take if the helper is known to be about it: the kernel forgets a million names in a second.
+const RELEASE: Duration = Duration::from_secs(30);
 
 /// How often file systems that outlive their mounts are looked after.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -44,6 +49,9 @@ pub(super) struct FilesystemRecord {
     pub(super) device: u64,
     /// The files behind it.
     pub(super) devices: Vec<PathBuf>,
+    /// The numbers of the loop devices behind it, one for each blob; `None` when it is on files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) loops: Option<Vec<u32>>,
     /// The start of the kernel that called it so.
     pub(super) boot: String,
 }
@@ -54,33 +62,70 @@ impl Record for FilesystemRecord {
     }
 }
 
-/// The one EROFS mount of an image, and the marks on the files behind it.
+/// What a driver has behind a file system, one for each blob.
+#[derive(Debug)]
+pub(super) enum Behind {
+    /// Marks on files.
+    Watches(Vec<Watch>),
+    /// Loop devices, and the session that serves them.
+    Disks(Arc<Session>, Vec<Arc<Disk>>),
+}
+
+impl Behind {
+    /// What the kernel has asked about the image's blobs.
+    fn events(&self) -> u64 {
+        match self {
+            Behind::Watches(watches) => watches.iter().map(Watch::events).sum(),
+            Behind::Disks(_, disks) => disks.iter().map(|disk| disk.requests()).sum(),
+        }
+    }
+
+    /// Whether a mount of ours is still about to go.
+    fn is_releasing(&self) -> bool {
+        matches!(self, Behind::Disks(session, _) if session.is_releasing())
+    }
+
+    /// Has readers that are left get errors, instead of holes, from the end of this process on. Disks do that by
+    /// themselves.
+    fn cut_off(self) {
+        if let Behind::Watches(watches) = self {
+            watches.into_iter().for_each(Watch::cut_off);
+        }
+    }
+}
+
+/// One EROFS mount of an image, and what is behind it.
 #[derive(Debug)]
 pub(super) struct ErofsMount {
     pub(super) erofs: Erofs,
     /// See [`super::stale_pages::close`].
     pub(super) stale_pages: u64,
-    watches: Vec<Watch>,
+    behind: Behind,
     record: FilesystemRecord,
     filesystems: Arc<Filesystems>,
 }
 
 impl ErofsMount {
-    /// Whether it is to be read directly when its start is over.
+    /// Whether it is to be read directly when its start is over. Disks are from the beginning.
     pub(super) fn reads_directly(&self) -> bool {
-        self.filesystems.reads_directly
+        self.is_on_files() && self.filesystems.reads_directly
+    }
+
+    /// Whether the kernel reads the files of the cache through their page cache as long as data arrives.
+    pub(super) fn is_on_files(&self) -> bool {
+        matches!(self.behind, Behind::Watches(_))
     }
 
     /// Events about the image's blobs.
     pub(super) fn events(&self) -> u64 {
-        self.watches.iter().map(Watch::events).sum()
+        self.behind.events()
     }
 }
 
 impl Drop for ErofsMount {
     fn drop(&mut self) {
-        let watches = mem::take(&mut self.watches);
-        self.filesystems.linger(watches, self.record.clone());
+        let behind = mem::replace(&mut self.behind, Behind::Watches(Vec::new()));
+        self.filesystems.linger(behind, self.record.clone());
     }
 }
 
@@ -97,7 +142,7 @@ pub(super) struct Filesystems {
 #[derive(Debug)]
 struct Remains {
     record: FilesystemRecord,
-    watches: Vec<Watch>,
+    behind: Behind,
 }
 
 impl Filesystems {
@@ -125,28 +170,28 @@ impl Filesystems {
     pub(super) fn add(
         self: &Arc<Self>,
         erofs: Erofs,
-        watches: Vec<Watch>,
+        behind: Behind,
         record: FilesystemRecord,
     ) -> io::Result<Arc<ErofsMount>> {
         self.records.write(&record)?;
-        Ok(self.keep(erofs, watches, record, 0))
+        Ok(self.keep(erofs, behind, record, 0))
     }
 
-    /// Keeps a file system and its marks together, which has a record.
+    /// Keeps a file system that has a record together with what is behind it.
     pub(super) fn keep(
         self: &Arc<Self>,
         erofs: Erofs,
-        watches: Vec<Watch>,
+        behind: Behind,
         record: FilesystemRecord,
         stale_pages: u64,
     ) -> Arc<ErofsMount> {
         let filesystems = self.clone();
-        Arc::new(ErofsMount { erofs, stale_pages, watches, record, filesystems })
+        Arc::new(ErofsMount { erofs, stale_pages, behind, record, filesystems })
     }
 
-    /// Keeps the marks of a file system that has no mount of ours any more, until nobody uses it.
-    pub(super) fn linger(&self, watches: Vec<Watch>, record: FilesystemRecord) {
-        self.lock().push(Remains { record, watches });
+    /// Keeps what is behind a file system that has no mount of ours any more, until nothing uses it.
+    pub(super) fn linger(&self, behind: Behind, record: FilesystemRecord) {
+        self.lock().push(Remains { record, behind });
     }
 
     /// Whether it lives without a mount of ours.
@@ -171,7 +216,7 @@ impl Filesystems {
         // Removing marks asks the kernel; nobody has to wait for that.
         for remains in gone {
             self.forget(&remains.record);
-            drop(remains.watches);
+            drop(remains.behind);
         }
     }
 
@@ -182,7 +227,11 @@ impl Filesystems {
             self.sweep();
             let used: Vec<_> =
                 self.lock().iter().map(|r| (r.record.manifest_digest, r.record.device)).collect();
-            if used.is_empty() || started.elapsed() > LOOK_FOR_USERS {
+            let limit = match self.is_releasing() {
+                true => RELEASE,
+                false => LOOK_FOR_USERS,
+            };
+            if used.is_empty() || started.elapsed() > limit {
                 let holders = |(image, device)| (image, mount_users::of_device(device));
                 return used.into_iter().map(holders).collect();
             }
@@ -197,9 +246,13 @@ impl Filesystems {
         for remains in all {
             let image = remains.record.manifest_digest;
             tracing::warn!(%image, "still in use: its readers get errors now");
-            remains.watches.into_iter().for_each(Watch::cut_off);
+            remains.behind.cut_off();
             self.forget(&remains.record);
         }
+    }
+
+    fn is_releasing(&self) -> bool {
+        self.lock().iter().any(|remains| remains.behind.is_releasing())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Remains>> {

@@ -3,6 +3,7 @@
 //! ```text
 //! ROOT/
 //!   lock          held by the daemon
+//!   helper.lock   held by the worker's helper, if it has one
 //!   keeper.sock   where a successor of the keeper asks for everything
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
@@ -186,6 +187,7 @@ impl Worker {
         // scope: not when a part of this fails, and not in a panic.
         std::mem::forget(node.clone());
         let adoption = node.adopt(descriptors, gap).await?;
+        node.find_default().await;
         node.answer(adoption, left).await?;
         node.cache.start_evicting();
         for image in node.served_images().await {

@@ -12,7 +12,7 @@ use std::{
 
 use lazuli_image::Digest;
 use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
-use tokio::sync::{Mutex, RwLock, watch};
+use tokio::sync::{Mutex, OnceCell, RwLock, watch};
 
 use super::{
     DaemonError, Settings,
@@ -35,7 +35,7 @@ use crate::{
     image::{self, Fetched, StoredImage},
     keeper::Link,
     kernel::{
-        Probe, fanotify,
+        Probe, blobfs, fanotify,
         mount::{self, Suid},
         mountinfo::{self, MountEntry as KernelMount},
     },
@@ -57,6 +57,8 @@ pub(super) struct Node {
     pub(super) probe: Probe,
     pub(super) link: Arc<Link>,
     pub(super) fanotify: Option<Arc<fanotify::Session>>,
+    /// See [`Node::loops`].
+    pub(super) loops: OnceCell<Result<Arc<blobfs::Session>, String>>,
     pub(super) records: Records<MountRecord>,
     images: Mutex<HashMap<Digest, Weak<ServedImage>>>,
     mounts: Mutex<BTreeMap<PathBuf, Slot>>,
@@ -161,6 +163,7 @@ impl Node {
             probe,
             link,
             fanotify: None,
+            loops: OnceCell::new(),
             records,
             images: Mutex::default(),
             mounts: Mutex::default(),
@@ -226,7 +229,7 @@ impl Node {
         request: MountRequest,
         cancelled: impl Future<Output = ()>,
     ) -> Result<Mounted, DaemonError> {
-        let (driver, driver_reason) = self.choose(request.driver)?;
+        let (driver, driver_reason) = self.choose(request.driver).await?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(|platform| platform.with_lazy(true));
@@ -331,16 +334,24 @@ impl Node {
         let mountpoint = record.request.mountpoint.clone();
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
         let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
-        let attached = match (&self.fanotify, record.driver) {
-            (Some(session), DriverChoice::Fanotify) => {
-                let mount =
-                    image.erofs(session, &self.filesystems, &record.request, &self.boot).await;
+        let (filesystems, request) = (&self.filesystems, &record.request);
+        let erofs = match (&self.fanotify, self.loops.get(), record.driver) {
+            (Some(session), _, DriverChoice::Fanotify) => {
+                Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
+            }
+            (_, Some(Ok(session)), DriverChoice::Loop) => {
+                Some(image.erofs_on_disks(session, filesystems, request, &self.boot).await)
+            }
+            _ => None,
+        };
+        let attached = match erofs {
+            Some(mount) => {
                 let mount = mount.map_err(|source| mount_error(record, source))?;
                 record.backing = Some(mount.erofs.backing().clone());
                 self.records.write(record).map_err(io)?;
                 mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
             }
-            _ => {
+            None => {
                 record.journal = true;
                 self.records.write(record).map_err(io)?;
                 image.fuse(&mountpoint, &record.request.image, suid, is_dead, &self.link).await
@@ -431,6 +442,9 @@ impl Node {
 
     /// Returns when the mounts of now have answered every request that an earlier worker left.
     pub(super) async fn caught_up(&self) {
+        if let Some(Ok(session)) = self.loops.get() {
+            session.caught_up().await;
+        }
         let mut sessions = Vec::new();
         for slot in self.mounts.lock().await.values() {
             if let Slot::Mounted(mount) = slot

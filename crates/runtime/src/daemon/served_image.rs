@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, sync::Mutex};
 use super::{
     DaemonError,
     api::MountRequest,
-    filesystems::{ErofsMount, FilesystemRecord, Filesystems},
+    filesystems::{Behind, ErofsMount, FilesystemRecord, Filesystems},
     record::mount_key,
     route::{ImageRoute, ImageRoutes},
     stale_pages,
@@ -28,6 +28,7 @@ use crate::{
     image::StoredImage,
     keeper::Link,
     kernel::{
+        blobfs,
         errno::errno,
         fanotify::{self, Watch},
         fuse::{self, BlobReader, FuseError, ImageFilesystem, MountTarget},
@@ -48,7 +49,8 @@ pub(super) struct ServedImage {
     _owners: Vec<Owner>,
     /// Where its blobs can be fetched.
     ways: ImageRoutes,
-    erofs: Mutex<Weak<ErofsMount>>,
+    on_files: Mutex<Weak<ErofsMount>>,
+    on_disks: Mutex<Weak<ErofsMount>>,
     /// Whether it has been started, see [`crate::prefetch`].
     is_started: AtomicBool,
 }
@@ -86,7 +88,8 @@ impl ServedImage {
             stored,
             blobs: blobs.into(),
             ways,
-            erofs: Mutex::default(),
+            on_files: Mutex::default(),
+            on_disks: Mutex::default(),
             is_started: AtomicBool::new(false),
         })
     }
@@ -176,32 +179,103 @@ impl ServedImage {
         counters
     }
 
-    /// The image's EROFS mount: the one that is there, or a new one.
-    pub(super) async fn erofs(
+    /// The image's EROFS mount on the files of its blobs: the one that is there, or a new one.
+    pub(super) async fn erofs_on_files(
         &self,
         session: &Arc<fanotify::Session>,
         filesystems: &Arc<Filesystems>,
         request: &MountRequest,
         boot: &str,
     ) -> io::Result<Arc<ErofsMount>> {
-        let mut erofs = self.erofs.lock().await;
+        let mut erofs = self.on_files.lock().await;
         if let Some(mount) = erofs.upgrade() {
             return Ok(mount);
         }
         let mut watches = self.watch(session)?;
         let mounted = fanotify::mount(&self.stored.bootstrap_path(), &mut watches)?;
-        let record = FilesystemRecord {
+        let record = self.record(&mounted, request, boot)?;
+        let mount = filesystems.add(mounted, Behind::Watches(watches), record)?;
+        *erofs = Arc::downgrade(&mount);
+        self.read_directly_later(&mount);
+        Ok(mount)
+    }
+
+    /// The same on loop devices.
+    pub(super) async fn erofs_on_disks(
+        &self,
+        session: &Arc<blobfs::Session>,
+        filesystems: &Arc<Filesystems>,
+        request: &MountRequest,
+        boot: &str,
+    ) -> io::Result<Arc<ErofsMount>> {
+        let mut erofs = self.on_disks.lock().await;
+        if let Some(mount) = erofs.upgrade() {
+            return Ok(mount);
+        }
+        let (other, blobs) = (session.clone(), self.blobs.clone());
+        let bootstrap = self.stored.bootstrap_path();
+        let make = move || {
+            let disks = attach(&other, &blobs)?;
+            let mounted = blobfs::mount(&other, &bootstrap, &disks)?;
+            io::Result::Ok((mounted, disks))
+        };
+        let (mounted, disks) = blocking(make).await?;
+        let loops = disks.iter().map(|disk| disk.number()).collect();
+        let record = FilesystemRecord { loops, ..self.record(&mounted, request, boot)? };
+        let mount = filesystems.add(mounted, Behind::Disks(session.clone(), disks), record)?;
+        *erofs = Arc::downgrade(&mount);
+        tokio::spawn(forget_pages_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
+        Ok(mount)
+    }
+
+    fn record(
+        &self,
+        mounted: &Erofs,
+        request: &MountRequest,
+        boot: &str,
+    ) -> io::Result<FilesystemRecord> {
+        Ok(FilesystemRecord {
             request: request.clone(),
             manifest_digest: self.stored.manifest_digest,
             backing: mounted.backing().clone(),
             device: mounted.device()?,
             devices: self.blobs.iter().map(|blob| blob.path()).collect(),
+            loops: None,
             boot: boot.to_owned(),
-        };
-        let mount = filesystems.add(mounted, watches, record)?;
-        *erofs = Arc::downgrade(&mount);
-        self.read_directly_later(&mount);
-        Ok(mount)
+        })
+    }
+
+    /// Its blobs in the cache.
+    pub(super) fn blobs(&self) -> &[Arc<CachedBlob>] {
+        &self.blobs
+    }
+
+    /// Takes over a file system of an earlier worker on loop devices, which is bound at one of `places` or nowhere.
+    pub(super) async fn adopt_disks(
+        &self,
+        session: &Arc<blobfs::Session>,
+        filesystems: &Arc<Filesystems>,
+        record: &FilesystemRecord,
+        places: &[&Path],
+    ) -> io::Result<Option<Arc<ErofsMount>>> {
+        let mut erofs = self.on_disks.lock().await;
+        let (other, blobs) = (session.clone(), self.blobs.clone());
+        let numbers = record.loops.clone().unwrap_or_default();
+        let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;
+        let behind = Behind::Disks(session.clone(), disks);
+        for place in places {
+            let adopted = Erofs::adopt(place, record.backing.clone())?;
+            if adopted.device()? == record.device {
+                let adopted = session.keep(adopted)?;
+                let mount = filesystems.keep(adopted, behind, record.clone(), 0);
+                *erofs = Arc::downgrade(&mount);
+                let (weak, blobs) = (Arc::downgrade(&mount), Arc::downgrade(&self.blobs));
+                tokio::spawn(forget_pages_when_quiet(weak, blobs));
+                return Ok(Some(mount));
+            }
+        }
+        filesystems.linger(behind, record.clone());
+        Ok(None)
     }
 
     /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`, nobody listened for
@@ -214,7 +288,7 @@ impl ServedImage {
         at: &Path,
         gap: bool,
     ) -> io::Result<Option<Arc<ErofsMount>>> {
-        let mut erofs = self.erofs.lock().await;
+        let mut erofs = self.on_files.lock().await;
         let adopted = Erofs::adopt(at, record.backing.clone())?;
         if adopted.device()? != record.device {
             return Ok(None);
@@ -229,7 +303,7 @@ impl ServedImage {
             stale = tokio::task::spawn_blocking(close).await.map_err(io::Error::other)??;
         }
         watches.iter_mut().for_each(Watch::mounted);
-        let mount = filesystems.keep(adopted, watches, record.clone(), stale);
+        let mount = filesystems.keep(adopted, Behind::Watches(watches), record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
         if !mount.reads_directly()
             && let Err(error) = mount.erofs.read_through_cache()
@@ -352,6 +426,56 @@ async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<Cach
         // The copies that buffered reads left behind are in nobody's use now.
         Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
         Err(error) => tracing::info!(%error, "reads stay buffered"),
+    }
+}
+
+/// The loop devices of an image's blobs. Blocks.
+fn attach(
+    session: &blobfs::Session,
+    blobs: &[Arc<CachedBlob>],
+) -> io::Result<Vec<Arc<blobfs::Disk>>> {
+    let disks: io::Result<Vec<_>> = blobs.iter().map(|blob| session.disk(blob.clone())).collect();
+    let disks = disks?;
+    disks.iter().try_for_each(|disk| disk.attach())?;
+    Ok(disks)
+}
+
+/// The same, of an earlier worker. Blocks.
+fn adopt(
+    session: &blobfs::Session,
+    blobs: &[Arc<CachedBlob>],
+    numbers: &[u32],
+) -> io::Result<Vec<Arc<blobfs::Disk>>> {
+    if blobs.len() != numbers.len() {
+        return Err(io::Error::other("it has another number of blobs than loop devices"));
+    }
+    session.wait_for_others()?;
+    let adopt = |(blob, number): (&Arc<CachedBlob>, &u32)| {
+        let disk = session.disk(blob.clone())?;
+        disk.adopt(*number).map(|()| disk)
+    };
+    blobs.iter().zip(numbers).map(adopt).collect()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been quiet, until the
+/// kernel reads the files itself. Not at once: what was just written would have to be on the disk before.
+async fn forget_pages_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
+    let (mut before, mut forgotten) = (0, 0);
+    loop {
+        tokio::time::sleep(QUIET).await;
+        let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
+        let now = mount.events();
+        if now == before && now != forgotten {
+            forgotten = now;
+            blobs.iter().for_each(|blob| blob.forget_pages());
+        }
+        before = now;
     }
 }
 

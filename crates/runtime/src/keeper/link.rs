@@ -4,8 +4,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
     os::fd::{AsFd, OwnedFd},
-    process::Child,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    process::{Child, Command},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -76,6 +76,7 @@ pub struct Link {
     trial: Mutex<Option<Trial>>,
     questions: Mutex<Questions>,
     answered: Condvar,
+    programs: OnceLock<Programs>,
 }
 
 /// What the keeper was asked after it was given something, and how often it answered.
@@ -169,15 +170,22 @@ impl Link {
 
     fn new(inner: Inner, orders: UnboundedSender<Order>, trial: Option<Trial>) -> Self {
         let (questions, answered) = Default::default();
-        Link { inner: inner.into(), orders, trial: trial.into(), questions, answered }
+        let programs = OnceLock::new();
+        Link { inner: inner.into(), orders, trial: trial.into(), questions, answered, programs }
     }
 
     /// Listens to the keeper from a thread, and starts another one when it dies.
     pub fn attend(self: &Arc<Self>, programs: Programs) -> io::Result<()> {
         let link = self.clone();
+        self.programs.get_or_init(|| programs.clone());
         self.questions().heard = true;
         let listen = move || link.listen(&programs);
         thread::Builder::new().name("keeper".to_owned()).spawn(listen).map(drop)
+    }
+
+    /// This program in another role; `None` in a process without a keeper.
+    pub(crate) fn program(&self, role: Role) -> Option<Command> {
+        self.programs.get().map(|programs| programs(role))
     }
 
     fn listen(&self, programs: &Programs) {

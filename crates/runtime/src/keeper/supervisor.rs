@@ -71,6 +71,8 @@ pub enum Role {
     Keeper,
     /// Finds out whether this program could serve here, and ends.
     Check,
+    /// Makes system calls for the worker that wait for the worker; its standard input is where it is told.
+    Helper,
 }
 
 /// How this program is started in another role.

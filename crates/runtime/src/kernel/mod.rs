@@ -3,6 +3,7 @@
 //! Every driver is a directory with the same files: `abi` (bytes of the kernel interface), `session` (the
 //! loop that answers the kernel), `mod` (what it is and what it needs), `tests`.
 
+pub mod blobfs;
 pub mod errno;
 pub mod fanotify;
 pub mod fuse;

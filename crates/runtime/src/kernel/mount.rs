@@ -14,6 +14,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use lazuli_sys::loop_device::LoopDevice;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, open, statx},
     io::Errno,
@@ -30,6 +31,10 @@ use serde::{Deserialize, Serialize};
 const READ_AHEAD_KB: u32 = 1024;
 
 const BDI: &str = "/sys/class/bdi";
+
+const BLOCK: &str = "/sys/block";
+
+const SEQUENCE: &str = "diskseq";
 
 /// What set-user-id bits and file capabilities of an image mean at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +64,7 @@ fn hint(log: &str) -> String {
 }
 
 impl MountError {
-    fn new(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+    pub(super) fn new(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         MountError { action, path: path.into(), log: String::new(), source: source.into() }
     }
 }
@@ -70,7 +75,8 @@ impl From<MountError> for io::Error {
     }
 }
 
-/// The backing device of an EROFS file system, which the kernel removes with the last user of the file system.
+/// The backing device of an EROFS file system, which the kernel removes with the last user of the file system: a device of
+/// its own for one on files, else the loop device with its metadata.
 ///
 /// A file system can live longer than every mount of it that we know: in an overlay mount on top, in another
 /// mount namespace, or in a file that is still open.
@@ -80,8 +86,34 @@ pub struct Backing(Vec<String>);
 impl Backing {
     /// Whether anything still uses the file system. True when in doubt.
     pub fn is_alive(&self) -> bool {
-        self.0.is_empty() || self.0.iter().any(|name| Path::new(BDI).join(name).exists())
+        self.0.is_empty() || self.0.iter().any(|name| is_alive(name))
     }
+
+    /// Of a file system on a loop device: `loop7-123`, with the number that the kernel gives each file behind it anew.
+    fn of_disk(device: &LoopDevice) -> io::Result<Self> {
+        let name = format!("loop{}", device.number());
+        let sequence = fs::read_to_string(Path::new(BLOCK).join(&name).join(SEQUENCE))?;
+        Ok(Backing(vec![format!("{name}-{}", sequence.trim_end())]))
+    }
+
+    /// The loop device that has the metadata, if it is on one.
+    pub fn disk(&self) -> Option<PathBuf> {
+        let (name, _) = disk(self.0.first()?)?;
+        Some(Path::new("/dev").join(name))
+    }
+}
+
+/// The name of a loop device and its sequence number.
+fn disk(name: &str) -> Option<(&str, &str)> {
+    name.split_once('-').filter(|(name, _)| name.starts_with("loop"))
+}
+
+fn is_alive(name: &str) -> bool {
+    let Some((name, sequence)) = disk(name) else { return Path::new(BDI).join(name).exists() };
+    let device = Path::new(BLOCK).join(name);
+    let same =
+        fs::read_to_string(device.join(SEQUENCE)).is_ok_and(|now| now.trim_end() == sequence);
+    same && device.join("loop").exists()
 }
 
 impl fmt::Display for Backing {
@@ -95,6 +127,8 @@ impl fmt::Display for Backing {
 pub struct Erofs {
     tree: OwnedFd,
     backing: Backing,
+    /// Dropped after the rest.
+    _last: Option<Box<dyn fmt::Debug + Send + Sync>>,
 }
 
 impl Erofs {
@@ -111,7 +145,32 @@ impl Erofs {
         // The kernel reads inodes through the page cache of the bootstrap, one block at a time.
         preread(bootstrap).map_err(|error| MountError::new("read", bootstrap, error))?;
         let (tree, backing) = create(bootstrap, devices)?;
-        Ok(Erofs { tree, backing })
+        Ok(Erofs { tree, backing, _last: None })
+    }
+
+    /// Mounts the image whose bootstrap is on the disk `primary`, with `devices` in the order of its device table. As
+    /// [`Erofs::mount`] otherwise.
+    pub fn mount_disks(primary: &LoopDevice, devices: &[PathBuf]) -> Result<Self, MountError> {
+        let source = primary.path();
+        let name = format!("loop{}", primary.number());
+        let failed = |what| {
+            let source = source.clone();
+            move |error: io::Error| MountError::new(what, &source, error)
+        };
+        // The read-ahead of a file system is that of the disk with its metadata.
+        raise_read_ahead(&Path::new(BLOCK).join(name).join("queue"));
+        preread(&source).map_err(failed("read"))?;
+        let backing = Backing::of_disk(primary).map_err(failed("find out about"))?;
+        let context = configure(&source, devices)?;
+        fsconfig_create(context.as_fd()).map_err(|error| refused(&context, &source, error))?;
+        let tree = detached(&context, &source)?;
+        Ok(Erofs { tree, backing, _last: None })
+    }
+
+    /// The same with something that is dropped after everything that this process has of the mount.
+    #[must_use]
+    pub fn with_last(self, last: impl fmt::Debug + Send + Sync + 'static) -> Self {
+        Erofs { _last: Some(Box::new(last)), ..self }
     }
 
     /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted below it. Marks have
@@ -120,19 +179,34 @@ impl Erofs {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
             .map_err(|error| MountError::new("take over", path, error))?;
-        Ok(Erofs { tree, backing })
+        Ok(Erofs { tree, backing, _last: None })
     }
 
     /// Shows the image at the directory `to`, too.
     pub fn bind(&self, to: &Path, suid: Suid) -> io::Result<()> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_EMPTY_PATH;
-        let tree = open_tree(&self.tree, c"", flags)?;
+        let tree = self.another()?;
         if suid == Suid::Ignore {
             lazuli_sys::mount::ignore_suid(tree.as_fd())?;
         }
         Ok(move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    }
+
+    /// Another mount of the file system, attached nowhere.
+    fn another(&self) -> io::Result<OwnedFd> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH;
+        match (open_tree(&self.tree, c"", flags), self.backing.disk()) {
+            // Before Linux 6.15 a mount that is attached nowhere cannot be cloned. To mount a disk again is to mount the
+            // file system that is on it.
+            (Err(Errno::INVAL), Some(disk)) => {
+                let context = configure(&disk, &[])?;
+                let again = fsconfig_create(context.as_fd());
+                again.map_err(|error| refused(&context, &disk, error))?;
+                Ok(detached(&context, &disk)?)
+            }
+            (tree, _) => Ok(tree?),
+        }
     }
 
     /// Has the kernel read the devices past their page cache from now on: one copy of the data in memory instead
@@ -174,44 +248,58 @@ impl Erofs {
     }
 }
 
+impl AsFd for Erofs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tree.as_fd()
+    }
+}
+
 /// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when somebody
 /// else mounted at the same moment.
 pub(super) fn create(
     bootstrap: &Path,
     devices: &[BorrowedFd<'_>],
 ) -> Result<(OwnedFd, Backing), MountError> {
-    let context = configure(bootstrap, devices)?;
+    // By descriptor, so that it is this file and no other that bears the name meanwhile.
+    let path = |device: &BorrowedFd<'_>| format!("/proc/self/fd/{}", device.as_raw_fd()).into();
+    let devices: Vec<PathBuf> = devices.iter().map(path).collect();
+    let context = configure(bootstrap, &devices)?;
     let (bdi, created) = watch_bdi(|| fsconfig_create(context.as_fd()));
     created.map_err(|error| refused(&context, bootstrap, error))?;
     match &bdi[..] {
-        [name] => {
-            let path = Path::new(BDI).join(name).join("read_ahead_kb");
-            if let Err(error) = fs::write(&path, READ_AHEAD_KB.to_string()) {
-                tracing::warn!(path = %path.display(), %error, "cannot raise the read-ahead");
-            }
-        }
+        [name] => raise_read_ahead(&Path::new(BDI).join(name)),
         // Another program mounted in the same instant. Its read-ahead is not ours to change.
         names => tracing::warn!(?names, "cannot tell whose read-ahead to raise"),
     }
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
-    let mount = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-        .map_err(|error| refused(&context, bootstrap, error))?;
-    Ok((mount, Backing(bdi)))
+    Ok((detached(&context, bootstrap)?, Backing(bdi)))
 }
 
-fn configure(bootstrap: &Path, devices: &[BorrowedFd<'_>]) -> Result<OwnedFd, MountError> {
-    let refused_early = |error| MountError::new("mount", bootstrap, error);
+/// `directory` is that of a backing device or of the queue of a disk.
+fn raise_read_ahead(directory: &Path) {
+    let path = directory.join("read_ahead_kb");
+    if let Err(error) = fs::write(&path, READ_AHEAD_KB.to_string()) {
+        tracing::warn!(path = %path.display(), %error, "cannot raise the read-ahead");
+    }
+}
+
+/// The mount of a file system, attached nowhere.
+fn detached(context: &OwnedFd, source: &Path) -> Result<OwnedFd, MountError> {
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .map_err(|error| refused(context, source, error))
+}
+
+fn configure(source: &Path, devices: &[PathBuf]) -> Result<OwnedFd, MountError> {
+    let refused_early = |error| MountError::new("mount", source, error);
     let context = fsopen(c"erofs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
     let set = || {
-        fsconfig_set_string(context.as_fd(), c"source", bootstrap)?;
+        fsconfig_set_string(context.as_fd(), c"source", source)?;
         for device in devices {
-            // By descriptor, so that it is this file and no other that bears the name meanwhile.
-            let path = format!("/proc/self/fd/{}", device.as_raw_fd());
-            fsconfig_set_string(context.as_fd(), c"device", path)?;
+            fsconfig_set_string(context.as_fd(), c"device", device)?;
         }
         fsconfig_set_flag(context.as_fd(), c"ro")
     };
-    set().map_err(|error: Errno| refused(&context, bootstrap, error))?;
+    set().map_err(|error: Errno| refused(&context, source, error))?;
     Ok(context)
 }
 
@@ -281,4 +369,20 @@ pub fn unmount(path: &Path) -> io::Result<()> {
 /// Takes what is mounted at `path` out of the tree; who has files open in it keeps them.
 pub fn detach(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backing_devices_are_told_apart() {
+        let backing = |names: &[&str]| Backing(names.iter().map(|name| (*name).into()).collect());
+        assert_eq!(backing(&["loop7-123"]).disk(), Some("/dev/loop7".into()));
+        assert_eq!(backing(&["erofs-12"]).disk(), None);
+        assert_eq!(backing(&["loop7-123"]).to_string(), "loop7-123");
+        assert!(!backing(&["loop999999-1"]).is_alive());
+        assert!(!backing(&["erofs-999999999"]).is_alive());
+        assert!(backing(&[]).is_alive(), "in doubt");
+    }
 }

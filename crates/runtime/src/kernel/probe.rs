@@ -13,8 +13,8 @@ use std::{
 };
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Inode, Kind, Metadata, Name,
-    Stored, Tree,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, FormatError, Inode,
+    Kind, Metadata, Name, Stored, Tree,
     rafs::{BlobRecord, BootstrapOptions, blob_tail, write_bootstrap},
 };
 use lazuli_sys::fanotify::{Group, Response};
@@ -29,7 +29,7 @@ use super::{mount, release::Release};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the trial file holds when it has been filled.
-const CONTENT: &[u8] = b"lazuli";
+pub(super) const CONTENT: &[u8] = b"lazuli";
 
 /// Which drivers work here; for those that do not, why, in words.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ fn fanotify(cache: &Path) -> Result<(), String> {
 fn try_image(group: &Group, dir: &Path, cache: &Path) -> Result<(), String> {
     let failed = |error: io::Error| format!("{}: {error}", cache.display());
     let bootstrap = dir.join("image.boot");
-    fs::write(&bootstrap, tiny_image()?).map_err(failed)?;
+    fs::write(&bootstrap, TinyImage::new()?.bootstrap).map_err(failed)?;
     let blob = File::options().read(true).write(true).create_new(true).open(dir.join("data"));
     let blob = blob.map_err(failed)?;
     blob.set_len(BLOCK_SIZE).map_err(failed)?;
@@ -137,22 +137,31 @@ fn answer(group: &Group, blob: &File) -> Result<(), String> {
     Ok(())
 }
 
-/// An image of one file that consists of one chunk.
-fn tiny_image() -> Result<Vec<u8>, String> {
-    let chunk = Chunk {
-        number: 0,
-        digest: Algorithm::Blake3.digest(CONTENT),
-        stored: Stored(0),
-        stored_size: CONTENT.len() as u32,
-        decoded: Decoded(0),
-        decoded_size: CONTENT.len() as u32,
-        batch: None,
-    };
-    let mut hasher = Algorithm::Sha256.hasher();
-    hasher.update(CONTENT);
-    let image = || {
+/// An image with one file, `file`, that consists of one chunk. Its blob begins with [`CONTENT`].
+pub(super) struct TinyImage {
+    pub(super) blob: Blob,
+    pub(super) bootstrap: Vec<u8>,
+}
+
+impl TinyImage {
+    pub(super) fn new() -> Result<Self, String> {
+        Self::make().map_err(|error| error.to_string())
+    }
+
+    fn make() -> Result<Self, FormatError> {
+        let chunk = Chunk {
+            number: 0,
+            digest: Algorithm::Blake3.digest(CONTENT),
+            stored: Stored(0),
+            stored_size: CONTENT.len() as u32,
+            decoded: Decoded(0),
+            decoded_size: CONTENT.len() as u32,
+            batch: None,
+        };
+        let mut hasher = Algorithm::Sha256.hasher();
+        hasher.update(CONTENT);
         let tail = blob_tail(&[chunk], hasher, Codec::Zstd)?;
-        let blob = lazuli_image::Blob {
+        let blob = Blob {
             id: tail.id,
             codec: Codec::Zstd,
             stored_size: tail.stored_size,
@@ -166,11 +175,8 @@ fn tiny_image() -> Result<Vec<u8>, String> {
         if let (Some(root), Ok(name)) = (tree.children_mut(Tree::ROOT), Name::new(b"file")) {
             root.insert(name, file);
         }
-        write_bootstrap(
-            &tree,
-            &[BlobRecord { blob, tail: tail.info }],
-            &BootstrapOptions::default(),
-        )
-    };
-    image().map_err(|error: lazuli_image::FormatError| error.to_string())
+        let records = [BlobRecord { blob: blob.clone(), tail: tail.info }];
+        let bootstrap = write_bootstrap(&tree, &records, &BootstrapOptions::default())?;
+        Ok(TinyImage { blob, bootstrap })
+    }
 }

@@ -3,5 +3,6 @@
 mod disk;
 mod fanotify;
 mod frozen;
+mod loops;
 mod pull;
 mod sample;

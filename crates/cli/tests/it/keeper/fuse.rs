@@ -1,4 +1,4 @@
-//! FUSE mounts, on any kernel: nothing here uses what only some kernels can do.
+//! Mounts whose reads are FUSE requests, on any kernel: nothing here uses what only some kernels can do.
 
 use std::{
     io::ErrorKind,
@@ -91,9 +91,18 @@ fn part(number: usize) -> Vec<u8> {
 
 #[test]
 fn containers_notice_nothing_of_kills_and_takeovers() {
+    notice_nothing("fuse");
+}
+
+#[test]
+fn containers_notice_nothing_of_kills_and_takeovers_with_loop() {
+    notice_nothing("loop");
+}
+
+fn notice_nothing(driver: &str) {
     const KILLS: usize = 12;
     const ROUNDS: usize = KILLS + 3;
-    if !require(Feature::Root) || !require(Feature::Fuse) {
+    if !crate::reliability::able(driver) {
         return;
     }
     let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
@@ -106,7 +115,7 @@ fn containers_notice_nothing_of_kills_and_takeovers() {
     lazuli.ok(["convert", "dir:source", &image]);
     let [root, upper, work, merged] =
         ["mnt", "upper", "work", "merged"].map(|name| lazuli.directory(name));
-    lazuli.ok(["mount", &image, root.to_str().unwrap(), "--driver", "fuse"]);
+    lazuli.ok(["mount", &image, root.to_str().unwrap(), "--driver", driver]);
     let [lower, upper, work] = [&root, &upper, &work].map(|path| path.to_str().unwrap());
     let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
     run(
@@ -177,7 +186,7 @@ fn workers_that_serve_fuse_alone_have_not_failed() {
     std::fs::write(lazuli.directory("source").join("a"), "content").unwrap();
     lazuli.ok(["convert", "dir:source", "oci:layout:1"]);
     let mountpoint = lazuli.directory("mnt");
-    lazuli.ok(["mount", "oci:layout:1", mountpoint.to_str().unwrap()]);
+    lazuli.ok(["mount", "oci:layout:1", mountpoint.to_str().unwrap(), "--driver", "fuse"]);
     assert_eq!(lazuli.mount_status(&mountpoint)["driver"], "fuse");
     for _ in 0..5 {
         let worker = lazuli.worker();

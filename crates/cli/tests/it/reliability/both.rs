@@ -1,14 +1,14 @@
 //! `kill -9` of keeper and worker together.
 
-use lazuli_testkit::reading::{Access, now};
+use lazuli_testkit::reading::{Access, Mode, now};
 use serde_json::{Value, json};
 
 use super::{
     able, alone,
     processes::kill,
-    readers::Seen,
+    readers::{Readers, Seen},
     report,
-    round::{Blow, Round, figures, pause},
+    round::{Blow, Round, figures, load, pause},
     soak,
 };
 
@@ -69,4 +69,49 @@ fn after_both_died_nothing_wrong_is_left() {
         "errors": during.errors.len(),
     });
     report("kill-both-fanotify", &figures);
+}
+
+/// With loop devices nothing is let through: readers in between get errors, and the same readers, with the files that they
+/// have open, get right bytes when a daemon has come.
+#[test]
+fn after_both_died_the_same_mounts_go_on_with_loop() {
+    if !able("loop") {
+        return;
+    }
+    let _alone = alone();
+    let count = if soak() { 20 } else { 3 };
+    let (mut blows, mut all, mut failed, mut rounds) = (Vec::new(), Seen::default(), 0, 0);
+    while blows.len() < count {
+        let round = Round::new("loop");
+        rounds += 1;
+        while blows.len() < count && (blows.is_empty() || !round.is_warm()) {
+            // A page fault that fails ends its program.
+            let tasks = load(&round.mountpoint, blows.len() as u64 * 100).into_iter();
+            let readers = Readers::start(tasks.filter(|task| task.mode == Mode::Read));
+            pause(blows.len());
+            let before = round.pids();
+            let at = now();
+            [before.keeper, before.worker].into_iter().for_each(kill);
+            round.revive();
+            round.wait_for(|pids| pids.worker != before.worker);
+            let back = now();
+            blows.push(Blow { at, back });
+            pause(blows.len());
+            let mut seen = readers.stop();
+            let early = |access: &Option<Access>| access.as_ref().is_some_and(|a| a.began <= back);
+            let errors = std::mem::take(&mut seen.errors);
+            let (meanwhile, late): (Vec<_>, Vec<_>) =
+                errors.into_iter().partition(|(access, _)| early(access));
+            failed += meanwhile.len();
+            seen.errors = late;
+            seen.assert_clean();
+            all.add(seen);
+        }
+        let everything = round.read_everything();
+        everything.assert_clean();
+        all.bytes += everything.bytes;
+    }
+    let mut figures = figures("loop", rounds, &blows, &all);
+    figures["errors_in_the_window"] = failed.into();
+    report("kill-both-loop", &figures);
 }

@@ -37,6 +37,16 @@ fn readers_wait_for_the_next_worker_with_fuse() {
 }
 
 #[test]
+fn readers_wait_for_the_next_worker_with_loop() {
+    if !able("loop") {
+        return;
+    }
+    let _alone = alone();
+    let figures = under_load("loop", if soak() { 200 } else { 5 }, kill_worker);
+    report("kill-worker-loop", &figures);
+}
+
+#[test]
 fn nobody_notices_the_keepers_death() {
     if !able("fanotify") {
         return;

@@ -43,6 +43,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 pub(crate) fn able(driver: &str) -> bool {
     let features: &[Feature] = match driver {
         "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
+        "loop" => &[Feature::Root, Feature::Loop],
         _ => &[Feature::Root, Feature::Fuse],
     };
     features.iter().all(|feature| require(*feature))

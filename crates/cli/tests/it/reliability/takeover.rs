@@ -27,6 +27,16 @@ fn nobody_notices_a_takeover_with_fanotify() {
 }
 
 #[test]
+fn nobody_notices_a_takeover_with_loop() {
+    if !able("loop") {
+        return;
+    }
+    let _alone = alone();
+    let figures = under_load("loop", if soak() { 100 } else { 5 }, take_over);
+    report("takeover-loop", &figures);
+}
+
+#[test]
 fn nobody_notices_a_takeover_with_fuse() {
     if !able("fuse") {
         return;

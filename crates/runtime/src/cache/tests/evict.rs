@@ -208,10 +208,13 @@ async fn a_complete_blob_is_watched_before_anything_of_it_goes() {
     let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
     let (fails, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (failing, called) = (fails.clone(), calls.clone());
-    blob.set_guard(Arc::new(move || {
-        called.fetch_add(1, Ordering::SeqCst);
-        if failing.load(Ordering::SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
-    }));
+    blob.set_guard(
+        "test",
+        Arc::new(move || {
+            called.fetch_add(1, Ordering::SeqCst);
+            if failing.load(Ordering::SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+        }),
+    );
     blob.ensure(sample.all()).await.unwrap();
     blob.completed().await;
     cache.start_evicting();
@@ -287,16 +290,19 @@ async fn a_blob_that_is_completed_while_it_is_guarded_is_guarded_again() {
     let (_cache, blob) = complete(dir.path(), &sample).await;
     let calls = Arc::new(AtomicUsize::new(0));
     let (weak, called) = (Arc::downgrade(&blob), calls.clone());
-    blob.set_guard(Arc::new(move || {
-        if called.fetch_add(1, Ordering::SeqCst) == 0 {
-            // Eviction ends, and a flush calls the blob complete, which takes the mark away.
-            let blob = weak.upgrade().unwrap();
-            blob.release();
-            blob.flush().unwrap();
-            assert!(blob.is_complete());
-        }
-        Ok(())
-    }));
+    blob.set_guard(
+        "test",
+        Arc::new(move || {
+            if called.fetch_add(1, Ordering::SeqCst) == 0 {
+                // Eviction ends, and a flush calls the blob complete, which takes the mark away.
+                let blob = weak.upgrade().unwrap();
+                blob.release();
+                blob.flush().unwrap();
+                assert!(blob.is_complete());
+            }
+            Ok(())
+        }),
+    );
     blob.stand_guard(true).unwrap();
     assert_eq!((calls.load(Ordering::SeqCst), blob.is_complete()), (2, false));
 }

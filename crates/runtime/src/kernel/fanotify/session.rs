@@ -322,10 +322,9 @@ impl Session {
         }
         drop(all);
         let weak = Arc::downgrade(self);
-        blob.set_guard(Arc::new(move || match weak.upgrade() {
-            Some(session) => session.mark_again(id),
-            None => Ok(()),
-        }));
+        let guard =
+            move || weak.upgrade().map_or(Ok(()), |session: Arc<Self>| session.mark_again(id));
+        blob.set_guard("fanotify", Arc::new(guard));
         Ok(watch)
     }
 

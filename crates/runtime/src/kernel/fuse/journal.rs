@@ -17,47 +17,62 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use lazuli_sys::shared::Shared;
 use tracing::debug;
 
-/// Threads of one session that read requests. A read of missing data holds its thread until the data is there, so this is
-/// how many reads can wait at once before other requests wait for them; one that waits costs some 50 KiB. Never changed:
-/// the next version has to find the slots of this one.
-pub(super) const SLOTS: usize = 256;
+/// How many requests a journal holds, and how long they may be. A driver never changes its own: the next version has to find
+/// the slots of this one.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernel) struct Shape {
+    /// Requests that can be under way at once.
+    pub(in crate::kernel) slots: usize,
+    /// Bytes of a slot, a multiple of 8. What is longer is cut.
+    pub(in crate::kernel) size: usize,
+}
 
-/// Bytes of a slot. Of what is sent for a file system that cannot be written to, only the kernel's list of forgotten nodes
-/// is longer, which needs no answer. Never changed.
-pub(super) const SLOT: usize = 8192;
-
-const NUMBERS: usize = SLOT / size_of::<u64>();
+impl Shape {
+    /// Numbers in a slot.
+    const fn numbers(self) -> usize {
+        self.size / size_of::<u64>()
+    }
+}
 
 /// Where the number of the request is in its slot: after 4 bytes of length and 4 of opcode, see `struct fuse_in_header`.
 const UNIQUE: usize = 1;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(in crate::kernel) struct Journal {
     memory: Shared,
-    taken: Mutex<[bool; SLOTS]>,
+    shape: Shape,
+    taken: Mutex<Vec<bool>>,
+    /// Told when a slot is free again.
+    freed: Condvar,
 }
 
 impl Journal {
     /// An empty one.
-    pub(super) fn create() -> io::Result<Arc<Self>> {
-        Ok(Self::new(Shared::create("lazuli-fuse", SLOTS * NUMBERS)?))
+    pub(in crate::kernel) fn create(shape: Shape) -> io::Result<Arc<Self>> {
+        Ok(Self::new(Shared::create("lazuli-fuse", shape.slots * shape.numbers())?, shape))
     }
 
     /// The journal of a process that is gone, and what it left.
-    pub(super) fn open(file: OwnedFd) -> io::Result<(Arc<Self>, Vec<Slot>)> {
-        let journal = Self::new(Shared::open(file, SLOTS * NUMBERS)?);
+    pub(in crate::kernel) fn open(
+        file: OwnedFd,
+        shape: Shape,
+    ) -> io::Result<(Arc<Self>, Vec<Slot>)> {
+        let numbers = shape.numbers();
+        let journal = Self::new(Shared::open(file, shape.slots * numbers)?, shape);
         let (mut left, mut next) = (Vec::new(), 0);
-        while let Some(number) = journal.memory.first_used(next * NUMBERS) {
-            let index = number / NUMBERS;
+        while next < shape.slots
+            && let Some(number) = journal.memory.first_used(next * numbers)
+        {
+            let index = number / numbers;
             journal.taken()[index] = true;
-            let slot = Slot { journal: journal.clone(), index };
+            let slot = Slot { journal: journal.clone(), index, is_left: true };
             if !slot.is_empty() {
                 left.push(slot);
             }
@@ -66,24 +81,39 @@ impl Journal {
         Ok((journal, left))
     }
 
-    fn new(memory: Shared) -> Arc<Self> {
+    fn new(memory: Shared, shape: Shape) -> Arc<Self> {
         // The kernel does not bring a page back from the disk for a process that is being killed: it would fail the
         // request. Where this is refused that is a matter of microseconds, on a machine that swaps.
         if let Err(error) = memory.lock() {
             debug!("the journal may be swapped out: {error}");
         }
-        Arc::new(Journal { memory, taken: Mutex::new([false; SLOTS]) })
+        let taken = Mutex::new(vec![false; shape.slots]);
+        Arc::new(Journal { memory, shape, taken, freed: Condvar::new() })
     }
 
-    /// A slot that nobody has; `None` when there is none.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Slot> {
+    /// A free slot; `None` when there is none.
+    pub(in crate::kernel) fn take(self: &Arc<Self>) -> Option<Slot> {
+        self.take_free(&mut self.taken())
+    }
+
+    /// Waits for a free slot.
+    pub(in crate::kernel) fn wait_for_slot(self: &Arc<Self>) -> Slot {
         let mut taken = self.taken();
+        loop {
+            if let Some(slot) = self.take_free(&mut taken) {
+                return slot;
+            }
+            taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn take_free(self: &Arc<Self>, taken: &mut [bool]) -> Option<Slot> {
         let index = taken.iter().position(|taken| !taken)?;
         taken[index] = true;
-        Some(Slot { journal: self.clone(), index })
+        Some(Slot { journal: self.clone(), index, is_left: false })
     }
 
-    fn taken(&self) -> MutexGuard<'_, [bool; SLOTS]> {
+    fn taken(&self) -> MutexGuard<'_, Vec<bool>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,40 +126,52 @@ impl AsFd for Journal {
 
 /// Room for one request. One that still has a request when it is dropped stays taken, for the next process.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(in crate::kernel) struct Slot {
     journal: Arc<Journal>,
     index: usize,
+    /// Whether an earlier process left the request in it.
+    is_left: bool,
 }
 
 impl Slot {
     fn range(&self) -> Range<usize> {
-        self.index * NUMBERS..(self.index + 1) * NUMBERS
+        let numbers = self.journal.shape.numbers();
+        self.index * numbers..(self.index + 1) * numbers
     }
 
     /// Whether there is no request in it.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::kernel) fn is_empty(&self) -> bool {
         self.journal.memory[self.range().start + UNIQUE].load(Ordering::Acquire) == 0
     }
 
     /// Forgets a request that was answered.
-    pub(super) fn empty(&self) {
+    pub(in crate::kernel) fn empty(&self) {
         self.journal.memory[self.range().start + UNIQUE].store(0, Ordering::Release);
+    }
+
+    /// Whether the request in it was left by an earlier process; asked once.
+    pub(in crate::kernel) fn take_left(&mut self) -> bool {
+        std::mem::take(&mut self.is_left)
     }
 
     /// Waits for a request, and returns its length. `rest` gets what is longer than a slot: the kernel
     /// insists on room for the longest request, written data included, before it gives out any.
-    pub(super) fn read(&self, device: BorrowedFd<'_>, rest: &mut [u8]) -> io::Result<usize> {
+    pub(in crate::kernel) fn read(
+        &self,
+        device: BorrowedFd<'_>,
+        rest: &mut [u8],
+    ) -> io::Result<usize> {
         // Also makes the page be there.
         self.empty();
         self.journal.memory.read(device, self.range(), rest)
     }
 
     /// The request.
-    pub(super) fn request(&self) -> Vec<u8> {
+    pub(in crate::kernel) fn request(&self) -> Vec<u8> {
         let numbers = &self.journal.memory[self.range()];
         // The length comes first.
         let [a, b, c, d, ..] = numbers[0].load(Ordering::Acquire).to_ne_bytes();
-        let len = (u32::from_ne_bytes([a, b, c, d]) as usize).min(SLOT);
+        let len = (u32::from_ne_bytes([a, b, c, d]) as usize).min(self.journal.shape.size);
         let used = &numbers[..len.div_ceil(size_of::<u64>())];
         let bytes = used.iter().flat_map(|number| number.load(Ordering::Relaxed).to_ne_bytes());
         bytes.take(len).collect()
@@ -145,6 +187,7 @@ impl Drop for Slot {
             debug!("a slot keeps its memory: {error}");
         }
         self.journal.taken()[self.index] = false;
+        self.journal.freed.notify_one();
     }
 }
 
@@ -153,6 +196,10 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
+
+    const SLOTS: usize = 256;
+    const SLOT: usize = 8192;
+    const SHAPE: Shape = Shape { slots: SLOTS, size: SLOT };
 
     /// A request of `len` bytes as the kernel would write it.
     fn request(unique: u64, len: usize) -> Vec<u8> {
@@ -169,12 +216,12 @@ mod tests {
     }
 
     fn successor(journal: &Journal) -> (Arc<Journal>, Vec<Slot>) {
-        Journal::open(journal.as_fd().try_clone_to_owned().unwrap()).unwrap()
+        Journal::open(journal.as_fd().try_clone_to_owned().unwrap(), SHAPE).unwrap()
     }
 
     #[test]
     fn a_successor_finds_what_was_read_and_not_answered() {
-        let journal = Journal::create().unwrap();
+        let journal = Journal::create(SHAPE).unwrap();
         let slots: Vec<_> = std::iter::from_fn(|| journal.take()).collect();
         assert_eq!(slots.len(), SLOTS);
         let sizes = [40, 41, 48, SLOT, SLOT + 16];
@@ -195,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_free_again_only_when_its_request_was_answered() {
-        let journal = Journal::create().unwrap();
+        let journal = Journal::create(SHAPE).unwrap();
         let slot = journal.take().unwrap();
         read(&slot, &request(1, 40));
         drop(slot);
@@ -214,6 +261,38 @@ mod tests {
     fn refuses_memory_that_is_no_journal() {
         let other = Shared::create("test", 1000).unwrap();
         let other = other.as_fd().try_clone_to_owned().unwrap();
-        assert_eq!(Journal::open(other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(Journal::open(other, SHAPE).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    /// Several of these share a page.
+    #[test]
+    fn small_slots_are_told_apart() {
+        let shape = Shape { slots: 32, size: 512 };
+        let journal = Journal::create(shape).unwrap();
+        let slots: Vec<_> = std::iter::from_fn(|| journal.take()).collect();
+        assert_eq!(slots.len(), 32);
+        for (index, slot) in slots.iter().enumerate() {
+            read(slot, &request(1 + index as u64, 80));
+        }
+        slots.iter().step_by(2).for_each(Slot::empty);
+        drop(slots);
+        let file = journal.as_fd().try_clone_to_owned().unwrap();
+        let (again, left) = Journal::open(file, shape).unwrap();
+        let found: Vec<_> = left.iter().map(|slot| (slot.index, slot.request())).collect();
+        let odd = (1..32).step_by(2).map(|index| (index, request(1 + index as u64, 80)));
+        assert_eq!(found, odd.collect::<Vec<_>>());
+        assert_eq!(again.take().unwrap().index, 0);
+    }
+
+    #[test]
+    fn a_slot_is_waited_for() {
+        let shape = Shape { slots: 1, size: 512 };
+        let journal = Journal::create(shape).unwrap();
+        let only = journal.take().unwrap();
+        let waiting = journal.clone();
+        let waiter = std::thread::spawn(move || waiting.wait_for_slot().index);
+        assert!(journal.take().is_none());
+        drop(only);
+        assert_eq!(waiter.join().unwrap(), 0);
     }
 }

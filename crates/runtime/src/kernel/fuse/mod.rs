@@ -9,8 +9,9 @@
 //! The driver promises: a reader gets checked bytes, waits, or gets an error. A failure while one
 //! request is handled answers that request with EIO and no other.
 
+pub(super) mod connection;
 mod filesystem;
-mod journal;
+pub(super) mod journal;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -18,3 +19,4 @@ mod thread_pool;
 
 pub use filesystem::{BlobReader, ImageFilesystem};
 pub use session::{FuseError, HELD, KIND, Left, MountTarget, Session, can_resend, detach};
+pub(super) use session::{WITHOUT_ANSWER, create_filesystem};

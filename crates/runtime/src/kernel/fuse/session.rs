@@ -12,11 +12,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::Command,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
+    sync::Arc,
 };
 
 use fuse_backend_rs::{
@@ -33,27 +29,27 @@ use rustix::{
     },
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
-use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
 use super::{
-    journal::{Journal, Slot},
-    thread_pool::{Leave, MINIMUM, THREADS},
+    connection::{Answer, Connection},
+    journal::{Journal, Shape, Slot},
 };
 use crate::{
     keeper::{Descriptors, KeptDescriptor, Link},
     kernel::mount::{self, Suid},
 };
 
-/// Bytes of the largest reply: 1 MiB of data, the most the kernel ever asks for, and a page for its header. Pages of
-/// a buffer that no request fills take no memory.
-pub(super) const BUFFER: usize = (1 << 20) + 4096;
+/// Threads of one session that read requests. A read of missing data holds its thread until the data is there, so this is
+/// how many reads can wait at once before other requests wait for them; one that waits costs some 50 KiB. Of what is sent for
+/// a file system that cannot be written to, only the kernel's list of forgotten nodes is longer than a slot, which needs no
+/// answer.
+pub(super) const SHAPE: Shape = Shape { slots: 256, size: 8192 };
 
-/// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
-const IDLE_THREADS: usize = 4;
-
-/// The file system type in the mount table.
+/// The file system type in the mount table: `fuse.` and [`SUBTYPE`].
 pub const KIND: &str = "fuse.lazuli";
+
+const SUBTYPE: &str = "lazuli";
 
 /// How the keeper's names begin of what belongs to FUSE mounts.
 pub const HELD: &str = "fuse-";
@@ -126,6 +122,7 @@ pub enum FuseError {
 #[derive(Debug)]
 pub struct Session {
     connection: Arc<Connection>,
+    mountpoint: PathBuf,
     /// The device number of the mounted file system, by which the mount is recognized.
     device: Option<u64>,
     _held: [KeptDescriptor; 2],
@@ -186,7 +183,7 @@ impl Session {
         // The keeper has everything before there is a mount: one that this process did not get to serve is
         // served by the next.
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, place, link);
-        let device = &session.connection.device;
+        let device = session.connection.device();
         let mounted = match place.is_dead {
             true => replace_directly(device, mountpoint, source, suid),
             false => mount_directly(device, mountpoint, source, suid),
@@ -231,11 +228,11 @@ impl Session {
         let refused = |error| FuseError::Resume { mountpoint: mountpoint.to_path_buf(), error };
         let device = File::from(left.connection);
         let (journal, left) = match left.journal {
-            Some(journal) => Journal::open(journal).map_err(refused)?,
+            Some(journal) => Journal::open(journal, SHAPE).map_err(refused)?,
             None => {
                 // Before the keeper has the journal: a successor takes from it that nothing else is missing.
                 resend(device.as_fd()).map_err(refused)?;
-                (Journal::create().map_err(refused)?, Vec::new())
+                (Journal::create(SHAPE).map_err(refused)?, Vec::new())
             }
         };
         if !left.is_empty() {
@@ -254,56 +251,36 @@ impl Session {
 
     /// Not yet served. As long as the mount is not known, dropping this leaves it alone.
     fn new(device: File, journal: Arc<Journal>, place: MountTarget<'_>, link: &Arc<Link>) -> Self {
-        let connection = Arc::new(Connection {
-            device,
-            journal: journal.clone(),
-            mountpoint: place.mountpoint.to_path_buf(),
-            image: place.image,
-            requests: AtomicU64::new(0),
-            left: watch::Sender::new(0),
-            threads: Mutex::default(),
-            ended: Condvar::new(),
-        });
+        let mountpoint = place.mountpoint.to_path_buf();
+        let name = mountpoint.display().to_string();
+        let connection = Connection::new(device, journal.clone(), name, Some(place.image));
         let journal = link.hold(journal_name(place.key), journal);
         let held = [journal, link.hold(connection_name(place.key), connection.clone())];
-        Session { connection, device: None, _held: held }
+        Session { connection, mountpoint, device: None, _held: held }
     }
 
-    /// Starts threads: one for each request that is `left`, and one that waits for more.
     fn serve<F>(&self, filesystem: F, left: Vec<Slot>) -> Result<(), FuseError>
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let connection = &self.connection;
-        let failed = |error| FuseError::Thread { mountpoint: connection.mountpoint.clone(), error };
-        let server = Arc::new(Server::new(filesystem));
-        connection.left.send_replace(left.len());
-        for slot in left {
-            spawn(connection, &server, slot, None).map_err(failed)?;
-        }
-        match connection.journal.take() {
-            Some(slot) => spawn(connection, &server, slot, None).map_err(failed),
-            None => Ok(()),
-        }
+        let server = Arc::new(ImageServer(Server::new(filesystem)));
+        let failed = |error| FuseError::Thread { mountpoint: self.mountpoint.clone(), error };
+        self.connection.serve(&server, left).map_err(failed)
     }
 
     /// Returns when everything is answered that an earlier process left.
     pub fn caught_up(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut left = self.connection.left.subscribe();
-        async move {
-            // The threads that count are as good as gone when nobody can count any more.
-            let _ = left.wait_for(|left| *left == 0).await;
-        }
+        self.connection.caught_up()
     }
 
     /// Where it is mounted.
     pub fn mountpoint(&self) -> &Path {
-        &self.connection.mountpoint
+        &self.mountpoint
     }
 
     /// Requests of the kernel since the mount.
     pub fn requests(&self) -> u64 {
-        self.connection.requests.load(Ordering::Relaxed)
+        self.connection.requests()
     }
 
     /// Removes the mount. Errors when a process uses it. Another mount namespace may keep the connection
@@ -320,17 +297,17 @@ impl Session {
 
     /// Returns when the mount is gone, whoever removed it, and all requests are answered.
     pub fn wait(&self) {
-        let threads = self.connection.threads();
-        let gone = self.connection.ended.wait_while(threads, |threads| threads.total > 0);
-        drop(gone.unwrap_or_else(PoisonError::into_inner));
+        self.connection.wait_for_end();
     }
 
     fn remove(&self, lazily: bool) -> Result<(), FuseError> {
-        let mountpoint = &self.connection.mountpoint;
+        let mountpoint = &self.mountpoint;
         // Somebody else may have unmounted it: what is there now is then not ours to unmount. The number
         // is not given to another file system as long as this one lives, and we serve it.
-        let ended = self.connection.threads().total == 0;
-        if ended || self.device.is_none() || mount::device(mountpoint).ok() != self.device {
+        if self.connection.has_ended()
+            || self.device.is_none()
+            || mount::device(mountpoint).ok() != self.device
+        {
             return Ok(());
         }
         let result = if lazily { mount::detach(mountpoint) } else { mount::unmount(mountpoint) };
@@ -359,7 +336,7 @@ fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
 /// needs root.
 pub fn can_resend() -> io::Result<bool> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
-    let context = create_filesystem(&device, "trial")?;
+    let context = create_filesystem(&device, "trial", SUBTYPE)?;
     let resent = resend(device.as_fd());
     drop(context);
     match resent {
@@ -378,7 +355,7 @@ impl Drop for Session {
 }
 
 fn create() -> Result<Arc<Journal>, FuseError> {
-    Journal::create().map_err(FuseError::Journal)
+    Journal::create(SHAPE).map_err(FuseError::Journal)
 }
 
 pub(super) fn mount_directly(
@@ -415,7 +392,7 @@ fn replace_directly(
         attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
     }
     let replace = || {
-        let context = create_filesystem(device, source)?;
+        let context = create_filesystem(device, source, SUBTYPE)?;
         let mount = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         mount::replace(mountpoint, mount.as_fd())
     };
@@ -434,11 +411,15 @@ fn replace_directly(
 }
 
 /// A file system behind `device`, as [`mount_directly`] makes it, that is not mounted yet.
-fn create_filesystem(device: &File, source: &str) -> io::Result<OwnedFd> {
+pub(in crate::kernel) fn create_filesystem(
+    device: &File,
+    source: &str,
+    subtype: &str,
+) -> io::Result<OwnedFd> {
     let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let options = [
         ("source", source),
-        ("subtype", "lazuli"),
+        ("subtype", subtype),
         ("fd", &device.as_raw_fd().to_string()),
         ("rootmode", "40000"),
         ("user_id", &rustix::process::getuid().as_raw().to_string()),
@@ -464,7 +445,7 @@ fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File, FuseError>
     let source = source.replace('\\', r"\\").replace(',', r"\,");
     let output = Command::new("fusermount3")
         .arg("-o")
-        .arg(format!("ro,default_permissions,subtype=lazuli,fsname={source}"))
+        .arg(format!("ro,default_permissions,subtype={SUBTYPE},fsname={source}"))
         .arg("--")
         .arg(mountpoint)
         .env("_FUSE_COMMFD", "0")
@@ -507,176 +488,53 @@ fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {
     }
 }
 
-#[derive(Debug)]
-struct Connection {
-    device: File,
-    journal: Arc<Journal>,
-    mountpoint: PathBuf,
-    image: Digest,
-    requests: AtomicU64,
-    /// Requests of an earlier process that are not answered yet.
-    left: watch::Sender<usize>,
-    threads: Mutex<Threads>,
-    ended: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Threads {
-    total: usize,
-    idle: usize,
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.device.as_fd()
-    }
-}
-
-impl Connection {
-    fn threads(&self) -> MutexGuard<'_, Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts a new thread as waiting.
-    fn join(&self) {
-        let mut threads = self.threads();
-        threads.total += 1;
-        threads.idle += 1;
-    }
-
-    /// Counts a waiting thread as gone.
-    fn leave(&self) {
-        let mut threads = self.threads();
-        threads.total -= 1;
-        threads.idle -= 1;
-        if threads.total == 0 {
-            self.ended.notify_all();
-        }
-    }
-
-    /// Counts a waiting thread as busy. What another one needs if there is to be one, so that one always waits; there are no more
-    /// threads than slots, and above [`MINIMUM`] none without leave.
-    fn start_request(&self) -> Option<(Slot, Option<Leave>)> {
-        let mut threads = self.threads();
-        threads.idle -= 1;
-        if threads.idle > 0 {
-            return None;
-        }
-        let is_few = threads.total < MINIMUM;
-        drop(threads);
-        let leave = if is_few { None } else { Some(THREADS.take(self.image)?) };
-        Some((self.journal.take()?, leave))
-    }
-
-    /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once: threads that only meant to go
-    /// would be taken for waiting ones by others, who would go, too, until nobody is left.
-    fn end_request(&self) -> bool {
-        let mut threads = self.threads();
-        if threads.idle < IDLE_THREADS {
-            threads.idle += 1;
-            return true;
-        }
-        // So many others wait, and one of them takes the next request.
-        threads.total -= 1;
-        false
-    }
-}
-
-/// Starts one more thread that answers requests: first the one in its slot, if there is one. It has `leave` as long as it lives.
-fn spawn<F>(
-    connection: &Arc<Connection>,
-    server: &Arc<Server<F>>,
-    slot: Slot,
-    leave: Option<Leave>,
-) -> io::Result<()>
-where
-    F: FileSystem + Send + Sync + 'static,
-{
-    connection.join();
-    let (mine, server) = (connection.clone(), server.clone());
-    let thread = thread::Builder::new().name("fuse".to_owned()).spawn(move || {
-        if serve(&mine, &server, &slot) {
-            mine.leave();
-        }
-        drop(leave);
-    });
-    thread.map(drop).inspect_err(|_| connection.leave())
-}
-
-/// Answers requests until the mount is gone, and is true, or until there are enough other threads.
-fn serve<F>(connection: &Arc<Connection>, server: &Arc<Server<F>>, slot: &Slot) -> bool
-where
-    F: FileSystem + Send + Sync + 'static,
-{
-    let mut reply = vec![0; BUFFER];
-    let mut left = !slot.is_empty();
-    loop {
-        if !left && let Err(error) = slot.read(connection.as_fd(), &mut reply) {
-            match Errno::from_io_error(&error) {
-                // Interrupted, or the process that asked was killed before the request was taken.
-                Some(Errno::INTR | Errno::NOENT) => continue,
-                Some(Errno::NODEV) => debug!("{} is unmounted", connection.mountpoint.display()),
-                _ => error!("{} is served no more: {error}", connection.mountpoint.display()),
-            }
-            slot.empty();
-            return true;
-        }
-        connection.requests.fetch_add(1, Ordering::Relaxed);
-        if let Some((slot, leave)) = connection.start_request()
-            && let Err(error) = spawn(connection, server, slot, leave)
-        {
-            warn!("no more threads for {}: {error}", connection.mountpoint.display());
-        }
-        answer(connection, server, &mut slot.request(), &mut reply);
-        slot.empty();
-        if mem::take(&mut left) {
-            connection.left.send_modify(|left| *left -= 1);
-        }
-        if !connection.end_request() {
-            return false;
-        }
-    }
-}
+/// An image as the crate serves it.
+struct ImageServer<F: FileSystem + Sync>(Server<F>);
 
 /// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, of which the last may be cut short here. Node numbers follow
 /// from the image, and whoever is interrupted waits for the answer all the same.
-const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
+pub(in crate::kernel) const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
 
-/// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits for it.
-fn answer<F>(connection: &Connection, server: &Server<F>, request: &mut [u8], reply: &mut [u8])
-where
-    F: FileSystem + Send + Sync,
-{
-    // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
-    let Some((header, _)) = request.split_first_chunk::<16>() else { return };
-    let [_, _, _, _, o, p, q, r, a, b, c, d, e, f, g, h] = *header;
-    let (opcode, id) =
-        (u32::from_ne_bytes([o, p, q, r]), u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
-    if WITHOUT_ANSWER.contains(&opcode) {
-        return;
+impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
+    fn answer(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        slot: Slot,
+        reply: &mut [u8],
+    ) -> Option<Slot> {
+        self.handle(connection, &mut slot.request(), reply);
+        Some(slot)
     }
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        // Both constructors only wrap their buffers.
-        let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).ok()?;
-        let writer = FuseDevWriter::<()>::new(connection.device.as_raw_fd(), reply).ok()?;
-        server.handle_message(reader, writer.into(), None, None).err()
-    }));
-    let mountpoint = connection.mountpoint.display();
-    match outcome {
-        Ok(None) => return,
-        // Usually the reader was killed, or the mount is going away.
-        Ok(Some(RequestError::EncodeMessage(error))) => {
-            debug!("{mountpoint}: request {id}: the kernel does not take the answer: {error}");
+}
+
+impl<F: FileSystem + Send + Sync> ImageServer<F> {
+    /// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits for it.
+    fn handle(&self, connection: &Connection, request: &mut [u8], reply: &mut [u8]) {
+        // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
+        let Some((header, _)) = request.split_first_chunk::<16>() else { return };
+        let [_, _, _, _, o, p, q, r, a, b, c, d, e, f, g, h] = *header;
+        let (opcode, id) =
+            (u32::from_ne_bytes([o, p, q, r]), u64::from_ne_bytes([a, b, c, d, e, f, g, h]));
+        if WITHOUT_ANSWER.contains(&opcode) {
+            return;
         }
-        Ok(Some(problem)) => error!("{mountpoint}: request {id}: {problem}"),
-        Err(_) => error!("{mountpoint}: request {id}: a panic, see above"),
-    }
-    // struct fuse_out_header: length, error, request id. Refused when nobody waits for it any more.
-    let mut failure = [0; 16];
-    failure[..4].copy_from_slice(&16_u32.to_ne_bytes());
-    failure[4..8].copy_from_slice(&(-Errno::IO.raw_os_error()).to_ne_bytes());
-    failure[8..].copy_from_slice(&id.to_ne_bytes());
-    if let Err(error) = rustix::io::write(&connection.device, &failure) {
-        debug!("{mountpoint}: request {id}: {error}");
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            // Both constructors only wrap their buffers.
+            let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).ok()?;
+            let device = connection.device().as_raw_fd();
+            let writer = FuseDevWriter::<()>::new(device, reply).ok()?;
+            self.0.handle_message(reader, writer.into(), None, None).err()
+        }));
+        let name = connection.name();
+        match outcome {
+            Ok(None) => return,
+            // Usually the reader was killed, or the mount is going away.
+            Ok(Some(RequestError::EncodeMessage(error))) => {
+                debug!("{name}: request {id}: the kernel does not take the answer: {error}");
+            }
+            Ok(Some(problem)) => error!("{name}: request {id}: {problem}"),
+            Err(_) => error!("{name}: request {id}: a panic, see above"),
+        }
+        connection.refuse(id, Errno::IO);
     }
 }

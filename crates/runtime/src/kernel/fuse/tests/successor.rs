@@ -23,8 +23,9 @@ use tempfile::TempDir;
 
 use super::{
     super::{
-        journal::{Journal, SLOTS},
-        session::{BUFFER, Left, can_resend, mount_directly},
+        connection::BUFFER,
+        journal::Journal,
+        session::{Left, SHAPE, can_resend, mount_directly},
     },
     FuseError, IMAGE, Link, MountTarget, Session, Suid, filesystem, source_with,
 };
@@ -77,7 +78,7 @@ impl Predecessor {
     fn mount(at: &Path) -> Self {
         let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
         mount_directly(&device, at, "source", Suid::Keep).unwrap();
-        Predecessor { device, journal: Journal::create().unwrap() }
+        Predecessor { device, journal: Journal::create(SHAPE).unwrap() }
     }
 
     /// Answers requests until it has left `count` with one of these codes unanswered.
@@ -171,7 +172,7 @@ fn a_successor_answers_what_was_read_and_not_answered() {
 #[test]
 fn what_a_predecessor_left_holds_up_nobody_else() {
     // More requests than there are slots.
-    const FILES: usize = SLOTS + 40;
+    const FILES: usize = SHAPE.slots + 40;
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;
     }
@@ -192,7 +193,7 @@ fn what_a_predecessor_left_holds_up_nobody_else() {
             (0..FILES).map(open).collect::<Vec<_>>()
         }
     });
-    predecessor.serve(filesystem(source.path(), |_| Ok(())), SLOTS, &[READ]);
+    predecessor.serve(filesystem(source.path(), |_| Ok(())), SHAPE.slots, &[READ]);
     let gate = Gate::default();
     let wait = gate.clone();
     let image = filesystem(source.path(), move |_| {

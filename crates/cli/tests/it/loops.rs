@@ -1,0 +1,279 @@
+//! The driver `loop`: what it leaves to the kernel, and what it leaves behind.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lazuli_testkit::{listing, odd, registry::FakeRegistry};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{lazuli::Lazuli, reliability::able};
+
+/// Nothing here takes longer, on the busiest machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+const SIZE: usize = 4 << 20;
+
+struct Node {
+    lazuli: Lazuli,
+    registry: FakeRegistry,
+    mountpoint: PathBuf,
+}
+
+impl Node {
+    /// A mounted image with two files of random bytes.
+    fn new() -> Option<Self> {
+        if !able("loop") {
+            return None;
+        }
+        let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+        lazuli.configure("[fetch]\namplify_bytes = 0\n");
+        for (name, seed) in [("a", 1), ("b", 2)] {
+            fs::write(lazuli.directory("source").join(name), odd::random(seed, SIZE)).unwrap();
+        }
+        let mountpoint = lazuli.directory("mnt");
+        let node = Node { lazuli, registry, mountpoint };
+        node.lazuli.ok(["convert", "dir:source", &node.image()]);
+        node.mount(&node.mountpoint);
+        Some(node)
+    }
+
+    fn image(&self) -> String {
+        format!("{}/image:1", self.registry.host())
+    }
+
+    fn mount(&self, at: &Path) {
+        self.lazuli.ok(["mount", &self.image(), at.to_str().unwrap(), "--driver", "loop"]);
+    }
+
+    fn compare(&self) {
+        listing::assert_equal(self.lazuli.path("source"), self.mountpoint.clone());
+    }
+
+    fn events(&self) -> u64 {
+        self.lazuli.mount_status(&self.mountpoint)["events"].as_u64().unwrap()
+    }
+
+    /// What is behind loop devices of this node, as the kernel names it.
+    fn loops(&self) -> Vec<String> {
+        let blobs = fs::read_dir(self.lazuli.root().join("cache/blobs")).into_iter().flatten();
+        let names: Vec<_> = blobs.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let root = self.lazuli.root().to_str().unwrap().to_owned();
+        let disks = fs::read_dir("/sys/block").unwrap().flatten();
+        let files =
+            disks.filter_map(|disk| fs::read_to_string(disk.path().join("loop/backing_file")).ok());
+        let ours = |file: &String| {
+            file.contains(&root)
+                || names.iter().any(|name| file.trim_end().ends_with(name.as_str()))
+        };
+        files.map(|file| file.trim_end().to_owned()).filter(ours).collect()
+    }
+
+    /// Those that have a file of the cache behind them.
+    fn handed_over(&self) -> usize {
+        self.loops().iter().filter(|file| file.ends_with("/data")).count()
+    }
+
+    fn kill_both(&self) {
+        let daemon = self.lazuli.status()["daemon"].clone();
+        let pids = ["keeper_pid", "worker_pid"].map(|key| {
+            Pid::from_raw(i32::try_from(daemon[key].as_i64().unwrap()).unwrap()).unwrap()
+        });
+        for signal in [Signal::STOP, Signal::KILL] {
+            pids.iter().for_each(|pid| kill_process(*pid, signal).unwrap());
+        }
+        for pid in pids {
+            let descriptors = format!("/proc/{}/fd/0", pid.as_raw_nonzero());
+            until("both are gone", || !Path::new(&descriptors).exists());
+        }
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < TIMEOUT, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn drop_caches() {
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
+
+fn read_at(file: &File, at: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 64 << 10];
+    file.read_exact_at(&mut bytes, at).map(|()| bytes)
+}
+
+#[test]
+fn a_complete_image_is_read_without_the_daemon() {
+    let Some(node) = Node::new() else { return };
+    let open = File::open(node.mountpoint.join("a")).unwrap();
+    node.compare();
+    until("the blob is handed over", || node.handed_over() == 1);
+    let before = node.events();
+    drop_caches();
+    node.compare();
+    assert_eq!(node.events(), before, "the kernel asks nothing any more");
+    // Not even whether there is a daemon.
+    node.kill_both();
+    drop_caches();
+    node.compare();
+    assert!(read_at(&open, 1 << 20).unwrap() == odd::random(1, SIZE)[1 << 20..][..64 << 10]);
+    assert_eq!(node.lazuli.mount_status(&node.mountpoint)["driver"], "loop");
+    assert_eq!(node.handed_over(), 1);
+    node.compare();
+}
+
+#[test]
+fn what_was_opened_before_both_died_is_served_again() {
+    let Some(node) = Node::new() else { return };
+    let [upper, work, merged] = ["upper", "work", "merged"].map(|d| node.lazuli.directory(d));
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        node.mountpoint.display(),
+        upper.display(),
+        work.display()
+    );
+    let mut overlay = Command::new("mount");
+    overlay.args(["-t", "overlay", "-o", &options, "overlay"]).arg(&merged);
+    assert!(overlay.status().unwrap().success());
+    let (open, above) =
+        (File::open(node.mountpoint.join("a")).unwrap(), File::open(merged.join("b")).unwrap());
+    read_at(&open, 0).unwrap();
+    for round in 1..=3_u64 {
+        node.kill_both();
+        let at = round << 20;
+        for file in [&open, &above] {
+            let error = read_at(file, at).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(5), "{error}");
+        }
+        node.lazuli.status();
+        for (file, seed) in [(&open, 1), (&above, 2)] {
+            let expected = &odd::random(seed, SIZE)[at as usize..][..64 << 10];
+            assert!(read_at(file, at).unwrap() == expected, "round {round}");
+        }
+    }
+    node.compare();
+    assert!(fs::read(merged.join("b")).unwrap() == odd::random(2, SIZE));
+    drop((open, above));
+    until("the overlay is free", || {
+        Command::new("umount").arg(&merged).status().unwrap().success()
+    });
+}
+
+#[test]
+fn nothing_is_left_after_the_last_mount() {
+    let Some(node) = Node::new() else { return };
+    let other = node.lazuli.directory("other");
+    node.mount(&other);
+    assert_eq!(node.loops().len(), 2, "bootstrap and blob: {:?}", node.loops());
+    node.kill_both();
+    node.lazuli.status();
+    node.lazuli.kill(node.lazuli.worker());
+    assert_eq!(node.loops().len(), 2, "{:?}", node.loops());
+    for mountpoint in [&other, &node.mountpoint] {
+        node.lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    }
+    until("the devices are free", || node.loops().is_empty());
+    node.mount(&node.mountpoint);
+    node.compare();
+    node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
+    node.lazuli.ok(["stop"]);
+    until("the devices are free", || node.loops().is_empty());
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(node.lazuli.path(".").to_str().unwrap().trim_end_matches('.')));
+}
+
+#[test]
+fn a_stop_by_force_leaves_errors_and_no_devices() {
+    let Some(node) = Node::new() else { return };
+    let open = File::open(node.mountpoint.join("a")).unwrap();
+    read_at(&open, 0).unwrap();
+    let error = node.lazuli.fails(["stop"]);
+    assert!(error.contains(node.mountpoint.to_str().unwrap()), "{error}");
+    node.lazuli.ok(["stop", "--force"]);
+    // The last process may need a moment to end.
+    let mut at = 0;
+    until("reads fail", || {
+        at += 64 << 10;
+        read_at(&open, at).is_err_and(|error| error.raw_os_error() == Some(5))
+    });
+    drop(open);
+    until("the devices are free", || node.loops().is_empty());
+}
+
+#[test]
+fn images_share_the_device_of_a_blob_that_both_have() {
+    let Some(node) = Node::new() else { return };
+    let lazuli = &node.lazuli;
+    // The same content makes the same blob; another file on top makes another image.
+    let second = format!("{}/image:2", node.registry.host());
+    fs::write(lazuli.path("source/empty"), "").unwrap();
+    lazuli.ok(["convert", "dir:source", &second]);
+    let other = lazuli.directory("other");
+    lazuli.ok(["mount", &second, other.to_str().unwrap(), "--driver", "loop"]);
+    assert_eq!(node.loops().len(), 3, "two bootstraps and one blob: {:?}", node.loops());
+    listing::assert_equal(lazuli.path("source"), other.clone());
+    lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
+    until("one bootstrap is gone", || node.loops().len() == 2);
+    drop_caches();
+    listing::assert_equal(lazuli.path("source"), other.clone());
+    lazuli.ok(["umount", other.to_str().unwrap()]);
+}
+
+/// Programs of the system look at the beginning and end of each new disk.
+#[test]
+fn a_disk_that_is_looked_at_fetches_nothing_until_it_is_mounted() {
+    let Some(node) = Node::new() else { return };
+    node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
+    node.lazuli.ok(["stop"]);
+    let status = |node: &Node| node.lazuli.mount_status(&node.mountpoint);
+    fs::remove_dir_all(node.lazuli.root().join("cache")).unwrap();
+    // What looks here is whatever this system has.
+    node.mount(&node.mountpoint);
+    thread::sleep(Duration::from_millis(300));
+    let chunks = status(&node)["chunks_ready"].as_u64().unwrap();
+    assert_eq!(chunks, 0, "{:#}", status(&node));
+    node.compare();
+}
+
+#[test]
+fn three_hundred_mounts() {
+    if !able("loop") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let count = if crate::reliability::soak() { 300 } else { 30 };
+    for number in 0..count {
+        let source = lazuli.directory("source");
+        fs::write(source.join("file"), odd::random(number, 5000)).unwrap();
+        lazuli.ok(["convert", "dir:source", &format!("oci:lazy:{number}")]);
+    }
+    let begun = Instant::now();
+    for number in 0..count {
+        let at = lazuli.directory(&format!("mnt-{number}"));
+        let image = format!("oci:lazy:{number}");
+        lazuli.ok(["mount", &image, at.to_str().unwrap(), "--driver", "loop"]);
+    }
+    let took = begun.elapsed();
+    lazuli.kill(lazuli.worker());
+    for number in 0..count {
+        let content = fs::read(lazuli.path(&format!("mnt-{number}/file"))).unwrap();
+        assert!(content == odd::random(number, 5000), "{number}");
+    }
+    crate::reliability::report(
+        "mounts-loop",
+        &serde_json::json!({ "mounts": count, "ms_each": took.as_secs_f64() * 1e3 / count as f64 }),
+    );
+    for number in 0..count {
+        lazuli.ok(["umount", lazuli.path(&format!("mnt-{number}")).to_str().unwrap()]);
+    }
+    lazuli.ok(["stop"]);
+}

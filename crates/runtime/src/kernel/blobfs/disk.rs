@@ -1,0 +1,357 @@
+//! One blob as a disk: a loop device on its file here, or on its file in the cache when everything is there.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    ops::Range,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use lazuli_image::{Algorithm, Decoded};
+use lazuli_sys::loop_device::LoopDevice;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, makedev, open, statx};
+use tokio::{runtime::Handle, task::AbortHandle};
+
+use super::helper::{BLOCK, Helper};
+use crate::{cache::CachedBlob, keeper::Link};
+
+/// Node numbers below are the kernel's own.
+const FIRST_NODE: u64 = 16;
+
+/// A blob that mounts use. The device is free when the last of them, and this, are gone.
+pub struct Disk {
+    pub(super) blob: Arc<CachedBlob>,
+    pub(super) identity: Identity,
+    shared: Arc<Shared>,
+    /// Locked while what is behind it is changed.
+    device: Mutex<Option<LoopDevice>>,
+    /// Whether missing data is fetched. Until the blob is mounted nothing needs any: programs that look at each new disk would
+    /// have its beginning and end fetched.
+    pub(super) fetches: AtomicBool,
+    pub(super) requests: AtomicU64,
+    completion: Mutex<Option<AbortHandle>>,
+}
+
+/// What a disk reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    /// The blob's file in the file system of this driver.
+    Session,
+    /// The file in the cache.
+    Cache,
+    /// A file of a session that is gone: every read fails.
+    Nothing,
+}
+
+/// How a blob is known to the kernel. Follows from where its file is, so that a later process finds it again.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    /// The number of its node.
+    pub(super) node: u64,
+    /// The name of its file.
+    pub(super) name: String,
+    /// What its loop device is called.
+    pub(super) label: String,
+}
+
+impl Identity {
+    fn of(blob: &CachedBlob) -> Self {
+        let path = blob.path();
+        let directory = path.parent().and_then(|parent| parent.file_name()).unwrap_or_default();
+        let hash = Algorithm::Blake3.digest(path.as_os_str().as_encoded_bytes()).hex();
+        let node = u64::from_str_radix(&hash[..16], 16).unwrap_or_default();
+        Identity {
+            node: node.max(FIRST_NODE),
+            name: directory.to_string_lossy().into_owned(),
+            label: format!("lazuli-blob-{}", &hash[..32]),
+        }
+    }
+}
+
+impl Disk {
+    pub(super) fn new(blob: Arc<CachedBlob>, shared: Arc<Shared>) -> Self {
+        Disk {
+            identity: Identity::of(&blob),
+            blob,
+            shared,
+            device: Mutex::default(),
+            fetches: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+            completion: Mutex::default(),
+        }
+    }
+
+    /// Attaches a loop device, if there is none. Blocks.
+    pub fn attach(self: &Arc<Self>) -> io::Result<()> {
+        let mut attached = self.lock();
+        if attached.is_some() {
+            return Ok(());
+        }
+        let Identity { name, label, .. } = &self.identity;
+        *attached = Some(match self.blob.is_complete() {
+            true => LoopDevice::attach(self.cached()?.as_fd(), label, BLOCK)?,
+            false => self.shared.helper.attach(self.shared.root()?, name, label)?,
+        });
+        drop(attached);
+        self.watch();
+        Ok(())
+    }
+
+    /// Goes on with the loop device that an earlier process attached, whose helper has to be gone. Blocks.
+    ///
+    /// # Errors
+    /// The device of this number is none of this blob.
+    pub fn adopt(self: &Arc<Self>, number: u32) -> io::Result<()> {
+        let device = LoopDevice::open(number)?;
+        let backing = device.backing()?;
+        if backing.label != self.identity.label.as_bytes() {
+            let label = backing.label.escape_ascii();
+            return Err(io::Error::other(format!(
+                "/dev/loop{number} is {label}, expected {}",
+                self.identity.label
+            )));
+        }
+        self.fetches.store(true, Ordering::Release);
+        *self.lock() = Some(device);
+        // Chunks of a blob that is not known to be complete may be given up.
+        if !self.blob.is_complete() {
+            self.ask_again()?;
+        }
+        self.watch();
+        Ok(())
+    }
+
+    /// From now on missing data is fetched: the blob is mounted.
+    pub fn mounted(&self) {
+        self.fetches.store(true, Ordering::Release);
+    }
+
+    /// The number of its loop device.
+    pub fn number(&self) -> Option<u32> {
+        self.lock().as_ref().map(LoopDevice::number)
+    }
+
+    /// Where its loop device is.
+    pub fn path(&self) -> Option<PathBuf> {
+        self.lock().as_ref().map(LoopDevice::path)
+    }
+
+    /// Reads that the kernel has asked for.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel reads the file in the cache, without asking.
+    pub fn is_handed_over(&self) -> bool {
+        let device = self.lock();
+        device.as_ref().is_some_and(|device| self.behind(device).is_ok_and(|b| b == Behind::Cache))
+    }
+
+    /// The blob.
+    pub fn blob(&self) -> &Arc<CachedBlob> {
+        &self.blob
+    }
+
+    /// Takes the daemon out of the way of a complete blob. Blocks.
+    pub(super) fn hand_over(&self) -> io::Result<()> {
+        let device = self.lock();
+        let Some(device) = &*device else { return Ok(()) };
+        // Under the lock: whatever makes it incomplete asks for the way back afterwards.
+        if !self.blob.is_complete() || self.behind(device)? == Behind::Cache {
+            return Ok(());
+        }
+        self.shared.helper.change(device, self.cached()?.as_fd(), None)?;
+        // What was copied out of the file is in the page cache of the mounts.
+        self.blob.forget_pages();
+        tracing::debug!(blob = %self.blob.id(), device = device.number(), "handed over");
+        Ok(())
+    }
+
+    /// Has the kernel ask again, when this returns for every read. Blocks.
+    fn ask_again(&self) -> io::Result<()> {
+        let device = self.lock();
+        let Some(device) = &*device else { return Ok(()) };
+        if self.behind(device)? != Behind::Session {
+            let name = Some(self.identity.name.as_str());
+            self.shared.helper.change(device, self.shared.root()?, name)?;
+        }
+        Ok(())
+    }
+
+    /// What is behind the device at this moment.
+    fn behind(&self, device: &LoopDevice) -> io::Result<Behind> {
+        let (backing, cached) = (device.backing()?, self.blob.file().metadata()?);
+        Ok(if (backing.device, backing.inode) == (cached.dev(), cached.ino()) {
+            Behind::Cache
+        } else if backing.device == self.shared.device()? {
+            Behind::Session
+        } else {
+            Behind::Nothing
+        })
+    }
+
+    /// Hands the blob over when it is complete, and takes it back before chunks of it go.
+    fn watch(self: &Arc<Self>) {
+        let weak = Arc::downgrade(self);
+        self.blob.set_guard(
+            "loop",
+            Arc::new(move || match weak.upgrade() {
+                Some(disk) => {
+                    disk.ask_again()?;
+                    disk.hand_over_later();
+                    Ok(())
+                }
+                None => Ok(()),
+            }),
+        );
+        self.hand_over_later();
+    }
+
+    fn hand_over_later(self: &Arc<Self>) {
+        let (weak, blob) = (Arc::downgrade(self), Arc::downgrade(&self.blob));
+        let task = self.shared.runtime.spawn(async move {
+            let Some(blob) = blob.upgrade() else { return };
+            blob.completed().await;
+            drop(blob);
+            let handed = tokio::task::spawn_blocking(move || {
+                weak.upgrade().map_or(Ok(()), |disk: Arc<Disk>| disk.hand_over())
+            });
+            match handed.await {
+                Ok(Ok(())) => {}
+                // Costs time only: reads go on and are answered.
+                Ok(Err(error)) => tracing::warn!(%error, "a complete blob is not handed over"),
+                Err(error) => tracing::error!(%error, "a complete blob is not handed over"),
+            }
+        });
+        if let Some(before) = lock(&self.completion).replace(task.abort_handle()) {
+            before.abort();
+        }
+    }
+
+    /// The file in the cache, opened for the kernel to read.
+    fn cached(&self) -> io::Result<OwnedFd> {
+        Ok(open(self.blob.path(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<LoopDevice>> {
+        lock(&self.device)
+    }
+
+    /// Whether the kernel asks for a range, and for which.
+    pub(super) fn range(&self, offset: u64, size: u32) -> Range<Decoded> {
+        let end = self.blob.file_size();
+        Decoded(offset.min(end))..Decoded(offset.saturating_add(size.into()).min(end))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Some(task) = lock(&self.completion).take() {
+            task.abort();
+        }
+        self.shared.disks.forget(self.identity.node);
+    }
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk")
+            .field("blob", &self.blob.id())
+            .field("device", &self.number())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the disks of a session need of it.
+pub(super) struct Shared {
+    pub(super) disks: Disks,
+    pub(super) helper: Arc<Helper>,
+    pub(super) runtime: Handle,
+    root: OnceLock<Arc<OwnedFd>>,
+}
+
+impl Shared {
+    pub(super) fn new(link: &Arc<Link>) -> Arc<Self> {
+        Arc::new(Shared {
+            disks: Disks::default(),
+            helper: Helper::new(link),
+            runtime: Handle::current(),
+            root: OnceLock::new(),
+        })
+    }
+
+    /// Once.
+    pub(super) fn set_root(&self, root: Arc<OwnedFd>) {
+        self.root.get_or_init(|| root);
+    }
+
+    /// The root directory.
+    pub(super) fn root(&self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.root.get().ok_or(io::ErrorKind::NotConnected)?.as_fd())
+    }
+
+    /// The device number of the file system, without asking it.
+    pub(super) fn device(&self) -> io::Result<u64> {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+        let found = statx(self.root()?, c"", flags, StatxFlags::TYPE)?;
+        Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
+    }
+}
+
+/// The disks of a session, by node.
+#[derive(Debug, Default)]
+pub(super) struct Disks(Mutex<HashMap<u64, Weak<Disk>>>);
+
+impl Disks {
+    pub(super) fn get(&self, node: u64) -> Option<Arc<Disk>> {
+        lock(&self.0).get(&node).and_then(Weak::upgrade)
+    }
+
+    /// The disk whose file has this name.
+    pub(super) fn named(&self, name: &[u8]) -> Option<Arc<Disk>> {
+        let all = lock(&self.0).values().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        all.into_iter().find(|disk| disk.identity.name.as_bytes() == name)
+    }
+
+    /// The disk of a blob: the one that is there, or a new one.
+    pub(super) fn of(&self, blob: Arc<CachedBlob>, shared: &Arc<Shared>) -> io::Result<Arc<Disk>> {
+        let disk = Arc::new(Disk::new(blob, shared.clone()));
+        let mut all = lock(&self.0);
+        match all.get(&disk.identity.node).and_then(Weak::upgrade) {
+            Some(known) if Arc::ptr_eq(&known.blob, &disk.blob) => {
+                // Forgets itself when it is dropped, for which the lock is needed.
+                drop(all);
+                Ok(known)
+            }
+            // One chance in 2^64.
+            Some(_) => {
+                drop(all);
+                Err(io::Error::other("two blobs have the same number"))
+            }
+            None => {
+                all.insert(disk.identity.node, Arc::downgrade(&disk));
+                Ok(disk)
+            }
+        }
+    }
+
+    /// Removes a disk that is gone, unless there is another one of its blob by now.
+    fn forget(&self, node: u64) {
+        let mut all = lock(&self.0);
+        if all.get(&node).is_some_and(|disk| disk.strong_count() == 0) {
+            all.remove(&node);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,49 @@
+//! Whether this driver works here, found out by trying.
+
+use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, sync::Arc};
+
+use super::{Session, mount};
+use crate::{
+    cache::{Cache, Settings},
+    kernel::probe::{CONTENT, TinyImage},
+    source::Memory,
+};
+
+/// Mounts a small image from a cache of its own in `directory`, reads it through the session, and hands it over. Blocks.
+///
+/// # Errors
+/// In words, what does not work.
+pub fn run(session: &Session, directory: &Path) -> Result<(), String> {
+    let image = TinyImage::new()?;
+    let in_cache = |error: &dyn Display| format!("{}: {error}", directory.display());
+    let scratch = directory.join(format!("probe-loop-{}", std::process::id()));
+    fs::create_dir_all(&scratch).map_err(|error| in_cache(&error))?;
+    let tried = try_image(session, &scratch, &image);
+    fs::remove_dir_all(&scratch).map_err(|error| in_cache(&error))?;
+    tried
+}
+
+fn try_image(session: &Session, scratch: &Path, image: &TinyImage) -> Result<(), String> {
+    let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let bootstrap = scratch.join("bootstrap");
+    fs::write(&bootstrap, &image.bootstrap).map_err(failed("writing a trial image"))?;
+    let cache = Cache::open(&scratch.join("cache"), Settings::default());
+    let cache = cache.map_err(|error| format!("a trial cache: {error}"))?;
+    let blob = cache.blob(&image.blob, Arc::new(Memory::new(CONTENT)));
+    let blob = blob.map_err(|error| format!("a trial blob: {error}"))?;
+    let disk = session.disk(blob.clone()).map_err(failed("a trial blob"))?;
+    disk.attach().map_err(failed("a loop device on a file of the daemon"))?;
+    let erofs = mount(session, &bootstrap, &[disk.clone()])
+        .map_err(failed("the kernel does not mount EROFS from several disks (Linux 5.16)"))?;
+    match session.read(erofs.as_fd(), "file") {
+        Ok(content) if content == CONTENT => {}
+        Ok(_) => return Err("EROFS on loop devices shows wrong bytes".to_owned()),
+        Err(error) => return Err(format!("reading through EROFS on loop devices fails: {error}")),
+    }
+    blob.flush().map_err(failed("writing the trial blob"))?;
+    disk.hand_over().map_err(failed("the file behind a loop device cannot be changed"))?;
+    if !disk.is_handed_over() {
+        return Err("a trial blob is not complete".to_owned());
+    }
+    Ok(())
+}

@@ -6,9 +6,11 @@ NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
 BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
+# The version from which `package-test` upgrades.
+EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test test-kernels soak check compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test test-kernels soak check deny compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -42,10 +44,11 @@ deb: ## the Debian package, in target/deb
 	DEB_RULES_REQUIRES_ROOT=no debian/rules binary
 	debian/rules clean
 
-package-test: deb ## the package, and the DaemonSet's container, on Debian systems of their own (needs a minute or two each)
+package-test: deb ## the package, and the DaemonSet's container, on Debian systems of their own (needs a minute or two each, and the first time builds an earlier version to upgrade from)
 	scripts/install-deps package-test
 	$(MAKE) --no-print-directory binary cri
-	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" target/release/cri "$$(scripts/corpus redis)"
+	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" "$$(scripts/earlier-package $(EARLIER))" \
+		target/release/cri "$$(scripts/corpus redis busybox)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
 
 p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (30 minutes, the first time also builds Dragonfly)
@@ -67,6 +70,10 @@ check: ## rustfmt, clippy and rustdoc, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+
+deny: ## licences, sources and duplicates of dependencies, and advisories where their database is
+	scripts/install-deps build
+	scripts/deny
 
 compat: ## our images in other readers, others' images in ours (needs minutes to build the images)
 	scripts/install-deps compat
@@ -90,6 +97,7 @@ multimake: ## one C file with every compiler of Debian, each in a lazily started
 	$(ROOT) examples/multimake/multimake
 
 fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
+	scripts/install-deps build
 	scripts/fuzz $(FUZZ_SECONDS)
 
 clean: ## remove what was built, also the corpus images

@@ -5,8 +5,9 @@ a bridge, and the registry over one wire that they share. Ways to bring the imag
 
   pull     skopeo copy, umoci unpack, runc run
   lazuli   lazuli run, each node by itself
-  p2p      the same with a dfdaemon on each node, beside Dragonfly's scheduler, configured as in dist/dragonfly
-  p2p-raw  the same with the image as it was converted: without --trace-run, so what starts read lies here and there
+  lazuli-raw  the same with the image as it was converted: without --trace-run, so what starts read lies here and there
+  p2p      as lazuli, with a dfdaemon on each node, beside Dragonfly's scheduler, configured as in dist/dragonfly
+  p2p-raw  as lazuli-raw, with Dragonfly
 
 Daemons of Dragonfly are new each time, and have nothing. Rounds take turns. Then the nodes start the image once more, with all of it there:
 what is left is their share of this machine's processors.
@@ -18,9 +19,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from lab import REPOSITORY, corpus, dragonfly, fair_scheduling, median, megabytes, need_root, network, scratch, table
+from lab import REPOSITORY, corpus, dragonfly, fair_scheduling, median, megabytes, need_root, network, run, scratch, table
 from lab.fleet import PORT, fleet, site, start
-from lab.lazuli import lazuli
+from lab.lazuli import Lazuli, lazuli
 from lab.network import HUB
 
 from . import results
@@ -28,7 +29,7 @@ from . import results
 IMAGE = "python-slim"
 PROGRAM = ["python3", "-c", "import json, sys; print(json.dumps({'hello from': sys.version.split()[0]}))"]
 EXPECT = b"hello from"
-WAYS = {"pull": "built", "lazuli": "traced", "p2p": "traced", "p2p-raw": "lazy"}
+WAYS = {"pull": "built", "lazuli": "traced", "lazuli-raw": "lazy", "p2p": "traced", "p2p-raw": "lazy"}
 NODES = "1,2,4,8,16"
 
 
@@ -57,8 +58,18 @@ def main(argv):
                     herds.append({"way": way, "nodes": nodes, "round": turn + 1, **vars(herd)})
                     print(f"round {turn + 1}, {nodes} nodes, {way}: ready after {herd.ready[0]:.2f} to {herd.ready[-1]:.2f} s,"
                           f" {megabytes(herd.registry_bytes)} MB of the registry", file=sys.stderr, flush=True)
-            results.write(args.json, "fleet", argv, image=IMAGE, round_trip_ms=args.round_trip, megabits=args.megabits, cpus=args.cpus, starts=herds)
+            results.write(args.json, "fleet", argv, tools=tools(ways), image=IMAGE, round_trip_ms=args.round_trip, megabits=args.megabits, cpus=args.cpus, starts=herds)
     print(summary(herds))
+
+
+def tools(ways):
+    """What the ways are made of, with versions."""
+    programs = {"lazuli": Lazuli.BINARY, "runc": "runc"}
+    if "pull" in ways:
+        programs |= {"skopeo": "skopeo", "umoci": "umoci"}
+    if any(way.startswith("p2p") for way in ways):
+        programs["dfdaemon"] = dragonfly.binaries() / "dfdaemon"
+    return {name: run(program, "--version").decode().splitlines()[0] for name, program in programs.items()}
 
 
 def prepare(server, work, built):

@@ -58,14 +58,22 @@ impl fmt::Display for Feature {
 /// When the feature is missing and `LAZULI_REQUIRE_KERNEL=1`.
 pub fn require(feature: Feature) -> bool {
     let Err(why) = probe(feature) else { return true };
+    skip(feature, why);
+    false
+}
+
+/// Says on standard error that this test is skipped, since it `needs` something, and `why` that is not there.
+///
+/// # Panics
+/// When `LAZULI_REQUIRE_KERNEL=1`.
+pub fn skip(needs: impl fmt::Display, why: impl fmt::Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("unnamed test");
     if std::env::var_os("LAZULI_REQUIRE_KERNEL").is_some_and(|value| value == "1") {
-        panic!("{test} needs {feature}: {why}");
+        panic!("{test} needs {needs}: {why}");
     }
     // Not eprintln: the test harness keeps what a passing test prints with it.
-    let _ = writeln!(io::stderr(), "skipped: {test}: needs {feature}: {why}");
-    false
+    let _ = writeln!(io::stderr(), "skipped: {test}: needs {needs}: {why}");
 }
 
 fn probe(feature: Feature) -> io::Result<()> {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{
-    Blob, Chunk, Digest, InodeId, Kind, Tree,
+    Chunk, Digest, InodeId, Kind, Tree,
     compare::{What, compare},
 };
 use serde::Serialize;
@@ -84,7 +84,7 @@ struct Amount {
     stored_bytes: u64,
 }
 
-/// What a node that has all of A fetches for all of B: caches keep blobs.
+/// What a node that has all of A fetches for all of B: it copies chunks that it has of another blob.
 #[derive(Debug, Default, Serialize)]
 struct Fetch {
     blobs: u64,
@@ -217,13 +217,14 @@ fn stored(image: &LazyImage) -> Result<HashMap<Digest, u64>> {
 }
 
 fn fetch(a: &LazyImage, b: &LazyImage) -> Fetch {
-    let known: HashSet<_> = a.image.bootstrap.blobs().iter().map(|blob| blob.id).collect();
-    let new = |blob: &&Blob| !known.contains(&blob.id);
+    let here = a.image.bootstrap.blobs().iter().flat_map(|blob| &blob.chunks);
+    let mut known: HashSet<_> = here.map(|chunk| chunk.digest).collect();
     let mut fetch = Fetch::default();
-    for blob in b.image.bootstrap.blobs().iter().filter(new) {
-        fetch.blobs += 1;
-        fetch.chunks += blob.chunks.len() as u64;
-        fetch.stored_bytes += blob.chunks.iter().map(Chunk::stored_share).sum::<u64>();
+    for blob in b.image.bootstrap.blobs() {
+        let new: Vec<_> = blob.chunks.iter().filter(|chunk| known.insert(chunk.digest)).collect();
+        fetch.blobs += u64::from(!new.is_empty());
+        fetch.chunks += new.len() as u64;
+        fetch.stored_bytes += new.into_iter().map(Chunk::stored_share).sum::<u64>();
     }
     fetch
 }

@@ -101,6 +101,13 @@ fn every_kind_of_change() {
     assert_eq!(report["fetch"]["blobs"], 1);
     assert_eq!(report["fetch"]["stored_bytes"], report["chunks"]["only_b"]["stored_bytes"]);
 
+    // Elsewhere B has a blob of its own with all that it needs. A node copies what it has of A.
+    lazuli.ok(["convert", "dir:b", "oci:apart:b"]);
+    let (_, report) = json("oci:lazy:a", "oci:apart:b");
+    assert_eq!(report["chunks"]["shared"]["chunks"], 3 + 3, "{report:#}");
+    assert_eq!(report["fetch"]["chunks"], 2, "{report:#}");
+    assert_eq!(report["fetch"]["stored_bytes"], report["chunks"]["only_b"]["stored_bytes"]);
+
     let (code, report) = json("oci:lazy:a", "oci:lazy:a");
     assert_eq!((code, report["files"].as_array().unwrap().len()), (Some(0), 0));
     assert_eq!(report["fetch"]["chunks"], 0);

@@ -10,7 +10,6 @@ mod tls;
 use std::{
     ops::RangeInclusive,
     panic::Location,
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -143,12 +142,12 @@ impl Case {
     }
 }
 
-/// A program that maps a file and reads it, see `rows::a_mapping_gets_a_signal`.
+/// A program that maps a file and reads it, for `rows::a_mapping_gets_a_signal`.
 #[test]
+#[ignore = "no test: what a test starts"]
 fn mapping_reader() {
-    if let Some(path) = std::env::var_os("LAZULI_TEST_MAP") {
-        let file = std::fs::File::open(PathBuf::from(path)).unwrap();
-        let map = lazuli_sys::mmap::Map::new(&file).unwrap();
-        assert!(map.as_ref() == scene::content(2));
-    }
+    let path = std::env::var_os("LAZULI_TEST_MAP").expect("LAZULI_TEST_MAP names a file");
+    let file = std::fs::File::open(path).unwrap();
+    let map = lazuli_sys::mmap::Map::new(&file).unwrap();
+    assert!(map.as_ref() == scene::content(2));
 }

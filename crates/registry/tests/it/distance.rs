@@ -9,13 +9,14 @@ use std::{
 use lazuli_image::{Stored, oci::media_type};
 use lazuli_registry::{CONNECTIONS, Hosts, ImageName, Options, Repository, config, open};
 use lazuli_testkit::{
+    kernel::{Feature, require},
     registry::FakeRegistry,
     tls::{self, Authority},
     wire::Wire,
 };
 
 use crate::{
-    real::{self, Server},
+    real::Server,
     support::{manifest, noise, options, push},
 };
 
@@ -212,7 +213,7 @@ async fn a_start_over_tls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_from_docker_registry() {
-    if !real::have("docker-registry") {
+    if !require(Feature::Program("docker-registry")) {
         return;
     }
     let plain = Server::start();

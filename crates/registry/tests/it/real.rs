@@ -15,26 +15,13 @@ use std::{
 use lazuli_image::oci::media_type;
 use lazuli_registry::{DockerArchive, ImageName, RegistryError, open};
 use lazuli_testkit::{
+    kernel::{Feature, require},
     oci::{Compression, Image, Layer},
     tls::Certificate,
 };
 use tokio::io::AsyncReadExt as _;
 
 use crate::{conformance, referrers, support::options};
-
-/// Whether a program is installed; says so if not.
-pub(crate) fn have(program: &str) -> bool {
-    let found = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|place| place.join(program).exists()));
-    if !found {
-        assert!(std::env::var_os("LAZULI_REQUIRE_KERNEL").is_none(), "{program} is not installed");
-        #[allow(clippy::print_stderr)]
-        {
-            eprintln!("skipped: {program} is not installed");
-        }
-    }
-    found
-}
 
 /// A docker-registry of our own; ends with the test.
 pub(crate) struct Server {
@@ -124,7 +111,7 @@ fn image(directory: &Path) -> lazuli_image::Digest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn docker_registry_keeps_the_contract() {
-    if !have("docker-registry") {
+    if !require(Feature::Program("docker-registry")) {
         return;
     }
     let server = Server::start();
@@ -134,7 +121,7 @@ async fn docker_registry_keeps_the_contract() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn docker_registry_keeps_referrers_under_a_tag() {
-    if !have("docker-registry") {
+    if !require(Feature::Program("docker-registry")) {
         return;
     }
     let server = Server::start();
@@ -173,7 +160,7 @@ async fn copy(from: &str, to: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn skopeo_reads_what_we_write_and_we_read_what_it_writes() {
-    if !have("skopeo") || !have("docker-registry") {
+    if !["skopeo", "docker-registry"].map(Feature::Program).into_iter().all(require) {
         return;
     }
     let server = Server::start();

@@ -29,6 +29,19 @@ const OTHERS: usize = 24;
 /// Between two of them. A turn takes more than twice the grace period, or nothing would ever be idle on a quick machine.
 const PAUSE: Duration = Duration::from_millis(40);
 
+/// How many readers are frozen, one after the other, where a test has a long form.
+fn readers() -> u32 {
+    if std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1") { 30 } else { 1 }
+}
+
+/// Leaves the number of readers that got their bytes for `make soak`.
+fn report(name: &str) {
+    if let Some(results) = std::env::var_os("LAZULI_RESULTS") {
+        let figures = format!("{{\"readers\": {}}}\n", readers());
+        fs::write(Path::new(&results).join(format!("{name}.json")), figures).unwrap();
+    }
+}
+
 /// A node with far less room than its image takes.
 fn node() -> Node {
     let mut files: Vec<_> = (0..OTHERS).map(|n| file(&format!("f{n}"), 1, 300_000)).collect();
@@ -94,6 +107,13 @@ async fn a_reader_that_cgroup_v1_froze_gets_its_bytes_however_late() {
         return;
     }
     let _alone = EVICTING.lock().await;
+    for _ in 0..readers() {
+        thaw_late().await;
+    }
+    report("frozen-v1");
+}
+
+async fn thaw_late() {
     let freezer = Freezer::create(Version::V1).unwrap();
     let (node, reader) = freeze_a_reader(&freezer).await;
     let freezer = thawed_first(freezer);
@@ -137,6 +157,13 @@ async fn a_reader_that_cgroup_v2_froze_has_read_before_it_stopped() {
         return;
     }
     let _alone = EVICTING.lock().await;
+    for _ in 0..readers() {
+        stop_after_reading().await;
+    }
+    report("frozen-v2");
+}
+
+async fn stop_after_reading() {
     let freezer = Freezer::create(Version::V2).unwrap();
     let (node, reader) = freeze_a_reader(&freezer).await;
     let freezer = thawed_first(freezer);

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use lazuli_testkit::kernel::{Feature, require};
+use lazuli_testkit::kernel::{Feature, require, skip};
 
 /// A containerd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +27,7 @@ impl Containerd {
             }
             Containerd::Current => {
                 let Some(directory) = built() else {
-                    eprintln!(
-                        "skipped: LAZULI_CONTAINERD names no containerd: `make test` builds one"
-                    );
+                    skip("containerd 2.x", "LAZULI_CONTAINERD names none; `make test` builds it");
                     return false;
                 };
                 let found = directory.join("containerd").exists();

@@ -324,7 +324,7 @@ fn a_mapping_gets_a_signal() {
     let scene = Scene::new(2, 0);
     let map = |name: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "faults::mapping_reader"]);
+        command.args(["--exact", "faults::mapping_reader", "--ignored"]);
         command.env("LAZULI_TEST_MAP", scene.path(name)).output().unwrap()
     };
     scene.registry.fault("GET", DATA, ALWAYS, Fault::WrongBytes);

@@ -94,11 +94,12 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         if nid == self.bootstrap.root() { ROOT_ID } else { nid.0.wrapping_add(NODE_BASE) }
     }
 
+    /// Whether it is known that no file of the image has an attribute.
+    fn has_no_xattrs(&self) -> bool {
+        self.names.get().is_some_and(Names::is_empty)
+    }
+
     fn xattrs(&self, node: u64) -> io::Result<Vec<Xattr<'_>>> {
-        if self.names.get().is_some_and(Names::is_empty) {
-            // The kernel does not ask again, for any file: ls does twice for each, and every execve once.
-            return Err(Errno::NOSYS.into());
-        }
         self.bootstrap.xattrs(self.inode(node)?.nid).map_err(damaged)
     }
 
@@ -419,6 +420,10 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         name: &CStr,
         capacity: u32,
     ) -> io::Result<GetxattrReply> {
+        if self.has_no_xattrs() {
+            // The kernel does not ask again, for any file: ls does twice for each, and every execve once.
+            return Err(Errno::NOSYS.into());
+        }
         let attributes = self.xattrs(node)?;
         let name = name.to_bytes();
         let found = attributes.into_iter().find(|(known, _)| known == name);
@@ -432,7 +437,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
     }
 
     fn listxattr(&self, context: &Context, node: u64, capacity: u32) -> io::Result<ListxattrReply> {
-        let attributes = self.xattrs(node)?;
+        // An empty list, as of any file system: programs would see the error that keeps the kernel from asking.
+        let attributes = if self.has_no_xattrs() { Vec::new() } else { self.xattrs(node)? };
         let mut names = Vec::new();
         for (name, _) in attributes {
             // Disk file systems hide these from all but the administrator.

@@ -176,6 +176,9 @@ fn the_kernel_stops_asking_for_attributes_that_no_file_has() {
     let requests = mounted.session.requests();
     assert_eq!(ask(), Err(Errno::OPNOTSUPP));
     assert_eq!(mounted.session.requests(), requests);
+    for buffer in [&mut [][..], &mut [0; 16]] {
+        assert_eq!(rustix::fs::listxattr(&file, buffer), Ok(0), "an empty list is no error");
+    }
 }
 
 /// A file capability, as `setcap cap_net_raw+ep` writes it.

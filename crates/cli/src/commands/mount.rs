@@ -89,6 +89,7 @@ pub(crate) fn request(
             Driver::Fanotify => DriverChoice::Fanotify,
             Driver::Fuse => DriverChoice::Fuse,
         },
+        asked: None,
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
         base: false,

@@ -42,6 +42,8 @@ pub(crate) struct Config {
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
     pub(crate) hosts_dir: Option<String>,
+    /// Which images may run, see `docs/policy.md`; has to be there if it is named.
+    pub(crate) policy: Option<PathBuf>,
     /// Whether containerd is served.
     pub(crate) snapshotter: Option<Snapshotter>,
     /// Whether pulls are answered.
@@ -317,6 +319,16 @@ impl Config {
         Ok(())
     }
 
+    /// The same goes for the policy.
+    fn check_policy(&self) -> Result<()> {
+        match &self.policy {
+            Some(policy) if !policy.is_absolute() => {
+                bail!("policy is {}, expected an absolute path", policy.display())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Reads `path`, or the default path if there is a file.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self> {
         let file = path.unwrap_or(Path::new(DEFAULT_PATH));
@@ -329,6 +341,7 @@ impl Config {
                     .and_then(|config| config.prefetch.check().map(|()| config))
                     .and_then(|config| config.node_registries().map(|_| config))
                     .and_then(|config| config.check_hosts_dir().map(|()| config))
+                    .and_then(|config| config.check_policy().map(|()| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
                         config.mirror.as_ref().map_or(Ok(()), Mirror::check)?;

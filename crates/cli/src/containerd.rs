@@ -96,6 +96,11 @@ impl snapshotter::Images for DaemonImages {
         outcome(layer.map(|layer| layer.to_string()))
     }
 
+    async fn admit(&self, image: &Image) -> Outcome {
+        let request = self.request(image, Path::new("/"))?;
+        outcome(self.images.admit(&request, self.login(image).as_ref()).await)
+    }
+
     async fn mount(&self, image: &Image, at: &Path) -> Outcome {
         outcome(self.images.mount(self.request(image, at)?, self.login(image).as_ref()).await)
     }
@@ -120,6 +125,7 @@ impl DaemonImages {
     fn request(&self, image: &Image, at: &Path) -> Outcome<MountRequest> {
         Ok(MountRequest {
             image: pinned(image)?.to_string(),
+            asked: Some(image.reference.clone()),
             mountpoint: at.to_owned(),
             driver: self.driver,
             platform: None,

@@ -76,7 +76,8 @@ fn main() -> ExitCode {
     if nydus_image::is_called() {
         return nydus_image::main();
     }
-    let arguments = Arguments::parse();
+    let arguments = commands::verify_image::translated(std::env::args_os());
+    let arguments = Arguments::parse_from(arguments);
     let failed = arguments.verb.failure_code();
     match run(arguments) {
         Ok(code) => code,

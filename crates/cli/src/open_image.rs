@@ -76,7 +76,8 @@ pub(crate) fn open_with(
     let repository = lazuli_registry::open(&name, options)?;
     let scratch = Scratch::new()?;
     let platform = access.platform()?;
-    let manifest = lazy_manifest(&*repository, &name, platform.as_ref(), &options.referrers);
+    let manifest =
+        lazy_manifest(&*repository, &name, platform.as_ref(), options.referrers.trust(&name));
     let manifest = runtime.block_on(manifest)?;
     let directory = scratch.path();
     let fetch = StoredImage::fetch(&repository, &manifest, &directory);

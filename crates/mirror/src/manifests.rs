@@ -181,7 +181,7 @@ impl Mirror {
     fn go_on(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, document: &Document) {
         // What is wrong with it, its reader says.
         match document.parse(&reference.to_string()) {
-            Ok(Parsed::Index(entries)) => {
+            Ok(Parsed::Index(_, entries)) => {
                 let wanted = Platform::host();
                 if let Ok(chosen) = choose("", &entries, Some(&wanted)) {
                     drop(self.ask(session, &reference.at(chosen.digest)));

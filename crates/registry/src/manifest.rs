@@ -34,6 +34,8 @@ pub struct Manifest {
     pub media_type: String,
     /// What the bytes say.
     pub parsed: oci::Manifest,
+    /// The index that the name means, if it means one that lists this manifest.
+    pub index: Option<Descriptor>,
 }
 
 impl Manifest {
@@ -76,8 +78,8 @@ impl From<Manifest> for Document {
 pub enum Parsed {
     /// One image.
     Image(Box<Manifest>),
-    /// A list of manifests, one for each platform.
-    Index(Vec<Descriptor>),
+    /// A list of manifests, one for each platform: what others say about it, and its entries.
+    Index(Descriptor, Vec<Descriptor>),
 }
 
 #[derive(Deserialize)]
@@ -101,10 +103,18 @@ pub(crate) fn parse(
     if IMAGE_TYPES.contains(&media_type.as_str()) {
         let parsed = oci::Manifest::parse(&raw)
             .map_err(|error| RegistryError::malformed(place, OBJECT, error.to_string()))?;
-        return Ok(Parsed::Image(Box::new(Manifest { raw, digest, media_type, parsed })));
+        return Ok(Parsed::Image(Box::new(Manifest {
+            raw,
+            digest,
+            media_type,
+            parsed,
+            index: None,
+        })));
     }
     // An entry that we could not use anyway (sha512, no media type) must not hide the others.
-    Ok(Parsed::Index(entries.into_iter().filter_map(|e| serde_json::from_value(e).ok()).collect()))
+    let entries = entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok());
+    let index = Descriptor::plain(&media_type, digest, raw.len() as u64);
+    Ok(Parsed::Index(index, entries.collect()))
 }
 
 /// The same without a look at what the document says.

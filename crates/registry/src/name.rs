@@ -141,6 +141,11 @@ impl Reference {
         &self.repository
     }
 
+    /// The tag, also beside a digest.
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
     /// The manifest that is meant: the digest if there is one, else the tag.
     pub fn selector(&self) -> Selector {
         match (&self.digest, &self.tag) {

@@ -110,14 +110,18 @@ pub trait Images: Send + Sync {
     /// cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// The chain ids that the data layers of the image have by the manifest with the digest that it names, lowest first.
+    /// Finds out whether the image may run.
+    async fn admit(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// The chain ids that the data layers of the image have by the manifest with the digest that it names, lowest first; of one
+    /// that may run.
     async fn data_layers(&self, image: &Image)
     -> Result<Vec<String>, Box<dyn Error + Send + Sync>>;
 
     /// The chain id that the bootstrap layer of the image has, by that manifest and by what the layer holds.
     async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
 
-    /// Mounts the image at the directory `at`, unless it is mounted there. From then on until it is unmounted, the image's
+    /// Mounts the image at the directory `at`, unless it is mounted there, if it may run. From then on until it is unmounted, the image's
     /// newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 

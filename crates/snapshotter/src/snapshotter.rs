@@ -171,6 +171,7 @@ impl Snapshotter {
         image: &Image,
     ) -> Result<()> {
         let Some(known) = &there.image else { return Err(taken(image, there)) };
+        turn.attempt(image, self.images.admit(image)).await?;
         let is_same = known.manifest_digest == image.manifest_digest;
         if !is_same || !there.proven {
             let proven = self.prove(turn, image, &there.name).await;

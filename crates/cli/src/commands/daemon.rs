@@ -143,6 +143,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
         mirror: session.config.mirror.as_ref().map(|table| table.listen),
+        policy: session.config.policy.clone(),
     };
     let driver = snapshotter.map(|table| table.driver).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

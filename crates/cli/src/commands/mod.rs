@@ -21,6 +21,7 @@ mod stop;
 mod trace;
 mod umount;
 mod unpack;
+pub(crate) mod verify_image;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,7 @@ pub(crate) enum Verb {
     Diff(diff::Arguments),
     Scrub(scrub::Arguments),
     Status(status::Arguments),
+    VerifyImage(verify_image::Arguments),
     Daemon(daemon::Arguments),
     Stop(stop::Arguments),
     Setup(setup::Arguments),
@@ -77,6 +79,7 @@ impl Verb {
             Verb::Diff(arguments) => diff::run(session, &arguments),
             Verb::Scrub(arguments) => scrub::run(session, &arguments),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
+            Verb::VerifyImage(arguments) => verify_image::run(session, &arguments),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Setup(arguments) => setup::run(session, &arguments).map(done),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),

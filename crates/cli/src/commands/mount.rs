@@ -92,6 +92,7 @@ pub(crate) fn request(
             Driver::Loop => DriverChoice::Loop,
             Driver::Fuse => DriverChoice::Fuse,
         },
+        asked: None,
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
         base: false,

@@ -75,7 +75,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;
-        let manifest = lazy_manifest(&*repository, &name, platform.as_ref(), &options.referrers);
+        let manifest =
+            lazy_manifest(&*repository, &name, platform.as_ref(), options.referrers.trust(&name));
         let manifest = runtime.block_on(manifest)?.parsed;
         manifest.layers.iter().map(|layer| Wanted::Whole(layer.digest, layer.size)).collect()
     };

@@ -25,6 +25,7 @@ mod mount;
 mod nodes;
 mod nydus_image;
 mod p2p;
+mod policy;
 mod prefetch;
 mod referrer;
 mod registry;

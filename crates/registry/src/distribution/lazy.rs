@@ -2,7 +2,8 @@
 //!
 //! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a manifest whose `subject` is the ordinary
 //! one (nydusify's `--with-referrer`). Permission to push to a repository is enough to put one there, also where tags cannot be changed, and
-//! nothing compares its content with the subject's. So it counts only in repositories that the operator lists.
+//! nothing compares its content with the subject's. So it counts only in repositories that the operator lists, or where a policy
+//! has it verified.
 
 use lazuli_image::oci::{Platform, media_type};
 
@@ -25,8 +26,8 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
-/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image in one of the `trusted` repositories, the first
-/// of a lazy image that refers to it. Not where the name has a digest: a referrer is not covered by it.
+/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image and `may_replace` says so, the first of a lazy
+/// image that refers to it. Not where the name has a digest: a referrer is not covered by it.
 ///
 /// # Errors
 /// The manifest cannot be had. What cannot be found out about referrers is not an error: the image is an ordinary one then.
@@ -34,10 +35,10 @@ pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,
     platform: Option<&Platform>,
-    trusted: &TrustedReferrers,
+    may_replace: bool,
 ) -> Result<Manifest, RegistryError> {
     let manifest = repository.manifest(platform).await?;
-    if name.is_pinned() || manifest.parsed.lazy_base().is_some() || !trusted.trust(name) {
+    if name.is_pinned() || manifest.parsed.lazy_base().is_some() || !may_replace {
         return Ok(manifest);
     }
     Ok(referrer(repository, &manifest).await.unwrap_or(manifest))
@@ -57,7 +58,7 @@ pub async fn lazy_form(
     let place = repository.describe();
     let manifest = match document.parse(&place)? {
         Parsed::Image(manifest) => *manifest,
-        Parsed::Index(entries) => {
+        Parsed::Index(index, entries) => {
             let chosen = choose(&place, &entries, None)?;
             let lazy = Platform::LAZY;
             let is_lazy = chosen.runs_on().is_some_and(|p| p.features.iter().any(|f| f == lazy));
@@ -65,8 +66,8 @@ pub async fn lazy_form(
                 return Ok(None);
             }
             match repository.document(Some(&chosen.digest)).await?.parse(&place)? {
-                Parsed::Image(manifest) => *manifest,
-                Parsed::Index(_) => return Ok(None),
+                Parsed::Image(manifest) => Manifest { index: Some(index), ..*manifest },
+                Parsed::Index(..) => return Ok(None),
             }
         }
     };

@@ -27,14 +27,14 @@ pub(crate) async fn manifest(
     selector: &Selector,
     platform: Option<&Platform>,
 ) -> Result<Manifest, RegistryError> {
-    let entries = match fetch(client, selector).await? {
+    let (index, entries) = match fetch(client, selector).await? {
         Parsed::Image(manifest) => return Ok(*manifest),
-        Parsed::Index(entries) => entries,
+        Parsed::Index(index, entries) => (index, entries),
     };
     let chosen = manifest::choose(&client.place, &entries, platform)?;
     match fetch(client, &Selector::Digest(chosen.digest)).await? {
-        Parsed::Image(manifest) => Ok(*manifest),
-        Parsed::Index(_) => {
+        Parsed::Image(manifest) => Ok(Manifest { index: Some(index), ..*manifest }),
+        Parsed::Index(..) => {
             let problem =
                 format!("the index lists {} as an image, but it is an index", chosen.digest);
             Err(RegistryError::malformed(&client.place, "the manifest", problem))

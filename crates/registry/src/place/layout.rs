@@ -113,7 +113,7 @@ impl Layout {
     fn entries(&self) -> Result<Vec<Descriptor>, RegistryError> {
         let raw = self.read_bounded(&self.index_path(), "image (there is no index.json)")?;
         match manifest::parse(&self.place(), raw, None, None)? {
-            Parsed::Index(entries) => Ok(entries),
+            Parsed::Index(_, entries) => Ok(entries),
             Parsed::Image(_) => {
                 Err(RegistryError::malformed(&self.place(), "index.json", "it is not an index"))
             }
@@ -208,10 +208,11 @@ impl Layout {
             }
             other => other?,
         };
+        let mut index = None;
         if let (Some(Selector::Digest(digest)), true) = (&self.name.image, entries.is_empty()) {
             match self.load(digest, "")? {
                 Parsed::Image(manifest) => return Ok(*manifest),
-                Parsed::Index(inner) => entries = inner,
+                Parsed::Index(named, inner) => (index, entries) = (Some(named), inner),
             }
         }
         // An index may hold an index, as docker's layouts do; nothing nests deeper.
@@ -221,8 +222,8 @@ impl Layout {
                 several => manifest::choose(&self.place(), several, platform)?,
             };
             match self.load(&chosen.digest, &chosen.media_type)? {
-                Parsed::Image(manifest) => return Ok(*manifest),
-                Parsed::Index(inner) => entries = inner,
+                Parsed::Image(manifest) => return Ok(Manifest { index, ..*manifest }),
+                Parsed::Index(named, inner) => (index, entries) = (Some(named), inner),
             }
         }
         Err(RegistryError::malformed(&self.place(), "the index", "indexes are nested too deeply"))

@@ -25,7 +25,7 @@ impl TrustedReferrers {
     }
 
     /// Who can write into a layout directory is its operator.
-    pub(crate) fn trust(&self, name: &ImageName) -> bool {
+    pub fn trust(&self, name: &ImageName) -> bool {
         match name {
             ImageName::Layout(_) => true,
             ImageName::Registry(reference) => {

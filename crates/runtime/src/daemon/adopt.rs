@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use lazuli_policy::Verified;
 use lazuli_registry::ImageName;
 
 use super::{
@@ -215,7 +216,8 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        self.serve(stored, ImageRoute::to(&name, &self.options(&record.request))).await
+        let verified = Verified::taken_over(record.manifest_digest);
+        self.serve(stored, &verified, ImageRoute::to(&name, &self.options(&record.request))).await
     }
 
     async fn adopt_mount(
@@ -228,8 +230,9 @@ impl Node {
         let directory = self.root.join("images").join(record.manifest_digest.hex());
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
-        let image =
-            self.serve(stored, ImageRoute::to(&name, &self.options(&record.request))).await?;
+        let verified = Verified::taken_over(record.manifest_digest);
+        let way = ImageRoute::to(&name, &self.options(&record.request));
+        let image = self.serve(stored, &verified, way).await?;
         let mountpoint = record.request.mountpoint.clone();
         let adopted = match &record.backing {
             Some(backing) => {

@@ -70,6 +70,9 @@ pub enum Request {
 pub struct MountRequest {
     /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
     pub image: String,
+    /// The name that a client asked for, where `image` is what that was resolved to: the policy goes by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
     /// An absolute path to an existing directory.
     pub mountpoint: PathBuf,
     /// Which driver.

@@ -22,6 +22,15 @@ pub enum DaemonError {
     /// The image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The image may not run here.
+    #[error(transparent)]
+    Gate(#[from] lazuli_policy::GateError),
+    /// What was admitted is another image.
+    #[error("{image} is served only once it is verified")]
+    Unverified {
+        /// Its manifest.
+        image: Digest,
+    },
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),

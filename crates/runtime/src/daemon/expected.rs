@@ -7,6 +7,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
+use lazuli_policy::Question;
 use lazuli_registry::{ImageName, Login, Manifest};
 use tokio::sync::watch;
 
@@ -95,7 +96,10 @@ impl Images {
         let _login = login.map(|login| self.0.logins.lend(name, login));
         let repository = lazuli_registry::open(name, &self.0.registry)?;
         repository.prepare().done().await;
-        StoredImage::fetch(&repository, manifest, &self.0.root.join("images")).await?;
+        let question = Question::of(name, manifest, &self.0.registry);
+        let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
+        let images = self.0.root.join("images");
+        StoredImage::fetch_admitted(&repository, manifest, &images, admission).await?;
         Ok(())
     }
 }

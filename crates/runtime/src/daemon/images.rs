@@ -118,7 +118,7 @@ impl Images {
             .await
     }
 
-    /// Mounts an image, unless its mount point has a mount of this daemon. `login` replaces what the mount had before;
+    /// Mounts an image, unless its mount point has a mount of this daemon; whether it may run is asked in any case. `login` replaces what the mount had before;
     /// it is kept until [`Images::unmount`], also while nothing is mounted.
     pub async fn mount(
         &self,
@@ -133,13 +133,15 @@ impl Images {
             let kept = self.0.logins.set(&request, login.clone()).await;
             kept.map_err(|source| DaemonError::Io { path, source })?;
         }
-        while !self.0.serves_at(&request.mountpoint).await {
+        loop {
+            if self.0.serves_at(&request.mountpoint).await {
+                return self.0.admit_pinned(&request).await.map(drop);
+            }
             match self.0.mount(request.clone(), std::future::pending()).await {
                 Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
                 other => return other.map(drop),
             }
         }
-        Ok(())
     }
 
     /// Takes a mount away, if there is one; also one that is in use, whose users are served until they are done.

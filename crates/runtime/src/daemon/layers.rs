@@ -47,19 +47,43 @@ impl Images {
         login: Option<&Login>,
     ) -> Result<Vec<Digest>, DaemonError> {
         let (name, digest) = pinned(request)?;
-        let manifest = match self.0.recent.get(&name) {
-            Some(manifest) => manifest,
-            None => {
-                let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
-                let repository = lazuli_registry::open(&name, &self.0.options(request))?;
-                let manifest = Arc::new(repository.manifest(None).await?);
-                self.0.recent.insert(&name, manifest.clone());
-                manifest
-            }
-        };
+        let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        // Both at the same time, since each of them takes round trips.
+        let (node, admitted) = (self.0.clone(), request.clone());
+        let admission = tokio::spawn(async move { node.admit_pinned(&admitted).await });
+        let manifest = self.recent_manifest(request, &name).await?;
         expect(&manifest, &name, &digest)?;
         let layers = chain::of_data(&manifest.parsed);
-        Ok(layers.ok_or_else(|| ImageError::NotLazy { image: name.to_string() })?)
+        let layers = layers.ok_or_else(|| ImageError::NotLazy { image: name.to_string() })?;
+        self.admit_ahead(request, manifest, login, admission).await?;
+        Ok(layers)
+    }
+
+    /// Finds out whether the image that `request` names by the digest of its manifest may run.
+    pub async fn admit(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
+        let (name, _) = pinned(request)?;
+        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        self.0.admit_pinned(request).await.map(drop)
+    }
+
+    async fn recent_manifest(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+    ) -> Result<Arc<Manifest>, DaemonError> {
+        Ok(match self.0.recent.get(name) {
+            Some(manifest) => manifest,
+            None => {
+                let repository = lazuli_registry::open(name, &self.0.options(request))?;
+                let manifest = Arc::new(repository.manifest(None).await?);
+                self.0.recent.insert(name, manifest.clone());
+                manifest
+            }
+        })
     }
 
     /// The chain id of the bootstrap layer of the image that `request` names by the digest of its manifest. What was unpacked
@@ -84,11 +108,11 @@ impl Images {
         let manifest = repository.manifest(None).await?;
         expect(&manifest, &name, &digest)?;
         let _pin = self.0.pins.pin(&images, digest);
-        Ok(chain::fetched(&repository, &manifest, &images).await?)
+        chain::fetched(&repository, &manifest, &images, self.0.admit(request, &manifest)).await
     }
 }
 
-fn pinned(request: &MountRequest) -> Result<(ImageName, Digest), DaemonError> {
+pub(super) fn pinned(request: &MountRequest) -> Result<(ImageName, Digest), DaemonError> {
     let name: ImageName = request.image.parse()?;
     match name.selector() {
         Some(Selector::Digest(digest)) => Ok((name, digest)),
@@ -118,7 +142,7 @@ mod tests {
         let manifest = |size: usize| {
             let (raw, digest) = (Bytes::from(vec![0; size]), Algorithm::Sha256.digest(json));
             let media_type = oci::media_type::MANIFEST.to_owned();
-            Arc::new(Manifest { raw, digest, media_type, parsed: parsed.clone() })
+            Arc::new(Manifest { raw, digest, media_type, parsed: parsed.clone(), index: None })
         };
         let name = |tag: usize| format!("r.example/a:{tag}").parse::<ImageName>().unwrap();
         let recent = Recent::default();

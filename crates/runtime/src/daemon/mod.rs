@@ -14,14 +14,17 @@
 //!   logins/       pull secrets of mounts
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //!   mirror/       certificates of the mirror, and what it answers while a registry is away
+//!   verdicts/     which images may run, by the policy in force
 //! ```
 
+mod admission;
 mod adopt;
 mod api;
 mod client;
 mod driver;
 mod error;
 mod expected;
+mod fetch_locks;
 mod filesystems;
 mod images;
 mod layers;
@@ -100,6 +103,8 @@ pub struct Settings {
     pub prefetch: crate::prefetch::Settings,
     /// Images that are fetched whole when the daemon starts.
     pub images: Vec<String>,
+    /// Which images may run, see [`lazuli_policy::Gate`].
+    pub policy: Option<PathBuf>,
 }
 
 /// The keeper's name for the control socket.

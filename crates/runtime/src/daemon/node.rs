@@ -11,6 +11,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
+use lazuli_policy::{Gate, Verified};
 use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
 use tokio::sync::{Mutex, OnceCell, RwLock, watch};
 
@@ -18,6 +19,7 @@ use super::{
     DaemonError, Settings,
     api::{CacheStatus, DaemonStatus, DriverChoice, MountRequest, MountStatus, Mounted, Status},
     expected::Expected,
+    fetch_locks::FetchLocks,
     filesystems::{self, Filesystems},
     images::{Explanation, Remembering},
     layers::Recent,
@@ -47,6 +49,8 @@ use crate::{
 pub(super) struct Node {
     pub(super) root: PathBuf,
     pub(super) registry: Options,
+    pub(super) gate: Arc<Gate>,
+    pub(super) fetch_locks: FetchLocks,
     pub(super) logins: Logins,
     pub(super) recent: Recent,
     pub(super) expected: Expected,
@@ -153,6 +157,8 @@ impl Node {
         Ok(Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
+            gate: Arc::new(Gate::new(settings.policy.clone(), Some(root.join("verdicts")))),
+            fetch_locks: FetchLocks::default(),
             logins,
             recent: Recent::default(),
             expected: Expected::default(),
@@ -244,8 +250,9 @@ impl Node {
             let manifest = match self.recent.get(&name) {
                 Some(manifest) => manifest,
                 None => {
-                    let trusted = &options.referrers;
-                    lazy_manifest(&*repository, &name, platform.as_ref(), trusted).await?.into()
+                    let may_replace = self.may_replace(&name, &options);
+                    let platform = platform.as_ref();
+                    lazy_manifest(&*repository, &name, platform, may_replace).await?.into()
                 }
             };
             opening.done().await;
@@ -260,20 +267,24 @@ impl Node {
                 }
             };
             // Metadata first: nothing that is fetched ahead is of use before they are here.
-            let fetch = StoredImage::fetch(&repository, &manifest, &images);
+            let fetch = async {
+                let _lock = self.fetch_locks.lock(&request.image).await;
+                let admission = self.admit(&request, &manifest);
+                StoredImage::fetch_admitted(&repository, &manifest, &images, admission).await
+            };
             let (fetched, known) = tokio::join!(fetch, look_up);
-            let (stored, fetched) = fetched?;
+            let (stored, fetched, verified) = fetched?;
             stored.must_be_whole_unless(request.base, repository.describe())?;
-            Ok::<_, DaemonError>((stored, fetched, known, pin))
+            Ok::<_, DaemonError>((stored, verified, fetched, known, pin))
         };
-        let (stored, metadata, known, _pin) = tokio::select! {
+        let (stored, verified, metadata, known, _pin) = tokio::select! {
             pulled = pull => pulled?,
             _ = stopping.wait_for(|stopping| *stopping) => return Err(DaemonError::Stopping),
             () = cancelled => return Err(DaemonError::Stopping),
         };
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
-        let image = self.serve(stored, way).await?;
+        let image = self.serve(stored, &verified, way).await?;
         remembering.await;
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(), known);
@@ -306,12 +317,16 @@ impl Node {
         self.images.lock().await.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The served form of an image: the same for all of its mounts.
+    /// The served form of an image, which takes that it may run: the same for all of its mounts.
     pub(super) async fn serve(
         &self,
         stored: StoredImage,
+        verified: &Verified,
         way: ImageRoute,
     ) -> Result<Arc<ServedImage>, DaemonError> {
+        if verified.manifest() != stored.manifest_digest {
+            return Err(DaemonError::Unverified { image: stored.manifest_digest });
+        }
         let mut images = self.images.lock().await;
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;

@@ -148,6 +148,7 @@ impl Node {
         let wanted = wanted.map(|platform| platform.with_lazy(true));
         let request = MountRequest {
             image,
+            asked: None,
             mountpoint: PathBuf::new(),
             driver: super::DriverChoice::Auto,
             platform,
@@ -159,13 +160,16 @@ impl Node {
         let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
-        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options.referrers);
+        let may_replace = self.may_replace(&name, &options);
+        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), may_replace);
         let manifest = manifest.await?;
         let _pin = self.pins.pin(&images, manifest.digest);
-        let (stored, _) = StoredImage::fetch(&repository, &manifest, &images).await?;
+        let admission = self.admit(&request, &manifest);
+        let fetch = StoredImage::fetch_admitted(&repository, &manifest, &images, admission);
+        let (stored, _, verified) = fetch.await?;
         stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();
-        let served = self.serve(stored, way).await?;
+        let served = self.serve(stored, &verified, way).await?;
         job.lock().image = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })?;

@@ -13,7 +13,9 @@ use lazuli_image::{
 };
 use lazuli_registry::{self as registry, Repository};
 
-use super::{DIFF_ID, ImageError, MANIFEST, Partial, StoredImage, find_bootstrap, read, write};
+use super::{
+    DIFF_ID, ImageError, MANIFEST, Partial, StoredImage, begin, find_bootstrap, read, write,
+};
 
 /// Chain ids of the data layers of a lazy image, lowest first; `None` if it is an ordinary image.
 pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {
@@ -28,21 +30,25 @@ pub fn stored(images: &Path, manifest: &Digest) -> Option<Digest> {
     of_bootstrap(&Manifest::parse(&raw).ok()?, diff_id(&directory)?)
 }
 
-/// The same, with everything fetched that is missing: all of the image's metadata, or of one that an earlier version fetched,
-/// the bootstrap layer once more.
-pub async fn fetched(
+/// The same, with everything fetched that is missing once the image is admitted: all of its metadata, or of one that an earlier
+/// version fetched, the bootstrap layer once more.
+pub async fn fetched<T, E: From<ImageError>>(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,
     images: &Path,
-) -> Result<Digest, ImageError> {
+    admission: impl Future<Output = Result<T, E>>,
+) -> Result<Digest, E> {
     let not_lazy = || ImageError::NotLazy { image: repository.describe() };
     let (_, layer) = manifest.parsed.lazy_base().ok_or_else(not_lazy)?;
-    let (image, _) = StoredImage::fetch(repository, manifest, images).await?;
+    let fetched = StoredImage::fetch_admitted(repository, manifest, images, admission).await;
+    let (image, ..) = fetched?;
     let diff_id = match diff_id(&image.directory) {
         Some(diff_id) => diff_id,
         None => {
             let partial = Partial::create(images)?;
-            let unpacked = find_bootstrap(repository, layer, &partial.0.join("again")).await?;
+            let begun = begin(&**repository, layer).await;
+            let path = partial.0.join("again");
+            let unpacked = find_bootstrap(repository, layer, begun, &path).await?;
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);
@@ -51,7 +57,7 @@ pub async fn fetched(
             diff_id
         }
     };
-    of_bootstrap(&manifest.parsed, diff_id).ok_or_else(not_lazy)
+    Ok(of_bootstrap(&manifest.parsed, diff_id).ok_or_else(not_lazy)?)
 }
 
 fn of_bootstrap(manifest: &Manifest, diff_id: Digest) -> Option<Digest> {

@@ -27,6 +27,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
 };
 
@@ -172,23 +173,48 @@ impl StoredImage {
         manifest: &registry::Manifest,
         images: &Path,
     ) -> Result<(Self, Fetched), ImageError> {
+        let admission = std::future::ready(Ok::<_, ImageError>(()));
+        let (image, fetched, ()) =
+            Self::fetch_admitted(repository, manifest, images, admission).await?;
+        Ok((image, fetched))
+    }
+
+    /// The same for an image that has to be admitted. Its layers are asked for meanwhile; nothing in them is looked at before
+    /// that, and nothing kept.
+    pub async fn fetch_admitted<T, E: From<ImageError>>(
+        repository: &Arc<dyn Repository>,
+        manifest: &registry::Manifest,
+        images: &Path,
+        admission: impl Future<Output = Result<T, E>>,
+    ) -> Result<(Self, Fetched, T), E> {
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
+        let mut admission = pin!(admission);
+        let mut early = None;
         if directory.exists() {
+            let admitted = admission.as_mut().await?;
             match Self::open_for(&directory, Purpose::New) {
-                Ok(image) => return Ok((image, fetched)),
+                Ok(image) => return Ok((image, fetched, admitted)),
                 Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
                     tracing::warn!(%error, "fetching the image's metadata again");
                     fs::remove_dir_all(&directory)
                         .map_err(|source| ImageError::Io { path: directory.clone(), source })?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
+            early = Some(admitted);
         }
+        let admission = async {
+            match early {
+                Some(admitted) => Ok(admitted),
+                None => admission.await,
+            }
+        };
         let partial = Partial::create(images)?;
-        let content = fill(repository, manifest, &partial.0, &mut fetched).await?;
+        let filled = fill(repository, manifest, &partial.0, &mut fetched, admission).await?;
+        let (content, admitted) = filled;
         partial.commit(&directory)?;
-        Ok((Self::of(directory, manifest.digest, content)?, fetched))
+        Ok((Self::of(directory, manifest.digest, content)?, fetched, admitted))
     }
 
     /// Whether `images` has an image, as far as its name tells.
@@ -345,21 +371,28 @@ struct Content {
     opening: Option<Preconnect>,
 }
 
-/// Fetches everything into `directory`.
-async fn fill(
+/// Fetches everything into `directory`, once the image is admitted.
+async fn fill<T, E: From<ImageError>>(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,
     directory: &Path,
     fetched: &mut Fetched,
-) -> Result<Content, ImageError> {
+    admission: impl Future<Output = Result<T, E>>,
+) -> Result<(Content, T), E> {
     let base = manifest.parsed.lazy_base();
     let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
     let path = directory.join(BOOTSTRAP);
+    let bootstrap = async {
+        let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
+        let admitted = admitted?;
+        Ok::<_, E>((admitted, find_bootstrap(repository, layer, begun, &path).await?))
+    };
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
     // the bootstrap is written to it by a thread that nobody can stop.
     let config = repository.small_blob(&manifest.parsed.config);
-    let (config, bootstrap) = tokio::join!(config, find_bootstrap(repository, layer, &path));
-    let (config, (unpacked, of_bootstrap)) = (config?, bootstrap?);
+    let (config, bootstrap) = tokio::join!(config, bootstrap);
+    let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
+    let config = config.map_err(ImageError::from)?;
     let Unpacked { bootstrap, opening, diff_id } = unpacked;
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
@@ -369,7 +402,26 @@ async fn fill(
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
     fetched.requests += config.requests + of_bootstrap.requests;
     let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
-    Ok(Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) })
+    let content =
+        Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) };
+    Ok((content, admitted))
+}
+
+/// A bootstrap layer that is on its way, and the requests that this took.
+struct Begun {
+    reader: Box<dyn io::Read + Send>,
+    requests: u64,
+}
+
+/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it arrives as it is read.
+async fn begin(repository: &dyn Repository, layer: &Descriptor) -> Result<Begun, RegistryError> {
+    if layer.size <= DOCUMENT_LIMIT {
+        let SmallBlob { content, requests } = repository.small_blob(layer).await?;
+        return Ok(Begun { reader: Box::new(io::Cursor::new(content)), requests });
+    }
+    let reader = repository.blob(&layer.digest, layer.size).await?;
+    let reader = Box::new(into_blocking(reader, tokio::runtime::Handle::current()));
+    Ok(Begun { reader, requests: 1 })
 }
 
 /// A bootstrap that was checked, and the digest of the tar that it came in.
@@ -379,15 +431,18 @@ struct Unpacked {
     diff_id: Digest,
 }
 
-/// Unpacks the bootstrap from `layer` to the new file `path`, from whichever place has the right bytes.
+/// Unpacks the bootstrap from `layer`, which has `begun` to arrive, to the new file `path`, from whichever place has the right
+/// bytes.
 async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     layer: &Descriptor,
+    begun: Result<Begun, RegistryError>,
     path: &Path,
 ) -> Result<(Unpacked, Fetched), ImageError> {
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
-    let mut unpacked = fetch_bootstrap(&**repository, &places, layer, path, &mut fetched).await;
+    let mut unpacked =
+        fetch_bootstrap(&**repository, &places, layer, begun, path, &mut fetched).await;
     let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
     for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
@@ -412,26 +467,22 @@ async fn find_bootstrap(
         }
         // Its tables, too, unless it has none.
         let order = [&places[at..], &places[..at]].concat();
-        unpacked = fetch_bootstrap(&**place, &order, layer, path, &mut fetched).await;
+        let begun = begin(&**place, layer).await;
+        unpacked = fetch_bootstrap(&**place, &order, layer, begun, path, &mut fetched).await;
     }
     unpacked.map(|unpacked| (unpacked, fetched))
 }
 
-/// Unpacks the bootstrap from `layer` to the new file `to`. From memory if it is small, since that is faster; else while it arrives.
+/// Unpacks the bootstrap from `layer` to the new file `to`.
 async fn fetch_bootstrap(
     repository: &dyn Repository,
     places: &[Arc<dyn Repository>],
     layer: &Descriptor,
+    begun: Result<Begun, RegistryError>,
     to: &Path,
     fetched: &mut Fetched,
 ) -> Result<Unpacked, ImageError> {
-    let (reader, requests): (Box<dyn io::Read + Send>, u64) = if layer.size <= DOCUMENT_LIMIT {
-        let SmallBlob { content, requests } = repository.small_blob(layer).await?;
-        (Box::new(io::Cursor::new(content)), requests)
-    } else {
-        let reader = repository.blob(&layer.digest, layer.size).await?;
-        (Box::new(into_blocking(reader, tokio::runtime::Handle::current())), 1)
-    };
+    let Begun { reader, requests } = begun?;
     fetched.bytes += layer.size;
     fetched.requests += requests;
     let to = to.to_owned();

@@ -89,6 +89,11 @@ impl Pushed {
     }
 }
 
+/// Every image may run.
+async fn admitted() -> Result<(), ImageError> {
+    Ok(())
+}
+
 /// Fetches what the image's name means now.
 async fn pull(
     repository: &Arc<dyn Repository>,
@@ -186,7 +191,10 @@ async fn chain_ids_are_of_what_was_unpacked() {
     assert_eq!(chain::of_data(&manifest.parsed).unwrap(), expected[..expected.len() - 1]);
     let bootstrap = *expected.last().unwrap();
     assert_eq!(chain::stored(images, &pushed.digest), None);
-    assert_eq!(chain::fetched(&repository, &manifest, images).await.unwrap(), bootstrap);
+    assert_eq!(
+        chain::fetched(&repository, &manifest, images, admitted()).await.unwrap(),
+        bootstrap
+    );
     assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
 
     let requests = pushed.registry.stats().requests;
@@ -197,7 +205,10 @@ async fn chain_ids_are_of_what_was_unpacked() {
             None => std::fs::remove_file(&noted).unwrap(),
         }
         assert_eq!(chain::stored(images, &pushed.digest), None);
-        assert_eq!(chain::fetched(&repository, &manifest, images).await.unwrap(), bootstrap);
+        assert_eq!(
+            chain::fetched(&repository, &manifest, images, admitted()).await.unwrap(),
+            bootstrap
+        );
         assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
     }
     assert_eq!(pushed.registry.stats().requests, requests + 4, "the bootstrap layer, each time");
@@ -219,4 +230,34 @@ async fn a_bootstrap_comes_from_whoever_has_it() {
     assert_eq!(image.manifest_digest, pushed.digest);
     let asked = pushed.bootstrap.to_string();
     assert_eq!(mirror.log().iter().filter(|logged| logged.target.contains(&asked)).count(), 2);
+}
+
+#[tokio::test]
+async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
+    let pushed = Pushed::new();
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path();
+    let repository = pushed.open();
+    let manifest = repository.manifest(None).await.unwrap();
+    // Its layers are asked for before the answer.
+    let refused = async {
+        let layer = pushed.bootstrap.to_string();
+        while !pushed.registry.log().iter().any(|it| it.target.contains(&layer)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() })
+    };
+    let fetched = StoredImage::fetch_admitted(&repository, &manifest, images, refused).await;
+    assert!(fetched.unwrap_err().to_string().starts_with("refused"));
+    assert_eq!(std::fs::read_dir(images).unwrap().count(), 0);
+    // Also what is here is not looked at.
+    pull(&repository, images).await.unwrap();
+    std::fs::write(images.join(manifest.digest.hex()).join("bootstrap"), "damaged").unwrap();
+    let refused = async { Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() }) };
+    let fetched = StoredImage::fetch_admitted(&repository, &manifest, images, refused).await;
+    assert!(fetched.unwrap_err().to_string().starts_with("refused"));
+    assert_eq!(
+        std::fs::read(images.join(manifest.digest.hex()).join("bootstrap")).unwrap(),
+        b"damaged"
+    );
 }

@@ -50,6 +50,10 @@ impl Images for FakeImages {
         if image.reference.contains("unreachable") { Err("no route to it".into()) } else { Ok(()) }
     }
 
+    async fn admit(&self, image: &Image) -> std::result::Result<(), Box<dyn Error + Send + Sync>> {
+        if image.reference.contains("unsigned") { Err("it is not signed".into()) } else { Ok(()) }
+    }
+
     /// Images whose name begins so list the bootstrap of others as data.
     async fn data_layers(
         &self,

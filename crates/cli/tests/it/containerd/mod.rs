@@ -12,6 +12,7 @@ mod programs;
 mod removal;
 mod restarts;
 mod rig;
+mod signed;
 mod soak;
 mod trees;
 

@@ -57,8 +57,8 @@ impl Containerd {
     pub(super) fn configuration(self, directory: &Path) -> String {
         let path = |name: &str| directory.join(name);
         let lazuli = path("root");
-        let [root, state, socket, ttrpc, snapshotter, hosts] =
-            ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS].map(path);
+        let [root, state, socket, ttrpc, snapshotter, hosts, verifiers] =
+            ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS, VERIFIERS].map(path);
         // Two plugins have one place for the whole machine; of two containerds that start with NRI, one may end.
         let common = format!(
             "root = {root:?}\nstate = {state:?}\n\
@@ -84,6 +84,7 @@ impl Containerd {
                  [plugins.\"io.containerd.cri.v1.images\".registry]\nconfig_path = {hosts:?}\n\
                  [plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{PAUSE}\"\n\
                  [plugins.\"io.containerd.cri.v1.runtime\"]\nrestrict_oom_score_adj = true\n\
+                 [plugins.\"io.containerd.image-verifier.v1.bindir\"]\nbin_dir = {verifiers:?}\n\
                  [[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n\
                  platform = \"linux/amd64\"\nsnapshotter = \"overlayfs\"\n\
                  [[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n\
@@ -97,6 +98,9 @@ impl Containerd {
 
 /// The directory with settings of registries.
 pub(super) const HOSTS: &str = "hosts";
+
+/// The directory with programs that containerd 2 asks whether an image may be pulled, if it is there.
+pub(super) const VERIFIERS: &str = "verifiers";
 
 /// The image of sandboxes.
 pub(super) const PAUSE: &str = "pause.example/pause:1";

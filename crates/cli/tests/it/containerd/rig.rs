@@ -69,14 +69,24 @@ impl Rig {
 
     /// The same with more in Lazuli's `[snapshotter]`.
     pub(super) fn configured(containerd: Containerd, image: &str, settings: &str) -> Option<Self> {
-        Self::open(containerd, image, "", settings)
+        Self::open(containerd, image, |_| String::new(), settings)
+    }
+
+    /// The same with more above all tables of Lazuli's configuration.
+    pub(super) fn with(
+        containerd: Containerd,
+        image: &str,
+        top: impl FnOnce(&Lazuli) -> String,
+    ) -> Option<Self> {
+        Self::open(containerd, image, top, "")
     }
 
     /// The same with a mirror, of which containerd is told, at a port of its own.
     pub(super) fn mirrored(containerd: Containerd, image: &str, settings: &str) -> Option<Self> {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mirror = format!("[mirror]\nlisten = \"127.0.0.1:{port}\"\n{settings}\n");
-        let rig = Self::open(containerd, image, HOSTS, &mirror)?;
+        let hosts = |lazuli: &Lazuli| format!("hosts_dir = {:?}", lazuli.directory(HOSTS));
+        let rig = Self::open(containerd, image, hosts, &mirror)?;
         rig.set_up_mirror(&[]);
         Some(rig)
     }
@@ -88,7 +98,12 @@ impl Rig {
         self.lazuli.ok([&setup, more].concat());
     }
 
-    fn open(containerd: Containerd, image: &str, hosts: &str, settings: &str) -> Option<Self> {
+    fn open(
+        containerd: Containerd,
+        image: &str,
+        top: impl FnOnce(&Lazuli) -> String,
+        settings: &str,
+    ) -> Option<Self> {
         let programs = ["runc", "docker-registry", "skopeo"];
         let needed = [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked];
         let needed = needed.into_iter().chain(programs.map(Feature::Program));
@@ -99,11 +114,8 @@ impl Rig {
         let lazuli = Lazuli::new();
         let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
-        let hosts = match hosts {
-            "" => String::new(),
-            hosts => format!("hosts_dir = {:?}\n", lazuli.directory(hosts)),
-        };
-        let config = format!("{hosts}[snapshotter]\naddress = {snapshotter:?}\n{settings}");
+        let table = format!("[snapshotter]\naddress = {snapshotter:?}\n{settings}");
+        let config = format!("{}\n{table}", top(&lazuli));
         lazuli.configure_all(&config);
         fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
         let archive = lazuli.path("pause.tar");

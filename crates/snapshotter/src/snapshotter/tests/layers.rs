@@ -128,3 +128,12 @@ async fn unproven_image_is_proven_or_refused() {
         assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), good, "{error}");
     }
 }
+
+/// An image that may not run gets no snapshot of another image that has the same layers.
+#[tokio::test]
+async fn image_that_may_not_run_does_not_get_the_layers_of_one_that_may() {
+    let rig = Rig::new().await;
+    assert!(matches!(rig.lazy("r/app:1").await, SnapshotError::AlreadyExists(_)));
+    let error = rig.lazy("unsigned/app:1").await.to_string();
+    assert!(error.contains("it is not signed"), "{error}");
+}

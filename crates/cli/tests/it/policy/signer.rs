@@ -1,0 +1,174 @@
+//! Signatures by a second implementation: openssl, and documents written to the letter.
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use lazuli_image::{Algorithm, Digest};
+use lazuli_testkit::registry::FakeRegistry;
+use serde_json::{Value, json};
+
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+
+/// A private key, and the file of the public one.
+pub(crate) struct Signer {
+    directory: PathBuf,
+    name: &'static str,
+}
+
+impl Signer {
+    /// Makes a key `name` in `directory`.
+    pub(crate) fn new(directory: &Path, name: &'static str) -> Self {
+        let signer = Signer { directory: directory.to_owned(), name };
+        let private = signer.path("key");
+        let private = private.to_str().unwrap();
+        let curve = ["-pkeyopt", "ec_paramgen_curve:P-256", "-out", private];
+        openssl(&[&["genpkey", "-algorithm", "EC"], &curve[..]].concat(), &[]);
+        let public = signer.public();
+        openssl(&["pkey", "-in", private, "-pubout", "-out", public.to_str().unwrap()], &[]);
+        signer
+    }
+
+    pub(crate) fn public(&self) -> PathBuf {
+        self.path("pub")
+    }
+
+    fn path(&self, extension: &str) -> PathBuf {
+        self.directory.join(format!("{}.{extension}", self.name))
+    }
+
+    /// A signature of `message`, in base64.
+    fn sign(&self, message: &[u8]) -> String {
+        let private = self.path("key");
+        let arguments = ["dgst", "-sha256", "-sign", private.to_str().unwrap()];
+        base64(&openssl(&arguments, message))
+    }
+
+    /// Signs what has `digest` as `reference`, as cosign 2 does.
+    pub(crate) fn tag(
+        &self,
+        registry: &FakeRegistry,
+        repository: &str,
+        digest: &Digest,
+        reference: &str,
+    ) {
+        let payload = format!(
+            r#"{{"critical":{{"identity":{{"docker-reference":"{reference}"}},"image":{{"docker-manifest-digest":"{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
+        );
+        self.tag_payload(registry, repository, digest, payload.as_bytes());
+    }
+
+    /// The same with another payload.
+    pub(crate) fn tag_payload(
+        &self,
+        registry: &FakeRegistry,
+        repository: &str,
+        digest: &Digest,
+        payload: &[u8],
+    ) {
+        let layer = registry.put_blob(repository, payload);
+        let config = registry.put_blob(repository, b"{}");
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST,
+            "config": { "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2 },
+            "layers": [{
+                "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
+                "digest": layer, "size": payload.len(),
+                "annotations": { "dev.cosignproject.cosign/signature": self.sign(payload) },
+            }],
+        });
+        let tag = signature_tag(digest);
+        registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+    }
+
+    /// Signs what has `digest`, as cosign 3 does.
+    pub(crate) fn refer(&self, registry: &FakeRegistry, repository: &str, digest: &Digest) {
+        let predicate = ("https://sigstore.dev/cosign/sign/v1", json!({}));
+        self.state(registry, repository, (None, digest), predicate);
+    }
+
+    /// States that `subject` was made of `source`.
+    pub(crate) fn convert(
+        &self,
+        registry: &FakeRegistry,
+        repository: &str,
+        subject: (&str, &Digest),
+        source: (&str, &Digest),
+    ) {
+        let (name, digest) = source;
+        let predicate = json!({
+            "source": { "name": name, "digest": digest, "manifest": digest },
+            "converter": { "version": "0" },
+        });
+        let subject = (Some(subject.0), subject.1);
+        self.state(registry, repository, subject, ("urn:lazuli:conversion:v1", predicate));
+    }
+
+    fn state(
+        &self,
+        registry: &FakeRegistry,
+        repository: &str,
+        (name, digest): (Option<&str>, &Digest),
+        (kind, predicate): (&str, Value),
+    ) {
+        let mut subject = json!({ "digest": { "sha256": digest.hex() } });
+        if let Some(name) = name {
+            subject["name"] = name.into();
+        }
+        let statement = json!({
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [subject], "predicateType": kind, "predicate": predicate,
+        });
+        let payload = statement.to_string();
+        let signed = format!("DSSEv1 28 application/vnd.in-toto+json {} {payload}", payload.len());
+        let bundle = json!({
+            "mediaType": BUNDLE,
+            "verificationMaterial": { "publicKey": { "hint": "a key" } },
+            "dsseEnvelope": {
+                "payload": base64(payload.as_bytes()),
+                "payloadType": "application/vnd.in-toto+json",
+                "signatures": [{ "sig": self.sign(signed.as_bytes()) }],
+            },
+        });
+        let bundle = bundle.to_string();
+        let layer = registry.put_blob(repository, bundle.as_bytes());
+        let config = registry.put_blob(repository, b"{}");
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": BUNDLE,
+            "config": { "mediaType": "application/vnd.oci.empty.v1+json", "digest": config, "size": 2 },
+            "layers": [{ "mediaType": BUNDLE, "digest": layer, "size": bundle.len() }],
+            "subject": { "mediaType": MANIFEST, "digest": digest, "size": 1 },
+        });
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let tag = format!("bundle-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+    }
+}
+
+/// Where cosign 2 keeps signatures.
+pub(crate) fn signature_tag(digest: &Digest) -> String {
+    format!("sha256-{}.sig", digest.hex())
+}
+
+/// The digest of a manifest.
+pub(crate) fn digest_of(registry: &FakeRegistry, repository: &str, tag: &str) -> Digest {
+    Algorithm::Sha256.digest(&registry.manifest(repository, tag).unwrap())
+}
+
+fn base64(bytes: &[u8]) -> String {
+    String::from_utf8(openssl(&["base64", "-A"], bytes)).unwrap()
+}
+
+fn openssl(arguments: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = Command::new("openssl");
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}

@@ -1,0 +1,100 @@
+//! What registries hold about an image, before anything of it is believed.
+
+use bytes::Bytes;
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, Manifest},
+};
+
+use crate::{error, media_type, payload::Payload};
+
+/// Most signatures of one manifest that are looked at. Each key that signs an image again adds one.
+pub(crate) const SIGNATURES: usize = 32;
+
+/// Signatures and statements, of whatever and by anyone.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// As cosign 2 and podman keep them.
+    pub signatures: Vec<SimpleSignature>,
+    /// As cosign 3 keeps them: bundles.
+    pub bundles: Vec<Bytes>,
+    /// What verifier programs said.
+    pub(crate) consents: Vec<Consent>,
+}
+
+/// A payload, and a signature of it.
+#[derive(Clone, Debug)]
+pub struct SimpleSignature {
+    /// What is signed.
+    pub payload: Bytes,
+    /// The signature.
+    pub signature: Vec<u8>,
+    /// What says whose it is, if no managed key made it.
+    pub(crate) certified: Option<Certified>,
+}
+
+/// A certificate, and the log's word for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Certified {
+    pub(crate) certificate: String,
+    pub(crate) chain: String,
+    pub(crate) log_entry: String,
+}
+
+/// What a verifier program said about an image.
+#[derive(Clone, Debug)]
+pub(crate) struct Consent {
+    pub(crate) digest: Digest,
+    pub(crate) answer: Result<(), String>,
+}
+
+/// A layer of a manifest that has cosign's signatures.
+#[derive(Clone, Debug)]
+pub(crate) struct SignatureLayer {
+    pub(crate) payload: Descriptor,
+    signature: Vec<u8>,
+    certified: Option<Certified>,
+}
+
+impl SignatureLayer {
+    /// The signatures in the manifest of a tag `sha256-HEX.sig`. The newest are last, and are those
+    /// that count if there are very many.
+    pub(crate) fn all(manifest: &[u8]) -> Vec<Self> {
+        let layers = Manifest::parse(manifest).map(|manifest| manifest.layers).unwrap_or_default();
+        let is_payload = |layer: &Descriptor| layer.media_type == media_type::SIMPLE_SIGNING;
+        let layers = layers.into_iter().rev().filter(is_payload).take(SIGNATURES);
+        layers.filter_map(Self::of).collect()
+    }
+
+    fn of(payload: Descriptor) -> Option<Self> {
+        let note = |name: &str| payload.annotations.get(name).cloned();
+        let signature = error::base64("signature", &note(media_type::SIGNATURE)?).ok()?;
+        let certified = note(media_type::CERTIFICATE).map(|certificate| Certified {
+            certificate,
+            chain: note(media_type::CHAIN).unwrap_or_default(),
+            log_entry: note(media_type::LOG_ENTRY).unwrap_or_default(),
+        });
+        Some(SignatureLayer { payload, signature, certified })
+    }
+
+    /// The payload without asking for it, if it is that of cosign for one of `references`.
+    pub(crate) fn guess(&self, references: &[String], digest: Digest) -> Option<Bytes> {
+        let mut payloads = references
+            .iter()
+            .map(|reference| Payload { reference: reference.clone(), digest }.to_json());
+        payloads.find(|json| self.payload.digest.matches(json)).map(Bytes::from)
+    }
+
+    pub(crate) fn with(self, payload: Bytes) -> SimpleSignature {
+        let SignatureLayer { signature, certified, .. } = self;
+        SimpleSignature { payload, signature, certified }
+    }
+}
+
+impl Evidence {
+    pub(crate) fn extend(&mut self, other: Evidence) {
+        self.signatures.extend(other.signatures);
+        self.bundles.extend(other.bundles);
+        self.consents.extend(other.consents);
+    }
+}

@@ -1,0 +1,46 @@
+//! Whose image a node may run: signatures, statements, and the policy that asks for them.
+//!
+//! ```text
+//! policy.toml ─▶ rules ─┐
+//!                       ├─▶ verify ─▶ Verified ─▶ served
+//! registry ─▶ evidence ─┘      ▲
+//!              search          └── verdicts: verified before
+//! ```
+//!
+//! A digest says that bytes are those that were asked for, and not whose they are. Everything here
+//! comes from registries, so from anyone who may push: sizes are bounded, and nothing counts that a
+//! key of the operator's policy has not signed.
+#![forbid(unsafe_code)]
+
+pub mod bundle;
+pub mod dsse;
+mod error;
+mod evidence;
+#[cfg(fuzzing)]
+pub mod fuzz;
+mod gate;
+pub mod key;
+mod keyless;
+pub mod media_type;
+mod name;
+pub mod payload;
+mod program;
+mod question;
+mod rules;
+mod search;
+pub mod statement;
+mod verdicts;
+mod verify;
+
+pub use bundle::Bundle;
+pub use dsse::Envelope;
+pub use error::DocumentError;
+pub use evidence::{Evidence, SimpleSignature};
+pub use gate::{DEFAULT_PATH, Gate, GateError};
+pub use key::{KeyError, PublicKey};
+pub use payload::Payload;
+pub use program::DESCRIPTOR;
+pub use question::{Question, manifest_descriptor};
+pub use rules::{Policy, PolicyError, ReadFile};
+pub use statement::{Conversion, Converter, Source, Statement, Subject};
+pub use verify::{Claim, Refused, Verified, verify};

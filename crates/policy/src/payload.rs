@@ -1,0 +1,91 @@
+//! The simple signing payload: what cosign 2 and `podman push --sign-by-sigstore` sign.
+//!
+//! ```json
+//! {"critical":{"identity":{"docker-reference":"r.example/app"},
+//!              "image":{"docker-manifest-digest":"sha256:…"},
+//!              "type":"cosign container image signature"},
+//!  "optional":null}
+//! ```
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{self, DocumentError};
+
+/// Most bytes of a payload. cosign's have 250, and what users add is short.
+pub const PAYLOAD_LIMIT: usize = 64 << 10;
+
+const DOCUMENT: &str = "simple signing payload";
+
+/// The type that cosign and podman write.
+const TYPE: &str = "cosign container image signature";
+
+/// What is signed about an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Payload {
+    /// The name that was signed, as its maker spells it: `r.example/app`, perhaps with a tag.
+    pub reference: String,
+    /// Digest of the manifest or index.
+    pub digest: Digest,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Document {
+    critical: Critical,
+    #[serde(default)]
+    optional: serde_json::Value,
+}
+
+/// A reader has to understand all of it, so what it does not know is an error.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Critical {
+    identity: Identity,
+    image: Image,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    #[serde(rename = "docker-reference")]
+    reference: String,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Image {
+    #[serde(rename = "docker-manifest-digest")]
+    digest: Digest,
+}
+
+impl Payload {
+    /// Parses a payload of at most [`PAYLOAD_LIMIT`] bytes.
+    ///
+    /// # Errors
+    /// It is none, or of a type that is not known.
+    pub fn parse(raw: &[u8]) -> Result<Self, DocumentError> {
+        let Document { critical, .. } = error::json(DOCUMENT, raw, PAYLOAD_LIMIT)?;
+        if critical.kind != TYPE {
+            let problem = format!("has the type {:?}, expected `{TYPE}`", critical.kind);
+            return Err(DocumentError::new(DOCUMENT, problem));
+        }
+        Ok(Payload { reference: critical.identity.reference, digest: critical.image.digest })
+    }
+
+    /// The payload as cosign writes it, to the letter. A node that knows it need not fetch it: its
+    /// digest is in the manifest that has the signature.
+    pub fn to_json(&self) -> Vec<u8> {
+        let document = Document {
+            critical: Critical {
+                identity: Identity { reference: self.reference.clone() },
+                image: Image { digest: self.digest },
+                kind: TYPE.to_owned(),
+            },
+            optional: serde_json::Value::Null,
+        };
+        // Strings and nothing else: there is nothing that JSON cannot have.
+        serde_json::to_vec(&document).unwrap_or_default()
+    }
+}

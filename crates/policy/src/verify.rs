@@ -1,0 +1,262 @@
+//! Whether what is known about an image is enough for it to run.
+
+mod document;
+
+use std::{collections::BTreeSet, fmt, path::PathBuf};
+
+use lazuli_image::Digest;
+use lazuli_registry::ImageName;
+
+use self::document::{Document, Signed, documents, subjects};
+use crate::{
+    Conversion,
+    evidence::Evidence,
+    name::Asked,
+    rules::{Ground, Policy, Requirement, Rule},
+    statement,
+};
+
+/// Most reasons that an error lists.
+const REASONS: usize = 6;
+
+/// An image that may run under a name. Serving an image takes one; only [`verify`] makes it of
+/// evidence, and [`crate::Gate`] of an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    manifest: Digest,
+    by: String,
+}
+
+impl Verified {
+    pub(crate) fn new(manifest: Digest, by: impl Into<String>) -> Self {
+        Verified { manifest, by: by.into() }
+    }
+
+    /// For the mounts of an earlier worker: it had this when it mounted them, and readers go on.
+    pub fn taken_over(manifest: Digest) -> Self {
+        Self::new(manifest, "an earlier worker")
+    }
+
+    /// The digest of the image's manifest.
+    pub fn manifest(&self) -> Digest {
+        self.manifest
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.by)
+    }
+}
+
+/// An image may not run: what its name asks for, and what was found instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{image} may not run: {} asks for {wanted} ({rule}), and {}",
+    policy.display(),
+    listed(reasons)
+)]
+pub struct Refused {
+    /// Name and digest.
+    pub image: String,
+    /// The policy's file.
+    pub policy: PathBuf,
+    /// Which of its rules.
+    pub rule: String,
+    /// What that wants.
+    pub wanted: String,
+    /// Why that is not there.
+    pub reasons: Vec<String>,
+}
+
+fn listed(reasons: &[String]) -> String {
+    if reasons.is_empty() { "there is no signature".to_owned() } else { reasons.join("; ") }
+}
+
+/// What is asked: may this manifest run under this name?
+#[derive(Clone, Debug)]
+pub struct Claim<'a> {
+    /// The name, as it was asked for.
+    pub name: &'a ImageName,
+    /// The manifest of the image.
+    pub manifest: Digest,
+    /// The index that lists it, if the name means one: who signs an index signs what it lists.
+    pub index: Option<Digest>,
+    /// The manifest of the ordinary image whose place it takes.
+    pub replaces: Option<Digest>,
+}
+
+/// Decides.
+///
+/// # Errors
+/// The policy does not want the image to run, or there is not enough evidence.
+pub fn verify(
+    policy: &Policy,
+    claim: &Claim<'_>,
+    evidence: &Evidence,
+) -> Result<Verified, Box<Refused>> {
+    let asked = Asked::of(claim.name);
+    let (rule_name, rule) = policy.rule(&asked);
+    let refused = |wanted: String, reasons: Vec<String>| {
+        let (image, policy) = (format!("{asked}@{}", claim.manifest), policy.path().to_owned());
+        Box::new(Refused { image, policy, rule: rule_name.clone(), wanted, reasons })
+    };
+    let requirement = match rule {
+        Rule::Accept => return Ok(Verified::new(claim.manifest, format!("{rule_name}: accept"))),
+        Rule::Reject => {
+            let reasons = vec!["nothing of it may run here".to_owned()];
+            return Err(refused("no image".to_owned(), reasons));
+        }
+        Rule::Require(requirement) => requirement,
+    };
+    let digests: Vec<Digest> = [claim.manifest].into_iter().chain(claim.index).collect();
+    let mut reasons = Vec::new();
+    if let Some(by) = approved(requirement, &asked, &digests, evidence, &mut reasons) {
+        return Ok(Verified::new(claim.manifest, by));
+    }
+    for source in conversions(requirement, &asked, claim, evidence, &mut reasons) {
+        if let Some(by) = approved_source(policy, &source, evidence, &mut reasons) {
+            return Ok(Verified::new(claim.manifest, format!("{by}, converted")));
+        }
+    }
+    reasons.dedup();
+    reasons.truncate(REASONS);
+    Err(refused(requirement.to_string(), reasons))
+}
+
+/// The sources of trusted conversion statements, whose signatures are wanted.
+pub(crate) fn sources(
+    policy: &Policy,
+    claim: &Claim<'_>,
+    evidence: &Evidence,
+) -> Vec<statement::Source> {
+    let asked = Asked::of(claim.name);
+    match policy.rule(&asked) {
+        (_, Rule::Require(requirement)) => {
+            let found = conversions(requirement, &asked, claim, evidence, &mut Vec::new());
+            found.into_iter().map(|conversion| conversion.source).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether one of `digests` has what it takes to run under the name, and by whose word.
+fn approved(
+    requirement: &Requirement,
+    asked: &Asked,
+    digests: &[Digest],
+    evidence: &Evidence,
+    reasons: &mut Vec<String>,
+) -> Option<String> {
+    let fits = |signed: &Signed| signed.is_of(asked, digests, requirement);
+    match requirement.ground.as_ref()? {
+        Ground::Keys { keys, threshold } => {
+            let mut signers = BTreeSet::new();
+            for found in documents(evidence).map(|document| document.by_keys(keys)) {
+                match found.and_then(|(numbers, signed)| fits(&signed).map(|()| numbers)) {
+                    Ok(numbers) => signers.extend(numbers),
+                    Err(reason) => reasons.push(reason),
+                }
+            }
+            if signers.len() >= *threshold {
+                let names = signers.iter().map(|number| keys[*number].fingerprint().to_string());
+                return Some(names.collect::<Vec<_>>().join(", "));
+            }
+            if !signers.is_empty() {
+                reasons.push(format!("{} of its keys signed it", signers.len()));
+            }
+            None
+        }
+        Ground::Keyless(identity) => {
+            for document in documents(evidence) {
+                match document.by_identity(identity, digests).and_then(|signed| fits(&signed)) {
+                    Ok(()) => return Some(identity.to_string()),
+                    Err(reason) => reasons.push(reason),
+                }
+            }
+            None
+        }
+        Ground::Program(program) => {
+            for consent in &evidence.consents {
+                match &consent.answer {
+                    Ok(()) if digests.contains(&consent.digest) => {
+                        return Some(program.to_string());
+                    }
+                    Ok(()) => {}
+                    Err(reason) => reasons.push(reason.clone()),
+                }
+            }
+            None
+        }
+    }
+}
+
+/// Whether the source of a conversion may run under its own name, by a signature: a converter's key
+/// alone must not be enough to bring in what nobody signed.
+fn approved_source(
+    policy: &Policy,
+    conversion: &Conversion,
+    evidence: &Evidence,
+    reasons: &mut Vec<String>,
+) -> Option<String> {
+    let statement::Source { name, digest, manifest } = &conversion.source;
+    let mut fail = |reason: String| reasons.push(format!("its source {name}@{digest}: {reason}"));
+    let Ok(parsed) = name.parse::<ImageName>() else {
+        fail("it is not the name of an image".to_owned());
+        return None;
+    };
+    let asked = Asked::of(&parsed);
+    let requirement = match policy.rule(&asked) {
+        (_, Rule::Require(requirement)) => requirement,
+        (rule, Rule::Accept) => {
+            fail(format!("{rule} accepts it unsigned, and a conversion needs a signed source"));
+            return None;
+        }
+        (rule, Rule::Reject) => {
+            fail(format!("{rule} rejects it"));
+            return None;
+        }
+    };
+    let mut problems = Vec::new();
+    let by = approved(requirement, &asked, &[*digest, *manifest], evidence, &mut problems);
+    if by.is_none() {
+        fail(format!("{requirement} is wanted, and {}", listed(&problems)));
+    }
+    by
+}
+
+/// The conversions that trusted converters state of the image.
+fn conversions(
+    requirement: &Requirement,
+    asked: &Asked,
+    claim: &Claim<'_>,
+    evidence: &Evidence,
+    reasons: &mut Vec<String>,
+) -> Vec<Conversion> {
+    let mut found = Vec::new();
+    for bundle in evidence.bundles.iter().filter(|_| !requirement.statements.is_empty()) {
+        let stated = Document::Bundle(bundle).statement(&requirement.statements);
+        let Ok((_, statement)) = stated else { continue };
+        let Ok(Some(conversion)) = statement.conversion() else { continue };
+        let is_subject = |subject: &crate::Subject| {
+            let name = subject.name.as_deref().unwrap_or_default();
+            subject.digest == claim.manifest && asked.is_signed_as(name, &requirement.signed_as)
+        };
+        let source = &conversion.source;
+        let is_replaced = |digest: Digest| [source.digest, source.manifest].contains(&digest);
+        if !statement.subjects.iter().any(is_subject) {
+            reasons.push(format!("a conversion statement is about {}", subjects(&statement)));
+        } else if !claim.replaces.is_none_or(is_replaced) {
+            reasons.push(format!(
+                "it was converted from {}, not from what the tag means",
+                source.digest
+            ));
+        } else {
+            found.push(conversion);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Whether an image may run: asked before anything of it is looked at, and again for each container.
+
+use std::sync::Arc;
+
+use lazuli_policy::{Question, Verified, manifest_descriptor};
+use lazuli_registry::{ImageName, Manifest, Options};
+use tokio::{
+    sync::oneshot,
+    task::{JoinError, JoinHandle},
+};
+
+use super::{DaemonError, Images, api::MountRequest, logins::Lent, node::Node};
+use crate::image::StoredImage;
+
+impl MountRequest {
+    /// The name that the policy goes by.
+    fn asked(&self) -> Result<ImageName, DaemonError> {
+        Ok(self.asked.as_ref().unwrap_or(&self.image).parse()?)
+    }
+}
+
+impl Node {
+    /// Whether a lazy image that refers to the ordinary one with the name `name` may take its place.
+    pub(super) fn may_replace(&self, name: &ImageName, options: &Options) -> bool {
+        options.referrers.trust(name) || self.gate.takes_statements(name)
+    }
+
+    /// Finds out whether the image with this manifest may run.
+    pub(super) async fn admit(
+        &self,
+        request: &MountRequest,
+        manifest: &Manifest,
+    ) -> Result<Verified, DaemonError> {
+        let question = Question::of(&request.asked()?, manifest, &self.options(request));
+        Ok(self.gate.admit(question.by_client(request.asked.is_some())).await?)
+    }
+
+    /// The same of an image that is named by the digest of its manifest, before the manifest is here.
+    pub(super) async fn admit_pinned(
+        &self,
+        request: &MountRequest,
+    ) -> Result<Verified, DaemonError> {
+        let (_, digest) = super::layers::pinned(request)?;
+        let (asked, options) = (request.asked()?, self.options(request));
+        let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
+        Ok(self.gate.admit(question).await?)
+    }
+}
+
+impl Images {
+    /// Waits until `admission` is through. What it takes to mount the image is fetched meanwhile and after that: containerd asks
+    /// for the mount as soon as it has its answer.
+    pub(super) async fn admit_ahead(
+        &self,
+        request: &MountRequest,
+        manifest: Arc<Manifest>,
+        login: Option<Lent>,
+        admission: JoinHandle<Result<Verified, DaemonError>>,
+    ) -> Result<(), DaemonError> {
+        let ended = |ended: Result<_, JoinError>| ended.unwrap_or(Err(DaemonError::Stopping));
+        let images = self.0.root.join("images");
+        if admission.is_finished() || StoredImage::is_in(&images, &manifest.digest) {
+            return ended(admission.await).map(drop);
+        }
+        let (name, options) = (request.image.parse()?, self.0.options(request));
+        let repository = lazuli_registry::open(&name, &options)?;
+        let (tell, told) = oneshot::channel();
+        let admission = async move {
+            // Sending fails if the request was given up meanwhile.
+            match ended(admission.await) {
+                Ok(verified) => {
+                    let _ = tell.send(Ok(()));
+                    Ok(verified)
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                    Err(DaemonError::Stopping)
+                }
+            }
+        };
+        let (node, image) = (self.0.clone(), request.image.clone());
+        tokio::spawn(async move {
+            let _login = login;
+            let _lock = node.fetch_locks.lock(&image).await;
+            let _pin = node.pins.pin(&images, manifest.digest);
+            let fetch = StoredImage::fetch_admitted(&repository, &manifest, &images, admission);
+            if let Err(error) = fetch.await {
+                tracing::debug!(error = error.for_people(), "fetched again when it is mounted");
+            }
+        });
+        told.await.unwrap_or(Err(DaemonError::Stopping))
+    }
+}

@@ -1,0 +1,27 @@
+//! One fetch of an image's metadata at a time.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+/// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds what that left. The same image
+/// under another name does not wait: its registry may be another one.
+#[derive(Debug, Default)]
+pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl FetchLocks {
+    pub(super) async fn lock(&self, image: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            locks.retain(|_, lock| lock.strong_count() > 0);
+            let known = locks.get(image).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let lock = Arc::default();
+                locks.insert(image.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+}

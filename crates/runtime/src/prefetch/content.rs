@@ -11,17 +11,19 @@ use tokio::sync::mpsc;
 use super::{
     Image,
     ahead::{self, Blobs, ChunkAt, Pace, Purpose},
+    escalate::Heard,
     guess::{self, Content, Piece},
 };
 use crate::cache::Cache;
 
-/// Fetches what a start most likely reads, from the image alone.
-pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
+/// Fetches what a start most likely reads, from the image alone. Whoever hears of misses is told what is going to be asked for.
+pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache, heard: &Heard) {
     let content = Files { bootstrap: image.bootstrap.clone(), blobs: image.blobs.clone() };
     let (sender, mut found) = mpsc::unbounded_channel();
     let guess = async {
         let wanted = |pieces: Vec<Piece>| {
             let places = pieces.iter().flat_map(|piece| content.places(piece)).collect::<Vec<_>>();
+            heard.foresee(&places);
             // Whoever fetches outlives whoever finds.
             let _ = sender.send(places);
         };

@@ -37,7 +37,7 @@ pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Pace, Purpose},
-    escalate::Misses,
+    escalate::{Escalation, Heard},
     recorder::{Recorded, Recorder},
 };
 use crate::{
@@ -100,21 +100,6 @@ pub(crate) struct Prefetcher {
     early: early::Room,
     /// One image at a time gets its rest.
     turn: Semaphore,
-}
-
-/// What all escalating starts of a node share.
-#[derive(Debug)]
-struct Escalation {
-    /// Less is under way than of what a start surely reads: readers wait behind it for something else. The first miss brings
-    /// little, so that a start with few of them, or at a registry nearby, costs few bytes.
-    pace: Pace,
-    turn: Semaphore,
-}
-
-impl Default for Escalation {
-    fn default() -> Self {
-        Escalation { pace: Pace::from(256 << 10), turn: Semaphore::new(1) }
-    }
 }
 
 /// An image to prefetch.
@@ -210,9 +195,9 @@ impl Prefetcher {
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let prefetcher = self.clone();
-        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Misses::of(&blobs));
+        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Heard::of(&blobs));
         let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
-        let Some((recorder, misses)) = wanted.map(listen) else {
+        let Some((recorder, heard)) = wanted.map(listen) else {
             tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
             return;
         };
@@ -224,7 +209,7 @@ impl Prefetcher {
                 drop(over);
                 start
             };
-            let ahead = prefetcher.fetch_ahead(&image, known, misses, is_over);
+            let ahead = prefetcher.fetch_ahead(&image, known, heard, is_over);
             let (is_news, start) = tokio::join!(ahead, record);
             let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
             if let Some(start) = start.filter(|_| keeps) {
@@ -240,13 +225,13 @@ impl Prefetcher {
         tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
     }
 
-    /// Fetches what the start will most likely read; without a trace also what is near its `misses`, until it `is_over`. Returns
+    /// Fetches what the start will most likely read; without a trace also what follows from what is `heard` of its misses, until it `is_over`. Returns
     /// whether a trace of it would be news for the registry.
     async fn fetch_ahead(
         &self,
         image: &Image,
         known: Known,
-        misses: Misses,
+        heard: Heard,
         is_over: oneshot::Receiver<()>,
     ) -> bool {
         if self.settings.ahead == Ahead::Record {
@@ -278,11 +263,11 @@ impl Prefetcher {
         if !is_foreseen {
             let escalate = async {
                 tokio::select! {
-                    () = misses.escalate(self, image) => {}
+                    () = escalate::escalate(&heard, self, image) => {}
                     _ = is_over => {}
                 }
             };
-            let guess = content::fetch_guessed(image, &self.pace, &self.cache);
+            let guess = content::fetch_guessed(image, &self.pace, &self.cache, &heard);
             tokio::join!(guess, escalate);
         }
         is_asked && trace.is_none()

@@ -1,0 +1,194 @@
+//! Which files a start most likely reads next.
+//!
+//! A file is as likely as others of its kind in its directory were so far; where these say little, as those of its package,
+//! and then as those of its kind in the whole image. So what a start has read decides, and no table of names.
+
+use super::{
+    super::ahead::ChunkAt,
+    files::{File, Files},
+};
+
+/// How likely a file is of whose kind none was read.
+const UNSEEN: f32 = 0.002;
+
+/// How likely the rest of a file is, part of which was read.
+const BEGUN: f32 = 0.5;
+
+/// Files of a directory, of a package and of a kind that weigh as much as what is known from farther away.
+const DIRECTORY_WEIGHT: f32 = 1.0;
+const PACKAGE_WEIGHT: f32 = 2.0;
+const KIND_WEIGHT: f32 = 8.0;
+
+/// Bytes that one file more costs: half of what is in flight at 100 Mbit/s and 10 ms. Among files of this size and less, the
+/// likeliest comes first; bigger ones have to be likelier.
+const FILE_COST: f32 = 65536.0;
+
+/// Misses that a scope did not foresee, after which the next one is tried. The first miss of all is one.
+const STRAYS: u32 = 2;
+
+/// Where files are looked for. Each step needs misses that the one before did not foresee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope {
+    /// In directories in which something was missed.
+    Directories,
+    /// In their packages.
+    Packages,
+    /// In the whole image.
+    Image,
+}
+
+/// Files that were read, of so many.
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    files: f32,
+    read: f32,
+}
+
+impl Group {
+    /// How likely another one is, if `prior` is known of more of them.
+    fn likelihood(self, prior: f32, weight: f32) -> f32 {
+        (self.read + weight * prior) / (self.files + weight)
+    }
+}
+
+/// What a start has read, and what follows from it.
+#[derive(Debug)]
+pub(super) struct Ranking {
+    files: Files,
+    /// Bytes of each file, stored.
+    sizes: Vec<u64>,
+    read: Vec<bool>,
+    kinds: Vec<Group>,
+    directories: Vec<Group>,
+    packages: Vec<Group>,
+    missed_directories: Vec<bool>,
+    missed_packages: Vec<bool>,
+    scope: Scope,
+    strays: u32,
+    last_miss: ChunkAt,
+}
+
+impl Ranking {
+    /// `size` is how many stored bytes a chunk has.
+    pub(super) fn new(files: Files, size: impl Fn(ChunkAt) -> u64) -> Self {
+        let of_file = |(_, file): (u32, &File)| {
+            files.places(file).iter().map(|place| size(*place)).sum()
+        };
+        let sizes = files.iter().map(of_file).collect();
+        let count = |number: fn(&File) -> u32| {
+            let mut groups: Vec<Group> = Vec::new();
+            for (_, file) in files.iter() {
+                let at = number(file) as usize;
+                if at >= groups.len() {
+                    groups.resize_with(at + 1, Group::default);
+                }
+                groups[at].files += 1.0;
+            }
+            groups
+        };
+        let flags = |number: fn(&File) -> u32| {
+            let most = files.iter().map(|(_, file)| number(file) as usize + 1).max();
+            vec![false; most.unwrap_or_default()]
+        };
+        Ranking {
+            sizes,
+            read: vec![false; files.len()],
+            kinds: count(|file| file.kind),
+            directories: count(|file| file.in_directory),
+            packages: count(|file| file.in_package),
+            missed_directories: flags(|file| file.directory),
+            missed_packages: flags(|file| file.package),
+            scope: Scope::Directories,
+            strays: 0,
+            last_miss: (0, 0),
+            files,
+        }
+    }
+
+    /// Where files are looked for at this moment.
+    pub(super) fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// A chunk was read.
+    pub(super) fn note_read(&mut self, place: ChunkAt) {
+        let Some(at) = self.files.owner(place) else { return };
+        if std::mem::replace(&mut self.read[at as usize], true) {
+            return;
+        }
+        let file = self.files.get(at);
+        self.kinds[file.kind as usize].read += 1.0;
+        self.directories[file.in_directory as usize].read += 1.0;
+        self.packages[file.in_package as usize].read += 1.0;
+    }
+
+    /// It was neither here nor on its way.
+    pub(super) fn note_missed(&mut self, place: ChunkAt) {
+        self.last_miss = place;
+        let Some(at) = self.files.owner(place) else { return };
+        if !self.is_in_scope(self.files.get(at)) {
+            self.strays += 1;
+        }
+        if self.strays >= STRAYS && self.scope < Scope::Image {
+            self.strays = 0;
+            self.scope = match self.scope {
+                Scope::Directories => Scope::Packages,
+                Scope::Packages | Scope::Image => Scope::Image,
+            };
+        }
+        let file = self.files.get(at);
+        self.missed_directories[file.directory as usize] = true;
+        self.missed_packages[file.package as usize] = true;
+    }
+
+    fn is_in_scope(&self, file: &File) -> bool {
+        match self.scope {
+            Scope::Directories => self.missed_directories[file.directory as usize],
+            Scope::Packages => self.missed_packages[file.package as usize],
+            Scope::Image => true,
+        }
+    }
+
+    fn likelihood(&self, at: u32, file: &File) -> f32 {
+        if self.read[at as usize] {
+            return BEGUN;
+        }
+        let of_kind = self.kinds[file.kind as usize].likelihood(UNSEEN, KIND_WEIGHT);
+        let in_package =
+            self.packages[file.in_package as usize].likelihood(of_kind, PACKAGE_WEIGHT);
+        self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
+    }
+
+    /// The files in scope, likeliest first for what they cost. Those about as likely are in the order in which they are stored,
+    /// from the last miss on, so that many of them are one request.
+    pub(super) fn order(&self) -> Vec<u32> {
+        let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));
+        let ranked = in_scope.map(|(at, file)| {
+            let cost = self.sizes[at as usize] as f32 + FILE_COST;
+            let score = self.likelihood(at, file) * FILE_COST / cost;
+            // Twice as likely is one step: -log2, at least 0.
+            let step = (-score.log2()).max(0.0) as u32;
+            (step, self.distance(file), at)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, _, at)| at).collect()
+    }
+
+    /// How far a file is from the last miss: in blobs, and in chunks. Programs read on rather than back, so what follows is twice
+    /// as near as what comes before.
+    fn distance(&self, file: &File) -> (usize, usize) {
+        let (blob, chunk) = self.files.places(file).first().copied().unwrap_or_default();
+        let (last_blob, last) = self.last_miss;
+        match blob == last_blob {
+            true if chunk >= last => (0, chunk - last),
+            true => (0, 2 * (last - chunk)),
+            false => (1 + blob, chunk),
+        }
+    }
+
+    /// The chunks of a file.
+    pub(super) fn places(&self, file: u32) -> &[ChunkAt] {
+        self.files.places(self.files.get(file))
+    }
+}

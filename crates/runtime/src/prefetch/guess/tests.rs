@@ -261,15 +261,6 @@ fn configuration_brings_modules() {
 }
 
 #[test]
-fn what_shells_do_themselves_is_no_command() {
-    let mut script = "if test a; then echo b; fi\n".repeat(40).into_bytes();
-    script.extend(b"X=$(LC_ALL=C stat file) || exit 1\nchmod 755 file\n");
-    let commands = super::command::commands(&script);
-    let names: Vec<_> = commands.iter().map(|words| words[0].as_slice()).collect();
-    assert_eq!(names, [&b"stat"[..], b"chmod"]);
-}
-
-#[test]
 fn compilers_bring_their_own_programs() {
     for own in ["lib", "libexec"] {
         let path = |name: &str| format!("/usr/{own}/gcc/x86_64-linux-gnu/13/{name}");
@@ -445,8 +436,10 @@ proptest! {
             file[at] = byte;
         }
         let _ = read(&file);
-        let commands = super::command::commands(&text);
-        prop_assert!(commands.iter().all(|words| !words.is_empty()));
+        let started = super::imports::Started { path: b"/run", arguments: &[], environment: &[] };
+        let mut script = super::imports::Script::default();
+        super::imports::shell(&text, started, &mut script);
+        prop_assert!(script.commands.iter().all(|words| !words.is_empty()));
         let _ = super::command::shebang(&[b"#!", text.as_slice()].concat());
     }
 }

@@ -238,8 +238,11 @@ impl Prefetcher {
                 drop(over);
                 start
             };
-            let ahead = prefetcher.fetch_ahead(&image, known, heard, is_over);
+            let ahead = prefetcher.fetch_ahead(&image, known, &heard, is_over);
             let (is_news, start) = tokio::join!(ahead, record);
+            let (touched, missed) = heard.counts();
+            let name = image.repository.describe();
+            tracing::info!(image = name, touched, missed, "a start is over: chunks read, and not foreseen");
             let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
             if let Some(start) = start.filter(|_| keeps) {
                 prefetcher.keep(&image, &start, is_news).await;
@@ -261,7 +264,7 @@ impl Prefetcher {
         &self,
         image: &Image,
         known: Known,
-        heard: Heard,
+        heard: &Heard,
         is_over: oneshot::Receiver<()>,
     ) -> bool {
         if self.settings.ahead == Ahead::Record {
@@ -294,7 +297,7 @@ impl Prefetcher {
         if !is_foreseen {
             let escalate = async {
                 tokio::select! {
-                    () = escalate::escalate(&heard, self, image) => {}
+                    () = escalate::escalate(heard, self, image) => {}
                     _ = is_over => {}
                 }
             };
@@ -307,7 +310,7 @@ impl Prefetcher {
                 heard.foresee(places.as_deref().unwrap_or_default());
                 bring(places.unwrap_or_default()).await;
             };
-            let guess = content::fetch_guessed(self, image, &heard);
+            let guess = content::fetch_guessed(self, image, heard);
             tokio::join!(lesson, guess, escalate);
         }
         is_asked && trace.is_none()

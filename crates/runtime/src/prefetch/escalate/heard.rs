@@ -2,7 +2,10 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
@@ -32,6 +35,8 @@ struct Shared {
     arrived: Notify,
     /// Of each blob, by position.
     chunks: Vec<Chunks>,
+    touched: AtomicUsize,
+    missed: AtomicUsize,
 }
 
 struct Chunks {
@@ -51,6 +56,8 @@ impl Heard {
             news: Mutex::default(),
             arrived: Notify::new(),
             chunks: blobs.iter().map(maps).collect(),
+            touched: AtomicUsize::new(0),
+            missed: AtomicUsize::new(0),
         });
         let listener = |(position, blob): (usize, &Arc<CachedBlob>)| {
             let (shared, asked) = (shared.clone(), Arc::downgrade(blob));
@@ -68,6 +75,12 @@ impl Heard {
         for (blob, chunk) in places {
             self.shared.chunks[*blob].foreseen.set(*chunk);
         }
+    }
+
+    /// Chunks that were touched so far, and how many of them were missed.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        (count(&self.shared.touched), count(&self.shared.missed))
     }
 
     /// What was heard since the last time.
@@ -89,6 +102,8 @@ impl Shared {
         }
         let missed = !chunks.foreseen.is_ready(at)
             && blob.upgrade().is_some_and(|blob| !blob.is_under_way(at));
+        self.touched.fetch_add(1, Ordering::Relaxed);
+        self.missed.fetch_add(usize::from(missed), Ordering::Relaxed);
         let mut news = self.lock();
         news.touched.push((position, at));
         if missed {

@@ -2,6 +2,7 @@
 
 mod corpus;
 mod forge;
+mod imports;
 
 use async_trait::async_trait;
 use proptest::prelude::*;
@@ -166,34 +167,6 @@ fn shells_and_wrappers_bring_what_they_run() {
         assert_eq!(image.guessed(&config), expected, "{config}");
     }
     assert!(image.guessed(&json!(null)).is_empty());
-}
-
-#[test]
-fn interpreters_with_a_script_read_what_is_beside_them() {
-    let image = usual()
-        .program("/usr/bin/python3", b"")
-        .file("/app/main.py", b"import own")
-        .file("/app/own.py", b"import json")
-        .file("/usr/lib/python3/json/__init__.py", b"only source")
-        .file("/usr/lib/python3/__pycache__/os.cpython-311.pyc", b"compiled")
-        .file("/usr/lib/python3/os.py", b"source")
-        .file("/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc", b"x")
-        .file("/usr/lib/python3/site-packages/pip/__pycache__/y.cpython-311.pyc", b"y");
-    let beside = [
-        "/app/own.py",
-        "/usr/lib/python3/__pycache__/os.cpython-311.pyc",
-        "/usr/lib/python3/json/__init__.py",
-        "/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc",
-    ];
-    for (arguments, expected) in [
-        (&["main.py"][..], [&["/app/main.py"][..], &beside].concat()),
-        (&["-m", "main"], [&["/app/main.py"][..], &beside].concat()),
-        (&["-c", "import main"], vec![]),
-    ] {
-        let command = [&["python3"], arguments].concat();
-        let config = json!({ "config": { "Cmd": command, "WorkingDir": "/app" } });
-        assert_eq!(image.guessed(&config), expected, "{config}");
-    }
 }
 
 #[test]

@@ -240,7 +240,8 @@ mod tests {
 
     #[test]
     fn paths_are_stored_once_and_without_what_they_share() {
-        let parts = [part("usr/lib/a.so", 0, 0), part("usr/lib/a.so", 1, 2), part("usr/lib/b", 0, 9)];
+        let parts =
+            [part("usr/lib/a.so", 0, 0), part("usr/lib/a.so", 1, 2), part("usr/lib/b", 0, 9)];
         let lesson = Lesson::of_start(parts);
         let bytes = lesson.encode();
         assert_eq!(bytes.len(), MAGIC.len() + 2 + (2 + 12) + (2 + 1) + 3 * 12);
@@ -253,7 +254,8 @@ mod tests {
         for _ in 0..3 {
             known.merge(&lesson(&[("both", 5), ("new", 6)]));
         }
-        let hot = |lesson: &Lesson| -> Vec<_> { lesson.hot().map(|part| part.path.to_vec()).collect() };
+        let hot =
+            |lesson: &Lesson| -> Vec<_> { lesson.hot().map(|part| part.path.to_vec()).collect() };
         assert_eq!(hot(&known), [&b"old"[..], b"both", b"new"]);
         known.merge(&lesson(&[("both", 5)]));
         assert_eq!(hot(&known), [&b"both"[..], b"new"]);

@@ -134,8 +134,7 @@ impl Node {
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
-        let prefetcher =
-            Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
+        let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let mut probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
         match settings.direct_io {
             Some(true) => probe.direct_reads = Ok(()),

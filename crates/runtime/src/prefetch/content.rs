@@ -9,9 +9,8 @@ use lazuli_sys::mmap::Map;
 use tokio::sync::mpsc;
 
 use super::{
-    Image,
+    Image, Prefetcher,
     ahead::{self, Blobs, ChunkAt, Purpose},
-    Prefetcher,
     escalate::Heard,
     guess::{self, Content, Piece},
     lessons,

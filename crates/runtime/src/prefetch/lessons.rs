@@ -180,10 +180,12 @@ pub(super) fn places<B: AsRef<[u8]>>(
     let lost = lesson.hot().zip(&by_path).filter(|(_, place)| place.is_none());
     let by_mark = by_mark(lost.map(|(part, _)| part.mark).collect(), blobs);
     let found = lesson.hot().zip(by_path);
-    let found = found.filter_map(|(part, place)| place.or_else(|| by_mark.get(&part.mark).copied()));
+    let found =
+        found.filter_map(|(part, place)| place.or_else(|| by_mark.get(&part.mark).copied()));
     let mut left = most;
     let mut fits = |(blob, chunk): &ChunkAt| {
-        let size = if blobs[*blob].has(*chunk) { 0 } else { blobs[*blob].chunk(*chunk).stored_share() };
+        let size =
+            if blobs[*blob].has(*chunk) { 0 } else { blobs[*blob].chunk(*chunk).stored_share() };
         let rest = left.checked_sub(size);
         left = rest.unwrap_or(left);
         rest.is_some()
@@ -234,9 +236,7 @@ pub(super) async fn find(repository: &dyn Repository) -> Result<Option<Lesson>, 
     Ok(found(repository).await?.map(|(lesson, _)| lesson))
 }
 
-async fn found(
-    repository: &dyn Repository,
-) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
+async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
     let artifacts = repository.referrers(&subject().digest, Some(ARTIFACT_TYPE)).await?;
     let mut found: Option<(Lesson, Descriptor)> = None;
     for artifact in artifacts.into_iter().take(ARTIFACTS) {

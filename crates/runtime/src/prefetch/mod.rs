@@ -178,7 +178,8 @@ impl Prefetcher {
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
-            known.lesson = repository.repository().and_then(|name| self.lessons.of_repository(&name));
+            known.lesson =
+                repository.repository().and_then(|name| self.lessons.of_repository(&name));
             known.asked_lesson = known.lesson.is_none().then(|| ask_for_lesson(repository));
         }
         if learns && known.trace.is_none() {
@@ -242,7 +243,12 @@ impl Prefetcher {
             let (is_news, start) = tokio::join!(ahead, record);
             let (touched, missed) = heard.counts();
             let name = image.repository.describe();
-            tracing::info!(image = name, touched, missed, "a start is over: chunks read, and not foreseen");
+            tracing::info!(
+                image = name,
+                touched,
+                missed,
+                "a start is over: chunks read, and not foreseen"
+            );
             let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
             if let Some(start) = start.filter(|_| keeps) {
                 prefetcher.keep(&image, &start, is_news).await;
@@ -355,7 +361,12 @@ impl Prefetcher {
     }
 
     /// As many of the first chunks of `order` as have `most` stored bytes.
-    fn first_of(&self, image: &Image, order: Vec<ahead::ChunkAt>, most: u64) -> Vec<ahead::ChunkAt> {
+    fn first_of(
+        &self,
+        image: &Image,
+        order: Vec<ahead::ChunkAt>,
+        most: u64,
+    ) -> Vec<ahead::ChunkAt> {
         let Some(blobs) = image.blobs.upgrade() else { return Vec::new() };
         let mut left = most;
         let mut fits = |(blob, chunk): &ahead::ChunkAt| {

@@ -1,6 +1,6 @@
 //! The files of an image as neighbours of each other: in directories, in packages, and by kind.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use lazuli_image::{
     erofs::{FileType, Nid},
@@ -8,7 +8,6 @@ use lazuli_image::{
 };
 
 use super::super::ahead::ChunkAt;
-use crate::cache::CachedBlob;
 
 /// Names that are looked at in one image. Real images have up to 150,000.
 const NAMES: usize = 1 << 20;
@@ -86,9 +85,9 @@ struct Ahead {
 }
 
 /// What a walk has seen.
-struct Walk<'a, B> {
+struct Walk<'a, B, P> {
     bootstrap: &'a Bootstrap<B>,
-    blobs: &'a [Arc<CachedBlob>],
+    position: P,
     files: Files,
     names: usize,
     directories: u32,
@@ -99,14 +98,15 @@ struct Walk<'a, B> {
 }
 
 impl Files {
-    /// Looks at every name of an image once, up to a limit. What is damaged is not there.
+    /// Looks at every name of an image once, up to a limit. `position` is where a blob has the chunk with a number. What is damaged is
+    /// not there.
     pub(super) fn of<B: AsRef<[u8]>>(
         bootstrap: &Bootstrap<B>,
-        blobs: &[Arc<CachedBlob>],
+        position: impl Fn(usize, u32) -> Option<usize>,
     ) -> Self {
         let mut walk = Walk {
             bootstrap,
-            blobs,
+            position,
             files: Files::default(),
             names: NAMES,
             directories: 0,
@@ -115,8 +115,7 @@ impl Files {
             in_directories: Numbers::default(),
             in_packages: Numbers::default(),
         };
-        let root =
-            Ahead { nid: bootstrap.root(), depth: 0, package: 0, holds_packages: false };
+        let root = Ahead { nid: bootstrap.root(), depth: 0, package: 0, holds_packages: false };
         let mut ahead = vec![root];
         while let Some(next) = ahead.pop() {
             walk.look(&next, &mut ahead);
@@ -124,7 +123,9 @@ impl Files {
         let mut files = walk.files;
         let all = files.all.iter().zip(0..);
         let owned = all.flat_map(|(file, at)| {
-            files.places[file.first as usize..file.end as usize].iter().map(move |place| (*place, at))
+            files.places[file.first as usize..file.end as usize]
+                .iter()
+                .map(move |place| (*place, at))
         });
         files.owners = owned.collect();
         files.owners.sort_unstable();
@@ -156,7 +157,7 @@ impl Files {
     }
 }
 
-impl<B: AsRef<[u8]>> Walk<'_, B> {
+impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
     /// Notes the files of a directory; the directories in it are `ahead`.
     fn look(&mut self, this: &Ahead, ahead: &mut Vec<Ahead>) {
         let bootstrap = self.bootstrap;
@@ -194,7 +195,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
         }
         for (chunk, _) in chunks.flatten() {
             let blob = usize::from(chunk.blob.0);
-            let at = self.blobs.get(blob).and_then(|known| known.position(chunk.number));
+            let at = (self.position)(blob, chunk.number);
             self.files.places.extend(at.map(|at| (blob, at)));
         }
         let end = self.files.places.len();

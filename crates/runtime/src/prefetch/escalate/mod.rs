@@ -131,8 +131,6 @@ pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Ima
         if image.blobs.strong_count() == 0 {
             return;
         }
-        // What is left of it buys nothing: there was nothing to buy, or a chunk that is too big.
-        start.credit = 0;
     }
 }
 
@@ -140,7 +138,8 @@ pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Ima
 async fn rank(image: &Image) -> Option<Ranking> {
     let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.upgrade()?);
     let walk = move || {
-        let files = Files::of(&bootstrap, &blobs);
+        let position = |blob: usize, number| blobs.get(blob)?.position(number);
+        let files = Files::of(&bootstrap, position);
         Ranking::new(files, |(blob, chunk)| blobs[blob].chunk(chunk).stored_share())
     };
     tokio::task::spawn_blocking(walk).await.ok()
@@ -176,6 +175,7 @@ impl Start<'_> {
     }
 
     fn learn(&mut self, news: heard::News) {
+        let (scope, was_idle) = (self.ranking.scope(), self.credit == 0);
         for place in &news.touched {
             self.ranking.note_read(*place);
         }
@@ -185,10 +185,11 @@ impl Start<'_> {
             self.credit = self.credit.saturating_add(times * self.escalation.pace.bytes());
         }
         self.is_stale = true;
-        // Directories of the next scope, and what is near the last miss, are wanted at once.
         if !news.missed.is_empty() {
-            self.ordered = None;
             self.is_refused |= self.has_failed();
+        }
+        if was_idle || self.ranking.scope() != scope {
+            self.ordered = None;
         }
     }
 
@@ -247,10 +248,13 @@ impl Iterator for Turn<'_, '_> {
         {
             return None;
         }
-        let (place, size) = self.start.next_missing()?;
-        if self.start.is_refused || self.bytes > 0 && size > self.start.credit {
+        let next = self.start.next_missing();
+        let next = next.filter(|(_, size)| self.bytes == 0 || *size <= self.start.credit);
+        let Some((place, size)) = next.filter(|_| !self.start.is_refused) else {
+            // What is left of it buys nothing: there is nothing to buy, or a chunk that is too big.
+            self.start.credit = 0;
             return None;
-        }
+        };
         self.start.place += 1;
         self.bytes += size;
         self.start.left -= size;

@@ -71,9 +71,8 @@ pub(super) struct Ranking {
 impl Ranking {
     /// `size` is how many stored bytes a chunk has.
     pub(super) fn new(files: Files, size: impl Fn(ChunkAt) -> u64) -> Self {
-        let of_file = |(_, file): (u32, &File)| {
-            files.places(file).iter().map(|place| size(*place)).sum()
-        };
+        let of_file =
+            |(_, file): (u32, &File)| files.places(file).iter().map(|place| size(*place)).sum();
         let sizes = files.iter().map(of_file).collect();
         let count = |number: fn(&File) -> u32| {
             let mut groups: Vec<Group> = Vec::new();
@@ -190,5 +189,135 @@ impl Ranking {
     /// The chunks of a file.
     pub(super) fn places(&self, file: u32) -> &[ChunkAt] {
         self.files.places(self.files.get(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lazuli_image::rafs::Bootstrap;
+    use lazuli_testkit::packed;
+
+    use super::*;
+
+    /// An image of files whose content is their path.
+    struct Example {
+        ranking: Ranking,
+        paths: Vec<String>,
+    }
+
+    impl Example {
+        fn of(paths: &[&str]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            for path in paths {
+                let file = directory.path().join(path);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, path).unwrap();
+            }
+            let packed = packed::pack(directory.path()).unwrap();
+            let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
+            let files = Files::of(&bootstrap, |_, number| Some(number as usize));
+            let chunk_of = |path: &str| {
+                let find =
+                    |nid, name: &str| bootstrap.lookup(nid, name.as_bytes()).unwrap().unwrap();
+                let nid = path.split('/').fold(bootstrap.root(), find);
+                let (chunk, _) = bootstrap.chunks(nid).unwrap().next().unwrap().unwrap();
+                files.owner((0, chunk.number as usize)).unwrap()
+            };
+            let mut named: Vec<_> = paths.iter().map(|path| (chunk_of(path), *path)).collect();
+            named.sort_unstable();
+            let paths = named.into_iter().map(|(_, path)| path.to_owned()).collect();
+            Example { ranking: Ranking::new(files, |_| 100), paths }
+        }
+
+        fn read(&mut self, path: &str) -> ChunkAt {
+            let at = self.paths.iter().position(|known| known == path).unwrap() as u32;
+            let place = self.ranking.places(at)[0];
+            self.ranking.note_read(place);
+            place
+        }
+
+        fn miss(&mut self, path: &str) {
+            let place = self.read(path);
+            self.ranking.note_missed(place);
+        }
+
+        /// What would be fetched, without what was read.
+        fn order(&self) -> Vec<&str> {
+            let unread = |at: &u32| !self.ranking.read[*at as usize];
+            let order = self.ranking.order().into_iter().filter(unread);
+            order.map(|at| self.paths[at as usize].as_str()).collect()
+        }
+    }
+
+    const FILES: [&str; 9] = [
+        "usr/lib/app/core/a.pyc",
+        "usr/lib/app/core/b.pyc",
+        "usr/lib/app/core/notes.txt",
+        "usr/lib/app/more/c.pyc",
+        "usr/lib/other/d.pyc",
+        "usr/share/doc/e.txt",
+        "usr/share/doc/f.txt",
+        "usr/share/doc/g.txt",
+        "var/x",
+    ];
+
+    #[test]
+    fn the_first_miss_brings_its_directory_and_its_kind_first() {
+        let mut example = Example::of(&FILES);
+        assert!(example.order().is_empty(), "nothing was missed");
+        example.miss(FILES[0]);
+        assert_eq!(example.ranking.scope(), Scope::Directories);
+        assert_eq!(example.order(), [FILES[1], FILES[2]]);
+    }
+
+    #[test]
+    fn misses_that_were_not_foreseen_widen_the_scope() {
+        let mut example = Example::of(&FILES);
+        example.miss(FILES[0]);
+        // This one was.
+        example.miss(FILES[1]);
+        assert_eq!(example.ranking.scope(), Scope::Directories);
+        example.miss(FILES[3]);
+        assert_eq!(example.ranking.scope(), Scope::Packages);
+        example.miss(FILES[4]);
+        assert_eq!(example.ranking.scope(), Scope::Packages);
+        example.miss(FILES[5]);
+        assert_eq!(example.ranking.scope(), Scope::Image);
+        assert!(example.order().contains(&FILES[8]));
+    }
+
+    #[test]
+    fn what_was_read_of_a_kind_decides_what_is_likely() {
+        let mut example = Example::of(&FILES);
+        for path in [FILES[8], FILES[5], FILES[0], FILES[1], FILES[4]] {
+            example.miss(path);
+        }
+        assert_eq!(example.ranking.scope(), Scope::Image);
+        let order = example.order();
+        let at = |path: &str| order.iter().position(|known| *known == path).unwrap();
+        assert!(at(FILES[3]) < at(FILES[2]), "{order:?}");
+        assert!(at(FILES[6]) < at(FILES[2]), "{order:?}");
+        // Hits count as well as misses: they say what the start reads.
+        let at = example.paths.iter().position(|path| path == FILES[6]).unwrap() as u32;
+        let likelihood =
+            |example: &Example| example.ranking.likelihood(at, example.ranking.files.get(at));
+        let before = likelihood(&example);
+        example.read(FILES[7]);
+        assert!(likelihood(&example) > before);
+    }
+
+    #[test]
+    fn a_large_file_has_to_be_likelier() {
+        let example = |size: u64| {
+            let mut example = Example::of(&["usr/lib/a/1", "usr/lib/a/2", "usr/lib/a/3"]);
+            example.miss("usr/lib/a/1");
+            let large = example.paths.iter().position(|path| path == "usr/lib/a/2").unwrap();
+            example.ranking.sizes[large] = size;
+            example.order().first().map(|path| (*path).to_owned())
+        };
+        assert_eq!(example(100).unwrap(), "usr/lib/a/2");
+        assert_eq!(example(10 << 20).unwrap(), "usr/lib/a/3");
     }
 }

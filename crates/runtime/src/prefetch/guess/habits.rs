@@ -182,9 +182,9 @@ pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Whether a file is configuration that names modules, see [`modules`](super::command::modules).
+/// Whether a file is configuration that may name modules and directories, see [`modules`](super::command::modules).
 pub(super) fn names_modules(file: &Found) -> bool {
-    file.name().ends_with(b".load") || file.name() == b"httpd.conf"
+    file.name().ends_with(b".load") || file.name().ends_with(b".conf")
 }
 
 /// The patterns of the files of a locale, as the environment names it, each with its alternatives.

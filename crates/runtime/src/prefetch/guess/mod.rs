@@ -16,12 +16,12 @@ mod command;
 mod elf;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    pub use super::{elf::fuzz::elf, imports::fuzz as imports};
+    pub use super::{elf::fuzz::elf, imports::fuzz::imports};
 }
 mod habits;
 mod imports;
-mod modules;
 mod linker;
+mod modules;
 mod paths;
 mod state;
 #[cfg(test)]

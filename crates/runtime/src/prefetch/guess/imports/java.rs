@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn the_class_path_of_an_archive_is_found_wherever_it_goes_on() {
-        let manifest = b"Manifest-Version: 1.0\r\nClass-Path: lib/a.jar li\r\n b/b.jar\r\nMain-Class: A\r\n";
+        let manifest =
+            b"Manifest-Version: 1.0\r\nClass-Path: lib/a.jar li\r\n b/b.jar\r\nMain-Class: A\r\n";
         let mut deflated = DeflateEncoder::new(Vec::new(), Compression::default());
         deflated.write_all(manifest).unwrap();
         let deflated = deflated.finish().unwrap();

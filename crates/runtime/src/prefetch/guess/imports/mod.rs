@@ -62,7 +62,11 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
             "$DIR/../lib/python3/dist-packages",
         ],
     ),
-    ("node*", Language::JavaScript, &["/usr/share/nodejs", "/usr/lib/nodejs", "$DIR/../lib/node_modules"]),
+    (
+        "node*",
+        Language::JavaScript,
+        &["/usr/share/nodejs", "/usr/lib/nodejs", "$DIR/../lib/node_modules"],
+    ),
     (
         "ruby*",
         Language::Ruby,
@@ -96,7 +100,16 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
         ],
     ),
     ("php*", Language::Php, &[]),
-    ("R", Language::R, &["$DIR/../../library", "$DIR/../../site-library", "/usr/lib/R/site-library", "/usr/local/lib/R/site-library"]),
+    (
+        "R",
+        Language::R,
+        &[
+            "$DIR/../../library",
+            "$DIR/../../site-library",
+            "/usr/lib/R/site-library",
+            "/usr/local/lib/R/site-library",
+        ],
+    ),
     ("erlexec", Language::Erlang, &["$DIR/../.."]),
     ("java", Language::Java, &[]),
 ];
@@ -129,9 +142,8 @@ impl Imports {
         applications: &[Vec<u8>],
         more: &[u8],
     ) -> Option<Self> {
-        let is_it = |(name, ..): &&(&str, Language, &[&str])| {
-            matches(name.as_bytes(), interpreter.name())
-        };
+        let is_it =
+            |(name, ..): &&(&str, Language, &[&str])| matches(name.as_bytes(), interpreter.name());
         let (_, language, patterns) = INTERPRETERS.iter().find(is_it)?;
         let mut roots = applications.to_vec();
         if *language == Language::Perl || *language == Language::Ruby {
@@ -283,18 +295,13 @@ impl Imports {
     ) -> Vec<Import> {
         let places = beside.into_iter().chain(self.roots.iter().map(Vec::as_slice));
         let found = places.into_iter().find_map(|place| {
-            let endings: &[&[u8]] =
-                if name.ends_with(b".rb") { &[b""] } else { &[b".rb", b".so"] };
+            let endings: &[&[u8]] = if name.ends_with(b".rb") { &[b""] } else { &[b".rb", b".so"] };
             endings.iter().find_map(|ending| paths.known(place, &[name, *ending].concat()))
         });
         found.into_iter().map(import).collect()
     }
 
-    fn follow_perl(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        bytes: &[u8],
-    ) -> Vec<Import> {
+    fn follow_perl(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, bytes: &[u8]) -> Vec<Import> {
         let mut found = Vec::new();
         for name in text::perl(bytes) {
             let of_root = |root: &Vec<u8>| paths.known(root, &name);
@@ -429,19 +436,23 @@ fn ancestors(directory: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::successors(Some(directory), above)
 }
 
-/// Every parser of modules over the same bytes.
 #[cfg(fuzzing)]
-pub(super) fn fuzz(bytes: &[u8]) {
-    pyc::module(bytes);
-    text::python(bytes);
-    text::javascript(bytes);
-    text::ruby(bytes);
-    text::php(bytes);
-    text::perl(bytes);
-    text::r(bytes);
-    text::r_needs(bytes);
-    erlang::boot(bytes);
-    java::class_path(bytes);
-    let started = Started { path: b"/bin/script", arguments: &[], environment: &[] };
-    shell::run(bytes, started, &mut Script::default());
+pub(crate) mod fuzz {
+    use super::{Script, Started, erlang, java, pyc, shell, text};
+
+    /// Every parser of modules over the same bytes.
+    pub fn imports(bytes: &[u8]) {
+        pyc::module(bytes);
+        text::python(bytes);
+        text::javascript(bytes);
+        text::ruby(bytes);
+        text::php(bytes);
+        text::perl(bytes);
+        text::r(bytes);
+        text::r_needs(bytes);
+        erlang::boot(bytes);
+        java::class_path(bytes);
+        let started = Started { path: b"/bin/script", arguments: &[], environment: &[] };
+        shell::run(bytes, started, &mut Script::default());
+    }
 }

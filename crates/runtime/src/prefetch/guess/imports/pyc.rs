@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn lists_within_lists_end() {
-        let deep = [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &[b')', 1].repeat(4096)].concat();
+        let deep =
+            [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &[b')', 1].repeat(4096)].concat();
         assert_eq!(module(&deep), None);
         let wide = [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], b"(", &[0xff; 4]].concat();
         assert_eq!(module(&wide), None);

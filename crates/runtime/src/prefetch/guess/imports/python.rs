@@ -149,7 +149,8 @@ fn module_file(
     name: &[u8],
 ) -> Option<Import> {
     let cache = [directory, b"/__pycache__"].concat();
-    let is_plain = |file: &[u8]| file.ends_with(b".pyc") && !file.windows(4).any(|at| at == b"opt-");
+    let is_plain =
+        |file: &[u8]| file.ends_with(b".pyc") && !file.windows(4).any(|at| at == b"opt-");
     let compiled = paths.named(&cache, name).iter().copied().find(|file| is_plain(file));
     if let Some(compiled) = compiled {
         return paths.file(&cache, compiled).map(Import::Module);

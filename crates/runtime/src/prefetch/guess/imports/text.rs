@@ -102,7 +102,7 @@ pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
         let Some(first) = words.next() else { continue };
         names.push(path_of_perl(first));
         if matches!(first, b"parent" | b"base" | b"Mojo::Base") {
-            names.extend(words.map(path_of_perl));
+            names.extend(words.filter(|word| *word != b"qw").map(path_of_perl));
         }
     }
     bounded(names.iter().flatten().map(Vec::as_slice).collect())
@@ -146,7 +146,8 @@ pub(super) fn r_needs(description: &[u8]) -> Vec<Vec<u8>> {
     for line in description.split(|byte| *byte == b'\n') {
         let mut list = line;
         if !line.first().is_some_and(u8::is_ascii_whitespace) {
-            let needed = [&b"Depends:"[..], b"Imports:"].iter().find_map(|at| line.strip_prefix(*at));
+            let needed =
+                [&b"Depends:"[..], b"Imports:"].iter().find_map(|at| line.strip_prefix(*at));
             is_needed = needed.is_some();
             list = needed.unwrap_or_default();
         }
@@ -187,7 +188,8 @@ mod tests {
               import('f');\nlog('not');\nimport 'g'\n",
         );
         assert_eq!(texts(javascript), ["a/b", "./c", "d", "e", "f", "g"]);
-        let ruby = ruby(b"require 'a/b'\n  require_relative(\"c\")\nautoload :D, 'd'\nputs 'not'\n");
+        let ruby =
+            ruby(b"require 'a/b'\n  require_relative(\"c\")\nautoload :D, 'd'\nputs 'not'\n");
         assert_eq!(texts(ruby), ["a/b", "c", "d"]);
         let php = php(b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';");
         assert_eq!(texts(php), ["/a.php", "b/c.inc"]);
@@ -198,7 +200,9 @@ mod tests {
         assert_eq!(texts(perl), [&expected[..]].concat());
         let r = r(b"library(ggplot2); suppressMessages(require(\"dplyr\"))");
         assert_eq!(texts(r), ["ggplot2", "dplyr"]);
-        let needs = r_needs(b"Package: a\nDepends: R (>= 3.3)\nImports: cli, glue,\n  rlang (>= 1)\nSuggests: b\n");
+        let needs = r_needs(
+            b"Package: a\nDepends: R (>= 3.3)\nImports: cli, glue,\n  rlang (>= 1)\nSuggests: b\n",
+        );
         assert_eq!(texts(needs), ["R", "cli", "glue", "rlang"]);
     }
 

@@ -180,8 +180,8 @@ impl Ranking {
         let (blob, chunk) = self.files.places(file).first().copied().unwrap_or_default();
         let (last_blob, last) = self.last_miss;
         match blob == last_blob {
-            true if chunk >= last => (0, chunk - last),
-            true => (0, 2 * (last - chunk)),
+            true if chunk >= last => (0, 2 * (chunk - last)),
+            true => (0, 4 * (last - chunk) + 1),
             false => (1 + blob, chunk),
         }
     }

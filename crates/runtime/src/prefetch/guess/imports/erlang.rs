@@ -3,6 +3,8 @@
 //! Boot files are terms in Erlang's external format: a script of `{primLoad, [Module…]}` and `{path, [Directory…]}`, up to
 //! `{kernel_load_completed}`, after which modules are loaded when they are called.
 
+use super::{super::paths::Paths, Import, Imports};
+
 /// Terms of one boot file, and bytes of one name.
 const TERMS: usize = 1 << 16;
 const LONGEST: usize = 1024;
@@ -37,6 +39,30 @@ pub(super) fn boot(file: &[u8]) -> Boot {
         }
     }
     boot
+}
+
+impl Imports {
+    pub(super) fn follow_boot(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        let boot = boot(bytes);
+        let root = self.roots.first().map(Vec::as_slice).unwrap_or_default();
+        let places: Vec<_> = boot
+            .directories
+            .iter()
+            .map(|path| match path.strip_prefix(b"$ROOT") {
+                Some(rest) => [root, rest].concat(),
+                None => path.clone(),
+            })
+            .collect();
+        let of_name = |name: &Vec<u8>| {
+            let file = [name, &b".beam"[..]].concat();
+            places.iter().find_map(|place| paths.known(place, &file))
+        };
+        boot.modules.iter().filter_map(of_name).map(Import::Data).collect()
+    }
 }
 
 enum Term<'a> {

@@ -4,6 +4,11 @@ use std::io::Read as _;
 
 use flate2::read::DeflateDecoder;
 
+use super::{
+    super::paths::{Found, Paths},
+    Import,
+};
+
 /// Most bytes of a manifest.
 const MANIFEST: u64 = 64 << 10;
 
@@ -18,13 +23,35 @@ const MAGIC: &[u8] = b"PK\x03\x04";
 const FILES: usize = 16;
 
 /// The `Class-Path` of the manifest of an archive, of which the first bytes are given.
-pub(super) fn class_path(archive: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn needed(archive: &[u8]) -> Vec<Vec<u8>> {
     let manifest = manifest(archive).unwrap_or_default();
     // Lines have 72 bytes; what is longer goes on after a blank.
     let text = String::from_utf8_lossy(&manifest).replace("\r\n", "\n").replace("\n ", "");
     let paths = text.lines().find_map(|line| line.strip_prefix("Class-Path:"));
     let paths = paths.unwrap_or_default().split_ascii_whitespace();
     paths.take(FILES * FILES).map(|path| path.as_bytes().to_vec()).collect()
+}
+
+/// The archives that an archive names.
+pub(super) fn follow_archive(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    file: &Found,
+    bytes: &[u8],
+) -> Vec<Import> {
+    let names = needed(bytes);
+    names.iter().filter_map(|name| paths.file(file.directory(), name)).map(Import::Module).collect()
+}
+
+/// The archives of a class path.
+pub(super) fn class_path(paths: &mut Paths<'_, impl AsRef<[u8]>>, list: &[u8]) -> Vec<Import> {
+    let mut found = Vec::new();
+    for entry in list.split(|byte| *byte == b':') {
+        match entry.ends_with(b"/*") {
+            true => found.extend(paths.matching(&[entry, b".jar"].concat())),
+            false => found.extend(paths.file(b"/", entry)),
+        }
+    }
+    found.into_iter().map(Import::Module).collect()
 }
 
 fn manifest(archive: &[u8]) -> Option<Vec<u8>> {
@@ -78,11 +105,11 @@ mod tests {
         let deflated = deflated.finish().unwrap();
         for (method, data) in [(0, &manifest[..]), (8, &deflated)] {
             let archive = [entry("META-INF/", 0, b""), entry("META-INF/MANIFEST.MF", method, data)];
-            assert_eq!(class_path(&archive.concat()), [&b"lib/a.jar"[..], b"lib/b.jar"]);
+            assert_eq!(needed(&archive.concat()), [&b"lib/a.jar"[..], b"lib/b.jar"]);
         }
         let other = entry("A.class", 0, b"x");
-        assert!(class_path(&other).is_empty());
+        assert!(needed(&other).is_empty());
         let archive = entry("META-INF/MANIFEST.MF", 8, &deflated);
-        (0..archive.len()).for_each(|len| drop(class_path(&archive[..len])));
+        (0..archive.len()).for_each(|len| drop(needed(&archive[..len])));
     }
 }

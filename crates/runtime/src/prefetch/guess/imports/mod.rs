@@ -10,18 +10,17 @@
 
 mod erlang;
 mod java;
+mod javascript;
 mod pyc;
 mod python;
+mod r;
+mod scripts;
 mod shell;
 mod text;
 
 use super::paths::{Found, Paths, matches};
 
 pub(super) use self::shell::{Script, Started, run as shell};
-
-/// Packages of R that each start loads.
-const R_BASE: [&[u8]; 7] =
-    [b"base", b"methods", b"datasets", b"utils", b"grDevices", b"graphics", b"stats"];
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +188,7 @@ impl Imports {
             }
             Language::R => self.follow_r(paths, bytes),
             Language::Erlang => self.follow_boot(paths, bytes),
-            Language::Java => follow_archive(paths, file, bytes),
+            Language::Java => java::follow_archive(paths, file, bytes),
         }
     }
 
@@ -215,7 +214,7 @@ impl Imports {
                     boot.into_iter().map(Import::Module).collect()
                 }
                 (Language::Java, b"-cp" | b"-classpath" | b"--class-path") => {
-                    class_path(paths, word)
+                    java::class_path(paths, word)
                 }
                 (Language::Python, _) if !word.starts_with(b"-") => self.python_word(paths, word),
                 _ => Vec::new(),
@@ -223,176 +222,10 @@ impl Imports {
             before = word;
         }
         if self.language == Language::R {
-            found.extend(R_BASE.iter().flat_map(|name| self.r_package(paths, name)));
+            found.extend(r::BASE.iter().flat_map(|name| self.r_package(paths, name)));
         }
         found
     }
-
-    fn follow_javascript(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        file: &Found,
-        bytes: &[u8],
-    ) -> Vec<Import> {
-        let mut found = Vec::new();
-        for name in text::javascript(bytes) {
-            if name.starts_with(b"./") || name.starts_with(b"../") || name.starts_with(b"/") {
-                found.extend(javascript_module(paths, file.directory(), &name));
-                continue;
-            }
-            let package = package_of(&name);
-            let above = ancestors(file.directory()).map(|path| [path, b"/node_modules"].concat());
-            let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
-            let has = |place: &&Vec<u8>| paths.directory(place, package).is_some();
-            if let Some(place) = places.iter().find(has) {
-                found.extend(javascript_module(paths, place, &name));
-            }
-        }
-        found
-    }
-
-    /// The entry of a package of npm, from its `package.json`.
-    fn follow_package(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        file: &Found,
-        bytes: &[u8],
-    ) -> Vec<Import> {
-        let package: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
-        let exports = match &package["exports"][".".to_owned()] {
-            serde_json::Value::Null => &package["exports"],
-            exports => exports,
-        };
-        let conditions = ["node", "require", "import", "default"].map(|name| &exports[name]);
-        let deeper = conditions.map(|value| &value["default"]);
-        let named = [&package["main"], exports].into_iter().chain(conditions).chain(deeper);
-        let mut found = Vec::new();
-        for name in named.filter_map(serde_json::Value::as_str) {
-            found.extend(javascript_module(paths, file.directory(), name.as_bytes()));
-        }
-        if found.is_empty() {
-            found.extend(javascript_module(paths, file.directory(), b"index"));
-        }
-        found
-    }
-
-    fn follow_ruby(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        file: &Found,
-        bytes: &[u8],
-    ) -> Vec<Import> {
-        let names = text::ruby(bytes);
-        let of_name = |name: &Vec<u8>| self.ruby_feature(paths, Some(file.directory()), name);
-        names.iter().flat_map(of_name).collect()
-    }
-
-    fn ruby_feature(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        beside: Option<&[u8]>,
-        name: &[u8],
-    ) -> Vec<Import> {
-        let places = beside.into_iter().chain(self.roots.iter().map(Vec::as_slice));
-        let found = places.into_iter().find_map(|place| {
-            let endings: &[&[u8]] = if name.ends_with(b".rb") { &[b""] } else { &[b".rb", b".so"] };
-            endings.iter().find_map(|ending| paths.known(place, &[name, *ending].concat()))
-        });
-        found.into_iter().map(import).collect()
-    }
-
-    fn follow_perl(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, bytes: &[u8]) -> Vec<Import> {
-        let mut found = Vec::new();
-        for name in text::perl(bytes) {
-            let of_root = |root: &Vec<u8>| paths.known(root, &name);
-            found.extend(self.roots.iter().find_map(of_root).map(Import::Module));
-            // `A/B.pm` may have `auto/A/B/B.so`.
-            let stem = name.strip_suffix(b".pm").unwrap_or(&name);
-            let last = stem.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            let library = [b"auto/", stem, b"/", last, b".so"].concat();
-            let of_root = |root: &Vec<u8>| paths.known(root, &library);
-            found.extend(self.roots.iter().find_map(of_root).map(Import::Library));
-        }
-        found
-    }
-
-    fn follow_php(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        file: &Found,
-        bytes: &[u8],
-    ) -> Vec<Import> {
-        /// `__DIR__ . '/../a.php'` is beside the file; `BASE . 'a.php'` is beside one of the directories above it.
-        const ABOVE: usize = 3;
-        let mut found = Vec::new();
-        for name in text::php(bytes) {
-            let name = name.strip_prefix(b"/").unwrap_or(&name);
-            let above = ancestors(file.directory()).take(ABOVE).map(<[u8]>::to_vec);
-            let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
-            found.extend(places.iter().find_map(|place| paths.known(place, name)).map(import));
-        }
-        found
-    }
-
-    fn follow_r(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, bytes: &[u8]) -> Vec<Import> {
-        text::r(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
-    }
-
-    /// What loading a package of R reads.
-    fn r_package(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, name: &[u8]) -> Vec<Import> {
-        let of_root = |root: &Vec<u8>| {
-            let description = [name, b"/DESCRIPTION"].concat();
-            paths.known(root, &description)
-        };
-        let Some(description) = self.roots.iter().find_map(of_root) else { return Vec::new() };
-        let mut found = Vec::new();
-        for part in [&b"/NAMESPACE"[..], b"/Meta/*.rds", b"/R/*", b"/libs/*.so"] {
-            let pattern = [description.directory(), part].concat();
-            found.extend(paths.matching(&pattern).into_iter().map(import));
-        }
-        found.push(Import::Module(description));
-        found
-    }
-
-    fn follow_boot(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, bytes: &[u8]) -> Vec<Import> {
-        let boot = erlang::boot(bytes);
-        let root = self.roots.first().map(Vec::as_slice).unwrap_or_default();
-        let places: Vec<_> = boot
-            .directories
-            .iter()
-            .map(|path| match path.strip_prefix(b"$ROOT") {
-                Some(rest) => [root, rest].concat(),
-                None => path.clone(),
-            })
-            .collect();
-        let of_name = |name: &Vec<u8>| {
-            let file = [name, &b".beam"[..]].concat();
-            places.iter().find_map(|place| paths.known(place, &file))
-        };
-        boot.modules.iter().filter_map(of_name).map(Import::Data).collect()
-    }
-}
-
-/// The archives that an archive names.
-fn follow_archive(
-    paths: &mut Paths<'_, impl AsRef<[u8]>>,
-    file: &Found,
-    bytes: &[u8],
-) -> Vec<Import> {
-    let names = java::class_path(bytes);
-    names.iter().filter_map(|name| paths.file(file.directory(), name)).map(Import::Module).collect()
-}
-
-/// The archives of a class path.
-fn class_path(paths: &mut Paths<'_, impl AsRef<[u8]>>, list: &[u8]) -> Vec<Import> {
-    let mut found = Vec::new();
-    for entry in list.split(|byte| *byte == b':') {
-        match entry.ends_with(b"/*") {
-            true => found.extend(paths.matching(&[entry, b".jar"].concat())),
-            false => found.extend(paths.file(b"/", entry)),
-        }
-    }
-    found.into_iter().map(Import::Module).collect()
 }
 
 /// A file by what its name says it is.
@@ -406,25 +239,6 @@ fn import(file: Found) -> Import {
     } else {
         Import::Data(file)
     }
-}
-
-/// The module `name` in `directory`, as Node.js looks for it.
-fn javascript_module(
-    paths: &mut Paths<'_, impl AsRef<[u8]>>,
-    directory: &[u8],
-    name: &[u8],
-) -> Option<Import> {
-    const FILES: [&[u8]; 6] = [b"", b".js", b".json", b".node", b".mjs", b".cjs"];
-    const DIRECTORIES: [&[u8]; 2] = [b"/package.json", b"/index.js"];
-    let mut endings = FILES.iter().chain(&DIRECTORIES);
-    endings.find_map(|ending| paths.file(directory, &[name, ending].concat())).map(import)
-}
-
-/// The package that a module of npm is in: `@a/b/c` in `@a/b`.
-fn package_of(name: &[u8]) -> &[u8] {
-    let parts = if name.starts_with(b"@") { 2 } else { 1 };
-    let mut slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-    slashes.nth(parts - 1).map_or(name, |(at, _)| &name[..at])
 }
 
 /// A directory and those above it, without the root.
@@ -451,7 +265,7 @@ pub(crate) mod fuzz {
         text::r(bytes);
         text::r_needs(bytes);
         erlang::boot(bytes);
-        java::class_path(bytes);
+        java::needed(bytes);
         let started = Started { path: b"/bin/script", arguments: &[], environment: &[] };
         shell::run(bytes, started, &mut Script::default());
     }

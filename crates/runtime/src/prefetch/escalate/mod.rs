@@ -51,6 +51,9 @@ const LEAST: u64 = 256 << 10;
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
+/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms. On a busy machine more may be in flight for no gain.
+const FULL: u64 = 4 << 20;
+
 /// What all escalating starts of a node share: one of them has its bytes in flight at a time.
 #[derive(Debug)]
 pub(super) struct Escalation {
@@ -182,7 +185,8 @@ impl Start<'_> {
         for place in &news.missed {
             self.ranking.note_missed(*place);
             let times = if self.ranking.scope() == Scope::Image { ANYWHERE } else { NEAR };
-            self.credit = self.credit.saturating_add(times * self.escalation.pace.bytes());
+            let full = self.escalation.pace.bytes().min(FULL);
+            self.credit = self.credit.saturating_add(times * full);
         }
         self.is_stale = true;
         if !news.missed.is_empty() {

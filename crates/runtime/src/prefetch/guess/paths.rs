@@ -24,14 +24,17 @@ const DEPTH: usize = 5;
 /// Names that are looked up or listed for one image: well below a second. Real ones need some hundred to 17,000.
 const STEPS: u32 = 200_000;
 
+/// Names in a directory, by what is before their first dot.
+type Listing<'a> = HashMap<&'a [u8], Vec<&'a [u8]>>;
+
 /// The names of an image.
 #[derive(Debug)]
 pub(super) struct Paths<'a, B> {
     bootstrap: &'a Bootstrap<B>,
     /// What is left of [`STEPS`].
     steps: u32,
-    /// Names in directories that were listed, by what is before their first dot.
-    listed: HashMap<Vec<u8>, HashMap<&'a [u8], Vec<&'a [u8]>>>,
+    /// Directories that were listed.
+    listed: HashMap<Vec<u8>, Listing<'a>>,
 }
 
 /// A regular file, and where it really is.
@@ -89,7 +92,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     /// it costs little.
     pub(super) fn named(&mut self, directory: &[u8], stem: &[u8]) -> &[&'a [u8]] {
         if !self.listed.contains_key(directory) {
-            let mut by_stem: HashMap<&'a [u8], Vec<&'a [u8]>> = HashMap::new();
+            let mut by_stem = Listing::new();
             for name in self.list(directory, b"*") {
                 by_stem.entry(stem_of(name)).or_default().push(name);
             }

@@ -264,7 +264,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
         }
         if applications.is_empty() {
-            self.follow_words(&file, &[directory.clone()], rest, scripts);
+            self.follow_words(&file, slice::from_ref(&directory), rest, scripts);
         } else {
             self.follow_words(&file, &applications, rest, scripts);
         }

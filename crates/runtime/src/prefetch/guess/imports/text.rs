@@ -153,10 +153,8 @@ pub(super) fn r_needs(description: &[u8]) -> Vec<Vec<u8>> {
         }
         if is_needed {
             let items = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-            let word = |item: &'_ [u8]| {
-                let end = item.iter().position(|byte| b" (".contains(byte)).unwrap_or(item.len());
-                end
-            };
+            let end = |item: &[u8]| item.iter().position(|byte| b" (".contains(byte));
+            let word = |item: &[u8]| end(item).unwrap_or(item.len());
             names.extend(items.map(|item| &item[..word(item)]).filter(|name| !name.is_empty()));
         }
     }

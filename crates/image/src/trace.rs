@@ -25,7 +25,10 @@ use std::{
     ops::Range,
 };
 
-use crate::{Algorithm, Digest, FormatError, Stored};
+use crate::{
+    Algorithm, Digest, FormatError, Stored,
+    leb128::{Reader, write},
+};
 
 const MAGIC: &[u8] = b"lazuli trace 1\n";
 
@@ -228,7 +231,7 @@ impl Trace {
 
     /// Reads what [`Trace::encode`] wrote.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let mut reader = Reader { all: bytes, rest: bytes };
+        let mut reader = Reader::new("trace", bytes);
         if bytes.len() > MAX_BYTES {
             let problem = format!("{} bytes, at most {MAX_BYTES} are allowed", bytes.len());
             return Err(reader.error(problem));
@@ -254,7 +257,7 @@ impl Trace {
         }
         let mut next = vec![0_u32; trace.blobs.len()];
         let mut now = 0_u32;
-        while !reader.rest.is_empty() {
+        while !reader.is_empty() {
             let blob = reader.number(0, blobs.saturating_sub(1), "blob of a run")? as u8;
             if blobs == 0 {
                 return Err(reader.error("a run without a blob"));
@@ -289,65 +292,6 @@ fn zigzag(number: i32) -> u32 {
 
 fn unzigzag(number: u32) -> i32 {
     (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
-}
-
-fn write(bytes: &mut Vec<u8>, number: impl Into<u64>) {
-    let mut number = number.into();
-    while number >= 0x80 {
-        bytes.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-}
-
-struct Reader<'a> {
-    all: &'a [u8],
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn error(&self, problem: impl Into<String>) -> FormatError {
-        FormatError::new("trace", (self.all.len() - self.rest.len()) as u64, problem)
-    }
-
-    fn take(&mut self, count: usize) -> Result<&'a [u8], FormatError> {
-        let split = self.rest.split_at_checked(count);
-        let (taken, rest) = split.ok_or_else(|| self.error("ends too early"))?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn number(&mut self, least: u32, most: u32, what: &str) -> Result<u32, FormatError> {
-        Ok(self.leb128(5, least.into(), most.into(), what)? as u32)
-    }
-
-    fn long(&mut self, least: u64, most: u64, what: &str) -> Result<u64, FormatError> {
-        self.leb128(9, least, most, what)
-    }
-
-    /// A number of at most so many bytes, which have 7 bits each.
-    fn leb128(
-        &mut self,
-        bytes: u32,
-        least: u64,
-        most: u64,
-        what: &str,
-    ) -> Result<u64, FormatError> {
-        let mut number = 0_u64;
-        for position in 0..bytes {
-            let byte = self.take(1)?[0];
-            number |= u64::from(byte & 0x7f) << (7 * position);
-            if byte & 0x80 == 0 {
-                let problem = || format!("{what}: {number}, expected {least} to {most}");
-                return if (least..=most).contains(&number) {
-                    Ok(number)
-                } else {
-                    Err(self.error(problem()))
-                };
-            }
-        }
-        Err(self.error(format!("{what}: more than {bytes} bytes")))
-    }
 }
 
 #[cfg(test)]

@@ -136,6 +136,11 @@ impl Reference {
         &self.registry
     }
 
+    /// Registry and repository, without tag and digest.
+    pub(crate) fn in_registry(&self) -> String {
+        format!("{}/{}", self.registry(), self.repository())
+    }
+
     /// The repository inside the registry: `library/debian`.
     pub fn repository(&self) -> &str {
         &self.repository

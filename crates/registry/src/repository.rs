@@ -190,6 +190,17 @@ pub trait Repository: Send + Sync + Debug {
     /// The image as a user would spell it, for messages.
     fn describe(&self) -> String;
 
+    /// The repository's registry and name, without tag or digest; `None` where there is no registry.
+    fn repository(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether its registry has given something of it to a client without any credentials, and nothing only with them. Not known
+    /// before something was read from there, and then it is not.
+    fn is_open(&self) -> bool {
+        false
+    }
+
     /// How the server behind it has done so far; `None` where nothing is asked over a network.
     fn health(&self) -> Option<&Arc<Health>> {
         None

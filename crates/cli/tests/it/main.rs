@@ -18,6 +18,7 @@ mod full_disk;
 mod keep;
 mod keeper;
 mod lazuli;
+mod lessons;
 mod loops;
 mod merge;
 mod mirror;

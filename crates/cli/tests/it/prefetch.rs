@@ -422,13 +422,16 @@ fn a_registry_that_has_enough_to_do_is_not_pressed() {
     let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 100000000\n"));
     let (registry, image) = registry(&lazuli);
     mount(&lazuli, &image);
-    registry.fault("GET", "/blobs/", 1, Fault::Busy(429, 1));
     read(&lazuli, 20, SIZE);
     // Of 512 KiB two files of 200 kB.
-    wait("what was asked for before", || chunks_ready(&lazuli) == 3);
+    wait("what the first miss buys", || chunks_ready(&lazuli) == 3);
+    registry.fault("GET", "/blobs/", 1, Fault::Busy(429, 1));
     read(&lazuli, 39, SIZE);
     thread::sleep(Duration::from_millis(500));
-    assert_eq!(chunks_ready(&lazuli), 4);
+    let before = chunks_ready(&lazuli);
+    read(&lazuli, 0, SIZE);
+    thread::sleep(Duration::from_millis(500));
+    assert!(chunks_ready(&lazuli) <= before + 1);
 }
 
 #[test]

@@ -334,6 +334,15 @@ impl Repository for Mirrored {
         self.reference.to_string()
     }
 
+    fn repository(&self) -> Option<String> {
+        Some(self.reference.in_registry())
+    }
+
+    /// What a mirror gives away may be private at its registry, so that has to say it.
+    fn is_open(&self) -> bool {
+        self.places.last().is_some_and(|registry| registry.is_open())
+    }
+
     fn health(&self) -> Option<&Arc<Health>> {
         let first = self.trusted(|may| may.pull).find(|place| place.server().is_well());
         let first = first.filter(|place| place.is_for_all());

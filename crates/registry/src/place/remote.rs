@@ -232,6 +232,14 @@ impl Repository for Registry {
         self.client.place.clone()
     }
 
+    fn repository(&self) -> Option<String> {
+        Some(self.reference.in_registry())
+    }
+
+    fn is_open(&self) -> bool {
+        self.client.is_open()
+    }
+
     fn health(&self) -> Option<&Arc<Health>> {
         Some(self.server())
     }

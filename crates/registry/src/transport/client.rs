@@ -4,7 +4,10 @@ use std::{
     fmt,
     future::Future,
     ops::Range,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -62,6 +65,9 @@ pub(crate) struct Client {
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
     uploads: OnceLock<reqwest::Client>,
     authorizer: Arc<Authorizer>,
+    /// It has given something to us without credentials, and with them.
+    is_open: AtomicBool,
+    is_closed: AtomicBool,
 }
 
 impl fmt::Debug for Client {
@@ -122,7 +128,23 @@ impl Client {
             http,
             uploads: OnceLock::new(),
             authorizer,
+            is_open: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         })
+    }
+
+    /// Whether everything that it has given came without credentials, see [`Repository::is_open`](crate::Repository::is_open).
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed) && !self.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Notes an answer to a request with or without credentials. What the operator has set for the server is as good as those.
+    fn note_access(&self, status: StatusCode, tried: &Tried) {
+        if status.is_success() || status.is_redirection() {
+            let is_open = tried.is_open() && self.server.headers.is_empty();
+            let seen = if is_open { &self.is_open } else { &self.is_closed };
+            seen.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Where this is.
@@ -302,6 +324,7 @@ impl Client {
             };
             if ours {
                 self.health.answered(sent.elapsed());
+                self.note_access(response.status(), &tried);
             }
             // Who may fetch is settled with the registry itself.
             let is_shared = self.server.peer.is_some();

@@ -84,6 +84,14 @@ struct TokenAnswer {
     access_token: Option<String>,
 }
 
+impl Tried {
+    /// Whether nobody's credentials are in what was sent.
+    pub(crate) fn is_open(&self) -> bool {
+        let mut credentials = self.credentials.iter();
+        !self.is_secret && credentials.all(|credential| *credential == Credential::Anonymous)
+    }
+}
+
 impl Authorizer {
     pub(crate) fn new(reference: Reference, files: Vec<PathBuf>, logins: Option<Logins>) -> Self {
         Authorizer { reference, files, logins, state: Mutex::default() }

@@ -109,15 +109,6 @@ impl CachedBlob {
         self.has(chunk) || self.flights.lock().has(chunk)
     }
 
-    /// The first of `chunks` that is neither here nor on its way.
-    pub(crate) fn first_unforeseen(&self, mut chunks: Range<usize>) -> Option<usize> {
-        if chunks.clone().all(|at| self.has(at)) {
-            return None;
-        }
-        let flights = self.flights.lock();
-        chunks.find(|at| !self.has(*at) && !flights.has(*at))
-    }
-
     /// Positions of the chunks that are not in the file, as far as anybody knows.
     pub(crate) fn missing(&self) -> Vec<usize> {
         (0..self.layout.chunks().len()).filter(|at| !self.has(*at)).collect()

@@ -41,7 +41,7 @@ use crate::{
         mount::{self, Suid},
         mountinfo::{self, MountEntry as KernelMount},
     },
-    prefetch::{Known, Prefetcher, Traces},
+    prefetch::{Known, Prefetcher},
 };
 
 /// Everything of one root directory.
@@ -140,8 +140,7 @@ impl Node {
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
-        let prefetcher =
-            Prefetcher::new(settings.prefetch.clone(), Traces::of(root), cache.clone());
+        let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let mut probe = if proven { Probe::of_successor() } else { Probe::run(&directory) };
         match settings.direct_io {
             Some(true) => probe.direct_reads = Ok(()),

@@ -149,19 +149,20 @@ pub(crate) async fn fetch(
     pace: &Pace,
     manner: Purpose<'_>,
 ) -> Result<(), ReadError> {
-    fetch_by(blobs, order, early, &mut Gauge::new(pace), manner).await
+    let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
+    fetch_by(blobs, order, wanted, early, &mut Gauge::new(pace), manner).await
 }
 
-/// The same, measured by `gauge`.
+/// The same, measured by `gauge`, for an order that may be made while it is followed. `wanted` is how many stored bytes it has.
 pub(super) async fn fetch_by(
     blobs: &Blobs,
-    order: Vec<ChunkAt>,
+    order: impl IntoIterator<Item = ChunkAt>,
+    wanted: u64,
     early: Option<&Early>,
     gauge: &mut Gauge<'_>,
     manner: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let pace = gauge.pace;
-    let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;

@@ -4,29 +4,29 @@ use std::{os::unix::fs::FileExt as _, sync::Arc};
 
 use async_trait::async_trait;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::{Decoded, rafs::Bootstrap};
+use lazuli_image::{Decoded, erofs::Nid, rafs::Bootstrap};
 use lazuli_sys::mmap::Map;
 use tokio::sync::mpsc;
 
 use super::{
-    Image,
-    ahead::{self, Blobs, ChunkAt, Pace, Purpose},
+    Image, Prefetcher,
+    ahead::{self, Blobs, ChunkAt, Purpose},
+    escalate::Heard,
     guess::{self, Content, Piece},
+    lessons,
 };
-use crate::cache::Cache;
 
-/// Fetches what a start most likely reads, from the image alone.
-pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
-    let content = Files { bootstrap: image.bootstrap.clone(), blobs: image.blobs.clone() };
-    let (sender, mut found) = mpsc::unbounded_channel();
-    let guess = async {
+/// Fetches what a start most likely reads, from the image alone. Whoever hears of misses is told what is going to be asked for.
+pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, heard: &Heard) {
+    let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
+    let (found_by_guess, mut found) = mpsc::unbounded_channel();
+    let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.clone());
+    let content = Files { bootstrap, blobs, prefetcher, found: found_by_guess, heard };
+    let guess = async move {
         let wanted = |pieces: Vec<Piece>| {
-            let places = pieces.iter().flat_map(|piece| content.places(piece)).collect::<Vec<_>>();
-            // Whoever fetches outlives whoever finds.
-            let _ = sender.send(places);
+            content.send(pieces.iter().flat_map(|piece| content.places(piece)).collect());
         };
         guess::guess(&image.config, &image.bootstrap, &content, wanted).await;
-        drop(sender);
     };
     let fetch = async {
         let mut fetching = FuturesUnordered::new();
@@ -45,12 +45,32 @@ pub(super) async fn fetch_guessed(image: &Image, pace: &Pace, cache: &Cache) {
     tokio::join!(guess, fetch);
 }
 
-struct Files {
+struct Files<'a> {
     bootstrap: Arc<Bootstrap<Map>>,
     blobs: Blobs,
+    prefetcher: &'a Prefetcher,
+    found: mpsc::UnboundedSender<Vec<ChunkAt>>,
+    heard: &'a Heard,
 }
 
-impl Files {
+impl Files<'_> {
+    /// Has these fetched. Whoever fetches outlives whoever finds.
+    fn send(&self, places: Vec<ChunkAt>) {
+        self.heard.foresee(&places);
+        let _ = self.found.send(places);
+    }
+
+    /// What was read where a program ran, in images of others.
+    fn of_program(&self, program: Nid) -> Option<Vec<ChunkAt>> {
+        let settings = &self.prefetcher.settings;
+        let blobs = self.blobs.upgrade().filter(|_| settings.learns_from_others())?;
+        let (first, _) = self.bootstrap.chunks(program).ok()?.next()?.ok()?;
+        let blob = blobs.get(usize::from(first.blob.0))?;
+        let digest = blob.chunk(blob.position(first.number)?).digest;
+        let lesson = self.prefetcher.lessons.of_program(&digest)?;
+        Some(lessons::places(&lesson, &self.bootstrap, &blobs, settings.escalate_bytes))
+    }
+
     /// Where the bytes of a piece are: position of the blob, place in it.
     fn extents(&self, piece: &Piece) -> Vec<(usize, std::ops::Range<Decoded>)> {
         let mut extents = Vec::new();
@@ -76,7 +96,7 @@ impl Files {
 }
 
 #[async_trait]
-impl Content for Files {
+impl Content for Files<'_> {
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>> {
         let blobs = self.blobs.upgrade()?;
         let mut bytes = Vec::new();
@@ -88,5 +108,10 @@ impl Content for Files {
             blob.file().read_exact_at(&mut bytes[start..], range.start.0).ok()?;
         }
         Some(bytes)
+    }
+    fn note_program(&self, program: Nid) {
+        if let Some(places) = self.of_program(program) {
+            self.send(places);
+        }
     }
 }

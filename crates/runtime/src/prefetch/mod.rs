@@ -1,10 +1,10 @@
 //! Fetching what readers are going to ask for.
 //!
 //! ```text
-//! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ guess
-//!                               └──▶ ahead: windows in that order, several under way ──▶ cache
-//! readers ──▶ escalate: what is near a miss of a start that nothing foresaw ──▶ ahead
-//!    └──────▶ recorder ── quiet for 5 s ──▶ traces ──▶ registry, if wished
+//! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ lessons and guess
+//!                               └──▶ ahead: windows in that order, several in flight ──▶ cache
+//! readers ──▶ escalate: what most likely follows, in a start that nothing foresaw ──▶ ahead
+//!    └──────▶ recorder ── quiet for 5 s ──▶ traces, lessons ──▶ registry, if wished
 //!                                             └──▶ whole: the rest, politely
 //! ```
 //!
@@ -17,14 +17,16 @@ mod escalate;
 mod guess;
 #[cfg(fuzzing)]
 pub(crate) use guess::fuzz;
+mod lessons;
 mod recorder;
+mod small_files;
 mod traces;
 mod turn;
 mod whole;
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
-use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
+use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::{Manifest, Repository};
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
@@ -34,7 +36,8 @@ pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Pace, Purpose},
-    escalate::Misses,
+    escalate::{Escalation, Heard},
+    lessons::Lessons,
     recorder::{Recorded, Recorder},
     turn::Turn,
 };
@@ -71,6 +74,21 @@ pub struct Settings {
     pub escalate_bytes: u64,
 }
 
+impl Settings {
+    /// Whether starts of other images say what to fetch for this one.
+    fn learns_from_others(&self) -> bool {
+        self.ahead == Ahead::Learn && self.escalate_bytes > 0
+    }
+
+    /// Stored bytes that a trace may bring that came from the registry: whoever may push there has written it.
+    fn foreign_bytes(&self) -> u64 {
+        match self.escalate_bytes {
+            0 => Settings::default().escalate_bytes,
+            bytes => bytes,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         // An eighth of 1 Gbit/s.
@@ -92,27 +110,13 @@ const ANSWER: Duration = Duration::from_secs(1);
 pub(crate) struct Prefetcher {
     settings: Settings,
     traces: Traces,
+    lessons: Lessons,
     cache: Arc<Cache>,
     pace: Pace,
     escalation: Escalation,
     early: early::Room,
     /// Images get their rests piece by piece, one piece at a time.
     turn: Turn,
-}
-
-/// What all escalating starts of a node share.
-#[derive(Debug)]
-struct Escalation {
-    /// Less is under way than of what a start surely reads: readers wait behind it for something else. The first miss brings
-    /// little, so that a start with few of them, or at a registry nearby, costs few bytes.
-    pace: Pace,
-    turn: Turn,
-}
-
-impl Default for Escalation {
-    fn default() -> Self {
-        Escalation { pace: Pace::from(256 << 10), turn: Turn::default() }
-    }
 }
 
 /// An image to prefetch.
@@ -134,14 +138,19 @@ pub(crate) struct Known {
     trace: Option<Trace>,
     /// The registry is asked.
     asked: Option<JoinHandle<Option<Trace>>>,
+    /// What this node has seen of other versions of the image, or else what the registry is asked for.
+    lesson: Option<Lesson>,
+    asked_lesson: Option<JoinHandle<Option<Lesson>>>,
     /// What is under way already.
     early: Early,
 }
 
 impl Prefetcher {
-    pub(crate) fn new(settings: Settings, traces: Traces, cache: Arc<Cache>) -> Arc<Self> {
+    /// With what is kept in the state directory `root`.
+    pub(crate) fn new(settings: Settings, root: &Path, cache: Arc<Cache>) -> Arc<Self> {
+        let (traces, lessons) = (Traces::of(root), Lessons::of(root));
         let (pace, escalation, early, turn) = Default::default();
-        Arc::new(Prefetcher { settings, traces, cache, pace, escalation, early, turn })
+        Arc::new(Prefetcher { settings, traces, lessons, cache, pace, escalation, early, turn })
     }
 
     /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is. To be called as soon as it is
@@ -164,6 +173,11 @@ impl Prefetcher {
                 Some(trace) => self.ask_early(&known.early, repository, manifest, trace.spans()),
                 None => self.ask_early(&known.early, repository, manifest, baked(manifest)),
             }
+        }
+        if self.settings.learns_from_others() && known.trace.is_none() {
+            known.lesson =
+                repository.repository().and_then(|name| self.lessons.of_repository(&name));
+            known.asked_lesson = known.lesson.is_none().then(|| ask_for_lesson(repository));
         }
         if learns && known.trace.is_none() {
             let (prefetcher, early) = (self.clone(), known.early.clone());
@@ -207,9 +221,10 @@ impl Prefetcher {
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let prefetcher = self.clone();
-        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Misses::of(&blobs));
+        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Heard::of(&blobs));
         let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
-        let Some((recorder, misses)) = wanted.map(listen) else {
+        let image = Arc::new(image);
+        let Some((recorder, heard)) = wanted.map(listen) else {
             tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
             return;
         };
@@ -226,11 +241,20 @@ impl Prefetcher {
                 drop(over);
                 start
             };
-            let ahead = prefetcher.fetch_ahead(&image, known, misses, is_over);
+            let ahead = prefetcher.fetch_ahead(&image, known, &heard, is_over);
             let (is_news, start) = tokio::join!(ahead, record);
+            let (touched, missed) = heard.counts();
+            let name = image.repository.describe();
+            tracing::info!(
+                image = name,
+                touched,
+                missed,
+                "a start is over: chunks read, and not foreseen"
+            );
             let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
             if let Some(start) = start.filter(|_| keeps) {
-                prefetcher.keep(&image, start, is_news).await;
+                prefetcher.keep(&image, &start, is_news).await;
+                prefetcher.teach(&image, &start, is_news).await;
             }
             prefetcher.bring_the_rest(&image).await;
         });
@@ -242,20 +266,20 @@ impl Prefetcher {
         tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
     }
 
-    /// Fetches what the start will most likely read; without a trace also what is near its `misses`, until it `is_over`. Returns
+    /// Fetches what the start will most likely read; without a trace also what follows from what is `heard` of its misses, until it `is_over`. Returns
     /// whether a trace of it would be news for the registry.
     async fn fetch_ahead(
         &self,
         image: &Image,
         known: Known,
-        misses: Misses,
+        heard: &Heard,
         is_over: oneshot::Receiver<()>,
     ) -> bool {
         if self.settings.ahead == Ahead::Record {
             return false;
         }
-        let Known { trace, asked, early } = known;
-        let is_asked = asked.is_some();
+        let Known { trace, asked, lesson, asked_lesson, early } = known;
+        let (is_asked, is_ours) = (asked.is_some(), trace.is_some());
         let hint = Purpose::Hint(&self.cache);
         let bring = async |order| {
             // Readers who need what cannot be had will be told why.
@@ -274,18 +298,28 @@ impl Prefetcher {
         let trace = trace.or(answer);
         if let Some(order) = trace.as_ref().and_then(|trace| hot(Some(trace))) {
             is_foreseen |= !order.is_empty();
-            bring(order).await;
+            let most = if is_ours { u64::MAX } else { self.settings.foreign_bytes() };
+            bring(self.first_of(image, order, most)).await;
         }
         early.forget();
         if !is_foreseen {
             let escalate = async {
                 tokio::select! {
-                    () = misses.escalate(self, image) => {}
+                    () = escalate::escalate(heard, self, image) => {}
                     _ = is_over => {}
                 }
             };
-            let guess = content::fetch_guessed(image, &self.pace, &self.cache);
-            tokio::join!(guess, escalate);
+            let lesson = async {
+                let lesson = match (lesson, asked_lesson) {
+                    (None, Some(asked)) => self.lesson_of_registry(image, asked).await,
+                    (lesson, _) => lesson,
+                };
+                let places = lesson.and_then(|lesson| self.places(image, &lesson));
+                heard.foresee(places.as_deref().unwrap_or_default());
+                bring(places.unwrap_or_default()).await;
+            };
+            let guess = content::fetch_guessed(self, image, heard);
+            tokio::join!(lesson, guess, escalate);
         }
         is_asked && trace.is_none()
     }
@@ -306,8 +340,70 @@ impl Prefetcher {
         trace
     }
 
+    /// The lesson that the registry has, if it says so in time. It is kept.
+    async fn lesson_of_registry(
+        &self,
+        image: &Image,
+        answer: JoinHandle<Option<Lesson>>,
+    ) -> Option<Lesson> {
+        let abort = answer.abort_handle();
+        let lesson = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
+        abort.abort();
+        let kept = self.lessons.put(&image.repository.repository()?, lesson.as_ref()?);
+        if let Err(error) = kept {
+            tracing::warn!(%error, "cannot keep a lesson");
+        }
+        lesson
+    }
+
+    /// Where the image has what is hot in a lesson.
+    fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<ahead::ChunkAt>> {
+        let blobs = image.blobs.upgrade()?;
+        Some(lessons::places(lesson, &image.bootstrap, &blobs, self.settings.escalate_bytes))
+    }
+
+    /// As many of the first chunks of `order` as have `most` stored bytes.
+    fn first_of(
+        &self,
+        image: &Image,
+        order: Vec<ahead::ChunkAt>,
+        most: u64,
+    ) -> Vec<ahead::ChunkAt> {
+        let Some(blobs) = image.blobs.upgrade() else { return Vec::new() };
+        let mut left = most;
+        let mut fits = |(blob, chunk): &ahead::ChunkAt| {
+            let rest = left.checked_sub(blobs[*blob].chunk(*chunk).stored_share());
+            left = rest.unwrap_or(0);
+            rest.is_some()
+        };
+        order.into_iter().take_while(|place| fits(place)).collect()
+    }
+
+    /// Keeps what a start teaches about other images, and tells other nodes if it `is_news`.
+    async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
+        let Some(repository) = image.repository.repository() else { return };
+        let is_known = self.lessons.of_repository(&repository).is_some();
+        // What was here before was read, too, and nobody has seen it.
+        if !self.settings.learns_from_others() || is_known && !start.saw_everything() {
+            return;
+        }
+        let (read, trace) = (image.clone(), start.trace.clone());
+        let walk = move || lessons::of_start(&read, &trace);
+        let Ok((lesson, programs)) = tokio::task::spawn_blocking(walk).await else { return };
+        let is_open = image.repository.is_open();
+        if let Err(error) = self.lessons.add(&repository, &lesson, &programs, is_open) {
+            tracing::warn!(repository, %error, "cannot keep a lesson");
+        }
+        if self.settings.publish && is_news && start.saw_everything() {
+            match lessons::publish(&image.repository, &lesson).await {
+                Ok(artifact) => tracing::info!(repository, %artifact, "published a lesson"),
+                Err(error) => tracing::warn!(repository, %error, "cannot publish a lesson"),
+            }
+        }
+    }
+
     /// Keeps what was recorded.
-    async fn keep(&self, image: &Image, start: Recorded, is_news: bool) {
+    async fn keep(&self, image: &Image, start: &Recorded, is_news: bool) {
         let manifest = &image.manifest;
         let stored = |blob: &Digest, number: u32| {
             let blob = image.bootstrap.blobs().iter().find(|known| known.id == *blob)?;
@@ -338,6 +434,16 @@ impl Prefetcher {
             whole::polite(self, &image.blobs, self.settings.rest_bytes_per_second).await;
         }
     }
+}
+
+/// Asks a registry what other nodes have learnt of a repository.
+fn ask_for_lesson(repository: &Arc<dyn Repository>) -> JoinHandle<Option<Lesson>> {
+    let repository = repository.clone();
+    tokio::spawn(async move {
+        let found = lessons::find(&*repository).await;
+        let name = repository.describe();
+        found.inspect_err(|error| tracing::info!(repository = name, %error, "no lesson")).ok()?
+    })
 }
 
 /// The chunks that a trace calls hot, as far as the image has them.

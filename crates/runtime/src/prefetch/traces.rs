@@ -4,21 +4,13 @@
 //! artifact's manifest, and nothing else: registries repeat annotations in their lists of referrers, so one request finds it and
 //! brings it.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, DirBuilder},
-    io,
-    ops::Range,
-    os::unix::fs::DirBuilderExt as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
+use super::small_files::SmallFiles;
 use crate::fetch::GAP;
 
 /// What an artifact with a trace calls itself.
@@ -27,34 +19,23 @@ pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
 /// Its annotation with the trace, in base64.
 pub const ANNOTATION: &str = "vnd.lazuli.trace";
 
-/// Traces that a node keeps; the oldest goes first. They take 4 KiB of the disk each, mostly.
-const KEPT: usize = 4096;
-
 /// Artifacts of one image that are looked at.
 const ARTIFACTS: usize = 16;
 
 /// The traces that this node keeps.
 #[derive(Debug)]
-pub struct Traces(PathBuf);
+pub struct Traces(SmallFiles);
 
 impl Traces {
     /// Those in the state directory `root`.
     pub fn of(root: &Path) -> Self {
-        Traces(root.join("traces"))
+        Traces(SmallFiles(root.join("traces")))
     }
 
     /// The trace of an image, if there is one that can be read.
     pub fn get(&self, manifest: &Digest) -> Option<Trace> {
-        let path = self.path(manifest);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot read a trace");
-                return None;
-            }
-        };
-        let trace = Trace::decode(&bytes);
+        let trace = Trace::decode(&self.0.get(manifest)?);
+        let path = self.0.path(manifest);
         trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
     }
 
@@ -81,33 +62,7 @@ impl Traces {
 
     /// Keeps a trace in place of what was known of the image.
     pub(crate) fn put(&self, manifest: &Digest, trace: &Trace) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
-        let path = self.path(manifest);
-        if !path.exists() {
-            self.make_room()?;
-        }
-        // Not synced: what a power cut leaves half written is ignored.
-        let partial = path.with_extension("partial");
-        fs::write(&partial, trace.encode())?;
-        fs::rename(&partial, path)
-    }
-
-    fn make_room(&self) -> io::Result<()> {
-        let entries = fs::read_dir(&self.0)?.collect::<Result<Vec<_>, _>>()?;
-        if entries.len() < KEPT {
-            return Ok(());
-        }
-        let age = |entry: &fs::DirEntry| {
-            entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
-        };
-        match entries.iter().min_by_key(|entry| age(entry)) {
-            Some(oldest) => fs::remove_file(oldest.path()),
-            None => Ok(()),
-        }
-    }
-
-    fn path(&self, manifest: &Digest) -> PathBuf {
-        self.0.join(manifest.hex())
+        self.0.put(manifest, &trace.encode())
     }
 }
 
@@ -166,7 +121,7 @@ mod tests {
         let known = traces.get(&image).unwrap();
         assert_eq!(known.starts(), 2);
         assert_eq!(known.touches().iter().map(|t| t.number).collect::<Vec<_>>(), [1, 2, 3]);
-        fs::write(root.path().join("traces").join(image.hex()), b"lazuli trace 2\n").unwrap();
+        std::fs::write(root.path().join("traces").join(image.hex()), b"lazuli trace 2\n").unwrap();
         assert_eq!(traces.get(&image), None);
     }
 }

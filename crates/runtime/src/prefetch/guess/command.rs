@@ -1,4 +1,4 @@
-//! What a container runs, as its image's config says, and what shell scripts run.
+//! What a container runs, as its image's config says.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ pub(super) struct Process {
     pub(super) arguments: Vec<Vec<u8>>,
     /// Its directory.
     pub(super) directory: Vec<u8>,
-    environment: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(super) environment: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Process {
@@ -100,87 +100,6 @@ fn is_one_of(names: &[&str], program: &[u8]) -> bool {
     names.iter().any(|known| known.as_bytes() == name)
 }
 
-/// Words after which a shell expects a command.
-const KEYWORDS: [&[u8]; 15] = [
-    b"if", b"then", b"elif", b"else", b"while", b"until", b"do", b"!", b"{", b"time", b"exec",
-    b"command", b"builtin", b"eval", b"nohup",
-];
-
-/// Commands that shells know themselves.
-const BUILTINS: [&[u8]; 36] = [
-    b".",
-    b":",
-    b"[",
-    b"alias",
-    b"bg",
-    b"break",
-    b"case",
-    b"cd",
-    b"continue",
-    b"declare",
-    b"done",
-    b"echo",
-    b"esac",
-    b"exit",
-    b"export",
-    b"false",
-    b"fi",
-    b"for",
-    b"function",
-    b"getopts",
-    b"in",
-    b"kill",
-    b"local",
-    b"printf",
-    b"pwd",
-    b"read",
-    b"return",
-    b"set",
-    b"shift",
-    b"source",
-    b"test",
-    b"trap",
-    b"true",
-    b"umask",
-    b"unset",
-    b"wait",
-];
-
-/// The commands in a shell script, with their words, in the order of the text: what might run, not what will.
-/// Quotes and expansions are not understood, only skipped.
-pub(super) fn commands(script: &[u8]) -> Vec<Vec<Vec<u8>>> {
-    let mut commands: Vec<Vec<Vec<u8>>> = Vec::new();
-    for line in script.split(|byte| *byte == b'\n') {
-        for part in line.split(|byte| b";&|()`".contains(byte)) {
-            commands.push(Vec::new());
-            for word in part.split(u8::is_ascii_whitespace) {
-                let word = word.trim_ascii();
-                let quote = |byte: &u8| b"\"'".contains(byte);
-                let start = word.iter().position(|byte| !quote(byte)).unwrap_or(word.len());
-                let end = word.iter().rposition(|byte| !quote(byte)).map_or(start, |at| at + 1);
-                let word = &word[start..end];
-                if word.starts_with(b"#") {
-                    break;
-                }
-                let Some(command) = commands.last_mut() else { break };
-                let is_skipped = command.is_empty()
-                    && (KEYWORDS.contains(&word) || word.contains(&b'=') || word.starts_with(b"$"));
-                if !word.is_empty() && !is_skipped && command.len() < WORDS {
-                    command.push(word.to_vec());
-                }
-            }
-            let name = commands.last().and_then(|words| words.first());
-            if name.is_none_or(|name| BUILTINS.contains(&name.as_slice())) {
-                commands.pop();
-            }
-            if commands.len() == WORDS {
-                return commands;
-            }
-        }
-    }
-    commands
-}
-
 /// The modules that a server is told to load: words that end as libraries do, outside comments.
 pub(super) fn modules(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
     let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
@@ -189,3 +108,22 @@ pub(super) fn modules(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
         .flat_map(|line| line.split(|byte| byte.is_ascii_whitespace() || b"\"';".contains(byte)));
     words.filter(|word| word.ends_with(b".so"))
 }
+
+/// Directories that a server's configuration names: words that begin with a slash, outside comments.
+pub(super) fn directories(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
+    let words = lines
+        .filter(|line| !line.starts_with(b"#"))
+        .flat_map(|line| line.split(|byte| byte.is_ascii_whitespace() || b"\"';>".contains(byte)));
+    words.filter(|word| word.starts_with(b"/") && word.len() > 1).take(WORDS)
+}
+
+/// What a program starts that has another one do its work.
+pub(super) fn launched(program: &[u8]) -> Option<&'static [u8]> {
+    const LAUNCHERS: [(&[u8], &[u8]); 1] = [(b"Rscript", b"R")];
+    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    LAUNCHERS.iter().find(|(known, _)| *known == name).map(|(_, launched)| *launched)
+}
+
+/// The variable in which an interpreter looks for directories with modules.
+pub(super) const MODULE_PATHS: [&str; 4] = ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB"];

@@ -7,8 +7,7 @@ struct Habit {
     /// The programs and libraries whose habit it is, by their real names, with `*` for any part of a name.
     of: &'static [&'static str],
     /// What they read: patterns of paths (see [`Paths::matching`](super::paths::Paths::matching)) in which `$DIR` is the directory
-    /// of the program or library, `$NAME` its name, `$APP` the directory of the script that it is given and `$WORK` the
-    /// container's. Of alternatives with `|` between them the first that is in the image counts.
+    /// of the program or library, `$NAME` its name, `$APP` the directory of the script that it is given. Of alternatives with `|` between them the first that is in the image counts.
     reads: &'static [&'static str],
 }
 
@@ -41,10 +40,14 @@ const HABITS: [Habit; 16] = [
             "/usr/lib/locale/C.utf8/LC_CTYPE",
         ],
     },
-    // What most scripts begin with.
     Habit {
-        of: &["perl*"],
-        reads: &["$DIR/../lib/*/perl-base/strict.pm", "$DIR/../lib/*/perl-base/warnings.pm"],
+        of: &["erlexec"],
+        reads: &[
+            "$DIR/beam.smp|$DIR/beam",
+            "$DIR/erl_child_setup",
+            "$DIR/inet_gethost",
+            "$DIR/../../bin/start.boot|$DIR/../../bin/start_clean.boot",
+        ],
     },
     Habit {
         of: &["ruby*"],
@@ -152,53 +155,8 @@ const HABITS: [Habit; 16] = [
     },
 ];
 
-/// The habits of interpreters that are given a script. Which modules it imports is in its text, which is not looked at: what is
-/// installed beside an interpreter is there for the one program of the image.
-const WITH_SCRIPT: [Habit; 3] = [
-    Habit {
-        of: &["python3*", "pypy3*"],
-        reads: &[
-            "$APP/*.py",
-            "$WORK/*.py",
-            "$DIR/../lib/$NAME/__pycache__/*.pyc|$DIR/../lib/$NAME/*.py",
-            "$DIR/../lib/$NAME/asyncio/__pycache__/*.pyc|$DIR/../lib/$NAME/asyncio/*.py",
-            "$DIR/../lib/$NAME/collections/__pycache__/*.pyc|$DIR/../lib/$NAME/collections/*.py",
-            "$DIR/../lib/$NAME/concurrent/**/*.pyc|$DIR/../lib/$NAME/concurrent/**/*.py",
-            "$DIR/../lib/$NAME/email/__pycache__/*.pyc|$DIR/../lib/$NAME/email/*.py",
-            "$DIR/../lib/$NAME/html/__pycache__/*.pyc|$DIR/../lib/$NAME/html/*.py",
-            "$DIR/../lib/$NAME/http/__pycache__/*.pyc|$DIR/../lib/$NAME/http/*.py",
-            "$DIR/../lib/$NAME/importlib/**/*.pyc|$DIR/../lib/$NAME/importlib/**/*.py",
-            "$DIR/../lib/$NAME/json/__pycache__/*.pyc|$DIR/../lib/$NAME/json/*.py",
-            "$DIR/../lib/$NAME/logging/__pycache__/*.pyc|$DIR/../lib/$NAME/logging/*.py",
-            "$DIR/../lib/$NAME/re/__pycache__/*.pyc|$DIR/../lib/$NAME/re/*.py",
-            "$DIR/../lib/$NAME/urllib/__pycache__/*.pyc|$DIR/../lib/$NAME/urllib/*.py",
-            "$DIR/../lib/$NAME/lib-dynload/_ssl.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_hashlib.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_json.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_bz2.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_lzma.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_uuid.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_decimal.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_contextvars.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_asyncio.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_queue.*.so",
-            "$DIR/../lib/$NAME/lib-dynload/_opcode.*.so",
-            "$DIR/../lib/$NAME/site-packages/**/*.pyc",
-            "/usr/local/lib/$NAME/dist-packages/**/*.pyc",
-            "/usr/lib/python3/dist-packages/**/*.pyc",
-        ],
-    },
-    Habit {
-        of: &["node"],
-        reads: &[
-            "$APP/*.js",
-            "$APP/package.json",
-            "$APP/node_modules/*/*.json",
-            "$APP/node_modules/*/*.js",
-            "$APP/node_modules/*/lib/**/*.js",
-            "$APP/node_modules/*/src/**/*.js",
-        ],
-    },
+/// The habits of interpreters that are given a script. The modules that it imports are followed, see [`super::imports`].
+const WITH_SCRIPT: [Habit; 1] = [
     // What most servers come with, and then what is Jetty's.
     Habit {
         of: &["java"],
@@ -224,9 +182,9 @@ pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Whether a file is configuration that names modules, see [`modules`](super::command::modules).
+/// Whether a file is configuration that may name modules and directories, see [`modules`](super::command::modules).
 pub(super) fn names_modules(file: &Found) -> bool {
-    file.name().ends_with(b".load") || file.name() == b"httpd.conf"
+    file.name().ends_with(b".load") || file.name().ends_with(b".conf")
 }
 
 /// The patterns of the files of a locale, as the environment names it, each with its alternatives.
@@ -248,20 +206,19 @@ pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
 
 /// The patterns of what goes with `file`, each with its alternatives.
 pub(super) fn habits(file: &Found) -> impl Iterator<Item = Vec<Vec<u8>>> {
-    known(&HABITS, file).map(|reads| alternatives(reads, file, b"", b""))
+    known(&HABITS, file).map(|reads| alternatives(reads, file, b""))
 }
 
 /// The patterns of what `interpreter` reads besides when it is given a script that is in the directory `application`.
 pub(super) fn with_script(
     interpreter: &Found,
     application: &[u8],
-    directory: &[u8],
 ) -> impl Iterator<Item = Vec<Vec<u8>>> {
     // Beside a script in / or /usr are the system's libraries, not its own.
     let has_libraries = !matches!(application, b"/" | b"/usr");
     known(&WITH_SCRIPT, interpreter)
         .filter(move |reads| has_libraries || !reads.starts_with("$APP/lib/"))
-        .map(move |reads| alternatives(reads, interpreter, application, directory))
+        .map(move |reads| alternatives(reads, interpreter, application))
 }
 
 fn known(habits: &'static [Habit], file: &Found) -> impl Iterator<Item = &'static str> {
@@ -269,13 +226,12 @@ fn known(habits: &'static [Habit], file: &Found) -> impl Iterator<Item = &'stati
     habits.iter().filter(move |habit| is_one_of(habit.of)).flat_map(|habit| habit.reads).copied()
 }
 
-fn alternatives(reads: &str, file: &Found, application: &[u8], directory: &[u8]) -> Vec<Vec<u8>> {
+fn alternatives(reads: &str, file: &Found, application: &[u8]) -> Vec<Vec<u8>> {
     let fill = |pattern: &str| {
         let parts = pattern.split('/').map(|part| match part {
             "$DIR" => file.directory(),
             "$NAME" => file.name(),
             "$APP" => application,
-            "$WORK" => directory,
             part => part.as_bytes(),
         });
         parts.collect::<Vec<_>>().join(&b'/')

@@ -6,6 +6,7 @@
 //! ```text
 //! config ─▶ command ─▶ paths ─▶ file ─┬─ ELF ─▶ linker ─▶ libraries ─▶ …
 //!                                     ├─ #! and shell scripts ─▶ programs ─▶ …
+//!                                     ├─ modules ─▶ imports ─▶ modules ─▶ …
 //!                                     └─ habits ─▶ files
 //! ```
 //!
@@ -14,9 +15,13 @@
 mod command;
 mod elf;
 #[cfg(fuzzing)]
-pub(crate) use elf::fuzz;
+pub(crate) mod fuzz {
+    pub use super::{elf::fuzz::elf, imports::fuzz::imports};
+}
 mod habits;
+mod imports;
 mod linker;
+mod modules;
 mod paths;
 mod state;
 #[cfg(test)]
@@ -25,9 +30,10 @@ mod tests;
 use std::ops::Range;
 
 use async_trait::async_trait;
-use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt, future::join_all, stream::FuturesUnordered};
 use lazuli_image::{erofs::Nid, rafs::Bootstrap};
 use serde_json::Value;
+use tokio::task::yield_now;
 
 use self::{
     elf::{Obstacle, Parts},
@@ -49,10 +55,16 @@ pub(crate) struct Piece {
 pub(crate) trait Content: Send + Sync {
     /// The bytes of `piece`, at most 128 KiB; `None` when they cannot be had. Waits until they are here.
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
+
+    /// The start runs this program.
+    fn note_program(&self, _: Nid) {}
 }
 
 /// Files that are looked into at the same time.
-const LOOKING: usize = 64;
+const LOOKING: usize = 256;
+
+/// How much of a module or script is looked at.
+const TEXT: u64 = 128 << 10;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several places.
 const READS: usize = 12;
@@ -70,6 +82,7 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     let mut guess = Guess::new(config, bootstrap);
     let configuration = guess.configuration();
     wanted(guess.take_wanted());
+    guess.take_programs().into_iter().for_each(|program| content.note_program(program));
     for text in join_all(configuration.iter().map(|piece| content.read(piece))).await {
         guess.linker.configure(&text.unwrap_or_default());
     }
@@ -80,9 +93,16 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         looking.extend(guess.unseen.drain(..ready).map(|visit| look(content, visit)));
         let Some((visit, seen)) = looking.next().await else { break };
         guess.follow(&visit, seen);
+        // What is known at the same time is asked for together.
+        while let Some(Some((visit, seen))) = looking.next().now_or_never() {
+            guess.follow(&visit, seen);
+        }
+        guess.take_programs().into_iter().for_each(|program| content.note_program(program));
         let pieces = guess.take_wanted();
         if !pieces.is_empty() {
             wanted(pieces);
+            // It is asked for in few requests before each file is looked into by itself.
+            yield_now().await;
         }
     }
     wanted(guess.into_doubtful());
@@ -90,6 +110,10 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
 
 async fn look(content: &dyn Content, visit: Visit) -> (Visit, Seen) {
     let Found { nid, size, .. } = visit.file;
+    if visit.is_text() {
+        let piece = Piece { file: nid, range: 0..size.min(TEXT) };
+        return (visit, content.read(&piece).await.map_or(Seen::Nothing, Seen::Text));
+    }
     let mut parts = Parts::new(size);
     for _ in 0..READS {
         match parts.elf() {

@@ -1,6 +1,6 @@
 //! Names in an image, followed as the kernel follows them in a container.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use lazuli_image::{
     erofs::{FileType, InodeView, Nid},
@@ -24,12 +24,17 @@ const DEPTH: usize = 5;
 /// Names that are looked up or listed for one image: well below a second. Real ones need some hundred to 17,000.
 const STEPS: u32 = 200_000;
 
+/// Names in a directory, by what is before their first dot.
+type Listing<'a> = HashMap<&'a [u8], Vec<&'a [u8]>>;
+
 /// The names of an image.
 #[derive(Debug)]
 pub(super) struct Paths<'a, B> {
     bootstrap: &'a Bootstrap<B>,
     /// What is left of [`STEPS`].
     steps: u32,
+    /// Directories that were listed.
+    listed: HashMap<Vec<u8>, Listing<'a>>,
 }
 
 /// A regular file, and where it really is.
@@ -60,7 +65,7 @@ impl Found {
 
 impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     pub(super) fn new(bootstrap: &'a Bootstrap<B>) -> Self {
-        Paths { bootstrap, steps: STEPS }
+        Paths { bootstrap, steps: STEPS, listed: HashMap::new() }
     }
 
     /// Whether nothing is found any more, since too much was looked up.
@@ -83,9 +88,51 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         (inode.file_type == FileType::Directory).then_some(path)
     }
 
+    /// The names in a directory that are `stem`, or begin with it and a dot. Each directory is listed once, so looking for many names in
+    /// it costs little.
+    pub(super) fn named(&mut self, directory: &[u8], stem: &[u8]) -> &[&'a [u8]] {
+        if !self.listed.contains_key(directory) {
+            let mut by_stem = Listing::new();
+            for name in self.list(directory, b"*") {
+                by_stem.entry(stem_of(name)).or_default().push(name);
+            }
+            self.listed.insert(directory.to_vec(), by_stem);
+        }
+        let names = self.listed.get(directory).and_then(|names| names.get(stem));
+        names.map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The same as [`Paths::file`] where many are looked for in few directories, most of them in vain.
+    pub(super) fn known(&mut self, directory: &[u8], path: &[u8]) -> Option<Found> {
+        let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
+        let is_there =
+            matches!(first, b"." | b"..") || self.named(directory, stem_of(first)).contains(&first);
+        if is_there { self.file(directory, path) } else { None }
+    }
+
+    /// The directories whose absolute paths match `pattern`, without links, see [`Paths::matching`].
+    pub(super) fn directories(&mut self, pattern: &[u8]) -> Vec<Vec<u8>> {
+        let paths = self.expand(pattern);
+        let mut found: Vec<Vec<u8>> = Vec::new();
+        for path in paths {
+            if let Some(path) = self.directory(b"/", &path)
+                && !found.contains(&path)
+            {
+                found.push(path);
+            }
+        }
+        found
+    }
+
     /// The regular files whose absolute paths match `pattern`, in the order of their names. `*` stands for
     /// any part of a name, `**` for any number of directories, none included.
     pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {
+        let paths = self.expand(pattern);
+        paths.iter().filter_map(|path| self.file(b"/", path)).collect()
+    }
+
+    /// Paths that match `pattern`, as far as it has stars.
+    fn expand(&mut self, pattern: &[u8]) -> Vec<Vec<u8>> {
         let mut paths = vec![Vec::new()];
         for part in pattern.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
             let mut longer = Vec::new();
@@ -103,7 +150,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             longer.truncate(MATCHES);
             paths = longer;
         }
-        paths.iter().filter_map(|path| self.file(b"/", path)).collect()
+        paths
     }
 
     /// Adds the directory `path` and those below it.
@@ -189,6 +236,12 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         let path = trail.iter().flat_map(|(name, _)| [b"/", name.as_slice()].concat()).collect();
         Some((path, self.bootstrap.inode(nid).ok()?))
     }
+}
+
+/// What is before the first dot of a name that does not begin with one.
+fn stem_of(name: &[u8]) -> &[u8] {
+    let dot = name.iter().skip(1).position(|byte| *byte == b'.');
+    dot.map_or(name, |dot| &name[..dot + 1])
 }
 
 /// Puts the names in `path` before those that are there.

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     mem, slice,
+    sync::Arc,
 };
 
 use lazuli_image::{erofs::Nid, rafs::Bootstrap};
@@ -13,6 +14,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
+    imports::Imports,
     linker::{Asker, CONFIGURATION, Linker},
     paths::{Found, Paths},
 };
@@ -42,7 +44,7 @@ const TAIL: u64 = 2 << 20;
 
 /// Up to this size all of a Java archive is read that is beside the one that is run. Of bigger ones it is both ends: what they are, and
 /// the directory of their files.
-const ARCHIVE: u64 = 4 << 20;
+pub(super) const ARCHIVE: u64 = 4 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -51,18 +53,27 @@ const CONFIGURATION_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Visit {
     pub(super) file: Found,
-    role: Role,
+    pub(super) role: Role,
+}
+
+impl Visit {
+    /// Whether it is no program and no library, whatever it looks like.
+    pub(super) fn is_text(&self) -> bool {
+        matches!(self.role, Role::Script(_) | Role::Module(_) | Role::Configuration)
+    }
 }
 
 /// As what a file is read.
 #[derive(Clone, Debug)]
-enum Role {
+pub(super) enum Role {
     /// The kernel runs it, with these words, its own name first.
     Program(Vec<Vec<u8>>),
     /// A shell reads it, with these words after it.
     Script(Vec<Vec<u8>>),
     /// A dynamic linker maps it.
     Library(Asker),
+    /// An interpreter loads it.
+    Module(Arc<Imports>),
     /// A server is configured by it.
     Configuration,
 }
@@ -81,8 +92,8 @@ pub(super) enum Seen {
 /// A guess under way.
 #[derive(Debug)]
 pub(super) struct Guess<'a, B> {
-    paths: Paths<'a, B>,
-    process: Process,
+    pub(super) paths: Paths<'a, B>,
+    pub(super) process: Process,
     pub(super) linker: Linker,
     known: HashSet<Nid>,
     /// What is left of [`BYTES`].
@@ -91,6 +102,8 @@ pub(super) struct Guess<'a, B> {
     wanted: Vec<Piece>,
     /// What may be wanted.
     doubtful: Vec<Piece>,
+    /// Programs that were not taken yet.
+    programs: Vec<Nid>,
     /// To be looked into.
     pub(super) unseen: VecDeque<Visit>,
 }
@@ -108,6 +121,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             budget: BYTES,
             wanted: Vec::new(),
             doubtful: Vec::new(),
+            programs: Vec::new(),
             unseen: VecDeque::new(),
         };
         guess.run(&guess.process.arguments.clone());
@@ -126,6 +140,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     /// What was not taken yet.
     pub(super) fn take_wanted(&mut self) -> Vec<Piece> {
         mem::take(&mut self.wanted)
+    }
+
+    /// Programs that the start runs, as far as it is known by now, each once.
+    pub(super) fn take_programs(&mut self) -> Vec<Nid> {
+        mem::take(&mut self.programs)
     }
 
     /// What is left, when nothing more follows.
@@ -157,13 +176,18 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 let rest = words.get(1..).unwrap_or_default();
                 if is_shell {
                     self.run(&interpreter);
-                    self.follow_script(&text, rest);
+                    self.follow_script(&visit.file.path, &text, rest);
                 } else {
                     let script = slice::from_ref(&visit.file.path);
                     self.run(&[&interpreter, script, rest].concat());
                 }
             }
-            (Seen::Text(text), Role::Script(words)) => self.follow_script(&text, words),
+            (Seen::Text(text), Role::Script(words)) => {
+                self.follow_script(&visit.file.path, &text, words);
+            }
+            (Seen::Text(text), Role::Module(imports)) => {
+                self.follow_module(imports, &visit.file, &text);
+            }
             (Seen::Text(text), Role::Configuration) => {
                 let above = [visit.file.directory(), b"/.."].concat();
                 for module in command::modules(&text) {
@@ -171,6 +195,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                         self.visit(file, Role::Library(Asker::default()));
                     }
                 }
+                self.follow_directories(&text);
             }
             (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
         }
@@ -191,16 +216,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    fn follow_script(&mut self, text: &[u8], words: &[Vec<u8>]) {
-        for command in command::commands(text) {
-            self.run(&command);
-        }
-        // Most of these scripts end by running what they were given.
-        self.run(words);
-    }
-
     /// Adds what a command reads.
-    fn run(&mut self, words: &[Vec<u8>]) {
+    pub(super) fn run(&mut self, words: &[Vec<u8>]) {
         self.run_within(words, WRAPPERS);
     }
 
@@ -220,17 +237,24 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let directory = self.process.directory.clone();
         let is_shell = command::is_shell(name);
         if is_shell && let Some(at) = rest.iter().position(|word| command::is_text_option(word)) {
-            return self.follow_script(rest.get(at + 1).map_or(b"", Vec::as_slice), &[]);
+            let text = rest.get(at + 1).cloned().unwrap_or_default();
+            return self.follow_script(name, &text, rest.get(at + 2..).unwrap_or_default());
+        }
+        if let Some(launched) = command::launched(name)
+            && wrappers > 0
+        {
+            return self.run_within(&[&[launched.to_vec()], rest].concat(), wrappers - 1);
         }
         let is_module = rest.iter().any(|word| word == b"-m");
         let mut applications = Vec::from_iter(is_module.then(|| directory.clone()));
+        let mut scripts = Vec::new();
         for (at, word) in rest.iter().enumerate() {
             let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
             let Some(script) = self.paths.file(&directory, value) else { continue };
             if is_shell {
                 return self.visit(script, Role::Script(rest[at + 1..].to_vec()));
             }
-            self.want(&script);
+            scripts.push(script.clone());
             if applications.is_empty() {
                 // What it reads may be beside a link to it, too.
                 let end = value.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
@@ -239,7 +263,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 applications.dedup();
             }
         }
-        for patterns in applications.iter().flat_map(|path| with_script(&file, path, &directory)) {
+        if applications.is_empty() {
+            self.follow_words(&file, slice::from_ref(&directory), rest, scripts);
+        } else {
+            self.follow_words(&file, &applications, rest, scripts);
+        }
+        for patterns in applications.iter().flat_map(|path| with_script(&file, path)) {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {
                     self.visit(found, Role::Library(Asker::default()));
@@ -265,7 +294,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     }
 
     /// Adds a program or library, and what is known to go with it.
-    fn visit(&mut self, file: Found, role: Role) {
+    pub(super) fn visit(&mut self, file: Found, role: Role) {
         let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };
         let mut new = VecDeque::from([(file, role)]);
         while let Some((file, role)) = new.pop_front() {
@@ -277,7 +306,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 let range = file.size - TAIL..file.size;
                 self.want_piece(Piece { file: file.nid, range });
             }
-            if !matches!(role, Role::Configuration) {
+            if matches!(role, Role::Program(_)) {
+                self.programs.push(file.nid);
+            }
+            if !matches!(role, Role::Configuration | Role::Module(_)) {
                 self.add_habits(&file, &asker, &mut new);
             }
             self.unseen.push_back(Visit { file, role });
@@ -306,7 +338,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     }
 
     /// Adds a file that is no program or library, or what is read of it first if it is big.
-    fn want(&mut self, file: &Found) {
+    pub(super) fn want(&mut self, file: &Found) {
         if file.size <= WHOLE {
             self.want_head(file, file.size);
         } else if file.name().ends_with(b".jar") {
@@ -320,7 +352,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     }
 
     /// Adds both ends of a big archive.
-    fn want_ends(&mut self, file: &Found) {
+    pub(super) fn want_ends(&mut self, file: &Found) {
         if self.want_head(file, HEAD) {
             let range = file.size - HEAD..file.size;
             self.want_piece(Piece { file: file.nid, range });

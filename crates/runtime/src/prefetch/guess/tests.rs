@@ -2,6 +2,7 @@
 
 mod corpus;
 mod forge;
+mod imports;
 
 use async_trait::async_trait;
 use proptest::prelude::*;
@@ -169,34 +170,6 @@ fn shells_and_wrappers_bring_what_they_run() {
 }
 
 #[test]
-fn interpreters_with_a_script_read_what_is_beside_them() {
-    let image = usual()
-        .program("/usr/bin/python3", b"")
-        .file("/app/main.py", b"import own")
-        .file("/app/own.py", b"import json")
-        .file("/usr/lib/python3/json/__init__.py", b"only source")
-        .file("/usr/lib/python3/__pycache__/os.cpython-311.pyc", b"compiled")
-        .file("/usr/lib/python3/os.py", b"source")
-        .file("/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc", b"x")
-        .file("/usr/lib/python3/site-packages/pip/__pycache__/y.cpython-311.pyc", b"y");
-    let beside = [
-        "/app/own.py",
-        "/usr/lib/python3/__pycache__/os.cpython-311.pyc",
-        "/usr/lib/python3/json/__init__.py",
-        "/usr/lib/python3/site-packages/flask/sub/__pycache__/x.cpython-311.pyc",
-    ];
-    for (arguments, expected) in [
-        (&["main.py"][..], [&["/app/main.py"][..], &beside].concat()),
-        (&["-m", "main"], [&["/app/main.py"][..], &beside].concat()),
-        (&["-c", "import main"], vec![]),
-    ] {
-        let command = [&["python3"], arguments].concat();
-        let config = json!({ "config": { "Cmd": command, "WorkingDir": "/app" } });
-        assert_eq!(image.guessed(&config), expected, "{config}");
-    }
-}
-
-#[test]
 fn java_brings_the_archives_beside_its_own() {
     const KIB: u64 = 1 << 10;
     let java = "/usr/lib/jvm/17/bin/java";
@@ -258,15 +231,6 @@ fn configuration_brings_modules() {
         "/usr/lib/libdir.so",
     ];
     assert_eq!(sorted(guessed), sorted(expected.map(str::to_owned).to_vec()));
-}
-
-#[test]
-fn what_shells_do_themselves_is_no_command() {
-    let mut script = "if test a; then echo b; fi\n".repeat(40).into_bytes();
-    script.extend(b"X=$(LC_ALL=C stat file) || exit 1\nchmod 755 file\n");
-    let commands = super::command::commands(&script);
-    let names: Vec<_> = commands.iter().map(|words| words[0].as_slice()).collect();
-    assert_eq!(names, [&b"stat"[..], b"chmod"]);
 }
 
 #[test]
@@ -445,8 +409,10 @@ proptest! {
             file[at] = byte;
         }
         let _ = read(&file);
-        let commands = super::command::commands(&text);
-        prop_assert!(commands.iter().all(|words| !words.is_empty()));
+        let started = super::imports::Started { path: b"/run", arguments: &[], environment: &[] };
+        let mut script = super::imports::Script::default();
+        super::imports::shell(&text, started, &mut script);
+        prop_assert!(script.commands.iter().all(|words| !words.is_empty()));
         let _ = super::command::shebang(&[b"#!", text.as_slice()].concat());
     }
 }

@@ -1,0 +1,312 @@
+//! What starts of images read, in words that hold for other images: paths, and digests of chunks.
+//!
+//! A trace names chunks by blob and number, which the next version of an image has not. A lesson names them by the file that they are a
+//! part of, and by what is in them, so it holds for the next version, and for a rebuilt base. It is a hint and nothing else, as a
+//! trace is. As bytes (integers are LEB128 of at most 32 bits):
+//!
+//! ```text
+//! "lazuli trace 2\n"
+//! starts                             recorded starts, 1 to 16
+//! files                              number of files, then for each, in ascending order of paths:
+//!   shared                           bytes that its path has in common with the one before
+//!   rest                             number of further bytes, then these
+//! parts, to the end:
+//!   file                             position in the list above
+//!   part                             which chunk of the file, from 0
+//!   digest                           the first 8 bytes of the digest of the decoded chunk
+//!   milliseconds                     since the part before, from the first touch on
+//!   starts                           in which it was touched
+//! ```
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use crate::{
+    Digest, FormatError,
+    leb128::{Reader, write},
+};
+
+const MAGIC: &[u8] = b"lazuli trace 2\n";
+
+/// Most bytes of an encoded lesson: 64 KiB as base64, as of a trace.
+pub const MAX_BYTES: usize = 48 << 10;
+
+/// Most parts of a lesson. What is touched last is left out.
+pub const MAX_PARTS: usize = 8192;
+
+/// Most bytes of a path, as in Linux.
+const MAX_PATH: u32 = 4096;
+
+/// Starts after which older ones begin to count less.
+const MAX_STARTS: u32 = 16;
+
+/// A part is hot when at least one of so many starts touched it.
+const HOT: u32 = 4;
+
+/// The beginning of a chunk's digest. Two chunks that have it in common cost bytes at most.
+pub type Mark = [u8; 8];
+
+/// The mark of a digest.
+pub fn mark(digest: &Digest) -> Mark {
+    let [a, b, c, d, e, f, g, h, ..] = digest.hash;
+    [a, b, c, d, e, f, g, h]
+}
+
+/// A chunk of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The path of the file from the root, without a slash before it.
+    pub path: Arc<[u8]>,
+    /// Which chunk of the file.
+    pub part: u32,
+    /// What was in it.
+    pub mark: Mark,
+    /// Milliseconds from the first touch of the start to this one.
+    pub at: u32,
+    /// Recorded starts in which it was touched, at least 1.
+    pub starts: u32,
+}
+
+/// What starts of images that have something in common read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lesson {
+    starts: u32,
+    parts: Vec<Part>,
+}
+
+impl Lesson {
+    /// A lesson of one start from the parts that it touched, in order.
+    pub fn of_start(touched: impl IntoIterator<Item = Part>) -> Self {
+        let parts = touched.into_iter().filter(|part| part.path.len() <= MAX_PATH as usize);
+        let mut parts: Vec<_> = parts.map(|part| Part { starts: 1, ..part }).collect();
+        parts.sort_by_key(|part| part.at);
+        parts.truncate(MAX_PARTS);
+        Lesson { starts: 1, parts }
+    }
+
+    /// Starts that were recorded.
+    pub fn starts(&self) -> u32 {
+        self.starts
+    }
+
+    /// All parts that were touched, the first one first.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The parts that the next start will most likely touch: those of at least a quarter of the starts, in order.
+    pub fn hot(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().filter(|part| part.starts * HOT >= self.starts)
+    }
+
+    /// Adds what later starts read. What they do not read any more fades.
+    pub fn merge(&mut self, later: &Lesson) {
+        let mut known: HashMap<(Arc<[u8]>, u32), Part> = HashMap::new();
+        for part in self.parts.drain(..) {
+            known.insert((part.path.clone(), part.part), part);
+        }
+        for part in &later.parts {
+            let key = (part.path.clone(), part.part);
+            let known = known.entry(key).or_insert_with(|| Part { starts: 0, ..part.clone() });
+            known.starts += part.starts;
+            known.at = known.at.min(part.at);
+            known.mark = part.mark;
+        }
+        self.starts += later.starts;
+        while self.starts > MAX_STARTS {
+            self.starts /= 2;
+            known.values_mut().for_each(|part| part.starts /= 2);
+            known.retain(|_, part| part.starts > 0);
+        }
+        let most = self.starts;
+        let parts = known.into_values().map(|part| Part { starts: part.starts.min(most), ..part });
+        self.parts = parts.collect();
+        self.parts.sort_by(|a, b| (a.at, &a.path, a.part).cmp(&(b.at, &b.path, b.part)));
+        self.parts.truncate(MAX_PARTS);
+    }
+
+    /// The lesson as bytes, at most [`MAX_BYTES`]: what was touched last is left out if need be.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut count = self.parts.len();
+        loop {
+            let bytes = self.encode_first(count);
+            if bytes.len() <= MAX_BYTES {
+                return bytes;
+            }
+            count = (count * MAX_BYTES / bytes.len()).min(count - 1);
+        }
+    }
+
+    fn encode_first(&self, count: usize) -> Vec<u8> {
+        let parts = &self.parts[..count];
+        let files: BTreeSet<&[u8]> = parts.iter().map(|part| &*part.path).collect();
+        let numbers: HashMap<&[u8], u32> = files.iter().copied().zip(0..).collect();
+        let mut bytes = MAGIC.to_vec();
+        write(&mut bytes, self.starts);
+        write(&mut bytes, files.len() as u32);
+        let mut before: &[u8] = b"";
+        for path in files {
+            let shared = before.iter().zip(path).take_while(|(a, b)| a == b).count();
+            write(&mut bytes, shared as u32);
+            write(&mut bytes, (path.len() - shared) as u32);
+            bytes.extend_from_slice(&path[shared..]);
+            before = path;
+        }
+        let mut now = 0;
+        for part in parts {
+            write(&mut bytes, numbers[&*part.path]);
+            write(&mut bytes, part.part);
+            bytes.extend_from_slice(&part.mark);
+            write(&mut bytes, part.at.saturating_sub(now));
+            write(&mut bytes, part.starts);
+            now = part.at.max(now);
+        }
+        bytes
+    }
+
+    /// Reads what [`Lesson::encode`] wrote.
+    ///
+    /// # Errors
+    /// If the bytes are something else, with the place and what was expected there.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut reader = Reader::new("lesson", bytes);
+        if bytes.len() > MAX_BYTES {
+            let problem = format!("{} bytes, at most {MAX_BYTES} are allowed", bytes.len());
+            return Err(reader.error(problem));
+        }
+        if !bytes.starts_with(MAGIC) {
+            return Err(reader.error("does not begin with `lazuli trace 2`"));
+        }
+        reader.take(MAGIC.len())?;
+        let starts = reader.number(1, MAX_STARTS, "starts")?;
+        let paths = read_paths(&mut reader)?;
+        let mut parts = Vec::new();
+        let mut now = 0_u32;
+        while !reader.is_empty() {
+            if paths.is_empty() {
+                return Err(reader.error("a part without a file"));
+            }
+            if parts.len() == MAX_PARTS {
+                return Err(reader.error(format!("more than {MAX_PARTS} parts")));
+            }
+            let file = reader.number(0, paths.len() as u32 - 1, "file of a part")? as usize;
+            let part = reader.number(0, u32::MAX, "number of a part")?;
+            let mark = *reader.array()?;
+            let wait = reader.number(0, u32::MAX, "milliseconds of a part")?;
+            now = now.checked_add(wait).ok_or_else(|| reader.error("milliseconds of a part"))?;
+            let starts = reader.number(1, starts, "starts of a part")?;
+            parts.push(Part { path: paths[file].clone(), part, mark, at: now, starts });
+        }
+        Ok(Lesson { starts, parts })
+    }
+}
+
+/// Bytes of all paths together: sharing what is before them they could be a thousand times as long as what is stored.
+const PATHS: usize = 1 << 20;
+
+fn read_paths(reader: &mut Reader<'_>) -> Result<Vec<Arc<[u8]>>, FormatError> {
+    let count = reader.number(0, MAX_PARTS as u32, "files")?;
+    let mut paths: Vec<Arc<[u8]>> = Vec::new();
+    let mut bytes = 0;
+    for _ in 0..count {
+        let before = paths.last().map(|path| &**path).unwrap_or_default();
+        let shared = reader.number(0, before.len() as u32, "shared bytes of a path")?;
+        let rest = reader.number(0, MAX_PATH - shared, "further bytes of a path")?;
+        let path = [&before[..shared as usize], reader.take(rest as usize)?].concat();
+        bytes += path.len();
+        if bytes > PATHS {
+            return Err(reader.error(format!("more than {PATHS} bytes of paths")));
+        }
+        paths.push(path.into());
+    }
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn part(path: &str, part: u32, at: u32) -> Part {
+        Part { path: path.as_bytes().into(), part, mark: [at as u8; 8], at, starts: 1 }
+    }
+
+    fn lesson(parts: &[(&str, u32)]) -> Lesson {
+        Lesson::of_start(parts.iter().map(|(path, at)| part(path, 0, *at)))
+    }
+
+    #[test]
+    fn paths_are_stored_once_and_without_what_they_share() {
+        let parts =
+            [part("usr/lib/a.so", 0, 0), part("usr/lib/a.so", 1, 2), part("usr/lib/b", 0, 9)];
+        let lesson = Lesson::of_start(parts);
+        let bytes = lesson.encode();
+        assert_eq!(bytes.len(), MAGIC.len() + 2 + (2 + 12) + (2 + 1) + 3 * 12);
+        assert_eq!(Lesson::decode(&bytes).unwrap(), lesson);
+    }
+
+    #[test]
+    fn what_later_starts_do_not_read_fades() {
+        let mut known = lesson(&[("old", 0), ("both", 1)]);
+        for _ in 0..3 {
+            known.merge(&lesson(&[("both", 5), ("new", 6)]));
+        }
+        let hot =
+            |lesson: &Lesson| -> Vec<_> { lesson.hot().map(|part| part.path.to_vec()).collect() };
+        assert_eq!(hot(&known), [&b"old"[..], b"both", b"new"]);
+        known.merge(&lesson(&[("both", 5)]));
+        assert_eq!(hot(&known), [&b"both"[..], b"new"]);
+        for _ in 0..100 {
+            known.merge(&lesson(&[("both", 5)]));
+        }
+        assert!(known.starts() <= MAX_STARTS);
+        assert_eq!(known.parts().len(), 1);
+        assert_eq!(known.parts()[0].mark, [5; 8], "the latest content counts");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_what_was_touched_last() {
+        let parts = (0..MAX_PARTS as u32 + 9).map(|at| part(&format!("{at:x}"), 0, at));
+        let lesson = Lesson::of_start(parts);
+        let read = Lesson::decode(&lesson.encode()).unwrap();
+        assert!(read.parts().len() > 2000);
+        assert_eq!(read.parts(), &lesson.parts()[..read.parts().len()]);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let good = lesson(&[("a", 0), ("b", 9)]).encode();
+        let first = MAGIC.len();
+        let at = |offset: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[offset] = byte;
+            bytes
+        };
+        for (bytes, expected) in [
+            (at(0, b'L'), "does not begin"),
+            (at(first, 17), "starts: 17, expected 1 to 16"),
+            (at(first + 2, 1), "shared bytes of a path: 1, expected 0 to 0"),
+            (at(first + 8, 2), "file of a part: 2, expected 0 to 1"),
+            (at(first + 19, 2), "starts of a part: 2, expected 1 to 1"),
+            (good[..good.len() - 1].to_vec(), "ends too early"),
+            ([MAGIC, &[1, 0, 0]].concat(), "a part without a file"),
+            (vec![0; MAX_BYTES + 1], "at most"),
+        ] {
+            let error = Lesson::decode(&bytes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}, expected {expected}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_survives_being_written(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(lesson) = Lesson::decode(&[MAGIC, &bytes].concat()) {
+                let again = Lesson::decode(&lesson.encode()).unwrap();
+                prop_assert_eq!(again, lesson);
+            }
+        }
+    }
+}

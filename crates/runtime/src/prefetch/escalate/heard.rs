@@ -1,0 +1,119 @@
+//! What readers of an image touch and miss, as its blobs tell it.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+
+use super::super::ahead::ChunkAt;
+use crate::cache::{CachedBlob, Listener, ReadyMap};
+
+/// Touches and misses since they were last [taken](Heard::take).
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Chunks that readers touched for the first time, in order, those that they missed among them.
+    pub(super) touched: Vec<ChunkAt>,
+    /// Those that were neither here, nor on their way, nor foreseen.
+    pub(super) missed: Vec<ChunkAt>,
+}
+
+/// Hears what readers of an image ask for. Each chunk is told once, so this is bounded by the image's chunks.
+pub(crate) struct Heard {
+    shared: Arc<Shared>,
+    /// Kept alive for the blobs, which tell them.
+    _listeners: Vec<Arc<Listener>>,
+}
+
+struct Shared {
+    news: Mutex<News>,
+    /// Wakes up the escalation: something was missed, or something that it brought is used.
+    arrived: Notify,
+    /// Of each blob, by position.
+    chunks: Vec<Chunks>,
+    touched: AtomicUsize,
+    missed: AtomicUsize,
+}
+
+struct Chunks {
+    touched: ReadyMap,
+    /// The guess asks for them, sooner or later.
+    foreseen: ReadyMap,
+}
+
+impl Heard {
+    /// Listens from now on.
+    pub(crate) fn of(blobs: &[Arc<CachedBlob>]) -> Self {
+        let maps = |blob: &Arc<CachedBlob>| {
+            let empty = || ReadyMap::new(blob.stats().chunks_total as usize, &[]);
+            Chunks { touched: empty(), foreseen: empty() }
+        };
+        let shared = Arc::new(Shared {
+            news: Mutex::default(),
+            arrived: Notify::new(),
+            chunks: blobs.iter().map(maps).collect(),
+            touched: AtomicUsize::new(0),
+            missed: AtomicUsize::new(0),
+        });
+        let listener = |(position, blob): (usize, &Arc<CachedBlob>)| {
+            let (shared, asked) = (shared.clone(), Arc::downgrade(blob));
+            let listener: Arc<Listener> = Arc::new(move |chunks| {
+                chunks.for_each(|at| shared.hear((position, at), &asked));
+            });
+            blob.tell(&listener);
+            listener
+        };
+        Heard { _listeners: blobs.iter().enumerate().map(listener).collect(), shared }
+    }
+
+    /// A miss of one of these is none: they are going to be asked for.
+    pub(crate) fn foresee(&self, places: &[ChunkAt]) {
+        for (blob, chunk) in places {
+            self.shared.chunks[*blob].foreseen.set(*chunk);
+        }
+    }
+
+    /// Chunks that were touched so far, and how many of them were missed.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        (count(&self.shared.touched), count(&self.shared.missed))
+    }
+
+    /// What was heard since the last time.
+    pub(super) fn take(&self) -> News {
+        mem::take(&mut *self.shared.lock())
+    }
+
+    /// Waits until something is heard that was not [taken](Heard::take).
+    pub(super) async fn more(&self) {
+        self.shared.arrived.notified().await;
+    }
+}
+
+impl Shared {
+    fn hear(&self, (position, at): ChunkAt, blob: &Weak<CachedBlob>) {
+        let chunks = &self.chunks[position];
+        if !chunks.touched.set(at) {
+            return;
+        }
+        let missed = !chunks.foreseen.is_ready(at)
+            && blob.upgrade().is_some_and(|blob| !blob.is_under_way(at));
+        self.touched.fetch_add(1, Ordering::Relaxed);
+        self.missed.fetch_add(usize::from(missed), Ordering::Relaxed);
+        let mut news = self.lock();
+        news.touched.push((position, at));
+        if missed {
+            news.missed.push((position, at));
+        }
+        drop(news);
+        self.arrived.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, News> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

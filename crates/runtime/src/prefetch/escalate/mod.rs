@@ -1,0 +1,283 @@
+//! A start that nothing foresaw takes the link's whole width, for what it most likely reads next.
+//!
+//! ```text
+//! miss of a chunk that is neither here, nor on its way, nor foreseen
+//!    ├─▶ buys bytes
+//!    └─▶ scope: directories of the misses ─▶ their packages ─▶ the image
+//!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
+//! ```
+//!
+//! A miss costs a round trip, in which the link carries what fills it once. Each one buys twice that near the misses, and four
+//! times when the whole image is in scope: while a start goes on missing, the link is busy, and soon after misses stop, so does
+//! this. What is bought and not read costs bytes only, up to
+//! [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a start.
+
+mod files;
+mod heard;
+mod ranking;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+pub(crate) use self::heard::Heard;
+use self::{
+    files::Files,
+    ranking::{Ranking, Scope},
+};
+use super::{
+    Image, Prefetcher,
+    ahead::{self, ChunkAt, Gauge, Pace, Purpose},
+    turn,
+};
+use crate::cache::CachedBlob;
+
+/// How long an order of files holds, whatever is read meanwhile. Ordering 50,000 files takes 4 ms.
+const HOLDS: Duration = Duration::from_millis(50);
+
+/// Less is in flight at first than of what a start surely reads: readers wait behind it for something else, and a start with few
+/// misses, or at a registry nearby, should cost few bytes.
+const LEAST: u64 = 256 << 10;
+
+/// What a miss buys, as a multiple of what fills the link.
+const NEAR: u64 = 2;
+const ANYWHERE: u64 = 4;
+
+/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms. On a busy machine more may be in flight for no gain.
+const FULL: u64 = 4 << 20;
+
+/// How long one start keeps the others waiting: more than what fills the link twice takes with a registry that answers.
+const LONGEST: Duration = Duration::from_millis(250);
+
+/// What all escalating starts of a node share: one of them has its bytes in flight at a time.
+#[derive(Debug)]
+pub(super) struct Escalation {
+    pace: Pace,
+    turn: turn::Turn,
+    waiting: AtomicUsize,
+}
+
+impl Default for Escalation {
+    fn default() -> Self {
+        let (turn, waiting) = Default::default();
+        Escalation { pace: Pace::from(LEAST), turn, waiting }
+    }
+}
+
+/// A start that waits for its turn.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Escalation {
+    /// Does `work` when it is its turn, which it keeps for [`LONGEST`] at most.
+    async fn in_turn<T>(&self, work: impl Future<Output = T>) -> T {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiting = Waiting(&self.waiting);
+        let work = async {
+            drop(waiting);
+            work.await
+        };
+        self.turn.take(LONGEST, work).await
+    }
+
+    /// Whether a start that has got so many bytes in its turn should let another one have its.
+    fn is_enough(&self, bytes: u64) -> bool {
+        bytes >= NEAR * self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is not served any more, or a server
+/// has enough to do. Not when the start is over: nothing tells that here.
+pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Image) {
+    let escalation = &prefetcher.escalation;
+    let left = prefetcher.settings.escalate_bytes;
+    if left == 0 {
+        return;
+    }
+    let mut known = heard.take();
+    while known.missed.is_empty() {
+        heard.more().await;
+        let more = heard.take();
+        known.touched.extend(more.touched);
+        known.missed = more.missed;
+    }
+    let begun = Instant::now();
+    let Some(ranking) = rank(image).await else { return };
+    let mut start = Start {
+        heard,
+        image,
+        escalation,
+        begun,
+        ranking,
+        left,
+        credit: 0,
+        order: Vec::new(),
+        place: 0,
+        ordered: None,
+        is_stale: true,
+        is_refused: false,
+    };
+    start.learn(known);
+    let mut gauge = Gauge::resume(&escalation.pace);
+    while start.left > 0 && !start.is_refused {
+        if start.credit == 0 {
+            heard.more().await;
+            start.listen();
+            continue;
+        }
+        let step = async {
+            gauge.pause();
+            let order = Turn { start: &mut start, bytes: 0 };
+            let hint = Purpose::Hint(&prefetcher.cache);
+            ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
+        };
+        if escalation.in_turn(step).await.is_err() {
+            // Readers who need what cannot be had will be told why.
+            return;
+        }
+        if image.blobs.strong_count() == 0 {
+            return;
+        }
+    }
+}
+
+/// Walks through the image, on a thread that may be busy for so long.
+async fn rank(image: &Image) -> Option<Ranking> {
+    let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.upgrade()?);
+    let walk = move || {
+        let position = |blob: usize, number| blobs.get(blob)?.position(number);
+        let files = Files::of(&bootstrap, position);
+        Ranking::new(files, |(blob, chunk)| blobs[blob].chunk(chunk).stored_share())
+    };
+    tokio::task::spawn_blocking(walk).await.ok()
+}
+
+/// A start that escalates.
+struct Start<'a> {
+    heard: &'a Heard,
+    image: &'a Image,
+    escalation: &'a Escalation,
+    begun: Instant,
+    ranking: Ranking,
+    /// Bytes that it may have yet, and that its misses have bought.
+    left: u64,
+    credit: u64,
+    /// Files to fetch, the next one last, and how many chunks of that were looked at.
+    order: Vec<u32>,
+    place: usize,
+    ordered: Option<Instant>,
+    /// Something was read since they were ordered.
+    is_stale: bool,
+    /// A server has enough to do.
+    is_refused: bool,
+}
+
+impl Start<'_> {
+    /// Takes in what readers did meanwhile.
+    fn listen(&mut self) {
+        let news = self.heard.take();
+        if !news.touched.is_empty() {
+            self.learn(news);
+        }
+    }
+
+    fn learn(&mut self, news: heard::News) {
+        let (scope, was_idle) = (self.ranking.scope(), self.credit == 0);
+        for place in &news.touched {
+            self.ranking.note_read(*place);
+        }
+        for place in &news.missed {
+            self.ranking.note_missed(*place);
+            let times = if self.ranking.scope() == Scope::Image { ANYWHERE } else { NEAR };
+            let full = self.escalation.pace.bytes().min(FULL);
+            self.credit = self.credit.saturating_add(times * full);
+        }
+        self.is_stale = true;
+        if !news.missed.is_empty() {
+            self.is_refused |= self.has_failed();
+        }
+        if was_idle || self.ranking.scope() != scope {
+            self.ordered = None;
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        let Some(blobs) = self.image.blobs.upgrade() else { return true };
+        let failed = |blob: &&Arc<CachedBlob>| {
+            blob.sources().iter().any(|source| source.has_failed_since(self.begun))
+        };
+        let failed = blobs.iter().find(failed);
+        if let Some(blob) = failed {
+            tracing::info!(blob = %blob.id(), "escalation ends: a server has enough to do");
+        }
+        failed.is_some()
+    }
+
+    /// The next chunk of a likely file that is missing, and its stored bytes.
+    fn next_missing(&mut self) -> Option<(ChunkAt, u64)> {
+        let blobs = self.image.blobs.upgrade()?;
+        if self.is_stale && self.ordered.is_none_or(|at| at.elapsed() > HOLDS) {
+            self.order = self.ranking.order();
+            self.order.reverse();
+            (self.place, self.ordered, self.is_stale) = (0, Some(Instant::now()), false);
+            self.is_refused |= self.has_failed();
+        }
+        while let Some(file) = self.order.last() {
+            let places = self.ranking.places(*file);
+            let Some(&(blob, chunk)) = places.get(self.place) else {
+                self.order.pop();
+                self.place = 0;
+                continue;
+            };
+            let size = blobs[blob].chunk(chunk).stored_share();
+            if size <= self.left && !blobs[blob].is_under_way(chunk) {
+                return Some(((blob, chunk), size));
+            }
+            self.place += 1;
+        }
+        None
+    }
+}
+
+/// Chunks for as long as a start's turn lasts.
+struct Turn<'a, 'b> {
+    start: &'a mut Start<'b>,
+    bytes: u64,
+}
+
+impl Iterator for Turn<'_, '_> {
+    type Item = ChunkAt;
+
+    fn next(&mut self) -> Option<ChunkAt> {
+        self.start.listen();
+        if self.start.credit == 0
+            || self.start.is_refused
+            || self.start.escalation.is_enough(self.bytes)
+        {
+            return None;
+        }
+        let next = self.start.next_missing();
+        let next = next.filter(|(_, size)| self.bytes == 0 || *size <= self.start.credit);
+        let Some((place, size)) = next.filter(|_| !self.start.is_refused) else {
+            // What is left of it buys nothing: there is nothing to buy, or a chunk that is too big.
+            self.start.credit = 0;
+            return None;
+        };
+        self.start.place += 1;
+        self.bytes += size;
+        self.start.left -= size;
+        self.start.credit = self.start.credit.saturating_sub(size);
+        Some(place)
+    }
+}

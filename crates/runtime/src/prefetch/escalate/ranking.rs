@@ -1,0 +1,323 @@
+//! Which files a start most likely reads next.
+//!
+//! A file is as likely as others of its kind in its directory were so far; where these say little, as those of its package,
+//! and then as those of its kind in the whole image. So what a start has read decides, and no table of names.
+
+use super::{
+    super::ahead::ChunkAt,
+    files::{File, Files},
+};
+
+/// How likely a file is of whose kind none was read.
+const UNSEEN: f32 = 0.002;
+
+/// How likely the rest of a file is, part of which was read.
+const BEGUN: f32 = 0.5;
+
+/// Files of a directory, of a package and of a kind that weigh as much as what is known from farther away.
+const DIRECTORY_WEIGHT: f32 = 1.0;
+const PACKAGE_WEIGHT: f32 = 2.0;
+const KIND_WEIGHT: f32 = 8.0;
+
+/// Bytes that one file more costs: half of what is in flight at 100 Mbit/s and 10 ms. Among files of this size and less, the
+/// likeliest comes first; bigger ones have to be likelier.
+const FILE_COST: f32 = 65536.0;
+
+/// Misses that a scope did not foresee, after which the next one is tried. The first miss of all is one.
+const STRAYS: u32 = 2;
+
+/// Where files are looked for. Each step needs misses that the one before did not foresee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope {
+    /// In directories in which something was missed.
+    Directories,
+    /// In their packages.
+    Packages,
+    /// In the whole image.
+    Image,
+}
+
+/// Files that were read, of so many.
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    files: f32,
+    read: f32,
+}
+
+impl Group {
+    /// How likely another one is, if `prior` is known of more of them.
+    fn likelihood(self, prior: f32, weight: f32) -> f32 {
+        (self.read + weight * prior) / (self.files + weight)
+    }
+}
+
+/// What a start has read, and what follows from it.
+#[derive(Debug)]
+pub(super) struct Ranking {
+    files: Files,
+    /// Bytes of each file, stored.
+    sizes: Vec<u64>,
+    read: Vec<bool>,
+    kinds: Vec<Group>,
+    directories: Vec<Group>,
+    packages: Vec<Group>,
+    missed_directories: Vec<bool>,
+    missed_packages: Vec<bool>,
+    scope: Scope,
+    strays: u32,
+    last_miss: ChunkAt,
+}
+
+impl Ranking {
+    /// `size` is how many stored bytes a chunk has.
+    pub(super) fn new(files: Files, size: impl Fn(ChunkAt) -> u64) -> Self {
+        let of_file =
+            |(_, file): (u32, &File)| files.places(file).iter().map(|place| size(*place)).sum();
+        let sizes = files.iter().map(of_file).collect();
+        let count = |number: fn(&File) -> u32| {
+            let mut groups: Vec<Group> = Vec::new();
+            for (_, file) in files.iter() {
+                let at = number(file) as usize;
+                if at >= groups.len() {
+                    groups.resize_with(at + 1, Group::default);
+                }
+                groups[at].files += 1.0;
+            }
+            groups
+        };
+        let flags = |number: fn(&File) -> u32| {
+            let most = files.iter().map(|(_, file)| number(file) as usize + 1).max();
+            vec![false; most.unwrap_or_default()]
+        };
+        Ranking {
+            sizes,
+            read: vec![false; files.len()],
+            kinds: count(|file| file.kind),
+            directories: count(|file| file.in_directory),
+            packages: count(|file| file.in_package),
+            missed_directories: flags(|file| file.directory),
+            missed_packages: flags(|file| file.package),
+            scope: Scope::Directories,
+            strays: 0,
+            last_miss: (0, 0),
+            files,
+        }
+    }
+
+    /// Where files are looked for at this moment.
+    pub(super) fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// A chunk was read.
+    pub(super) fn note_read(&mut self, place: ChunkAt) {
+        let Some(at) = self.files.owner(place) else { return };
+        if std::mem::replace(&mut self.read[at as usize], true) {
+            return;
+        }
+        let file = self.files.get(at);
+        self.kinds[file.kind as usize].read += 1.0;
+        self.directories[file.in_directory as usize].read += 1.0;
+        self.packages[file.in_package as usize].read += 1.0;
+    }
+
+    /// It was neither here nor on its way.
+    pub(super) fn note_missed(&mut self, place: ChunkAt) {
+        self.last_miss = place;
+        let Some(at) = self.files.owner(place) else { return };
+        if !self.is_in_scope(self.files.get(at)) {
+            self.strays += 1;
+        }
+        if self.strays >= STRAYS && self.scope < Scope::Image {
+            self.strays = 0;
+            self.scope = match self.scope {
+                Scope::Directories => Scope::Packages,
+                Scope::Packages | Scope::Image => Scope::Image,
+            };
+        }
+        let file = self.files.get(at);
+        self.missed_directories[file.directory as usize] = true;
+        self.missed_packages[file.package as usize] = true;
+    }
+
+    fn is_in_scope(&self, file: &File) -> bool {
+        match self.scope {
+            Scope::Directories => self.missed_directories[file.directory as usize],
+            Scope::Packages => self.missed_packages[file.package as usize],
+            Scope::Image => true,
+        }
+    }
+
+    fn likelihood(&self, at: u32, file: &File) -> f32 {
+        if self.read[at as usize] {
+            return BEGUN;
+        }
+        let of_kind = self.kinds[file.kind as usize].likelihood(UNSEEN, KIND_WEIGHT);
+        let in_package =
+            self.packages[file.in_package as usize].likelihood(of_kind, PACKAGE_WEIGHT);
+        self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
+    }
+
+    /// The files in scope, likeliest first for what they cost. Those about as likely are in the order in which they are stored,
+    /// from the last miss on, so that many of them are one request.
+    pub(super) fn order(&self) -> Vec<u32> {
+        let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));
+        let ranked = in_scope.map(|(at, file)| {
+            let cost = self.sizes[at as usize] as f32 + FILE_COST;
+            let score = self.likelihood(at, file) * FILE_COST / cost;
+            // Twice as likely is one step: -log2, at least 0.
+            let step = (-score.log2()).max(0.0) as u32;
+            (step, self.distance(file), at)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, _, at)| at).collect()
+    }
+
+    /// How far a file is from the last miss: in blobs, and in chunks. Programs read on rather than back, so what follows is twice
+    /// as near as what comes before.
+    fn distance(&self, file: &File) -> (usize, usize) {
+        let (blob, chunk) = self.files.places(file).first().copied().unwrap_or_default();
+        let (last_blob, last) = self.last_miss;
+        match blob == last_blob {
+            true if chunk >= last => (0, 2 * (chunk - last)),
+            true => (0, 4 * (last - chunk) + 1),
+            false => (1 + blob, chunk),
+        }
+    }
+
+    /// The chunks of a file.
+    pub(super) fn places(&self, file: u32) -> &[ChunkAt] {
+        self.files.places(self.files.get(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lazuli_image::rafs::Bootstrap;
+    use lazuli_testkit::packed;
+
+    use super::*;
+
+    /// An image of files whose content is their path.
+    struct Example {
+        ranking: Ranking,
+        paths: Vec<String>,
+    }
+
+    impl Example {
+        fn of(paths: &[&str]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            for path in paths {
+                let file = directory.path().join(path);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, path).unwrap();
+            }
+            let packed = packed::pack(directory.path()).unwrap();
+            let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
+            let files = Files::of(&bootstrap, |_, number| Some(number as usize));
+            let chunk_of = |path: &str| {
+                let find =
+                    |nid, name: &str| bootstrap.lookup(nid, name.as_bytes()).unwrap().unwrap();
+                let nid = path.split('/').fold(bootstrap.root(), find);
+                let (chunk, _) = bootstrap.chunks(nid).unwrap().next().unwrap().unwrap();
+                files.owner((0, chunk.number as usize)).unwrap()
+            };
+            let mut named: Vec<_> = paths.iter().map(|path| (chunk_of(path), *path)).collect();
+            named.sort_unstable();
+            let paths = named.into_iter().map(|(_, path)| path.to_owned()).collect();
+            Example { ranking: Ranking::new(files, |_| 100), paths }
+        }
+
+        fn read(&mut self, path: &str) -> ChunkAt {
+            let at = self.paths.iter().position(|known| known == path).unwrap() as u32;
+            let place = self.ranking.places(at)[0];
+            self.ranking.note_read(place);
+            place
+        }
+
+        fn miss(&mut self, path: &str) {
+            let place = self.read(path);
+            self.ranking.note_missed(place);
+        }
+
+        /// What would be fetched, without what was read.
+        fn order(&self) -> Vec<&str> {
+            let unread = |at: &u32| !self.ranking.read[*at as usize];
+            let order = self.ranking.order().into_iter().filter(unread);
+            order.map(|at| self.paths[at as usize].as_str()).collect()
+        }
+    }
+
+    const FILES: [&str; 9] = [
+        "usr/lib/app/core/a.pyc",
+        "usr/lib/app/core/b.pyc",
+        "usr/lib/app/core/notes.txt",
+        "usr/lib/app/more/c.pyc",
+        "usr/lib/other/d.pyc",
+        "usr/share/doc/e.txt",
+        "usr/share/doc/f.txt",
+        "usr/share/doc/g.txt",
+        "var/x",
+    ];
+
+    #[test]
+    fn the_first_miss_brings_its_directory_and_its_kind_first() {
+        let mut example = Example::of(&FILES);
+        assert!(example.order().is_empty(), "nothing was missed");
+        example.miss(FILES[0]);
+        assert_eq!(example.ranking.scope(), Scope::Directories);
+        assert_eq!(example.order(), [FILES[1], FILES[2]]);
+    }
+
+    #[test]
+    fn misses_that_were_not_foreseen_widen_the_scope() {
+        let mut example = Example::of(&FILES);
+        example.miss(FILES[0]);
+        // This one was.
+        example.miss(FILES[1]);
+        assert_eq!(example.ranking.scope(), Scope::Directories);
+        example.miss(FILES[3]);
+        assert_eq!(example.ranking.scope(), Scope::Packages);
+        example.miss(FILES[4]);
+        assert_eq!(example.ranking.scope(), Scope::Packages);
+        example.miss(FILES[5]);
+        assert_eq!(example.ranking.scope(), Scope::Image);
+        assert!(example.order().contains(&FILES[8]));
+    }
+
+    #[test]
+    fn what_was_read_of_a_kind_decides_what_is_likely() {
+        let mut example = Example::of(&FILES);
+        for path in [FILES[8], FILES[5], FILES[0], FILES[1], FILES[4]] {
+            example.miss(path);
+        }
+        assert_eq!(example.ranking.scope(), Scope::Image);
+        let order = example.order();
+        let at = |path: &str| order.iter().position(|known| *known == path).unwrap();
+        assert!(at(FILES[3]) < at(FILES[2]), "{order:?}");
+        assert!(at(FILES[6]) < at(FILES[2]), "{order:?}");
+        // Hits count as well as misses: they say what the start reads.
+        let at = example.paths.iter().position(|path| path == FILES[6]).unwrap() as u32;
+        let likelihood =
+            |example: &Example| example.ranking.likelihood(at, example.ranking.files.get(at));
+        let before = likelihood(&example);
+        example.read(FILES[7]);
+        assert!(likelihood(&example) > before);
+    }
+
+    #[test]
+    fn a_large_file_has_to_be_likelier() {
+        let example = |size: u64| {
+            let mut example = Example::of(&["usr/lib/a/1", "usr/lib/a/2", "usr/lib/a/3"]);
+            example.miss("usr/lib/a/1");
+            let large = example.paths.iter().position(|path| path == "usr/lib/a/2").unwrap();
+            example.ranking.sizes[large] = size;
+            example.order().first().map(|path| (*path).to_owned())
+        };
+        assert_eq!(example(100).unwrap(), "usr/lib/a/2");
+        assert_eq!(example(10 << 20).unwrap(), "usr/lib/a/3");
+    }
+}

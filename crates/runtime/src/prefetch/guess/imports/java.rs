@@ -1,0 +1,115 @@
+//! What a Java archive says of itself: the archives that it needs.
+
+use std::io::Read as _;
+
+use flate2::read::DeflateDecoder;
+
+use super::{
+    super::paths::{Found, Paths},
+    Import,
+};
+
+/// Most bytes of a manifest.
+const MANIFEST: u64 = 64 << 10;
+
+/// Where it is, mostly the first or second file of the archive.
+const NAME: &[u8] = b"META-INF/MANIFEST.MF";
+
+/// Bytes of the header that ZIP has before each file, and how it begins.
+const HEADER: usize = 30;
+const MAGIC: &[u8] = b"PK\x03\x04";
+
+/// Files of an archive that are looked at.
+const FILES: usize = 16;
+
+/// The `Class-Path` of the manifest of an archive, of which the first bytes are given.
+pub(super) fn needed(archive: &[u8]) -> Vec<Vec<u8>> {
+    let manifest = manifest(archive).unwrap_or_default();
+    // Lines have 72 bytes; what is longer goes on after a blank.
+    let text = String::from_utf8_lossy(&manifest).replace("\r\n", "\n").replace("\n ", "");
+    let paths = text.lines().find_map(|line| line.strip_prefix("Class-Path:"));
+    let paths = paths.unwrap_or_default().split_ascii_whitespace();
+    paths.take(FILES * FILES).map(|path| path.as_bytes().to_vec()).collect()
+}
+
+/// The archives that an archive names.
+pub(super) fn follow_archive(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    file: &Found,
+    bytes: &[u8],
+) -> Vec<Import> {
+    let names = needed(bytes);
+    names.iter().filter_map(|name| paths.file(file.directory(), name)).map(Import::Module).collect()
+}
+
+/// The archives of a class path.
+pub(super) fn class_path(paths: &mut Paths<'_, impl AsRef<[u8]>>, list: &[u8]) -> Vec<Import> {
+    let mut found = Vec::new();
+    for entry in list.split(|byte| *byte == b':') {
+        match entry.ends_with(b"/*") {
+            true => found.extend(paths.matching(&[entry, b".jar"].concat())),
+            false => found.extend(paths.file(b"/", entry)),
+        }
+    }
+    found.into_iter().map(Import::Module).collect()
+}
+
+fn manifest(archive: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = archive;
+    for _ in 0..FILES {
+        let header = rest.get(..HEADER).filter(|header| header.starts_with(MAGIC))?;
+        let short = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        let stored = u32::from_le_bytes(header[18..22].try_into().ok()?) as usize;
+        let (method, name, extra) = (short(8), short(26), short(28));
+        let data = rest.get(HEADER + name + extra..)?;
+        if rest.get(HEADER..HEADER + name)? == NAME {
+            let mut manifest = Vec::new();
+            return match method {
+                0 => data.get(..stored.min(MANIFEST as usize)).map(<[u8]>::to_vec),
+                8 => {
+                    // What is cut off at its end has said enough.
+                    let read = DeflateDecoder::new(data).take(MANIFEST).read_to_end(&mut manifest);
+                    (read.is_ok() || !manifest.is_empty()).then_some(manifest)
+                }
+                _ => None,
+            };
+        }
+        rest = data.get(stored..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::DeflateEncoder};
+
+    use super::*;
+
+    fn entry(name: &str, method: u16, data: &[u8]) -> Vec<u8> {
+        let mut header = [MAGIC, &[0; 4], &method.to_le_bytes(), &[0; 8]].concat();
+        header.extend((data.len() as u32).to_le_bytes());
+        header.extend([0; 4]);
+        header.extend((name.len() as u16).to_le_bytes());
+        header.extend([0; 2]);
+        [&header, name.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn the_class_path_of_an_archive_is_found_wherever_it_goes_on() {
+        let manifest =
+            b"Manifest-Version: 1.0\r\nClass-Path: lib/a.jar li\r\n b/b.jar\r\nMain-Class: A\r\n";
+        let mut deflated = DeflateEncoder::new(Vec::new(), Compression::default());
+        deflated.write_all(manifest).unwrap();
+        let deflated = deflated.finish().unwrap();
+        for (method, data) in [(0, &manifest[..]), (8, &deflated)] {
+            let archive = [entry("META-INF/", 0, b""), entry("META-INF/MANIFEST.MF", method, data)];
+            assert_eq!(needed(&archive.concat()), [&b"lib/a.jar"[..], b"lib/b.jar"]);
+        }
+        let other = entry("A.class", 0, b"x");
+        assert!(needed(&other).is_empty());
+        let archive = entry("META-INF/MANIFEST.MF", 8, &deflated);
+        (0..archive.len()).for_each(|len| drop(needed(&archive[..len])));
+    }
+}

@@ -1,0 +1,75 @@
+//! Modules of JavaScript, as Node.js finds them: beside the one that names them, or in packages.
+
+use super::{
+    super::paths::{Found, Paths},
+    Import, Imports, ancestors, import, text,
+};
+
+impl Imports {
+    pub(super) fn follow_javascript(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        file: &Found,
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        let mut found = Vec::new();
+        for name in text::javascript(bytes) {
+            if name.starts_with(b"./") || name.starts_with(b"../") || name.starts_with(b"/") {
+                found.extend(javascript_module(paths, file.directory(), &name));
+                continue;
+            }
+            let package = package_of(&name);
+            let above = ancestors(file.directory()).map(|path| [path, b"/node_modules"].concat());
+            let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
+            let has = |place: &&Vec<u8>| paths.directory(place, package).is_some();
+            if let Some(place) = places.iter().find(has) {
+                found.extend(javascript_module(paths, place, &name));
+            }
+        }
+        found
+    }
+
+    /// The entry of a package of npm, from its `package.json`.
+    pub(super) fn follow_package(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        file: &Found,
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        let package: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let exports = match &package["exports"][".".to_owned()] {
+            serde_json::Value::Null => &package["exports"],
+            exports => exports,
+        };
+        let conditions = ["node", "require", "import", "default"].map(|name| &exports[name]);
+        let deeper = conditions.map(|value| &value["default"]);
+        let named = [&package["main"], exports].into_iter().chain(conditions).chain(deeper);
+        let mut found = Vec::new();
+        for name in named.filter_map(serde_json::Value::as_str) {
+            found.extend(javascript_module(paths, file.directory(), name.as_bytes()));
+        }
+        if found.is_empty() {
+            found.extend(javascript_module(paths, file.directory(), b"index"));
+        }
+        found
+    }
+}
+
+/// The module `name` in `directory`, as Node.js looks for it.
+fn javascript_module(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    directory: &[u8],
+    name: &[u8],
+) -> Option<Import> {
+    const FILES: [&[u8]; 6] = [b"", b".js", b".json", b".node", b".mjs", b".cjs"];
+    const DIRECTORIES: [&[u8]; 2] = [b"/package.json", b"/index.js"];
+    let mut endings = FILES.iter().chain(&DIRECTORIES);
+    endings.find_map(|ending| paths.file(directory, &[name, ending].concat())).map(import)
+}
+
+/// The package that a module of npm is in: `@a/b/c` in `@a/b`.
+fn package_of(name: &[u8]) -> &[u8] {
+    let parts = if name.starts_with(b"@") { 2 } else { 1 };
+    let mut slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+    slashes.nth(parts - 1).map_or(name, |(at, _)| &name[..at])
+}

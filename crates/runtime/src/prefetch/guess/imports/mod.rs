@@ -1,0 +1,272 @@
+//! What scripts and modules load with them: the closure of what they import, as each language's interpreter looks for it.
+//!
+//! ```text
+//! interpreter ─▶ roots ─┐
+//! module ─▶ names ──────┴─▶ files ─▶ modules ─▶ …
+//! ```
+//!
+//! Nothing is run, so what is imported under a condition counts, too, and what is named by data does not, unless it is a text
+//! that names a module.
+
+mod erlang;
+mod java;
+mod javascript;
+mod pyc;
+mod python;
+mod r;
+mod scripts;
+mod shell;
+mod text;
+
+use super::paths::{Found, Paths, matches};
+
+pub(super) use self::shell::{Script, Started, run as shell};
+
+/// A language whose modules name others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Language {
+    Python,
+    JavaScript,
+    Ruby,
+    Perl,
+    Php,
+    R,
+    Erlang,
+    Java,
+}
+
+/// Interpreters by their real names, and where they look for modules: `$DIR` is their directory and `$NAME` their name. What the image
+/// does not have is left out.
+const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
+    (
+        "python*",
+        Language::Python,
+        &[
+            "$DIR/../lib/$NAME",
+            "$DIR/../lib/$NAME/lib-dynload",
+            "$DIR/../local/lib/$NAME/dist-packages",
+            "$DIR/../lib/$NAME/site-packages",
+            "$DIR/../lib/python3/dist-packages",
+        ],
+    ),
+    (
+        "pypy*",
+        Language::Python,
+        &[
+            "$DIR/../lib/$NAME",
+            "$DIR/../lib/$NAME/site-packages",
+            "$DIR/../lib-python/3",
+            "$DIR/../local/lib/$NAME/dist-packages",
+            "$DIR/../lib/pypy3/dist-packages",
+            "$DIR/../lib/python3/dist-packages",
+        ],
+    ),
+    (
+        "node*",
+        Language::JavaScript,
+        &["/usr/share/nodejs", "/usr/lib/nodejs", "$DIR/../lib/node_modules"],
+    ),
+    (
+        "ruby*",
+        Language::Ruby,
+        &[
+            "$DIR/../lib/ruby/vendor_ruby",
+            "$DIR/../lib/ruby/site_ruby/*",
+            "$DIR/../lib/ruby/*",
+            "$DIR/../lib/*/ruby/*",
+            "$DIR/../lib/*/ruby/vendor_ruby/*",
+            "$DIR/../lib/ruby/*/*-linux*",
+            "$DIR/../lib/ruby/gems/*/gems/*/lib",
+            "$DIR/../bundle/ruby/*/gems/*/lib",
+            "$DIR/../bundle/gems/*/lib",
+            "/usr/share/rubygems-integration/*/gems/*/lib",
+            "/var/lib/gems/*/gems/*/lib",
+        ],
+    ),
+    (
+        "perl*",
+        Language::Perl,
+        &[
+            "/etc/perl",
+            "$DIR/../local/lib/*/perl/*",
+            "$DIR/../local/share/perl/*",
+            "$DIR/../lib/*/perl5/*",
+            "$DIR/../share/perl5",
+            "$DIR/../lib/*/perl-base",
+            "$DIR/../lib/*/perl/*",
+            "$DIR/../share/perl/*",
+            "$DIR/../lib/perl5/**",
+        ],
+    ),
+    ("php*", Language::Php, &[]),
+    (
+        "R",
+        Language::R,
+        &[
+            "$DIR/../../library",
+            "$DIR/../../site-library",
+            "/usr/lib/R/site-library",
+            "/usr/local/lib/R/site-library",
+        ],
+    ),
+    ("erlexec", Language::Erlang, &["$DIR/../.."]),
+    ("java", Language::Java, &[]),
+];
+
+/// A program at work whose modules can be followed.
+#[derive(Debug)]
+pub(super) struct Imports {
+    language: Language,
+    /// Directories in which modules are looked for, in order.
+    roots: Vec<Vec<u8>>,
+}
+
+/// What an import leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Import {
+    /// A module, which may import others.
+    Module(Found),
+    /// A library, with libraries of its own.
+    Library(Found),
+    /// Something else that is read.
+    Data(Found),
+}
+
+impl Imports {
+    /// Those of `interpreter`, whose script is in one of the directories `applications`; `more` are directories that its environment
+    /// names.
+    pub(super) fn of(
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        interpreter: &Found,
+        applications: &[Vec<u8>],
+        more: &[u8],
+    ) -> Option<Self> {
+        let is_it =
+            |(name, ..): &&(&str, Language, &[&str])| matches(name.as_bytes(), interpreter.name());
+        let (_, language, patterns) = INTERPRETERS.iter().find(is_it)?;
+        let mut roots = applications.to_vec();
+        if *language == Language::Perl || *language == Language::Ruby {
+            roots.extend(applications.iter().map(|path| [path, &b"/lib"[..]].concat()));
+        }
+        let named = more.split(|byte| *byte == b':').filter(|path| path.starts_with(b"/"));
+        roots.extend(named.map(<[u8]>::to_vec));
+        for pattern in *patterns {
+            let fill = |part: &str| match part {
+                "$DIR" => interpreter.directory().to_vec(),
+                "$NAME" => interpreter.name().to_vec(),
+                part => part.into(),
+            };
+            let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
+            roots.extend(paths.directories(&pattern));
+        }
+        Some(Imports { language: *language, roots })
+    }
+
+    /// The same for `language` with nothing but a directory: what a server runs.
+    pub(super) fn within(language: Language, directory: &[u8]) -> Self {
+        Imports { language, roots: vec![directory.to_vec()] }
+    }
+
+    /// What follows from the module `file`, whose beginning is `bytes`.
+    pub(super) fn follow(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        file: &Found,
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        match self.language {
+            Language::Python => self.follow_python(paths, file, bytes),
+            Language::JavaScript if file.name() == b"package.json" => {
+                self.follow_package(paths, file, bytes)
+            }
+            Language::JavaScript => self.follow_javascript(paths, file, bytes),
+            Language::Ruby => self.follow_ruby(paths, file, bytes),
+            Language::Perl => self.follow_perl(paths, bytes),
+            Language::Php => self.follow_php(paths, file, bytes),
+            Language::R if file.name() == b"DESCRIPTION" => {
+                text::r_needs(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
+            }
+            Language::R => self.follow_r(paths, bytes),
+            Language::Erlang => self.follow_boot(paths, bytes),
+            Language::Java => java::follow_archive(paths, file, bytes),
+        }
+    }
+
+    /// What follows from the words of a command: modules that they name, and text that is given as one.
+    pub(super) fn follow_words(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        words: &[Vec<u8>],
+        file: &Found,
+    ) -> Vec<Import> {
+        let mut found = Vec::new();
+        let mut before: &[u8] = b"";
+        for word in words {
+            found.extend(match (self.language, before) {
+                (Language::Python, b"-c")
+                | (Language::Perl | Language::Ruby | Language::R, b"-e") => {
+                    self.follow(paths, file, word)
+                }
+                (Language::Python, b"-m") => self.python_program(paths, word),
+                (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
+                (Language::Erlang, b"-boot") => {
+                    let boot = paths.file(b"/", &[&word[..], b".boot"].concat());
+                    boot.into_iter().map(Import::Module).collect()
+                }
+                (Language::Java, b"-cp" | b"-classpath" | b"--class-path") => {
+                    java::class_path(paths, word)
+                }
+                (Language::Python, _) if !word.starts_with(b"-") => self.python_word(paths, word),
+                _ => Vec::new(),
+            });
+            before = word;
+        }
+        if self.language == Language::R {
+            found.extend(r::BASE.iter().flat_map(|name| self.r_package(paths, name)));
+        }
+        found
+    }
+}
+
+/// A file by what its name says it is.
+fn import(file: Found) -> Import {
+    const MODULES: [&[u8]; 8] =
+        [b".js", b".mjs", b".cjs", b".rb", b".pm", b".php", b".inc", b"package.json"];
+    if file.name().ends_with(b".so") || file.name().ends_with(b".node") {
+        Import::Library(file)
+    } else if MODULES.iter().any(|ending| file.name().ends_with(ending)) {
+        Import::Module(file)
+    } else {
+        Import::Data(file)
+    }
+}
+
+/// A directory and those above it, without the root.
+fn ancestors(directory: &[u8]) -> impl Iterator<Item = &[u8]> {
+    fn above<'a>(path: &&'a [u8]) -> Option<&'a [u8]> {
+        let slash = path.iter().rposition(|byte| *byte == b'/')?;
+        (slash > 0).then(|| &path[..slash])
+    }
+    std::iter::successors(Some(directory), above)
+}
+
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    use super::{Script, Started, erlang, java, pyc, shell, text};
+
+    /// Every parser of modules over the same bytes.
+    pub fn imports(bytes: &[u8]) {
+        pyc::module(bytes);
+        text::python(bytes);
+        text::javascript(bytes);
+        text::ruby(bytes);
+        text::php(bytes);
+        text::perl(bytes);
+        text::r(bytes);
+        text::r_needs(bytes);
+        erlang::boot(bytes);
+        java::needed(bytes);
+        let started = Started { path: b"/bin/script", arguments: &[], environment: &[] };
+        shell::run(bytes, started, &mut Script::default());
+    }
+}

@@ -1,0 +1,284 @@
+//! Modules that compiled Python names: constants and names of a module's own code, from CPython's marshal format.
+//!
+//! What is imported when a module is loaded is in the code of the module itself; what its functions import comes when they
+//! are called, and is not looked at. The names of that code are those of modules, of what is taken from them, and of
+//! attributes. Which of them are modules is for the image to say.
+
+use std::ops::Range;
+
+/// Objects below each other. CPython's own limit is 2000; constants of real modules are 5 deep.
+const DEPTH: usize = 32;
+
+/// Objects of one file.
+const OBJECTS: usize = 1 << 16;
+
+/// Bytes before the code: magic number, flags, time and size of the source, or a hash of it.
+const HEADER: usize = 16;
+
+/// How CPython stores code objects: which numbers and objects are before the names, and after them.
+#[derive(Clone, Copy)]
+struct Layout {
+    numbers: usize,
+    objects_after_names: usize,
+    objects_at_the_end: usize,
+}
+
+/// From 3.8 on.
+const OLD: Layout = Layout { numbers: 6, objects_after_names: 5, objects_at_the_end: 1 };
+
+/// From 3.11 on.
+const NEW: Layout = Layout { numbers: 5, objects_after_names: 5, objects_at_the_end: 2 };
+
+/// The magic numbers of 3.8, of 3.11, and of what is not known yet.
+const FIRST_OLD: u16 = 3400;
+const FIRST_NEW: u16 = 3450;
+const UNKNOWN: u16 = 4000;
+
+/// What is of interest in an object.
+#[derive(Clone, Debug)]
+enum Object {
+    Text(Range<usize>),
+    List(Vec<Object>),
+    Number(i32),
+    Code { constants: Box<Object>, names: Box<Object> },
+    Other,
+}
+
+/// What a module's own code names.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Module {
+    /// Of modules and other things, in the order of their first use.
+    pub(super) names: Vec<Vec<u8>>,
+    /// Texts among the constants, also those that are taken from modules.
+    pub(super) texts: Vec<Vec<u8>>,
+    /// Up to how many packages above it relative imports may lead.
+    pub(super) level: usize,
+}
+
+/// Reads a `.pyc` file; `None` if it is none of a version that is known.
+pub(super) fn module(file: &[u8]) -> Option<Module> {
+    let magic = u16::from_le_bytes(*file.first_chunk()?);
+    if file.get(2..4)? != b"\r\n" || !(FIRST_OLD..UNKNOWN).contains(&magic) {
+        return None;
+    }
+    let layout = if magic < FIRST_NEW { OLD } else { NEW };
+    let mut reader = Reader { bytes: file, at: HEADER, layout, known: Vec::new(), left: OBJECTS };
+    let Object::Code { constants, names } = reader.object(DEPTH)? else { return None };
+    let mut module = Module::default();
+    if let Object::List(names) = *names {
+        module.names = names.iter().filter_map(|name| name.text(file)).collect();
+    }
+    if let Object::List(constants) = *constants {
+        constants.iter().for_each(|constant| module.note(constant, file));
+    }
+    Some(module)
+}
+
+impl Module {
+    fn note(&mut self, constant: &Object, file: &[u8]) {
+        match constant {
+            Object::Text(_) => self.texts.extend(constant.text(file)),
+            Object::List(list) => list.iter().for_each(|constant| self.note(constant, file)),
+            // The level of a relative import is a constant, too.
+            Object::Number(number @ 1..=4) => self.level = self.level.max(*number as usize),
+            _ => {}
+        }
+    }
+}
+
+impl Object {
+    fn text(&self, file: &[u8]) -> Option<Vec<u8>> {
+        let Object::Text(range) = self else { return None };
+        file.get(range.clone()).map(<[u8]>::to_vec)
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    layout: Layout,
+    /// Objects that later ones refer to.
+    known: Vec<Object>,
+    /// What is left of [`OBJECTS`].
+    left: usize,
+}
+
+impl Reader<'_> {
+    fn take(&mut self, count: usize) -> Option<Range<usize>> {
+        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len())?;
+        let taken = self.at..end;
+        self.at = end;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let at = self.take(1)?.start;
+        Some(self.bytes[at])
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        let range = self.take(4)?;
+        Some(u32::from_le_bytes(self.bytes[range].try_into().ok()?))
+    }
+
+    fn list(&mut self, count: usize, depth: usize) -> Option<Object> {
+        let mut list = Vec::new();
+        for _ in 0..count {
+            list.push(self.object(depth)?);
+        }
+        Some(Object::List(list))
+    }
+
+    fn object(&mut self, depth: usize) -> Option<Object> {
+        /// Of a type: later objects refer to this one.
+        const KEPT: u8 = 0x80;
+        let depth = depth.checked_sub(1)?;
+        self.left = self.left.checked_sub(1)?;
+        let kind = self.byte()?;
+        // Containers have their number before what is in them.
+        let kept = (kind & KEPT != 0).then_some(self.known.len());
+        if kept.is_some() {
+            self.known.push(Object::Other);
+        }
+        let object = self.value(kind & !KEPT, depth)?;
+        if let Some(at) = kept {
+            self.known[at] = object.shallow();
+        }
+        Some(object)
+    }
+
+    fn value(&mut self, kind: u8, depth: usize) -> Option<Object> {
+        Some(match kind {
+            b'0' | b'N' | b'F' | b'T' | b'S' | b'.' => Object::Other,
+            b'i' => Object::Number(self.number()?.cast_signed()),
+            b'g' => self.skip(8)?,
+            b'y' => self.skip(16)?,
+            b'l' => {
+                let digits = self.number()?.cast_signed().unsigned_abs() as usize;
+                self.skip(digits.checked_mul(2)?)?
+            }
+            b's' => {
+                let len = self.number()? as usize;
+                self.skip(len)?
+            }
+            b't' | b'u' | b'a' | b'A' => {
+                let len = self.number()? as usize;
+                Object::Text(self.take(len)?)
+            }
+            b'z' | b'Z' => {
+                let len = self.byte()?.into();
+                Object::Text(self.take(len)?)
+            }
+            b')' => {
+                let count = self.byte()?.into();
+                self.list(count, depth)?
+            }
+            b'(' | b'[' | b'<' | b'>' => {
+                let count = self.number()? as usize;
+                self.list(count, depth)?
+            }
+            b':' => self.list(3, depth)?,
+            b'c' => self.code(depth)?,
+            b'r' => {
+                let at = self.number()? as usize;
+                self.known.get(at)?.clone()
+            }
+            _ => return None,
+        })
+    }
+
+    fn skip(&mut self, count: usize) -> Option<Object> {
+        self.take(count).map(|_| Object::Other)
+    }
+
+    fn code(&mut self, depth: usize) -> Option<Object> {
+        self.take(4 * self.layout.numbers)?;
+        self.object(depth)?;
+        let constants = Box::new(self.object(depth)?);
+        let names = Box::new(self.object(depth)?);
+        for _ in 0..self.layout.objects_after_names {
+            self.object(depth)?;
+        }
+        self.take(4)?;
+        for _ in 0..self.layout.objects_at_the_end {
+            self.object(depth)?;
+        }
+        Some(Object::Code { constants, names })
+    }
+}
+
+impl Object {
+    /// What later references to it are worth: texts and numbers. A list of lists of references could stand for gigabytes.
+    fn shallow(&self) -> Object {
+        match self {
+            Object::Text(_) | Object::Number(_) => self.clone(),
+            _ => Object::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `import os.path`, `from . import own`, and a function, as CPython 3.11 compiles them.
+    fn compiled() -> Vec<u8> {
+        let text = |text: &str| [&[b'z' | 0x80, text.len() as u8], text.as_bytes()].concat();
+        let list = |items: &[Vec<u8>]| [vec![b')', items.len() as u8], items.concat()].concat();
+        let number = |number: u32| [vec![b'i'], number.to_le_bytes().to_vec()].concat();
+        let bytes = |bytes: &[u8]| {
+            [vec![b's'], (bytes.len() as u32).to_le_bytes().to_vec(), bytes.to_vec()].concat()
+        };
+        let code = |constants: Vec<u8>, names: Vec<u8>| {
+            [
+                vec![b'c' | 0x80],
+                [0_u8; 20].to_vec(),
+                bytes(b"\x97\0"),
+                constants,
+                names,
+                list(&[]),
+                bytes(b""),
+                text("a.py"),
+                text("<module>"),
+                text("<module>"),
+                1_u32.to_le_bytes().to_vec(),
+                bytes(b""),
+                bytes(b""),
+            ]
+            .concat()
+        };
+        let function = code(list(&[vec![b'N']]), list(&[text("later")]));
+        let constants = list(&[number(0), vec![b'N'], number(1), list(&[text("own")]), function]);
+        // The code itself is the first that is kept, `own` the second.
+        let own = [vec![b'r'], 1_u32.to_le_bytes().to_vec()].concat();
+        let module = code(constants, list(&[text("os.path"), own]));
+        [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &module].concat()
+    }
+
+    #[test]
+    fn a_module_names_what_it_imports_and_not_what_its_functions_do() {
+        let module = module(&compiled()).unwrap();
+        assert_eq!(module.names, [b"os.path".to_vec(), b"own".to_vec()]);
+        assert_eq!(module.texts, [b"own"]);
+        assert_eq!(module.level, 1);
+    }
+
+    #[test]
+    fn what_ends_early_or_is_of_another_version_is_no_module() {
+        let whole = compiled();
+        for len in 0..whole.len() {
+            assert_eq!(module(&whole[..len]), None, "{len} bytes");
+        }
+        let other = [&336_u16.to_le_bytes()[..], &whole[2..]].concat();
+        assert_eq!(module(&other), None);
+    }
+
+    #[test]
+    fn lists_within_lists_end() {
+        let deep =
+            [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &[b')', 1].repeat(4096)].concat();
+        assert_eq!(module(&deep), None);
+        let wide = [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], b"(", &[0xff; 4]].concat();
+        assert_eq!(module(&wide), None);
+    }
+}

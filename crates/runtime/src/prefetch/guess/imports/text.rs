@@ -1,0 +1,213 @@
+//! What scripts name as text: words after `import` and `require`, quoted paths.
+
+/// Names that are taken from one file.
+const NAMES: usize = 1024;
+
+/// Longest name or path of interest.
+const LONGEST: usize = 256;
+
+/// Python's imports outside of functions: `a.b`, `.c`, and what is taken from them behind them.
+pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    // How far the function is indented whose lines are passed over.
+    let mut function: Option<usize> = None;
+    for line in source.split(|byte| *byte == b'\n') {
+        let indent = line.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        let line = &line[indent..];
+        if line.is_empty() || function.is_some_and(|function| indent > function) {
+            continue;
+        }
+        function = (line.starts_with(b"def ") || line.starts_with(b"async def ")).then_some(indent);
+        let words = line.split(|byte| byte.is_ascii_whitespace() || b",();".contains(byte));
+        let mut words = words.filter(|word| !word.is_empty()).take_while(|word| word[0] != b'#');
+        match words.next() {
+            Some(b"import") => {
+                let mut is_alias = false;
+                names.extend(words.filter(|word| {
+                    let is_name = !std::mem::replace(&mut is_alias, *word == b"as");
+                    is_name && *word != b"as"
+                }));
+            }
+            Some(b"from") => {
+                let Some(module) = words.next() else { continue };
+                names.push(module);
+                names.extend(words.filter(|word| !matches!(*word, b"import" | b"as" | b"*")));
+            }
+            _ => {}
+        }
+    }
+    bounded(names)
+}
+
+/// Quoted words of a script that `keep` wants, which is given what is on the line before, and the word.
+pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    for line in source.split(|byte| *byte == b'\n') {
+        let mut at = 0;
+        while let Some(open) = line[at..].iter().position(|byte| b"\"'`".contains(byte)) {
+            let open = at + open;
+            let rest = &line[open + 1..];
+            let Some(len) = rest.iter().position(|byte| *byte == line[open]) else { break };
+            let word = &rest[..len];
+            if !word.is_empty() && keep(line[..open].trim_ascii(), word) {
+                names.push(word);
+            }
+            at = open + len + 2;
+            if at > line.len() || names.len() > NAMES {
+                break;
+            }
+        }
+    }
+    bounded(names)
+}
+
+/// JavaScript: what is required or imported.
+pub(super) fn javascript(source: &[u8]) -> Vec<Vec<u8>> {
+    quoted(source, |before, _| {
+        let before = before.strip_suffix(b"(").unwrap_or(before).trim_ascii_end();
+        [&b"require"[..], b"import", b"from"].iter().any(|word| before.ends_with(word))
+    })
+}
+
+/// Ruby: what is required, also later.
+pub(super) fn ruby(source: &[u8]) -> Vec<Vec<u8>> {
+    const WORDS: [&[u8]; 4] = [b"require", b"require_relative", b"load", b"autoload"];
+    quoted(source, |before, _| {
+        let before = before.strip_suffix(b"(").unwrap_or(before);
+        let mut words = before.split(|byte| byte.is_ascii_whitespace() || b"(.;".contains(byte));
+        words.any(|word| WORDS.contains(&word))
+    })
+}
+
+/// PHP: whatever looks like a script.
+pub(super) fn php(source: &[u8]) -> Vec<Vec<u8>> {
+    const ENDINGS: [&[u8]; 3] = [b".php", b".inc", b".phtml"];
+    quoted(source, |_, word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
+}
+
+/// Perl: modules that are used or required, as paths.
+pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    for line in source.split(|byte| *byte == b'\n') {
+        let line = line.trim_ascii_start();
+        if matches!(line, b"__END__" | b"__DATA__") {
+            break;
+        }
+        let split = |byte: &u8| byte.is_ascii_whitespace() || b"\"'(){};,[]".contains(byte);
+        let mut words = line.split(split).filter(|word| !word.is_empty());
+        match words.next() {
+            Some(b"use" | b"require") => {}
+            _ => continue,
+        }
+        let Some(first) = words.next() else { continue };
+        names.push(path_of_perl(first));
+        if matches!(first, b"parent" | b"base" | b"Mojo::Base") {
+            names.extend(words.filter(|word| *word != b"qw").map(path_of_perl));
+        }
+    }
+    bounded(names.iter().flatten().map(Vec::as_slice).collect())
+}
+
+/// `A::B` as `A/B.pm`.
+fn path_of_perl(name: &[u8]) -> Option<Vec<u8>> {
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_:".contains(byte);
+    if !name.first()?.is_ascii_alphabetic() || !name.iter().all(is_name) {
+        return None;
+    }
+    let parts: Vec<_> = name.split(|byte| *byte == b':').filter(|part| !part.is_empty()).collect();
+    Some([parts.join(&b'/'), b".pm".to_vec()].concat())
+}
+
+/// R: packages that are attached or loaded.
+pub(super) fn r(source: &[u8]) -> Vec<Vec<u8>> {
+    const CALLS: [&[u8]; 4] = [b"library(", b"require(", b"requireNamespace(", b"loadNamespace("];
+    let mut names = Vec::new();
+    for call in CALLS {
+        let mut rest = source;
+        while let Some(at) = rest.windows(call.len()).position(|window| window == call) {
+            rest = &rest[at + call.len()..];
+            let word = rest.trim_ascii_start();
+            let word = word.strip_prefix(b"\"").or(word.strip_prefix(b"'")).unwrap_or(word);
+            let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'.';
+            let len = word.iter().take_while(|byte| is_name(byte)).count();
+            names.push(&word[..len]);
+            if names.len() > NAMES {
+                break;
+            }
+        }
+    }
+    bounded(names)
+}
+
+/// The packages that the DESCRIPTION of a package of R says it needs.
+pub(super) fn r_needs(description: &[u8]) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let mut is_needed = false;
+    for line in description.split(|byte| *byte == b'\n') {
+        let mut list = line;
+        if !line.first().is_some_and(u8::is_ascii_whitespace) {
+            let needed =
+                [&b"Depends:"[..], b"Imports:"].iter().find_map(|at| line.strip_prefix(*at));
+            is_needed = needed.is_some();
+            list = needed.unwrap_or_default();
+        }
+        if is_needed {
+            let items = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+            let end = |item: &[u8]| item.iter().position(|byte| b" (".contains(byte));
+            let word = |item: &[u8]| end(item).unwrap_or(item.len());
+            names.extend(items.map(|item| &item[..word(item)]).filter(|name| !name.is_empty()));
+        }
+    }
+    bounded(names)
+}
+
+fn bounded(names: Vec<&[u8]>) -> Vec<Vec<u8>> {
+    let fits = |name: &&[u8]| (1..=LONGEST).contains(&name.len());
+    names.into_iter().filter(fits).take(NAMES).map(<[u8]>::to_vec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(names: Vec<Vec<u8>>) -> Vec<String> {
+        names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect()
+    }
+
+    #[test]
+    fn imports_are_found_as_each_language_writes_them() {
+        let python = python(
+            b"import os, sys as system  # not this\nfrom .own import (a,\n   b)\ntry:\n    import fast\n\
+              except ImportError:\n    pass\ndef f():\n    import later\nclass A:\n    from x import y\n",
+        );
+        assert_eq!(texts(python), ["os", "sys", ".own", "a", "fast", "x", "y"]);
+        let javascript = javascript(
+            b"const a = require('a/b'), c = require(\"./c\");\nimport d from 'd';\nexport * from \"e\";\n\
+              import('f');\nlog('not');\nimport 'g'\n",
+        );
+        assert_eq!(texts(javascript), ["a/b", "./c", "d", "e", "f", "g"]);
+        let ruby =
+            ruby(b"require 'a/b'\n  require_relative(\"c\")\nautoload :D, 'd'\nputs 'not'\n");
+        assert_eq!(texts(ruby), ["a/b", "c", "d"]);
+        let php = php(b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';");
+        assert_eq!(texts(php), ["/a.php", "b/c.inc"]);
+        let perl = perl(
+            b"use strict;\nuse parent qw(A::B);\nuse Mojo::Base 'C';\nrequire D;\nuse 5.10;\n__END__\nuse E;",
+        );
+        let expected = ["strict.pm", "parent.pm", "A/B.pm", "Mojo/Base.pm", "C.pm", "D.pm"];
+        assert_eq!(texts(perl), [&expected[..]].concat());
+        let r = r(b"library(ggplot2); suppressMessages(require(\"dplyr\"))");
+        assert_eq!(texts(r), ["ggplot2", "dplyr"]);
+        let needs = r_needs(
+            b"Package: a\nDepends: R (>= 3.3)\nImports: cli, glue,\n  rlang (>= 1)\nSuggests: b\n",
+        );
+        assert_eq!(texts(needs), ["R", "cli", "glue", "rlang"]);
+    }
+
+    #[test]
+    fn quotes_without_an_end_are_passed_over() {
+        for source in [&b"require('"[..], b"'", b"require(\"a", b"''", b"import \"\""] {
+            assert!(javascript(source).is_empty());
+        }
+    }
+}

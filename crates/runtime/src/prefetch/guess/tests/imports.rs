@@ -1,0 +1,187 @@
+//! Closures of imports over forged trees.
+
+use serde_json::json;
+
+use super::{forge::Image, sorted, usual};
+
+/// What is guessed for `command` in `/srv`, without the program itself.
+fn guessed(image: &Image, command: &[&str], program: &str) -> Vec<String> {
+    let config = json!({ "config": { "Cmd": command, "WorkingDir": "/srv" } });
+    let mut guessed = image.guessed(&config);
+    guessed.retain(|path| path != program);
+    sorted(guessed)
+}
+
+#[test]
+fn python_brings_what_its_modules_import() {
+    let library = "/usr/lib/python3.11";
+    let packages = "/usr/lib/python3.11/site-packages";
+    let image = usual()
+        .program("/usr/bin/python3.11", b"")
+        .link("/usr/bin/python3", "python3.11")
+        .file("/srv/main.py", b"import json\nfrom web import serve\nfrom own import *\n")
+        .file("/srv/own.py", b"def later():\n    import unused\n")
+        .file("/srv/unused.py", b"x")
+        .file(&format!("{library}/json/__init__.py"), b"from .decoder import JSONDecoder\n")
+        .file(&format!("{library}/json/decoder.py"), b"import re\n")
+        .file(&format!("{library}/json/tool.py"), b"import argparse\n")
+        .file(&format!("{library}/re.py"), b"# nothing\n")
+        .file(&format!("{library}/argparse.py"), b"# nothing\n")
+        .file(&format!("{packages}/web/__init__.py"), b"# nothing\n")
+        .file(&format!("{packages}/web/serve.py"), b"from .. import web\nfrom . import fast\n")
+        .file(&format!("{packages}/web/fast.cpython-311-x86_64-linux-gnu.so"), b"\x7fELF")
+        .file(&format!("{packages}/other/__init__.py"), b"# not imported\n");
+    let expected = [
+        "/srv/main.py".to_owned(),
+        "/srv/own.py".into(),
+        format!("{library}/json/__init__.py"),
+        format!("{library}/json/decoder.py"),
+        format!("{library}/re.py"),
+        format!("{packages}/web/__init__.py"),
+        format!("{packages}/web/fast.cpython-311-x86_64-linux-gnu.so"),
+        format!("{packages}/web/serve.py"),
+    ];
+    assert_eq!(guessed(&image, &["python3", "main.py"], "/usr/bin/python3.11"), expected);
+    let of_text = guessed(&image, &["python3", "-c", "import web.serve"], "/usr/bin/python3.11");
+    assert_eq!(of_text, expected[5..]);
+    let of_module = guessed(&image, &["python3", "-m", "json.tool"], "/usr/bin/python3.11");
+    assert!(of_module.contains(&format!("{library}/argparse.py")), "{of_module:?}");
+}
+
+#[test]
+fn javascript_brings_packages_by_their_manifests() {
+    let modules = "/srv/node_modules";
+    let image = usual()
+        .program("/usr/bin/node", b"")
+        .file("/srv/index.js", b"const a = require('a'); require('./lib/b'); import('@s/c/d');")
+        .file("/srv/lib/b.js", b"require('a/extra.json')")
+        .file(&format!("{modules}/a/package.json"), b"{\"main\": \"./dist/main\"}")
+        .file(&format!("{modules}/a/dist/main.js"), b"require('deep')")
+        .file(&format!("{modules}/a/dist/unused.js"), b"0")
+        .file(&format!("{modules}/a/extra.json"), b"{}")
+        .file(&format!("{modules}/a/node_modules/deep/index.js"), b"0")
+        .file(&format!("{modules}/@s/c/d.js"), b"0")
+        .file(&format!("{modules}/unused/index.js"), b"0");
+    let expected = [
+        "/srv/index.js".to_owned(),
+        "/srv/lib/b.js".into(),
+        format!("{modules}/@s/c/d.js"),
+        format!("{modules}/a/dist/main.js"),
+        format!("{modules}/a/extra.json"),
+        format!("{modules}/a/node_modules/deep/index.js"),
+        format!("{modules}/a/package.json"),
+    ];
+    assert_eq!(guessed(&image, &["node", "index.js"], "/usr/bin/node"), expected);
+}
+
+#[test]
+fn ruby_perl_and_php_bring_what_they_require() {
+    let ruby = usual()
+        .program("/usr/bin/ruby3.1", b"")
+        .file("/srv/app.rb", b"require 'web'\nrequire_relative 'own'\n")
+        .file("/srv/own.rb", b"")
+        .file("/usr/share/rubygems-integration/all/gems/web-1.0/lib/web.rb", b"require 'web/base'")
+        .file("/usr/share/rubygems-integration/all/gems/web-1.0/lib/web/base.rb", b"1")
+        .file("/usr/share/rubygems-integration/all/gems/web-1.0/lib/web/unused.rb", b"1");
+    let found = guessed(&ruby, &["ruby3.1", "app.rb"], "/usr/bin/ruby3.1");
+    let gem = "/usr/share/rubygems-integration/all/gems/web-1.0/lib";
+    assert_eq!(found, ["/srv/app.rb", &format!("{gem}/web.rb"), &format!("{gem}/web/base.rb")]);
+
+    let perl = usual()
+        .program("/usr/bin/perl", b"")
+        .file("/srv/app.pl", b"use Web::Lite;\n")
+        .file("/usr/share/perl5/Web/Lite.pm", b"use POSIX;\n")
+        .file("/usr/lib/x86_64-linux-gnu/perl/5.36/POSIX.pm", b"1;")
+        .file("/usr/lib/x86_64-linux-gnu/perl/5.36/auto/POSIX/POSIX.so", b"\x7fELF")
+        .file("/usr/share/perl5/Web/Unused.pm", b"1;");
+    let expected = [
+        "/srv/app.pl",
+        "/usr/lib/x86_64-linux-gnu/perl/5.36/POSIX.pm",
+        "/usr/lib/x86_64-linux-gnu/perl/5.36/auto/POSIX/POSIX.so",
+        "/usr/share/perl5/Web/Lite.pm",
+    ];
+    assert_eq!(guessed(&perl, &["perl", "app.pl"], "/usr/bin/perl"), expected);
+
+    let php = usual()
+        .program("/usr/bin/php8.2", b"")
+        .file("/srv/index.php", b"<?php require __DIR__ . '/inc/init.php';")
+        .file("/srv/inc/init.php", b"<?php include(BASE . 'conf/main.php');")
+        .file("/srv/conf/main.php", b"<?php")
+        .file("/srv/conf/unused.php", b"<?php");
+    let expected = ["/srv/conf/main.php", "/srv/inc/init.php", "/srv/index.php"];
+    assert_eq!(guessed(&php, &["php8.2", "index.php"], "/usr/bin/php8.2"), expected);
+}
+
+#[test]
+fn a_web_server_brings_the_application_that_its_configuration_names() {
+    let image = usual()
+        .program("/usr/sbin/apache2", b"")
+        .file(
+            "/etc/apache2/conf-enabled/app.conf",
+            b"Alias /app /usr/share/app\n# Alias /b /usr/share/b\n",
+        )
+        .file("/usr/share/app/index.php", b"<?php require 'inc.php';")
+        .file("/usr/share/app/inc.php", b"<?php")
+        .file("/usr/share/b/index.php", b"<?php");
+    let expected = [
+        "/etc/apache2/conf-enabled/app.conf",
+        "/usr/share/app/inc.php",
+        "/usr/share/app/index.php",
+    ];
+    assert_eq!(guessed(&image, &["apache2"], "/usr/sbin/apache2"), expected);
+}
+
+#[test]
+fn r_brings_the_packages_that_are_attached() {
+    let library = "/usr/lib/R/library";
+    let image = usual()
+        .program("/usr/bin/Rscript", b"")
+        .program(
+            "/usr/bin/R",
+            b"#!/bin/sh\nR_HOME=/usr/lib/R\nexec \"${R_HOME}/bin/exec/R\" \"${@}\"\n",
+        )
+        .program("/usr/lib/R/bin/exec/R", b"")
+        .file(&format!("{library}/plot/DESCRIPTION"), b"Imports: grid\n")
+        .file(&format!("{library}/plot/R/plot.rdb"), b"1")
+        .file(&format!("{library}/grid/DESCRIPTION"), b"Package: grid\n")
+        .file(&format!("{library}/grid/libs/grid.so"), b"\x7fELF")
+        .file(&format!("{library}/unused/DESCRIPTION"), b"Package: unused\n");
+    let found = guessed(&image, &["Rscript", "-e", "library(plot)"], "/usr/bin/Rscript");
+    let expected = [
+        "/usr/bin/R".to_owned(),
+        format!("{library}/grid/DESCRIPTION"),
+        format!("{library}/grid/libs/grid.so"),
+        format!("{library}/plot/DESCRIPTION"),
+        format!("{library}/plot/R/plot.rdb"),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn shell_scripts_lead_to_java_and_its_class_path() {
+    let script = b"#!/bin/sh\nHOME_=$(cd \"$(dirname \"$0\")/..\" && pwd)\n. \"$HOME_/conf/env\"\n\
+        for jar in \"$HOME_\"/lib/*.jar; do CP=$CP:$jar; done\nexec ${JAVA:-java} -cp \"$CP\" Main \"$@\"\n";
+    let image = usual()
+        .program("/opt/app/bin/start", script)
+        .program("/usr/bin/java", b"java")
+        .file("/opt/app/conf/env", b"OPTIONS=-Xmx1g\n")
+        .file("/opt/app/lib/a.jar", b"PK")
+        .file("/opt/app/lib/b.jar", b"PK")
+        .file("/opt/app/other/c.jar", b"PK");
+    let found = guessed(&image, &["/opt/app/bin/start"], "/opt/app/bin/start");
+    assert_eq!(
+        found,
+        ["/opt/app/conf/env", "/opt/app/lib/a.jar", "/opt/app/lib/b.jar", "/usr/bin/java"]
+    );
+}
+
+#[test]
+fn modules_that_import_each_other_end() {
+    let mut image = usual().program("/usr/bin/python3", b"");
+    for at in 0..50 {
+        let text = format!("import m{}\nimport m{}\n", (at + 1) % 50, (at + 7) % 50);
+        image = image.file(&format!("/srv/m{at}.py"), text.as_bytes());
+    }
+    let found = guessed(&image, &["python3", "m0.py"], "/usr/bin/python3");
+    assert_eq!(found.len(), 50);
+}

@@ -11,7 +11,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
+use lazuli_registry::{ImageName, IndexTrust, Options, Platform, lazy_manifest};
 use tokio::sync::{Mutex, RwLock, watch};
 
 use super::{
@@ -230,7 +230,12 @@ impl Node {
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(|platform| platform.with_lazy(true));
-        let options = self.options(&request);
+        let mut options = self.options(&request);
+        if request.base {
+            // containerd names layers by what the image's configuration claims of their content, and
+            // shares them between images: what only the repository vouches for must not decide that.
+            options.indexes = IndexTrust::Nothing;
+        }
         let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
@@ -241,8 +246,7 @@ impl Node {
             let manifest = match self.recent.get(&name) {
                 Some(manifest) => manifest,
                 None => {
-                    let trusted = &options.referrers;
-                    lazy_manifest(&*repository, &name, platform.as_ref(), trusted).await?.into()
+                    lazy_manifest(&*repository, &name, platform.as_ref(), &options).await?.into()
                 }
             };
             opening.done().await;

@@ -159,7 +159,7 @@ impl Node {
         let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
-        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options.referrers);
+        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), &options);
         let manifest = manifest.await?;
         let _pin = self.pins.pin(&images, manifest.digest);
         let (stored, _) = StoredImage::fetch(&repository, &manifest, &images).await?;

@@ -42,7 +42,8 @@ pub async fn fetched(
         Some(diff_id) => diff_id,
         None => {
             let partial = Partial::create(images)?;
-            let unpacked = find_bootstrap(repository, layer, &partial.0.join("again")).await?;
+            let again = partial.0.join("again");
+            let unpacked = find_bootstrap(repository, &manifest.parsed, layer, &again).await?;
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);

@@ -146,7 +146,7 @@ fn tiny_image() -> Result<Vec<u8>, String> {
         stored_size: CONTENT.len() as u32,
         decoded: Decoded(0),
         decoded_size: CONTENT.len() as u32,
-        batch: None,
+        part: None,
     };
     let mut hasher = Algorithm::Sha256.hasher();
     hasher.update(CONTENT);
@@ -155,6 +155,7 @@ fn tiny_image() -> Result<Vec<u8>, String> {
         let blob = lazuli_image::Blob {
             id: tail.id,
             codec: Codec::Zstd,
+            points: lazuli_image::Points::default(),
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
             chunks: vec![chunk].into(),

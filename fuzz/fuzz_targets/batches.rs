@@ -1,4 +1,4 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs, and so is a chunk outside of its batch.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs, and so is a chunk outside of its unit.
 //!
 //! The input is the size of a bootstrap in 4 bytes, a bootstrap, and the decoded CI table of its first blob.
 #![no_main]
@@ -17,7 +17,10 @@ fuzz_target!(|data: &[u8]| {
     let Ok(placed) = place(bootstrap, &[(BlobIndex(0), table.to_vec())]) else { return };
     let mut bootstrap = bootstrap.to_vec();
     bootstrap[placed.at as usize..][..placed.table.len()].copy_from_slice(&placed.table);
-    let Ok(bootstrap) = Bootstrap::open(bootstrap) else { return };
+    let Ok(mut bootstrap) = Bootstrap::open(bootstrap) else { return };
+    for (blob, points) in placed.points {
+        let _ = bootstrap.set_points(blob, points);
+    }
     for record in bootstrap.blob_records() {
         let _ = check_ci_table(&record, table);
         for chunk in &record.blob.chunks {

@@ -20,6 +20,7 @@ fuzz_target!(|data: &[u8]| {
         blob: Blob {
             id: Algorithm::Sha256.digest(tail),
             codec: codec(word(12)),
+            points: Default::default(),
             stored_size: u64::MAX,
             decoded_size: u64::MAX,
             chunks: Default::default(),
@@ -33,6 +34,7 @@ fuzz_target!(|data: &[u8]| {
             ci_codec: codec(word(12) >> 8),
             toc_size: 0,
             toc_digest: None,
+            index: None,
         },
     };
     let _ = check_blob(tail, &record);

@@ -17,7 +17,7 @@ mod v5;
 
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source"] {
+    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source", "layer_index"] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
     let batched = support::batched_sample(Codec::None);
@@ -49,7 +49,25 @@ fn main() -> io::Result<()> {
             fs::write(format!("{corpus}/blob_tail/{name}{index}"), [&head, tail].concat())?;
         }
     }
-    fs::write(format!("{corpus}/tar_source/layers"), two_layers())
+    let layers = two_layers();
+    fs::write(format!("{corpus}/layer_index/tar"), &layers[2..])?;
+    fs::write(format!("{corpus}/layer_index/gzip"), gzip(&layers[2..]))?;
+    fs::write(format!("{corpus}/tar_source/layers"), layers)
+}
+
+/// A gzip file of blocks that are stored as they are.
+fn gzip(data: &[u8]) -> Vec<u8> {
+    let mut file = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    for block in data.chunks(1000) {
+        let size = (block.len() as u16).to_le_bytes();
+        file.push(0);
+        file.extend([size[0], size[1], !size[0], !size[1]]);
+        file.extend(block);
+    }
+    file.extend([1, 0, 0, 0xff, 0xff]);
+    // Nobody looks at checksum and size.
+    file.extend([0; 8]);
+    file
 }
 
 /// A lower and an upper layer with one of most things; see the target for the two bytes in front.

@@ -165,9 +165,9 @@ pub(crate) fn check_blobs(what: &'static str, count: usize) -> Result<(), BuildE
     Err(BuildError::TooMany { what, count: count as u64, limit: MAX_BLOBS as u64 })
 }
 
-type Entries = Vec<(String, Vec<crate::Entry>)>;
+pub(crate) type Entries = Vec<(String, Vec<crate::Entry>)>;
 
-fn stack(layers: Entries) -> Result<(Tree, u64), BuildError> {
+pub(crate) fn stack(layers: Entries) -> Result<(Tree, u64), BuildError> {
     let mut overlay = Overlay::new();
     for (name, entries) in layers {
         overlay.apply(&name, entries)?;

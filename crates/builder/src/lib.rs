@@ -4,7 +4,7 @@
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
 //! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
 //! before from their [`LayerRecord`]; with a [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to where a start finds
-//! them soon; [`combine`] lays finished images over each other, also those of single layers that [`build_layer`] makes; [`unpack`]
+//! them soon; [`index`] makes an image that stays as it is readable in places; [`combine`] lays finished images over each other, also those of single layers that [`build_layer`] makes; [`unpack`]
 //! makes something plain of an image.
 //!
 //! ```text
@@ -27,6 +27,7 @@ mod dictionary;
 mod embedded;
 mod entry;
 mod error;
+pub mod index;
 mod layer;
 mod options;
 mod overlay;

@@ -15,8 +15,8 @@ use std::{
 
 use lazuli_image::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, FormatError, InodeId,
-    Kind, Stored, Tree,
-    codec::Decoder,
+    Kind, Points, Stored, Tree,
+    codec::{Decoder, Unit},
     digest::Hasher,
     rafs::{BlobRecord, Tail, blob_tail},
 };
@@ -66,6 +66,7 @@ impl Unsealed {
         let blob = Blob {
             id: tail.id,
             codec,
+            points: Points::default(),
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
             chunks: chunks.into(),
@@ -223,9 +224,9 @@ impl Packed {
 /// Where each chunk of a blob is: stored unit by unit, decoded from block to block.
 fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
     let (mut stored, mut stored_end, mut decoded) = (0, 0, 0);
-    let place = |(number, &(id, InUnit { stored_size, batch })): (usize, &Spooled)| {
+    let place = |(number, &(id, InUnit { stored_size, part })): (usize, &Spooled)| {
         let Distinct { digest, decoded_size, .. } = distinct[id.0 as usize];
-        if batch.is_none_or(|batch| batch.offset == 0) {
+        if part.is_none_or(|part| part.offset == 0) {
             stored = stored_end;
         }
         let chunk = Chunk {
@@ -235,7 +236,7 @@ fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
             stored_size,
             decoded: Decoded(decoded),
             decoded_size,
-            batch,
+            part,
         };
         stored_end = chunk.stored_end().0;
         decoded = round_up(chunk.decoded_end().0);
@@ -290,7 +291,8 @@ fn only(
         start = next;
         if !here.is_empty() {
             let stored = read(end, next)?;
-            let decoded = decoder.unit(options.codec, &unit[0], &stored, &mut decoded);
+            let decoded =
+                decoder.unit(&Unit::whole(options.codec, &unit[0]), &stored, &mut decoded);
             let decoded = decoded.map_err(io::Error::other)?;
             let parts = here.iter().filter_map(|(chunk, _)| chunk.part_of(decoded));
             let mut stored = Vec::new();

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use lazuli_image::{Codec, chunk::Batch, codec::Encoder};
+use lazuli_image::{Codec, chunk::Part, codec::Encoder};
 
 /// How a chunk is stored: the stored bytes of its unit, and where in it the chunk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InUnit {
     pub(crate) stored_size: u32,
-    pub(crate) batch: Option<Batch>,
+    pub(crate) part: Option<Part>,
 }
 
 /// Compresses units.
@@ -39,9 +39,9 @@ impl UnitEncoder {
         let (stored_size, size) = (stored.len() as u32, unit.len() as u32);
         let mut offset = 0;
         let place = |chunk: &&[u8]| {
-            let batch = (chunks.len() > 1).then_some(Batch { offset, size });
+            let part = (chunks.len() > 1).then_some(Part { offset, size });
             offset += chunk.len() as u32;
-            InUnit { stored_size, batch }
+            InUnit { stored_size, part }
         };
         chunks.iter().map(place).collect()
     }

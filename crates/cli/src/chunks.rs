@@ -1,7 +1,7 @@
 //! Fetching the chunks of an image, many in one request.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, hash_map::Entry},
     ops::Range,
     sync::{
         Arc,
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Error, Result, bail};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use lazuli_builder::unpack::Content;
-use lazuli_image::{Blob, Chunk, ChunkRef, Stored, codec::Decoder};
+use lazuli_image::{Blob, Chunk, ChunkRef, Digest, Stored, codec::Decoder};
 use lazuli_registry::Repository;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
@@ -39,7 +39,7 @@ pub(crate) async fn read(
     at_once: usize,
 ) -> Result<Vec<Bytes>> {
     let mut order: Vec<usize> = (0..chunks.len()).collect();
-    order.sort_unstable_by_key(|at| (chunks[*at].0.id, chunks[*at].1.stored));
+    order.sort_unstable_by_key(|at| place(chunks[*at]));
     let near = |a: &usize, b: &usize| {
         let ((a_blob, a), (b_blob, b)) = (chunks[*a], chunks[*b]);
         a_blob.id == b_blob.id && b.stored.0 <= a.stored_end().0 + GAP
@@ -76,6 +76,11 @@ pub(crate) async fn read(
     Ok(stored)
 }
 
+/// In this order no chunk's stored bytes end before those of an earlier one.
+fn place((blob, chunk): (&Blob, &Chunk)) -> (Digest, Stored, u32) {
+    (blob.id, chunk.stored, chunk.stored_size)
+}
+
 async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
     let mut failures = 0;
     loop {
@@ -94,7 +99,7 @@ async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>
 pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
     let (number, at) = (chunk.number, chunk.stored);
     let Some(bytes) = chunk.part_of(unit) else {
-        bail!("chunk {number} at {at}: its batch has {} bytes", unit.len());
+        bail!("chunk {number} at {at}: its unit has {} bytes", unit.len());
     };
     if !chunk.digest.matches(bytes) {
         let got = chunk.digest.algorithm.digest(bytes);
@@ -108,14 +113,16 @@ fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
     let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
     let mut decoded = vec![Vec::new(); found.len()];
     let mut order: Vec<usize> = (0..found.len()).collect();
-    order.sort_unstable_by_key(|at| (found[*at].0.id, found[*at].1.stored));
+    order.sort_unstable_by_key(|at| place(found[*at]));
     let together = |a: &usize, b: &usize| {
         found[*a].0.id == found[*b].0.id && found[*a].1.shares_unit(found[*b].1)
     };
     for members in order.chunk_by(together) {
-        let (blob, chunk) = found[members[0]];
+        // The last one reaches furthest.
+        let Some(last) = members.last() else { continue };
+        let (blob, chunk) = found[*last];
         let context = || format!("blob {}: chunk {} at {}", blob.id, chunk.number, chunk.stored);
-        let unit = decoder.unit(blob.codec, chunk, &stored[members[0]], &mut buffer);
+        let unit = decoder.unit(&blob.unit(chunk), &stored[*last], &mut buffer);
         let unit = unit.with_context(context)?;
         for at in members {
             let bytes = verify(found[*at].1, unit).with_context(|| format!("blob {}", blob.id))?;
@@ -235,8 +242,8 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
     let mut windows = Vec::new();
     let mut window = Window::default();
     let mut known = HashMap::new();
-    // What is fetched and decoded is a whole unit, once in each window.
-    let mut units = HashSet::new();
+    // What is fetched and decoded is a unit as far as any chunk goes, once in each window.
+    let mut units: HashMap<_, (u64, u64)> = HashMap::new();
     let (mut stored, mut decoded) = (0, 0);
     for chunk in wanted {
         let size = |(_, it): (_, &Chunk)| {
@@ -244,8 +251,13 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
             (unit, u64::from(it.stored_size), u64::from(it.unit_size()))
         };
         let place = places(blobs, &[*chunk]).pop().map(size);
-        let new = place.filter(|(unit, ..)| !units.contains(unit));
-        let (more, larger) = new.map_or((0, 0), |(_, stored, decoded)| (stored, decoded));
+        let beyond = |units: &HashMap<_, (u64, u64)>| {
+            place.map_or((0, 0), |(unit, stored, decoded)| {
+                let (known, known_decoded) = units.get(&unit).copied().unwrap_or_default();
+                (stored.saturating_sub(known), decoded.saturating_sub(known_decoded))
+            })
+        };
+        let (more, larger) = beyond(&units);
         let fits = stored + more <= WINDOW && decoded + larger <= DECODED;
         let fits = (fits || known.contains_key(chunk)) && window.order.len() < PLACES;
         if !fits && !window.order.is_empty() {
@@ -257,10 +269,13 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
         if let Entry::Vacant(new) = known.entry(*chunk) {
             new.insert(window.chunks.len());
             window.chunks.push(*chunk);
-            let whole = place.filter(|(unit, ..)| units.insert(*unit));
-            let (more, larger) = whole.map_or((0, 0), |(_, stored, decoded)| (stored, decoded));
+            let (more, larger) = beyond(&units);
             stored += more;
             decoded += larger;
+            if let Some((unit, reach, decoded)) = place {
+                let known = units.entry(unit).or_default();
+                *known = (known.0.max(reach), known.1.max(decoded));
+            }
         }
         window.order.push(known[chunk]);
     }
@@ -270,7 +285,7 @@ fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, BlobIndex, Codec, Decoded, chunk::Batch};
+    use lazuli_image::{Algorithm, BlobIndex, Codec, Decoded, chunk::Part};
 
     use super::*;
 
@@ -282,11 +297,12 @@ mod tests {
             stored_size,
             decoded: Decoded(u64::from(number) * u64::from(decoded_size)),
             decoded_size,
-            batch: None,
+            part: None,
         };
         Blob {
             id: Algorithm::Sha256.digest(&[]),
             codec: Codec::Zstd,
+            points: lazuli_image::Points::default(),
             stored_size: 0,
             decoded_size: 0,
             chunks: (0..chunks).map(chunk).collect(),
@@ -321,7 +337,7 @@ mod tests {
         let mut blob = blob(chunks, 1 << 20, 1);
         for chunk in blob.chunks.iter_mut() {
             chunk.stored = Stored(u64::from(chunk.number / together) << 20);
-            chunk.batch = Some(Batch { offset: chunk.number % together, size: 1 << 20 });
+            chunk.part = Some(Part { offset: chunk.number % together, size: 1 << 20 });
         }
         blob
     }

@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use lazuli_mirror::LazyNames;
 use lazuli_registry::{
-    Dragonfly, Hosts, ImageName, Mirrors, Options, TrustedReferrers, hosts::DEFAULT_DIRECTORIES,
+    Dragonfly, Hosts, ImageName, IndexTrust, Mirrors, Options, TrustedReferrers,
+    hosts::DEFAULT_DIRECTORIES,
 };
 use lazuli_runtime::{cache::KeepFree, daemon::DriverChoice, prefetch};
 use serde::Deserialize;
@@ -38,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) prefetch: Prefetch,
     /// Which images take another one's place.
     images: Images,
+    /// Which indexes make ordinary images lazy ones.
+    index: Index,
     /// Who has blobs from other nodes.
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
@@ -219,6 +222,34 @@ impl Images {
     }
 }
 
+/// The `[index]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Index {
+    /// Which are used.
+    trust: Trust,
+}
+
+/// Who vouches for an index.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Trust {
+    /// Nobody can.
+    #[default]
+    Nothing,
+    /// Everybody who may push to the image's repository. For `run` and `mount` alone.
+    Repository,
+}
+
+impl From<Trust> for IndexTrust {
+    fn from(trust: Trust) -> Self {
+        match trust {
+            Trust::Nothing => IndexTrust::Nothing,
+            Trust::Repository => IndexTrust::Repository,
+        }
+    }
+}
+
 /// One `[[registry]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -287,7 +318,8 @@ impl Config {
         let hosts = Hosts::new(self.hosts_directories());
         let (mirrors, referrers) = (self.mirrors()?, self.images.trusted()?);
         let own_mirror = self.mirror.as_ref().map(|mirror| mirror.listen);
-        Ok(Options { mirrors, hosts, referrers, own_mirror, ..Options::default() })
+        let indexes = self.index.trust.into();
+        Ok(Options { mirrors, hosts, referrers, indexes, own_mirror, ..Options::default() })
     }
 
     /// The mirrors of all registries.

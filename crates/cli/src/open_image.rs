@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use lazuli_image::{
     Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
 };
@@ -50,6 +50,16 @@ impl LazyImage {
         self.layer(blob)?.hot_bytes()
     }
 
+    /// Refuses an index, whose data is in the layers of an ordinary image: what cannot be done without
+    /// changing these.
+    pub(crate) fn must_be_converted(&self) -> Result<()> {
+        if self.image.bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
+            let name = &self.name;
+            bail!("{name} is an ordinary image with an index: convert it with `lazuli convert`");
+        }
+        Ok(())
+    }
+
     fn layer(&self, blob: &Blob) -> Option<&Descriptor> {
         self.manifest.parsed.layers.iter().find(|layer| layer.digest == blob.id)
     }
@@ -76,8 +86,9 @@ pub(crate) fn open_with(
     let repository = lazuli_registry::open(&name, options)?;
     let scratch = Scratch::new()?;
     let platform = access.platform()?;
+    let may_replace = options.referrers.trust(&name);
     let manifest =
-        lazy_manifest(&*repository, &name, platform.as_ref(), options.referrers.trust(&name));
+        lazy_manifest(&*repository, &name, platform.as_ref(), may_replace, options.indexes);
     let manifest = runtime.block_on(manifest)?;
     let directory = scratch.path();
     let fetch = StoredImage::fetch(&repository, &manifest, &directory);

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Codec, Decoded, Digest, Stored};
+use crate::{Codec, Decoded, Digest, Points, Stored, codec::Unit};
 
 /// Position of a blob in its image's blob table, from 0. EROFS calls the same blob device `index + 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -30,83 +30,78 @@ pub struct Chunk {
     pub number: u32,
     /// Digest of the decoded bytes.
     pub digest: Digest,
-    /// First stored byte: of the chunk, or of the whole batch.
+    /// First stored byte of the chunk's unit.
     pub stored: Stored,
-    /// Stored bytes: of the chunk, or of the whole batch. The same as [`Chunk::unit_size`] when they are stored raw.
+    /// Stored bytes that have to be decoded to get the chunk: its whole unit, or, of a unit that begins at
+    /// a [point](crate::points), as many as lead to the chunk's end.
     pub stored_size: u32,
     /// First decoded byte, on a block border.
     pub decoded: Decoded,
     /// Decoded bytes, 1 to the image's chunk size.
     pub decoded_size: u32,
-    /// Where in a batch it lies, if it was compressed together with others.
-    pub batch: Option<Batch>,
+    /// Where it lies in its unit, unless it is the whole unit.
+    pub part: Option<Part>,
 }
 
-/// Part of a batch: small chunks that follow each other in a blob and were compressed as one.
+/// Where in a unit a chunk lies.
+///
+/// A batch is a unit of small chunks that follow each other and were compressed as one. What a gzip file
+/// decodes to from a point on is another: its chunks have the point in common, and each reaches further
+/// than the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// First byte of the chunk in the decoded batch, in which chunks lie back to back.
+pub struct Part {
+    /// First byte of the chunk in the decoded unit.
     pub offset: u32,
-    /// Bytes of the decoded batch.
+    /// Bytes to which the chunk's stored bytes decode.
     pub size: u32,
 }
 
-/// Most bytes of a decoded batch; the format's limit for chunks, too.
-pub const MAX_BATCH: u32 = 16 << 20;
+/// Most bytes of a decoded unit; the format's limit for chunks, too.
+pub const MAX_UNIT: u32 = 16 << 20;
 
 impl Chunk {
     /// Bytes to which the stored ones decode.
     pub const fn unit_size(&self) -> u32 {
-        match self.batch {
-            Some(batch) => batch.size,
+        match self.part {
+            Some(part) => part.size,
             None => self.decoded_size,
         }
     }
 
-    /// Whether the stored bytes have to go through the blob's codec.
+    /// Whether the stored bytes differ in number from what they decode to, and so have to go through the
+    /// blob's codec. Says nothing about units that begin at a point, see [`Blob::unit`].
     pub const fn is_compressed(&self) -> bool {
         self.stored_size != self.unit_size()
     }
 
-    /// Whether the chunk can lie where it says in its batch, if it is in one.
-    pub fn is_within_batch(&self) -> bool {
-        self.batch.is_none_or(|Batch { offset, size }| {
-            size <= MAX_BATCH
-                && offset.checked_add(self.decoded_size).is_some_and(|end| end <= size)
+    /// Whether the chunk can lie where it says in its unit.
+    pub fn is_within_unit(&self) -> bool {
+        self.part.is_none_or(|Part { offset, size }| {
+            size <= MAX_UNIT && offset.checked_add(self.decoded_size).is_some_and(|end| end <= size)
         })
     }
 
-    /// Whether the two chunks were compressed together. What is stored of one is stored of the other.
+    /// Whether both chunks come out of one unit: the one that reaches further brings the other.
     pub fn shares_unit(&self, other: &Chunk) -> bool {
-        let size = |chunk: &Chunk| chunk.batch.map(|batch| batch.size);
-        self.batch.is_some()
-            && (self.stored, self.stored_size, size(self))
-                == (other.stored, other.stored_size, size(other))
+        self.part.is_some() && other.part.is_some() && self.stored == other.stored
     }
 
-    /// Whether `next` may come behind this chunk: neither overlaps the other, as stored, in their batch or decoded.
-    pub fn may_precede(&self, next: &Chunk) -> bool {
-        let end = |chunk: &Chunk| {
-            chunk.batch.map_or(0, |batch| batch.offset).saturating_add(chunk.decoded_size)
-        };
-        let stored = match next.batch {
-            Some(batch) if self.shares_unit(next) => end(self) <= batch.offset,
-            _ => self.stored_end() <= next.stored,
-        };
-        stored && self.number < next.number && self.decoded_end() <= next.decoded
+    /// Stored bytes that `next`, a later chunk, needs beyond those of this one.
+    pub fn stored_beyond(&self, next: &Chunk) -> u64 {
+        next.stored_end().0.saturating_sub(self.stored_end().max(next.stored).0)
     }
 
     /// The chunk's bytes in `unit`, to which the stored ones decode; `None` if that is too short.
     pub fn part_of<'a>(&self, unit: &'a [u8]) -> Option<&'a [u8]> {
-        let start = self.batch.map_or(0, |batch| batch.offset as usize);
+        let start = self.part.map_or(0, |part| part.offset as usize);
         unit.get(start..)?.get(..self.decoded_size as usize)
     }
 
-    /// Stored bytes that are there for this chunk: of a batch its share. For sums over many chunks.
+    /// Stored bytes that are there for this chunk: of a unit its share. For sums over many chunks.
     pub fn stored_share(&self) -> u64 {
         let stored = u64::from(self.stored_size);
-        self.batch.map_or(stored, |batch| {
-            (stored * u64::from(self.decoded_size)).div_ceil(u64::from(batch.size).max(1))
+        self.part.map_or(stored, |part| {
+            (stored * u64::from(self.decoded_size)).div_ceil(u64::from(part.size).max(1))
         })
     }
 
@@ -128,6 +123,8 @@ pub struct Blob {
     pub id: Digest,
     /// How compressed chunks are compressed.
     pub codec: Codec,
+    /// Where a decoder can begin; only with [`Codec::Gzip`], and only once they are known.
+    pub points: Points,
     /// Bytes of the whole blob as stored, chunks and tables.
     pub stored_size: u64,
     /// Bytes of all chunks once decoded, each rounded up to a block.
@@ -188,5 +185,35 @@ impl Blob {
     pub fn chunk(&self, number: u32) -> Option<&Chunk> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         Some(&self.chunks[at])
+    }
+
+    /// How the stored bytes of `chunk` are decoded.
+    pub fn unit(&self, chunk: &Chunk) -> Unit<'_> {
+        match (self.codec, chunk.part) {
+            (Codec::Gzip, Some(part)) => Unit::at_point(self.points.at(chunk.stored), part.size),
+            _ => Unit::whole(self.codec, chunk),
+        }
+    }
+
+    /// Whether `next` may come behind `chunk`. Decoded, no chunk overlaps another; stored, units do only
+    /// where they begin at points, and none ends before an earlier one.
+    pub fn is_in_order(&self, chunk: &Chunk, next: &Chunk) -> bool {
+        let end = |chunk: &Chunk| {
+            chunk.part.map_or(0, |part| part.offset).saturating_add(chunk.decoded_size)
+        };
+        let in_unit = || end(chunk) <= next.part.map_or(0, |part| part.offset);
+        let stored = match self.codec {
+            Codec::Gzip if chunk.shares_unit(next) => {
+                in_unit() && chunk.stored_size <= next.stored_size
+            }
+            Codec::Gzip => chunk.stored <= next.stored && chunk.stored_end() <= next.stored_end(),
+            _ if chunk.shares_unit(next) => {
+                in_unit()
+                    && (chunk.stored_size, chunk.unit_size())
+                        == (next.stored_size, next.unit_size())
+            }
+            _ => chunk.stored_end() <= next.stored,
+        };
+        stored && chunk.number < next.number && chunk.decoded_end() <= next.decoded
     }
 }

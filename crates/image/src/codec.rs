@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::Chunk;
+use crate::{Chunk, gzip::Inflater, points::Point};
 
 /// A chunk compression method. The discriminants are those of the RAFS v6 blob table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +13,8 @@ pub enum Codec {
     None = 0,
     /// A raw LZ4 block without a size prefix.
     Lz4 = 1,
+    /// Pieces of one gzip file that nobody made for us: each begins at a [point](crate::points).
+    Gzip = 2,
     /// One zstd frame per chunk; the default.
     Zstd = 3,
 }
@@ -29,7 +31,7 @@ impl Encoder {
     pub fn new(codec: Codec, level: i32) -> io::Result<Self> {
         let zstd = match codec {
             Codec::Zstd => Some(Compressor::new(level)?),
-            Codec::None | Codec::Lz4 => None,
+            Codec::None | Codec::Lz4 | Codec::Gzip => None,
         };
         Ok(Encoder { codec, zstd, buffer: Vec::new() })
     }
@@ -44,7 +46,8 @@ impl Encoder {
         // zstd stops at the end of the buffer, and output that does not fit in one byte less than the
         // input is of no use. LZ4 insists on room for the worst case.
         let room = match self.codec {
-            Codec::None => return None,
+            // A layer is as it is; nothing is added to it.
+            Codec::None | Codec::Gzip => return None,
             Codec::Zstd => decoded.len().checked_sub(1)?,
             Codec::Lz4 => lz4_flex::block::get_maximum_output_size(decoded.len()),
         };
@@ -67,10 +70,36 @@ impl fmt::Debug for Encoder {
     }
 }
 
+/// What is decoded as one: how, from where, and to how many bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit<'a> {
+    codec: Codec,
+    start: Option<Point<'a>>,
+    size: u32,
+}
+
+impl<'a> Unit<'a> {
+    /// The unit of `chunk`, compressed from its first byte on with `codec` unless it is stored raw.
+    pub fn whole(codec: Codec, chunk: &Chunk) -> Self {
+        let codec = if chunk.is_compressed() { codec } else { Codec::None };
+        Unit { codec, start: None, size: chunk.unit_size() }
+    }
+
+    /// The first `size` bytes that follow a point. Without one nothing can be decoded.
+    pub(crate) fn at_point(start: Option<Point<'a>>, size: u32) -> Self {
+        Unit { codec: Codec::Gzip, start, size }
+    }
+
+    fn damaged(&self, reason: impl Into<String>) -> DecodeError {
+        DecodeError::Damaged { codec: self.codec, reason: reason.into() }
+    }
+}
+
 /// Decodes chunks. Keeps its working memory: one per thread saves an allocation of 128 KiB or more per chunk.
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
+    gzip: Option<Inflater>,
 }
 
 impl Decoder {
@@ -79,53 +108,70 @@ impl Decoder {
         Decoder::default()
     }
 
-    /// Decodes `stored` into exactly `decoded.len()` bytes. Never writes or allocates more, whatever `stored` claims.
+    /// Decodes `stored`, compressed from its first byte on, into exactly `decoded.len()` bytes.
     pub fn decode(
         &mut self,
         codec: Codec,
         stored: &[u8],
         decoded: &mut [u8],
     ) -> Result<(), DecodeError> {
+        self.fill(&Unit { codec, start: None, size: decoded.len() as u32 }, stored, decoded)
+    }
+
+    /// Decodes `stored` into exactly `decoded.len()` bytes. Never writes or allocates more, whatever
+    /// `stored` claims.
+    fn fill(
+        &mut self,
+        unit: &Unit<'_>,
+        stored: &[u8],
+        decoded: &mut [u8],
+    ) -> Result<(), DecodeError> {
         let expected = decoded.len();
-        let damaged = |reason: String| DecodeError::Damaged { codec, reason };
-        let actual = match codec {
-            Codec::None => {
+        let actual = match (unit.codec, unit.start) {
+            (Codec::None, _) => {
                 if stored.len() == expected {
                     decoded.copy_from_slice(stored);
                 }
                 stored.len()
             }
-            Codec::Lz4 => lz4_flex::block::decompress_into(stored, decoded)
-                .map_err(|error| damaged(error.to_string()))?,
-            Codec::Zstd => {
+            (Codec::Lz4, _) => lz4_flex::block::decompress_into(stored, decoded)
+                .map_err(|error| unit.damaged(error.to_string()))?,
+            (Codec::Zstd, _) => {
                 let zstd = match &mut self.zstd {
                     Some(zstd) => zstd,
-                    empty => empty
-                        .insert(Decompressor::new().map_err(|error| damaged(error.to_string()))?),
+                    empty => empty.insert(
+                        Decompressor::new().map_err(|error| unit.damaged(error.to_string()))?,
+                    ),
                 };
                 zstd.decompress_to_buffer(stored, decoded)
-                    .map_err(|error| damaged(error.to_string()))?
+                    .map_err(|error| unit.damaged(error.to_string()))?
+            }
+            (Codec::Gzip, Some(point)) => {
+                let gzip = self.gzip.get_or_insert_default();
+                gzip.decode(&point, stored, decoded).map_err(|reason| unit.damaged(reason))?
+            }
+            (Codec::Gzip, None) => {
+                return Err(unit.damaged("no point is known where it begins"));
             }
         };
+        let codec = unit.codec;
         if actual == expected { Ok(()) } else { Err(DecodeError::Size { codec, actual, expected }) }
     }
 
-    /// What `stored`, the stored bytes of `chunk`, decode to: the chunk, or the batch with the chunk in it, see
-    /// [`Chunk::part_of`]. `codec` is that of the blob. Raw bytes stay where they are; others are decoded to `buffer`.
+    /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk goes,
+    /// see [`Chunk::part_of`]. Raw bytes stay where they are; others are decoded to `buffer`.
     pub fn unit<'a>(
         &mut self,
-        codec: Codec,
-        chunk: &Chunk,
+        unit: &Unit<'_>,
         stored: &'a [u8],
         buffer: &'a mut Vec<u8>,
     ) -> Result<&'a [u8], DecodeError> {
-        let expected = chunk.unit_size() as usize;
-        if chunk.is_compressed() {
+        let (codec, actual, expected) = (unit.codec, stored.len(), unit.size as usize);
+        if codec != Codec::None {
             buffer.resize(expected, 0);
-            self.decode(codec, stored, buffer)?;
+            self.fill(unit, stored, buffer)?;
             return Ok(buffer);
         }
-        let (codec, actual) = (Codec::None, stored.len());
         if actual == expected {
             Ok(stored)
         } else {
@@ -169,6 +215,7 @@ impl Codec {
         match number {
             0 => Some(Codec::None),
             1 => Some(Codec::Lz4),
+            2 => Some(Codec::Gzip),
             3 => Some(Codec::Zstd),
             _ => None,
         }
@@ -185,6 +232,7 @@ impl fmt::Display for Codec {
         f.write_str(match self {
             Codec::None => "none",
             Codec::Lz4 => "lz4_block",
+            Codec::Gzip => "gzip",
             Codec::Zstd => "zstd",
         })
     }

@@ -361,7 +361,7 @@ impl HostsError {
 }
 
 /// Recovers the error that a [`BlobReader`](crate::BlobReader) wrapped.
-pub(crate) fn from_reader(error: io::Error, place: &str, object: &str) -> RegistryError {
+pub fn from_reader(error: io::Error, place: &str, object: &str) -> RegistryError {
     error.downcast::<RegistryError>().unwrap_or_else(|error| RegistryError::Interrupted {
         place: place.to_owned(),
         object: object.to_owned(),

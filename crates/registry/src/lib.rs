@@ -38,7 +38,7 @@ pub use distribution::{
     range,
 };
 pub use docker_archive::DockerArchive;
-pub use error::{HostsError, RegistryError};
+pub use error::{HostsError, RegistryError, from_reader};
 pub use lazuli_image::oci::Platform;
 pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
@@ -50,7 +50,7 @@ pub use route::{
     hosts::{self, Hosts},
     mirror::{self, Mirror, Mirrors},
     options::Options,
-    trusted::TrustedReferrers,
+    trusted::{IndexTrust, TrustedReferrers},
 };
 pub use transport::{
     CONNECTIONS,

@@ -80,8 +80,8 @@ pub(crate) struct FetchRequest {
     pub(crate) is_ahead: bool,
 }
 
-/// Widens `wanted`, a range of chunks, by missing ones that follow, until the missing chunks have `amplify` stored bytes. What is
-/// stored in one batch costs nothing more, also before `wanted`.
+/// Widens `wanted`, a range of chunks, by missing ones that follow, until the missing chunks have
+/// `amplify` stored bytes. What comes with the same stored bytes costs nothing more, also before `wanted`.
 pub(crate) fn neighbours(
     chunks: &[Chunk],
     wanted: Range<usize>,
@@ -89,14 +89,11 @@ pub(crate) fn neighbours(
     is_missing: impl Fn(usize) -> bool,
 ) -> Range<usize> {
     let Range { mut start, mut end } = wanted;
-    let size = |at: usize, beside: usize| match chunks[at].shares_unit(&chunks[beside]) {
-        true if at != beside => 0,
-        _ => u64::from(chunks[at].stored_size),
-    };
-    let missing = (start..end).filter(|at| is_missing(*at));
-    let mut bytes: u64 = missing.map(|at| size(at, at.saturating_sub(1).max(start))).sum();
+    let beyond = |at: usize| chunks[at - 1].stored_beyond(&chunks[at]);
+    let size = |at: usize| if at > start { beyond(at) } else { chunks[at].stored_size.into() };
+    let mut bytes: u64 = (start..end).filter(|at| is_missing(*at)).map(size).sum();
     while end < chunks.len() && is_missing(end) && gap(&chunks[end - 1], &chunks[end]) <= GAP {
-        let more = size(end, end - 1);
+        let more = beyond(end);
         if more > 0 && bytes + more > amplify {
             break;
         }
@@ -114,7 +111,7 @@ pub(crate) fn gap(low: &Chunk, high: &Chunk) -> u64 {
     high.stored.0.saturating_sub(low.stored_end().0)
 }
 
-/// `chunks`, positions in ascending order, and those that are stored in one batch with them.
+/// `chunks`, positions in ascending order, and those that come with the same stored bytes.
 pub(crate) fn whole_units<'a>(
     all: &'a [Chunk],
     chunks: &'a [usize],
@@ -125,7 +122,8 @@ pub(crate) fn whole_units<'a>(
         while start > next && all[start - 1].shares_unit(&all[at]) {
             start -= 1;
         }
-        while end < all.len() && all[end].shares_unit(&all[at]) {
+        let comes_along = |other: &Chunk| other.stored_end() == all[at].stored_end();
+        while end < all.len() && all[end].shares_unit(&all[at]) && comes_along(&all[end]) {
             end += 1;
         }
         start = start.max(next);
@@ -141,7 +139,8 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
         let chunk = &chunks[*at];
         let joins = requests.last().is_some_and(|request| {
             let (first, last) = (&chunks[missing[request.start]], &chunks[missing[position - 1]]);
-            gap(last, chunk) <= GAP && chunk.stored_end().0 - first.stored.0 <= MAX_REQUEST
+            last.shares_unit(chunk)
+                || gap(last, chunk) <= GAP && chunk.stored_end().0 - first.stored.0 <= MAX_REQUEST
         });
         match requests.last_mut() {
             Some(request) if joins => request.end = position + 1,
@@ -217,7 +216,7 @@ struct Worked {
     failed: Option<ReadError>,
 }
 
-/// Work on chunks by what is stored together.
+/// Work on chunks by what is decoded together.
 fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
     let mut units: Vec<Vec<Lease>> = Vec::new();
     for lease in leases {
@@ -230,6 +229,11 @@ fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
     units
 }
 
+/// The chunk of a unit for which all others are decoded as well.
+fn furthest<'a>(blob: &'a CachedBlob, unit: &[Lease]) -> Option<&'a Chunk> {
+    unit.iter().map(|lease| blob.chunk(lease.chunk())).max_by_key(|chunk| chunk.unit_size())
+}
+
 /// Cuts work on chunks into jobs for one worker each.
 pub(crate) fn jobs(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
     large(blob, units(blob, leases))
@@ -240,7 +244,7 @@ fn large(blob: &CachedBlob, units: Vec<Vec<Lease>>) -> Vec<Vec<Lease>> {
     let mut jobs: Vec<Vec<Lease>> = Vec::new();
     let mut size = JOB;
     for unit in units {
-        let decoded = u64::from(blob.chunk(unit[0].chunk()).unit_size());
+        let decoded = furthest(blob, &unit).map_or(0, |chunk| chunk.unit_size().into());
         match jobs.last_mut() {
             Some(job) if size + decoded <= JOB => job.extend(unit),
             _ => {
@@ -265,7 +269,7 @@ async fn work(
     let accept_all = move || {
         let (mut worked, mut buffer) = (Worked::default(), Vec::new());
         for unit in units(&worker, leases) {
-            let chunk = worker.chunk(unit[0].chunk());
+            let Some(chunk) = furthest(&worker, &unit) else { continue };
             let at = (chunk.stored.0 - start.0) as usize;
             let bytes = &from.bytes[at..at + chunk.stored_size as usize];
             let decoded = worker.decode(chunk, bytes, &mut buffer);
@@ -446,7 +450,7 @@ async fn read(
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Algorithm, Decoded, chunk::Batch};
+    use lazuli_image::{Algorithm, Decoded, chunk::Part};
 
     use super::*;
 
@@ -463,7 +467,7 @@ mod tests {
                 stored_size: *size,
                 decoded: Decoded(number as u64 * 4096),
                 decoded_size: *size,
-                batch: None,
+                part: None,
             }
         };
         sizes.iter().enumerate().map(chunk).collect()
@@ -477,7 +481,7 @@ mod tests {
         for (chunk, (at, size)) in chunks.iter_mut().zip(sizes) {
             start += if at == 0 { u64::from(size) } else { 0 };
             (chunk.stored, chunk.stored_size) = (Stored(start - u64::from(size)), size);
-            chunk.batch = Some(Batch { offset: at as u32, size: 10 * size });
+            chunk.part = Some(Part { offset: at as u32, size: 10 * size });
         }
         chunks
     }
@@ -505,6 +509,45 @@ mod tests {
         assert_eq!(plan(&chunks, &[0, 1, 4, 6]).len(), 1);
         let large = batches(&[(2, 3 << 20), (2, 3 << 20)]);
         assert_eq!(plan(&large, &[0, 1, 2, 3]), [0..2, 2..4]);
+    }
+
+    /// Chunks behind points at these stored bytes, each of which reaches to those.
+    fn pieces(reaches: &[(u64, u64)]) -> Vec<Chunk> {
+        let mut chunks = chunks(&vec![(0, 1); reaches.len()]);
+        for (chunk, (start, end)) in chunks.iter_mut().zip(reaches) {
+            (chunk.stored, chunk.stored_size) = (Stored(*start), (end - start) as u32);
+            chunk.part =
+                Some(Part { offset: (end - start) as u32, size: (end - start) as u32 + 1 });
+        }
+        chunks
+    }
+
+    #[test]
+    fn what_follows_a_point_is_fetched_as_far_as_it_is_wanted() {
+        // The second point is before the end of the last chunk of the first one.
+        let chunks = pieces(&[(0, 100), (0, 200), (0, 300), (250, 400), (250, 500)]);
+        type Case = (Range<usize>, u64, Range<usize>);
+        let cases: [Case; 7] = [
+            (0..1, 0, 0..1),
+            // What is before it has to be decoded anyway.
+            (1..2, 0, 0..2),
+            (1..2, 299, 0..2),
+            (1..2, 300, 0..3),
+            (1..2, 400, 0..4),
+            (4..5, 0, 3..5),
+            (2..5, 0, 0..5),
+        ];
+        for (wanted, amplify, expected) in cases {
+            let wide = neighbours(&chunks, wanted.clone(), amplify, |_| true);
+            assert_eq!(wide, expected, "{wanted:?} up to {amplify}");
+        }
+        let whole = |wanted: &[usize]| whole_units(&chunks, wanted).collect::<Vec<_>>();
+        assert_eq!(whole(&[1]), [0, 1]);
+        assert_eq!(whole(&[1, 4]), [0, 1, 3, 4]);
+        assert_eq!(plan(&chunks, &[0, 1, 2, 3, 4]), [0..5]);
+        // What begins at one point is asked for once, however far it reaches.
+        let far = pieces(&[(0, 100), (0, 3 << 20), (0, 9 << 20), (8 << 20, 11 << 20)]);
+        assert_eq!(plan(&far, &[0, 1, 2, 3]), [0..3, 3..4]);
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub fn pack(root: &Path) -> io::Result<Packed> {
     let blob = Blob {
         id: tail.id,
         codec: Codec::None,
+        points: lazuli_image::Points::default(),
         stored_size: tail.stored_size,
         decoded_size: tail.decoded_size,
         chunks: packer.chunks.into(),
@@ -138,7 +139,7 @@ impl Packer {
             stored_size: size,
             decoded,
             decoded_size: size,
-            batch: None,
+            part: None,
         });
         Ok(ChunkRef { blob: BlobIndex(0), number })
     }

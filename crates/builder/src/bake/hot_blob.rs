@@ -46,7 +46,7 @@ impl HotBlob {
         if stored.len() != chunk.stored_size as usize {
             return fail(format!("{} bytes, expected {}", stored.len(), chunk.stored_size));
         }
-        let unit = match self.decoder.unit(self.codec, chunk, stored, &mut self.decoded) {
+        let unit = match self.decoder.unit(&blob.unit(chunk), stored, &mut self.decoded) {
             Ok(unit) => unit,
             Err(problem) => return fail(problem.to_string()),
         };
@@ -57,7 +57,7 @@ impl HotBlob {
             let got = chunk.digest.algorithm.digest(content);
             return fail(format!("its digest is {got}, expected {}", chunk.digest));
         }
-        match chunk.batch {
+        match chunk.part {
             None => self.writer.add(&[*chunk], stored),
             Some(_) => self.writer.add_anew(&[(*chunk, content)]),
         }

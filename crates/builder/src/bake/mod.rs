@@ -10,7 +10,7 @@
 
 mod first;
 mod hot_blob;
-mod writer;
+pub(crate) mod writer;
 
 use std::collections::{HashMap, HashSet};
 

@@ -21,20 +21,20 @@ use crate::{
 
 /// A blob that grows.
 #[derive(Debug)]
-pub(super) struct BlobWriter {
+pub(crate) struct BlobWriter {
     scratch: Scratch,
     path: PathBuf,
     file: BufWriter<File>,
     hasher: Hasher,
     codec: Codec,
-    /// For what comes from batches.
+    /// For what comes out of units.
     encoder: Option<UnitEncoder>,
     chunks: Vec<Chunk>,
 }
 
 impl BlobWriter {
     /// An empty blob in a new file called `name`, whose chunks are compressed with `codec`.
-    pub(super) fn create(scratch: Scratch, name: &str, codec: Codec) -> Result<Self, BuildError> {
+    pub(crate) fn create(scratch: Scratch, name: &str, codec: Codec) -> Result<Self, BuildError> {
         let path = scratch.join(name);
         let file = File::create_new(&path).map_err(|problem| scratch.failed(problem))?;
         let (file, hasher) = (BufWriter::new(file), Algorithm::Sha256.hasher());
@@ -42,7 +42,7 @@ impl BlobWriter {
     }
 
     /// Adds a chunk with these stored bytes, or all chunks of a batch, behind the others.
-    pub(super) fn add(&mut self, unit: &[Chunk], stored: &[u8]) -> Result<(), BuildError> {
+    pub(crate) fn add(&mut self, unit: &[Chunk], stored: &[u8]) -> Result<(), BuildError> {
         let start = self.chunks.last().map_or(Stored(0), Chunk::stored_end);
         for chunk in unit {
             let end = self.chunks.last().map(|last| round_up_to_block(last.decoded_end().0));
@@ -59,8 +59,8 @@ impl BlobWriter {
         self.file.write_all(stored).map_err(|problem| self.scratch.failed(problem))
     }
 
-    /// Adds chunks that were taken out of a batch, as a unit of their own.
-    pub(super) fn add_anew(&mut self, parts: &[(Chunk, &[u8])]) -> Result<(), BuildError> {
+    /// Adds chunks with this content, as a unit of their own.
+    pub(crate) fn add_anew(&mut self, parts: &[(Chunk, &[u8])]) -> Result<(), BuildError> {
         let encoder = match &mut self.encoder {
             Some(encoder) => encoder,
             none => {
@@ -71,9 +71,9 @@ impl BlobWriter {
         let contents: Vec<&[u8]> = parts.iter().map(|(_, content)| *content).collect();
         let mut stored = Vec::new();
         let places = encoder.encode(&contents, &mut stored);
-        let place = |((chunk, _), InUnit { stored_size, batch }): (&(Chunk, _), InUnit)| Chunk {
+        let place = |((chunk, _), InUnit { stored_size, part }): (&(Chunk, _), InUnit)| Chunk {
             stored_size,
-            batch,
+            part,
             ..*chunk
         };
         let unit: Vec<Chunk> = parts.iter().zip(places).map(place).collect();
@@ -81,12 +81,12 @@ impl BlobWriter {
     }
 
     /// The chunks so far, where they are now.
-    pub(super) fn chunks(&self) -> &[Chunk] {
+    pub(crate) fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
     /// Ends the blob, which begins with `hot_bytes` that a start reads.
-    pub(super) fn finish(self, hot_bytes: u64) -> Result<BuiltBlob, BuildError> {
+    pub(crate) fn finish(self, hot_bytes: u64) -> Result<BuiltBlob, BuildError> {
         let BlobWriter { scratch, path, file, hasher, codec, chunks, .. } = self;
         let file = file.into_inner().map_err(|error| scratch.failed(error.into_error()))?;
         let blob = Unsealed { file, path, hasher, chunks }.seal(codec, &scratch)?;

@@ -3,7 +3,7 @@
 pub(crate) mod dir;
 pub(crate) mod image;
 mod marks;
-mod stream;
+pub(crate) mod stream;
 pub mod tar;
 
 use std::{fmt, io::Read, path::PathBuf};

@@ -19,7 +19,7 @@ const FREE_EXPANSION: u64 = 1 << 30;
 /// maps cannot turn a few KB into a full disk.
 const EXPANSION: u64 = 1000;
 
-const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+pub(crate) const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// Bytes read from a layer at a time.
@@ -33,6 +33,11 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
+    /// That of a layer of `stored_size` bytes, of which nothing was read yet.
+    pub(crate) fn of(stored_size: u64) -> Self {
+        Allowance { declared: stored_size, stored: Rc::default() }
+    }
+
     /// Most bytes that the layer may unpack to.
     pub(crate) fn limit(&self) -> u64 {
         let stored = self.declared.max(self.stored.get());
@@ -58,24 +63,28 @@ pub(crate) fn expand<'a>(
 ) -> io::Result<(BufReader<Expanded<'a>>, Allowance)> {
     let mut magic = Vec::with_capacity(4);
     raw.by_ref().take(4).read_to_end(&mut magic)?;
-    let allowance = Allowance { declared: stored_size.unwrap_or(0), stored: Rc::default() };
+    let allowance = Allowance::of(stored_size.unwrap_or(0));
     let kind = magic.clone();
     let stored = Stored {
         inner: Cursor::new(magic).chain(raw),
         on_read,
         count: Rc::clone(&allowance.stored),
     };
-    // Skippable zstd frames, with which some parallel compressors begin, have any last digit.
-    let skippable = kind.len() == 4 && kind[0] & 0xf0 == 0x50 && kind[1..] == [0x2a, 0x4d, 0x18];
     let inner: Box<dyn Read + 'a> = if kind.starts_with(GZIP_MAGIC) {
         Box::new(Frames::new(Format::Gzip, BufReader::with_capacity(BUFFER, stored))?)
-    } else if kind == ZSTD_MAGIC || skippable {
+    } else if is_zstd(&kind) {
         Box::new(Frames::new(Format::Zstd, BufReader::with_capacity(BUFFER, stored))?)
     } else {
         Box::new(stored)
     };
     let expanded = Expanded { inner, allowance: allowance.clone(), count: 0 };
     Ok((BufReader::with_capacity(BUFFER, expanded), allowance))
+}
+
+/// Whether a layer that begins with these four bytes is compressed with zstd.
+pub(crate) fn is_zstd(magic: &[u8]) -> bool {
+    // Skippable frames, with which some parallel compressors begin, have any last digit.
+    magic == ZSTD_MAGIC || matches!(magic, [first, 0x2a, 0x4d, 0x18] if first & 0xf0 == 0x50)
 }
 
 /// A layer as stored.

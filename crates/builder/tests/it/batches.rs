@@ -55,7 +55,7 @@ fn images_hold_what_their_layers_hold() {
             let stored = fs::read(blob.file.as_ref().unwrap()).unwrap();
             let record = &blob.record;
             check_blob(&stored[record.tail.ci_offset as usize..], record).unwrap();
-            let in_batches = record.blob.chunks.iter().filter(|chunk| chunk.batch.is_some());
+            let in_batches = record.blob.chunks.iter().filter(|chunk| chunk.part.is_some());
             assert!(in_batches.clone().count() > 100);
             let sizes: HashSet<_> = in_batches.map(|chunk| chunk.unit_size()).collect();
             assert!(sizes.iter().all(|size| *size <= BATCH));
@@ -106,7 +106,7 @@ fn hot_chunks_leave_their_batches() {
         own.add(&before[blob], chunk, bytes).unwrap();
     }
     let own = own.finish().unwrap();
-    assert!(own.record.blob.chunks.iter().all(|chunk| chunk.batch.is_none()));
+    assert!(own.record.blob.chunks.iter().all(|chunk| chunk.part.is_none()));
     let old = Bootstrap::open(&built.bootstrap[..]).unwrap();
     let optimized = optimize(&old, &hot, &own).unwrap();
     check(&Bootstrap::open(&optimized.bootstrap[..]).unwrap()).unwrap();
@@ -121,9 +121,9 @@ fn hot_chunks_leave_their_batches() {
             hot.chunks.iter().zip(&wanted).filter(|(chunk, _)| chunk.blob == BlobIndex(at as u8));
         let mine: Vec<_> = mine.map(|(_, digest)| *digest).collect();
         let (front, rest) = blob.chunks.split_at(mine.len());
-        assert!(front.iter().all(|chunk| chunk.batch.is_none()));
+        assert!(front.iter().all(|chunk| chunk.part.is_none()));
         assert!(front.iter().map(|chunk| chunk.digest).eq(mine));
-        assert!(rest.iter().filter(|chunk| chunk.batch.is_some()).count() > 100);
+        assert!(rest.iter().filter(|chunk| chunk.part.is_some()).count() > 100);
     }
 }
 

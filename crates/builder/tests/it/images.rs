@@ -109,7 +109,7 @@ pub(crate) fn open(built: &Built) -> Image {
         assert!(blob.id.matches(&stored));
         for chunk in &blob.chunks {
             let bytes = &stored[chunk.stored.0 as usize..chunk.stored_end().0 as usize];
-            let unit = decoder.unit(blob.codec, chunk, bytes, &mut buffer).unwrap();
+            let unit = decoder.unit(&blob.unit(chunk), bytes, &mut buffer).unwrap();
             assert!(chunk.digest.matches(chunk.part_of(unit).unwrap()));
         }
     }

@@ -5,6 +5,7 @@ mod bake;
 mod batches;
 mod directories;
 mod images;
+mod index;
 mod malformed;
 mod reuse;
 mod tarball;

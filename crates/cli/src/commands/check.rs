@@ -1,4 +1,4 @@
-use std::{io::Read, sync::Arc};
+use std::{io::Read, ops::Range, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -69,7 +69,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the tables at its end.
+/// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the tables at its
+/// end, or in the index of a layer that nobody converted.
 fn blob(
     repository: &Arc<dyn Repository>,
     record: &BlobRecord,
@@ -79,38 +80,76 @@ fn blob(
 ) -> Result<()> {
     let BlobRecord { blob, tail } = record;
     let reader = runtime.block_on(repository.blob(&blob.id, size))?;
-    let mut reader = into_blocking(reader, runtime.handle().clone());
-    let mut at = 0;
-    let (mut stored, mut buffer) = (Vec::new(), Vec::new());
-    let mut decoder = Decoder::new();
+    let mut reader = Ahead::new(into_blocking(reader, runtime.handle().clone()));
+    let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
     for together in blob.chunks.chunk_by(Chunk::shares_unit) {
-        let chunk = &together[0];
-        skip(&mut reader, chunk.stored.0.saturating_sub(at))?;
-        stored.resize(chunk.stored_size as usize, 0);
-        reader.read_exact(&mut stored)?;
-        at = chunk.stored_end().0;
-        let unit = decoder.unit(blob.codec, chunk, &stored, &mut buffer);
+        // The last one reaches furthest.
+        let Some(chunk) = together.last() else { continue };
+        let stored = reader.range(chunk.stored.0..chunk.stored_end().0)?;
+        let unit = decoder.unit(&blob.unit(chunk), stored, &mut buffer);
         let unit = unit.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
         for chunk in together {
             chunks::verify(chunk, unit)?;
+            progress(chunk.stored_share());
         }
-        progress(u64::from(chunk.stored_size));
     }
     // At its end the reader compares the digest of the whole blob.
-    if tail.ci_size == 0 {
-        std::io::copy(&mut reader, &mut std::io::sink())?;
-        return Ok(());
-    }
-    skip(&mut reader, tail.ci_offset.saturating_sub(at))?;
-    let mut rest = Vec::new();
-    reader.read_to_end(&mut rest)?;
+    let rest = match (tail.index, tail.ci_size) {
+        (None, 1..) => reader.rest(tail.ci_offset)?,
+        (index, _) => {
+            reader.skip_rest()?;
+            let Some(index) = index else { return Ok(()) };
+            let reader = runtime.block_on(repository.blob(&index.digest, index.size))?;
+            let reader = into_blocking(reader, runtime.handle().clone());
+            Ahead::new(reader).rest(tail.ci_offset)?
+        }
+    };
     rafs::check_blob(&rest, record)?;
     Ok(())
 }
 
-fn skip(reader: &mut impl Read, bytes: u64) -> Result<()> {
-    std::io::copy(&mut reader.take(bytes), &mut std::io::sink())?;
-    Ok(())
+/// A blob that is read once, of which ranges are wanted that may overlap, in the order of their begins.
+struct Ahead<R> {
+    reader: R,
+    /// Where `bytes` begin.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl<R: Read> Ahead<R> {
+    fn new(reader: R) -> Self {
+        Ahead { reader, start: 0, bytes: Vec::new() }
+    }
+
+    fn range(&mut self, range: Range<u64>) -> Result<&[u8]> {
+        self.skip_to(range.start)?;
+        let (size, here) = ((range.end - range.start) as usize, self.bytes.len());
+        if size > here {
+            self.bytes.resize(size, 0);
+            self.reader.read_exact(&mut self.bytes[here..])?;
+        }
+        Ok(&self.bytes[..size])
+    }
+
+    fn skip_to(&mut self, start: u64) -> Result<()> {
+        let behind = start.saturating_sub(self.start);
+        let here = behind.min(self.bytes.len() as u64);
+        self.bytes.drain(..here as usize);
+        std::io::copy(&mut (&mut self.reader).take(behind - here), &mut std::io::sink())?;
+        self.start = self.start.max(start);
+        Ok(())
+    }
+
+    fn rest(mut self, start: u64) -> Result<Vec<u8>> {
+        self.skip_to(start)?;
+        self.reader.read_to_end(&mut self.bytes)?;
+        Ok(self.bytes)
+    }
+
+    fn skip_rest(mut self) -> Result<()> {
+        std::io::copy(&mut self.reader, &mut std::io::sink())?;
+        Ok(())
+    }
 }
 
 fn against<B: AsRef<[u8]>>(

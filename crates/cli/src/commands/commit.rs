@@ -59,6 +59,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             "{from} is RAFS v5, whose blobs no image of v6 can have: convert its source with `lazuli convert`"
         );
     }
+    base.must_be_converted()?;
     // Of a container, the layers on top of its image are here.
     base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
 

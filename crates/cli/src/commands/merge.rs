@@ -43,6 +43,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let open = |text: &String| {
         let image = open_image::open(text, access, &session.config, &runtime)?;
         image.image.must_be_whole_unless(false, image.name.to_string())?;
+        image.must_be_converted()?;
         if image.image.bootstrap.version() == 5 {
             bail!(
                 "{text} is RAFS v5, whose blobs no image of v6 can have: convert its source with `lazuli convert`"

@@ -6,6 +6,7 @@ mod convert;
 mod copy;
 mod daemon;
 mod diff;
+mod index;
 mod inspect;
 mod manual;
 mod merge;
@@ -33,6 +34,7 @@ use crate::Session;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Convert(convert::Arguments),
+    Index(index::Arguments),
     Commit(commit::Arguments),
     Optimize(optimize::Arguments),
     Merge(merge::Arguments),
@@ -63,6 +65,7 @@ impl Verb {
         let done = |()| ExitCode::SUCCESS;
         match self {
             Verb::Convert(arguments) => convert::run(session, &arguments).map(done),
+            Verb::Index(arguments) => index::run(session, &arguments).map(done),
             Verb::Commit(arguments) => commit::run(session, &arguments).map(done),
             Verb::Optimize(arguments) => optimize::run(session, &arguments).map(done),
             Verb::Merge(arguments) => merge::run(session, &arguments).map(done),

@@ -55,6 +55,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             );
         }
     }
+    image.must_be_converted()?;
     if image.image.bootstrap.version() == 5 {
         let from = &image.name;
         bail!(

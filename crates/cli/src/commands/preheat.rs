@@ -75,10 +75,20 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;
+        let may_replace = options.referrers.trust(&name);
         let manifest =
-            lazy_manifest(&*repository, &name, platform.as_ref(), options.referrers.trust(&name));
+            lazy_manifest(&*repository, &name, platform.as_ref(), may_replace, options.indexes);
         let manifest = runtime.block_on(manifest)?.parsed;
-        manifest.layers.iter().map(|layer| Wanted::Whole(layer.digest, layer.size)).collect()
+        let layers = manifest.layers.iter();
+        let mut wanted: Vec<_> =
+            layers.map(|layer| Wanted::Whole(layer.digest, layer.size)).collect();
+        if manifest.layers.iter().any(|layer| layer.index_of().is_some()) {
+            // The data of an index is in the layers of the image that it belongs to.
+            let image = runtime.block_on(repository.manifest(platform.as_ref()))?.parsed;
+            let layers = image.layers.iter();
+            wanted.extend(layers.map(|layer| Wanted::Whole(layer.digest, layer.size)));
+        }
+        wanted
     };
     let bytes = wanted.iter().map(Wanted::bytes).sum();
     let bar = progress::bytes(Some(bytes), "preheating");

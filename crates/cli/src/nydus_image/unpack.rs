@@ -84,7 +84,7 @@ impl Content for Chunks<'_> {
         let chunk = blob.chunk(wanted.number).with_context(context)?;
         self.stored.resize(chunk.stored_size as usize, 0);
         file.read_exact_at(&mut self.stored, chunk.stored.0).with_context(context)?;
-        let unit = self.decoder.unit(blob.codec, chunk, &self.stored, &mut self.decoded);
+        let unit = self.decoder.unit(&blob.unit(chunk), &self.stored, &mut self.decoded);
         let unit = unit.with_context(context)?;
         chunks::verify(chunk, unit).with_context(|| format!("blob {}", blob.id))
     }

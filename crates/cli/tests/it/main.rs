@@ -15,6 +15,7 @@ mod daemon;
 mod diff;
 mod faults;
 mod full_disk;
+mod index;
 mod keep;
 mod keeper;
 mod lazuli;

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// `umoci unpack` of an OCI layout: the reference for what an image holds.
-fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
+pub(crate) fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
     let bundle = lazuli.path("bundle");
     let image = format!("{}:{tag}", layout.display());
     let output = Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle).output();

@@ -107,8 +107,8 @@ fn tables<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, text: &mut String) {
                     chunk.number,
                     chunk.stored.0,
                     chunk.stored_size,
-                    chunk.batch.map_or(String::new(), |batch| {
-                        format!(" (from {} of {})", batch.offset, batch.size)
+                    chunk.part.map_or(String::new(), |part| {
+                        format!(" (from {} of {})", part.offset, part.size)
                     }),
                     chunk.decoded.0,
                     chunk.decoded_size,

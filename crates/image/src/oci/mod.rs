@@ -8,9 +8,11 @@
 //! The bootstrap is the last layer, because that is the only one that readers test for its annotation.
 
 mod config;
+mod index_image;
 mod platform;
 
 pub use config::ImageConfig;
+pub use index_image::{IndexImage, IndexedLayer};
 pub use platform::{InvalidPlatform, Platform};
 
 use std::collections::BTreeMap;
@@ -52,6 +54,8 @@ pub mod media_type {
     pub const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// A data blob.
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
+    /// A referrer with what it takes to read an ordinary image in places.
+    pub const LAYER_INDEX: &str = "application/vnd.lazuli.index.v1";
     /// Docker's image configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// A lazy image's configuration, from converters who do not want others to take it for one that they can run.
@@ -74,6 +78,10 @@ pub mod annotation {
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
+    /// On the index of a layer that nobody converted: digest of that layer.
+    pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
+    /// On the index of a layer: digest of its chunk tables as stored, which are a part of it.
+    pub const INDEX_TABLES: &str = "vnd.lazuli.index-tables";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
 }
@@ -172,6 +180,16 @@ impl Descriptor {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
 
+    /// The layer that this is the index of.
+    pub fn index_of(&self) -> Option<Digest> {
+        self.annotations.get(annotation::INDEX_OF)?.parse().ok()
+    }
+
+    /// Digest of the stored chunk tables in the index of a layer, if its maker says it.
+    pub fn index_tables(&self) -> Option<Digest> {
+        self.annotations.get(annotation::INDEX_TABLES)?.parse().ok()
+    }
+
     fn has(&self, annotation: &str) -> bool {
         self.annotations.get(annotation).is_some_and(|value| value == "true")
     }
@@ -186,6 +204,9 @@ pub struct Manifest {
     /// One of the two manifest types of [`media_type`]; OCI allows to leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
+    /// What it is if it is not an ordinary image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
     /// The image configuration.
     pub config: Descriptor,
     /// The layers, lowest first.
@@ -268,26 +289,26 @@ impl LazyImage {
         // A data blob is not compressed as a whole, so it is its own "uncompressed" form.
         let diff_ids = blobs.iter().map(|blob| blob.digest).chain([diff_id]);
         let config = source.lazy(diff_ids.collect())?.to_json();
-        let mut layers: Vec<Descriptor> = blobs
-            .iter()
-            .map(|blob| {
-                let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
-                let mut notes = vec![(annotation::DATA_BLOB, "true")];
-                notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
-                Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
-            })
-            .collect();
-        let notes = [(annotation::BOOTSTRAP, "true"), (annotation::FS_VERSION, "6")];
-        layers.push(Descriptor::new(
-            media_type::LAYER_ZSTD,
-            bootstrap.digest,
-            bootstrap.size,
-            &notes,
-        ));
+        let mut layers: Vec<Descriptor> = blobs.iter().map(data_layer).collect();
+        layers.push(bootstrap_layer(&bootstrap));
         let (config_digest, manifest) = describe(&config, layers, annotations)?;
         let digest = Algorithm::Sha256.digest(&manifest);
         Ok(LazyImage { config, config_digest, manifest, digest })
     }
+}
+
+/// What a manifest says about a data blob.
+fn data_layer(blob: &BlobLayer) -> Descriptor {
+    let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
+    let mut notes = vec![(annotation::DATA_BLOB, "true")];
+    notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
+    Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
+}
+
+/// What a manifest says about the packed bootstrap.
+fn bootstrap_layer(bootstrap: &BlobLayer) -> Descriptor {
+    let notes = [(annotation::BOOTSTRAP, "true"), (annotation::FS_VERSION, "6")];
+    Descriptor::new(media_type::LAYER_ZSTD, bootstrap.digest, bootstrap.size, &notes)
 }
 
 /// The documents of an ordinary image with one layer. The same input gives the same bytes.
@@ -359,6 +380,7 @@ fn describe(
     let manifest = Manifest {
         schema_version: 2,
         media_type: Some(media_type::MANIFEST.to_owned()),
+        artifact_type: None,
         config: Descriptor::plain(media_type::CONFIG, digest, config.len() as u64),
         layers,
         subject: None,

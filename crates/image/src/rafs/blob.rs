@@ -15,13 +15,13 @@ use super::{
     ci::{self, CiEntry, CiTable},
     embedded, footer,
     layout::{
-        CI_BATCH_SIZE, CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CI_V2_ENTRY_SIZE, CiHeader,
+        CI_ENTRY_SIZE, CI_HEADER_SIZE, CI_MAGIC, CI_UNIT_SIZE, CI_V2_ENTRY_SIZE, CiHeader,
         MAX_CHUNKS, TocEntry, features,
     },
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Digest, FormatError, codec::Encoder, digest::Hasher,
-    offset::round_up_to_block,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Digest, FormatError, Points, codec::Encoder,
+    digest::Hasher, offset::round_up_to_block,
 };
 
 /// Compression level of CI tables.
@@ -100,10 +100,7 @@ fn tail(
     let data_size = last.stored_end().0;
     let decoded_size = round_up_to_block(last.decoded_end().0).ok_or_else(|| error("too big"))?;
     let ci = ci_table(chunks)?;
-    let mut encoder = Encoder::new(codec, CI_LEVEL)
-        .map_err(|reason: io::Error| error(&format!("no compressor: {reason}")))?;
-    let compressed = encoder.encode(&ci);
-    let (ci_codec, stored_ci) = compressed.map_or((Codec::None, &ci[..]), |ci| (codec, ci));
+    let (stored_ci, ci_codec) = compressed_ci(&ci, codec)?;
 
     let mut hash = chunk_data;
     let mut out = Section { bytes: Vec::new(), start: data_size };
@@ -116,7 +113,6 @@ fn tail(
     }
 
     let ci_offset = out.position();
-    out.write(stored_ci);
     let inlined = if bootstrap.is_some() { features::INLINED_FS_META } else { 0 };
     let mut info = TailInfo {
         features: written_features(chunks) | inlined,
@@ -127,55 +123,74 @@ fn tail(
         ci_codec,
         toc_size: 0,
         toc_digest: None,
+        index: None,
     };
-    let header = ci_header(&info);
-    let header_offset = out.position();
-    out.write(header.as_bytes());
-    out.write(&footer::encode(CI, stored_ci.len() as u64 + CI_HEADER_SIZE));
-
-    let digests: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.digest.hash).collect();
-    let digests_offset = out.position();
-    out.write(&digests);
-    out.write(&footer::encode(DIGESTS, digests.len() as u64));
-
-    let sha256 = |data: &[u8]| Algorithm::Sha256.digest(data);
-    let (ci_size, ci_stored) = (ci.len() as u64, stored_ci.len() as u64);
-    let digests_size = digests.len() as u64;
-    let mut toc = vec![
-        toc_entry(CHUNKS, Codec::None, chunks_digest, 0, data_size, decoded_size),
-        toc_entry(CI, ci_codec, sha256(&ci), ci_offset, ci_stored, ci_size),
-        toc_entry(
-            CI_HEADER,
-            Codec::None,
-            sha256(header.as_bytes()),
-            header_offset,
-            CI_HEADER_SIZE,
-            CI_HEADER_SIZE,
-        ),
-        toc_entry(
-            DIGESTS,
-            Codec::None,
-            sha256(&digests),
-            digests_offset,
-            digests_size,
-            digests_size,
-        ),
-    ];
+    let [_, units_size] = units(&info);
+    let units = (units_size / CI_UNIT_SIZE) as u32;
+    let header = ci_header(&info, units);
+    let mut toc = vec![toc_entry(CHUNKS, Codec::None, chunks_digest, 0, data_size, decoded_size)];
+    toc.extend(write_ci(&mut out, &info, &stored_ci, &ci, units));
+    toc.push(write_digests(&mut out, chunks));
     if let Some(bootstrap) = bootstrap {
         // Any id that no other blob has: that of the blob is not known yet.
         let id = hash.clone().finish();
         let (stored_size, chunks) = (out.position(), chunks.to_vec().into());
-        let blob = Blob { id, codec, stored_size, decoded_size, chunks };
+        let points = Points::default();
+        let blob = Blob { id, codec, points, stored_size, decoded_size, chunks };
         let mut bootstrap = bootstrap(BlobRecord { blob, tail: info })?;
         embedded::forget_id(&mut bootstrap, &id)?;
         toc.push(write_embedded(&mut out, &bootstrap)?);
     }
     let toc = write_toc(&mut out, &toc);
-    (info.toc_size, info.toc_digest) = (toc.len() as u32, Some(sha256(toc)));
+    (info.toc_size, info.toc_digest) = (toc.len() as u32, Some(Algorithm::Sha256.digest(toc)));
     hash.update(&out.bytes[footer::SIZE as usize..]);
     let stored_size = out.position();
     let meta_file = join_meta_file(ci, header.as_bytes());
     Ok(Tail { bytes: out.bytes, info, meta_file, id: hash.finish(), stored_size, decoded_size })
+}
+
+/// The CI table as stored, and how it is compressed.
+pub(super) fn compressed_ci(ci: &[u8], codec: Codec) -> Result<(Vec<u8>, Codec), FormatError> {
+    let mut encoder = Encoder::new(codec, CI_LEVEL).map_err(|reason: io::Error| {
+        FormatError::new("CI table", 0, format!("no compressor: {reason}"))
+    })?;
+    let compressed = encoder.encode(ci);
+    let (stored, codec) = compressed.map_or((ci, Codec::None), |stored| (stored, codec));
+    Ok((stored.to_vec(), codec))
+}
+
+/// Writes the CI table `ci`, which is stored as `stored`, with its header, and says what the table of
+/// contents is to say about them.
+pub(super) fn write_ci(
+    out: &mut Section,
+    info: &TailInfo,
+    stored: &[u8],
+    ci: &[u8],
+    units: u32,
+) -> Vec<TocEntry> {
+    out.write(stored);
+    let header = ci_header(info, units);
+    let header_offset = out.position();
+    out.write(header.as_bytes());
+    let stored_size = stored.len() as u64;
+    out.write(&footer::encode(CI, stored_size + CI_HEADER_SIZE));
+    let sha256 = |data: &[u8]| Algorithm::Sha256.digest(data);
+    let of_header = sha256(header.as_bytes());
+    let size = CI_HEADER_SIZE;
+    vec![
+        toc_entry(CI, info.ci_codec, sha256(ci), info.ci_offset, stored_size, ci.len() as u64),
+        toc_entry(CI_HEADER, Codec::None, of_header, header_offset, size, size),
+    ]
+}
+
+/// Writes the digest array, and says what the table of contents is to say about it.
+pub(super) fn write_digests(out: &mut Section, chunks: &[Chunk]) -> TocEntry {
+    let digests: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.digest.hash).collect();
+    let (offset, size) = (out.position(), digests.len() as u64);
+    out.write(&digests);
+    out.write(&footer::encode(DIGESTS, size));
+    let digest = Algorithm::Sha256.digest(&digests);
+    toc_entry(DIGESTS, Codec::None, digest, offset, size, size)
 }
 
 /// Writes an embedded bootstrap, and says what the table of contents is to say about it.
@@ -194,7 +209,7 @@ fn write_embedded(out: &mut Section, bootstrap: &[u8]) -> Result<TocEntry, Forma
 }
 
 /// Writes the table of contents with its footer, and returns both.
-fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry]) -> &'a [u8] {
+pub(super) fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry]) -> &'a [u8] {
     let start = out.bytes.len();
     out.write(entries.as_bytes());
     out.write(&footer::encode(TOC, size_of_val(entries) as u64));
@@ -210,13 +225,13 @@ fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {
 
 /// What a blob of `chunks` made here has.
 fn written_features(chunks: &[Chunk]) -> u32 {
-    let is_batched = chunks.iter().any(|chunk| chunk.batch.is_some());
+    let is_batched = chunks.iter().any(|chunk| chunk.part.is_some());
     features::WRITTEN | if is_batched { features::WRITTEN_BATCHED } else { 0 }
 }
 
-/// The header of the CI table that `tail` describes.
-fn ci_header(tail: &TailInfo) -> CiHeader {
-    let [offset, size, batches] = batches(tail);
+/// The header of the CI table that `tail` describes, which has so many units.
+fn ci_header(tail: &TailInfo, count: u32) -> CiHeader {
+    let [offset, size] = units(tail);
     CiHeader {
         magic: CI_MAGIC.into(),
         features: tail.features.into(),
@@ -225,22 +240,21 @@ fn ci_header(tail: &TailInfo) -> CiHeader {
         offset: tail.ci_offset.into(),
         stored_size: tail.ci_stored_size.into(),
         size: tail.ci_size.into(),
-        batches_offset: offset.into(),
-        batches_size: size.into(),
-        batches: (batches as u32).into(),
+        units_offset: offset.into(),
+        units_size: size.into(),
+        units: count.into(),
         reserved: [0; 4032],
         magic2: CI_MAGIC.into(),
     }
 }
 
-/// Where a decoded CI table says something about batches, in how many bytes, and about how many.
-fn batches(tail: &TailInfo) -> [u64; 3] {
-    if tail.features & features::BATCH == 0 {
-        return [0; 3];
+/// Where a decoded CI table says something about units, and in how many bytes.
+fn units(tail: &TailInfo) -> [u64; 2] {
+    if !tail.has_units() {
+        return [0; 2];
     }
     let offset = CI_V2_ENTRY_SIZE * u64::from(tail.chunk_count);
-    let size = tail.ci_size.saturating_sub(offset);
-    [offset, size, size / CI_BATCH_SIZE]
+    [offset, tail.ci_size.saturating_sub(offset)]
 }
 
 fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
@@ -276,11 +290,14 @@ pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
         return None;
     }
     let ci = ci_table(&blob.chunks).ok()?;
-    (ci.len() as u64 == tail.ci_size).then(|| join_meta_file(ci, ci_header(tail).as_bytes()))
+    let [_, units] = units(tail);
+    let header = ci_header(tail, (units / CI_UNIT_SIZE) as u32);
+    (ci.len() as u64 == tail.ci_size).then(|| join_meta_file(ci, header.as_bytes()))
 }
 
 /// Bytes with their place in the blob.
-struct Section {
+#[derive(Default)]
+pub(super) struct Section {
     bytes: Vec<u8>,
     start: u64,
 }
@@ -293,12 +310,21 @@ impl Section {
     fn position(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
 }
 
 /// How a section is compressed, in the table of contents.
 const fn toc_flags(codec: Codec) -> u32 {
     match codec {
-        Codec::None => 1,
+        // No section is a piece of a gzip file.
+        Codec::None | Codec::Gzip => 1,
         Codec::Zstd => 2,
         Codec::Lz4 => 4,
     }
@@ -342,8 +368,8 @@ pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
         let offset = if goes_on { filled } else { 0 };
         if chunk.number as usize != number
             || !(goes_on || begins)
-            || chunk.batch.map_or(0, |batch| batch.offset) != offset
-            || !chunk.is_within_batch()
+            || chunk.part.map_or(0, |batch| batch.offset) != offset
+            || !chunk.is_within_unit()
             || Some(chunk.decoded.0) != decoded
         {
             return error(format!("expected number {number} at stored byte {stored}: {chunk:?}"));
@@ -451,19 +477,29 @@ pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError
         ("stored size", header.stored_size.get() == info.ci_stored_size),
         ("size", header.size.get() == info.ci_size),
         (
-            "place of batches",
-            is_v1
-                || [
-                    header.batches_offset.get(),
-                    header.batches_size.get(),
-                    header.batches.get().into(),
-                ] == batches(info),
+            "place of units",
+            is_v1 || [header.units_offset.get(), header.units_size.get()] == units(info),
         ),
     ];
     match facts.iter().find(|(_, holds)| !holds) {
         Some((field, _)) => Err(error(format!("bad {field}"))),
         None => Ok(()),
     }
+}
+
+/// Whether a CI header, checked already, has as many units as `ci`, the decoded table before it.
+pub fn check_ci_units(info: &TailInfo, ci: &[u8], header: &[u8]) -> Result<(), FormatError> {
+    let header = CiHeader::ref_from_bytes(header).ok();
+    let (Some(table), Some(header)) = (CiTable::new(ci, info), header) else {
+        let problem = format!("{} bytes for {} chunks", ci.len(), info.chunk_count);
+        return Err(FormatError::new("CI table", info.ci_offset, problem));
+    };
+    let (count, units) = (table.unit_count(), u64::from(header.units.get()));
+    if info.features & features::CHUNK_INFO_V2 == 0 || count == units {
+        return Ok(());
+    }
+    let problem = format!("{units} units, the table has {count}");
+    Err(FormatError::new("CI header", info.ci_offset + info.ci_stored_size, problem))
 }
 
 fn check_toc_entry(
@@ -514,6 +550,7 @@ impl<'a> TailReader<'a> {
         info.ci_codec
             .decode(stored, &mut ci)
             .map_err(|problem| FormatError::new("CI table", info.ci_offset, problem.to_string()))?;
+        check_ci_units(info, &ci, header_bytes)?;
         Ok((ci, header_bytes))
     }
 

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{BlobRecord, TailInfo, tables, tables::Tables};
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, ChunkRef, Decoded, FormatError, Inode, InodeId, Kind,
-    Metadata, Name, Tree,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Decoded, FormatError, Inode, InodeId,
+    Kind, Metadata, Name, Points, Tree,
     erofs::{
         DirEntry, FileType, InodeView, Nid, ReadDir, Xattr, dir,
         layout::{CHUNK_BITS_MASK, ChunkIndex},
@@ -79,10 +79,28 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         &self.tables.tails
     }
 
-    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only the CI tables of these blobs say where they are stored:
-    /// see [`super::place`]. Others write such bootstraps when they make batches.
+    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only CI tables say in which
+    /// units they are stored: see [`super::place`]. Indexes of gzip layers are so, and what others write
+    /// when they make batches.
     pub fn unplaced(&self) -> &[BlobIndex] {
         &self.tables.unplaced
+    }
+
+    /// Says where decoders can begin in the blob, which is a gzip layer.
+    ///
+    /// # Errors
+    /// The blob has a chunk in a unit that begins at none of the points, or does not exist.
+    pub fn set_points(&mut self, blob: BlobIndex, points: Points) -> Result<(), FormatError> {
+        let error = |problem: String| FormatError::new(format!("blob {}", blob.0), 0, problem);
+        let found = self.tables.blobs.get_mut(usize::from(blob.0));
+        let found = found.ok_or_else(|| error("it does not exist".to_owned()))?;
+        let in_units = found.chunks.iter().filter(|chunk| chunk.part.is_some());
+        let is_lost = |chunk: &&Chunk| points.at(chunk.stored).is_none();
+        if let Some(chunk) = in_units.into_iter().find(is_lost) {
+            return Err(error(format!("no point at {}: {chunk:?}", chunk.stored)));
+        }
+        found.points = points;
+        Ok(())
     }
 
     /// [`Bootstrap::blobs`] and [`Bootstrap::tails`] together, copied.

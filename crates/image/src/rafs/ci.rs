@@ -1,14 +1,20 @@
-//! The chunk information ("CI") table at the tail of a blob: 16 bytes for each chunk in version 1; in version 2
-//! 24 bytes, and behind them 40 bytes for each batch.
+//! The chunk information ("CI") table at the tail of a blob: 16 bytes for each chunk in version 1; in
+//! version 2 24 bytes, and behind them 40 bytes for each unit of several chunks: a batch, or a piece of
+//! a gzip file, which upstream calls context ("zran"). The windows of contexts come last.
 
-use crate::{BLOCK_SIZE, Chunk, Decoded, Stored, chunk::Batch};
+use zerocopy::FromBytes;
 
 use super::{
     TailInfo,
     layout::{
-        CI_BATCH_SIZE, CI_ENTRY_SIZE, CI_V2_ENTRY_SIZE, MAX_CHUNKS, MAX_CI_V2,
-        features::{BATCH, CHUNK_INFO_V2},
+        CI_ENTRY_SIZE, CI_UNIT_SIZE, CI_V2_ENTRY_SIZE, Context, MAX_CHUNKS, MAX_CI_V2,
+        features::{BATCH, CHUNK_INFO_V2, ZRAN},
     },
+};
+use crate::{
+    BLOCK_SIZE, Chunk, Decoded, Points, Stored,
+    chunk::{MAX_UNIT, Part},
+    points::{MAX_WINDOW, NewPoint},
 };
 
 /// Bits of the first word of an entry of version 2.
@@ -22,24 +28,39 @@ mod flags {
     pub(super) const KNOWN: u8 = COMPRESSED | ZRAN | BATCH | ENCRYPTED | HAS_CRC32C;
 }
 
-/// Whether a decoded CI table of a blob with these features and so many chunks may have this size: in version 2 each
-/// batch has at least one chunk.
+/// Whether a decoded CI table of a blob with these features and so many chunks may have this size:
+/// in version 2 each unit has at least one chunk.
 pub(super) fn size_fits(blob_features: u32, chunks: u32, size: u64) -> bool {
     let chunks = u64::from(chunks);
     if blob_features & CHUNK_INFO_V2 == 0 {
-        return blob_features & BATCH == 0 && size == CI_ENTRY_SIZE * chunks;
+        return blob_features & (BATCH | ZRAN) == 0 && size == CI_ENTRY_SIZE * chunks;
     }
-    let batches = size.checked_sub(CI_V2_ENTRY_SIZE * chunks);
-    let most = if blob_features & BATCH == 0 { 0 } else { chunks };
-    size <= MAX_CI_V2
-        && batches.is_some_and(|rest| rest % CI_BATCH_SIZE == 0 && rest / CI_BATCH_SIZE <= most)
+    let Some(units) = size.checked_sub(CI_V2_ENTRY_SIZE * chunks) else { return false };
+    let units_fit = match blob_features & (BATCH | ZRAN) {
+        0 => units == 0,
+        BATCH => units % CI_UNIT_SIZE == 0 && units / CI_UNIT_SIZE <= chunks,
+        // Windows follow, of any size.
+        ZRAN => units >= CI_UNIT_SIZE,
+        _ => false,
+    };
+    size <= MAX_CI_V2 && units_fit
 }
 
 /// A decoded CI table.
 pub(super) struct CiTable<'a> {
     entries: &'a [u8],
-    batches: &'a [u8],
+    units: Units<'a>,
     is_v2: bool,
+}
+
+/// What a table says about units.
+enum Units<'a> {
+    /// Stored and decoded size, and padding.
+    Batches(&'a [u8]),
+    Contexts {
+        contexts: &'a [Context],
+        windows: &'a [u8],
+    },
 }
 
 impl<'a> CiTable<'a> {
@@ -54,8 +75,23 @@ impl<'a> CiTable<'a> {
         }
         let is_v2 = tail.features & CHUNK_INFO_V2 != 0;
         let entry = if is_v2 { CI_V2_ENTRY_SIZE } else { CI_ENTRY_SIZE };
-        let (entries, batches) = bytes.split_at((entry * u64::from(tail.chunk_count)) as usize);
-        Some(CiTable { entries, batches, is_v2 })
+        let (entries, units) = bytes.split_at((entry * u64::from(tail.chunk_count)) as usize);
+        let units = if tail.has_contexts() {
+            let count = count_of_contexts(entries);
+            let (contexts, windows) = units.split_at_checked(count * CI_UNIT_SIZE as usize)?;
+            Units::Contexts { contexts: <[Context]>::ref_from_bytes(contexts).ok()?, windows }
+        } else {
+            Units::Batches(units)
+        };
+        Some(CiTable { entries, units, is_v2 })
+    }
+
+    /// How many units it describes.
+    pub(super) fn unit_count(&self) -> u64 {
+        match self.units {
+            Units::Batches(batches) => batches.len() as u64 / CI_UNIT_SIZE,
+            Units::Contexts { contexts, .. } => contexts.len() as u64,
+        }
     }
 
     /// The entry of the chunk with this number.
@@ -72,17 +108,9 @@ impl<'a> CiTable<'a> {
     }
 
     fn decode_v2(&self, entry: &[u8; CI_V2_ENTRY_SIZE as usize]) -> Result<CiEntry, String> {
-        let word = |at: usize| {
-            let bytes = entry[at..at + 8].iter().rev();
-            bytes.fold(0, |word, byte| word << 8 | u64::from(*byte))
-        };
-        let (a, b, data) = (word(0), word(8), word(16));
+        let [a, b, data] = words(entry);
         let bits = (a >> 56) as u8;
-        for (bit, what) in [
-            (flags::ZRAN, "a part of a gzip layer (zran)"),
-            (flags::ENCRYPTED, "encryption"),
-            (!flags::KNOWN, "an unknown flag"),
-        ] {
+        for (bit, what) in [(flags::ENCRYPTED, "encryption"), (!flags::KNOWN, "an unknown flag")] {
             if bits & bit != 0 {
                 return Err(format!("flags {bits:#x}: {what} is not supported"));
             }
@@ -92,26 +120,79 @@ impl<'a> CiTable<'a> {
             stored_size: (b >> 40) as u32,
             decoded: Decoded((a & 0xffff_ffff) * BLOCK_SIZE),
             decoded_size: (a >> 32 & 0xff_ffff) as u32 + 1,
-            batch: None,
+            part: None,
         };
-        if bits & flags::BATCH != 0 {
-            let (number, offset) = (data >> 32, data as u32);
-            let at = (number * CI_BATCH_SIZE) as usize;
-            let batch = self.batches.get(at..).and_then(<[u8]>::first_chunk::<8>);
-            let [a, b, c, d, e, f, g, h] =
-                *batch.ok_or_else(|| format!("batch {number} does not exist"))?;
-            found.stored_size = u32::from_le_bytes([a, b, c, d]);
-            found.batch = Some(Batch { offset, size: u32::from_le_bytes([e, f, g, h]) });
-        } else if (bits & flags::COMPRESSED != 0) != (found.stored_size != found.decoded_size) {
-            return Err(format!("flags {bits:#x} do not agree with {found:?}"));
+        let (number, offset) = ((data >> 32) as usize, data as u32);
+        match (bits & (flags::BATCH | flags::ZRAN), &self.units) {
+            (0, _) => {
+                if (bits & flags::COMPRESSED != 0) != (found.stored_size != found.decoded_size) {
+                    return Err(format!("flags {bits:#x} do not agree with {found:?}"));
+                }
+            }
+            (flags::BATCH, Units::Batches(batches)) => {
+                let at = number.saturating_mul(CI_UNIT_SIZE as usize);
+                let batch = batches.get(at..).and_then(<[u8]>::first_chunk::<8>);
+                let [a, b, c, d, e, f, g, h] =
+                    *batch.ok_or_else(|| format!("batch {number} does not exist"))?;
+                found.stored_size = u32::from_le_bytes([a, b, c, d]);
+                found.part = Some(Part { offset, size: u32::from_le_bytes([e, f, g, h]) });
+            }
+            (flags::ZRAN, Units::Contexts { contexts, .. }) => {
+                let context = contexts.get(number);
+                let context = context.ok_or_else(|| format!("context {number} does not exist"))?;
+                found.place_in(context, offset)?;
+            }
+            _ => return Err(format!("flags {bits:#x}: the blob has no such units")),
         }
         Ok(found)
     }
+
+    /// The points at which its contexts begin.
+    pub(super) fn points(&self) -> Result<Points, String> {
+        let Units::Contexts { contexts, windows } = self.units else {
+            return Ok(Points::default());
+        };
+        let point = |(number, context): (usize, &Context)| {
+            let (at, size) = (context.window.get(), context.window_size.get() as usize);
+            let window = usize::try_from(at).ok().and_then(|at| windows.get(at..)?.get(..size));
+            let fits = size <= MAX_WINDOW && context.bits < 8;
+            let window = window.filter(|_| fits);
+            let window = window.ok_or_else(|| format!("context {number}: {context:?}"))?;
+            Ok(NewPoint {
+                stored: Stored(context.stored.get()),
+                bits: context.bits,
+                before: if context.bits == 0 { 0 } else { context.before },
+                window: window.to_vec(),
+            })
+        };
+        let points = contexts.iter().enumerate().map(point).collect::<Result<Vec<_>, String>>()?;
+        let mut sorted: Vec<_> = points.iter().collect();
+        sorted.sort_by_key(|point| point.stored);
+        let differ = |pair: &&[&NewPoint]| pair[0].stored == pair[1].stored && pair[0] != pair[1];
+        if let Some([point, _]) = sorted.windows(2).find(differ) {
+            return Err(format!("two different contexts begin at {}", point.stored));
+        }
+        Ok(points.into_iter().collect())
+    }
+}
+
+/// Entries do not say how many contexts follow, but each has a chunk.
+fn count_of_contexts(entries: &[u8]) -> usize {
+    let (entries, _) = entries.as_chunks::<{ CI_V2_ENTRY_SIZE as usize }>();
+    let number = |entry| (words(entry)[2] >> 32) as usize;
+    entries.iter().map(|entry| number(entry) + 1).max().unwrap_or(0)
+}
+
+fn words(entry: &[u8; CI_V2_ENTRY_SIZE as usize]) -> [u64; 3] {
+    [0, 8, 16].map(|at| {
+        let bytes = entry[at..at + 8].iter().rev();
+        bytes.fold(0, |word, byte| word << 8 | u64::from(*byte))
+    })
 }
 
 /// The table of `chunks`, in version 2 if there are batches. `Err` has the chunk that does not fit.
 pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
-    if chunks.iter().all(|chunk| chunk.batch.is_none()) {
+    if chunks.iter().all(|chunk| chunk.part.is_none()) {
         let mut table = Vec::with_capacity(chunks.len() * CI_ENTRY_SIZE as usize);
         for chunk in chunks {
             table.extend_from_slice(&CiEntry::of(chunk).encode().ok_or(chunk)?);
@@ -122,13 +203,13 @@ pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
     let (mut batches, mut count) = (Vec::new(), 0_u64);
     let mut previous: Option<&Chunk> = None;
     for chunk in chunks {
-        if let Some(batch) = chunk.batch
+        if let Some(part) = chunk.part
             && previous.is_none_or(|previous| !previous.shares_unit(chunk))
         {
             count += 1;
             batches.extend_from_slice(&chunk.stored_size.to_le_bytes());
-            batches.extend_from_slice(&batch.size.to_le_bytes());
-            batches.resize((count * CI_BATCH_SIZE) as usize, 0);
+            batches.extend_from_slice(&part.size.to_le_bytes());
+            batches.resize((count * CI_UNIT_SIZE) as usize, 0);
         }
         let words = CiEntry::of(chunk).encode_v2(count.saturating_sub(1)).ok_or(chunk)?;
         words.iter().for_each(|word| table.extend_from_slice(&word.to_le_bytes()));
@@ -136,6 +217,26 @@ pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
     }
     table.append(&mut batches);
     Ok(table)
+}
+
+/// Where in a piece of a gzip layer a chunk begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) unit: u32,
+    pub(super) offset: u32,
+}
+
+/// The entry of a chunk of a layer that nobody converted; it is in a piece, or stored as it is.
+/// `None` when a field does not fit.
+pub(super) fn layer_entry(chunk: &Chunk, place: Option<Place>) -> Option<[u64; 3]> {
+    let entry = CiEntry::of(chunk);
+    match place {
+        Some(Place { unit, offset }) => {
+            let bits = flags::ZRAN | flags::COMPRESSED;
+            entry.words(bits, u64::from(unit) << 32 | u64::from(offset))
+        }
+        None => entry.encode_v2(0),
+    }
 }
 
 /// Where a chunk lies, as a CI entry says it.
@@ -146,7 +247,7 @@ pub(super) struct CiEntry {
     pub(super) decoded: Decoded,
     pub(super) decoded_size: u32,
     /// Only in version 2.
-    pub(super) batch: Option<Batch>,
+    pub(super) part: Option<Part>,
 }
 
 /// Sizes have 24 bits and are stored less 1: the low 20 at bit 44, the high 4 wherever there is room.
@@ -165,12 +266,28 @@ impl CiEntry {
             stored_size: chunk.stored_size,
             decoded: chunk.decoded,
             decoded_size: chunk.decoded_size,
-            batch: chunk.batch,
+            part: chunk.part,
         }
     }
 
-    /// The words of version 2; `number` is that of the batch, if there is one. `None` when a field does not fit.
-    fn encode_v2(&self, number: u64) -> Option<[u64; 3]> {
+    /// Turns the place in the stream, where the chunk's own bytes are, into one in the unit with the
+    /// number of `context`: from where that begins to where the chunk ends.
+    fn place_in(&mut self, context: &Context, offset: u32) -> Result<(), String> {
+        let size = offset.checked_add(self.decoded_size);
+        let size = size.filter(|size| *size <= context.decoded_size.get().min(MAX_UNIT));
+        let size = size.ok_or_else(|| format!("{self:?} is not within {context:?}"))?;
+        let (start, whole) = (context.stored.get(), u64::from(context.stored_size.get()));
+        let end = self.stored.0 + u64::from(self.stored_size);
+        // Of a chunk that the bytes before it had brought along no own ones are known.
+        let reach = end.checked_sub(start).filter(|reach| (1..=whole).contains(reach));
+        self.stored = Stored(start);
+        self.stored_size = reach.unwrap_or(whole) as u32;
+        self.part = Some(Part { offset, size });
+        Ok(())
+    }
+
+    /// The words of version 2 with these flags and this third word. `None` when a field does not fit.
+    fn words(&self, bits: u8, data: u64) -> Option<[u64; 3]> {
         let block = self.decoded.0 / BLOCK_SIZE;
         let size = u64::from(self.decoded_size).checked_sub(1)?;
         let fits = self.decoded.0.is_multiple_of(BLOCK_SIZE)
@@ -178,19 +295,26 @@ impl CiEntry {
             && size < 1 << 24
             && self.stored.0 & !STORED_MASK == 0
             && self.stored_size < 1 << 24;
-        let (bits, stored_size, data) = match self.batch {
-            Some(batch) => {
-                (flags::BATCH | flags::COMPRESSED, 0, number << 32 | u64::from(batch.offset))
-            }
-            None if self.stored_size == self.decoded_size => (0, self.stored_size, 0),
-            None => (flags::COMPRESSED, self.stored_size, 0),
-        };
         let words = [
             u64::from(bits) << 56 | size << 32 | block,
-            u64::from(stored_size) << 40 | self.stored.0,
+            u64::from(self.stored_size) << 40 | self.stored.0,
             data,
         ];
         fits.then_some(words)
+    }
+
+    /// The words of version 2; `number` is that of the batch, if there is one. `None` when a field does
+    /// not fit.
+    fn encode_v2(&self, number: u64) -> Option<[u64; 3]> {
+        match self.part {
+            Some(part) => {
+                let bits = flags::BATCH | flags::COMPRESSED;
+                let data = number << 32 | u64::from(part.offset);
+                CiEntry { stored_size: 0, ..*self }.words(bits, data)
+            }
+            None if self.stored_size == self.decoded_size => self.words(0, 0),
+            None => self.words(flags::COMPRESSED, 0),
+        }
     }
 
     /// The bytes of version 1. `None` when a field does not fit.
@@ -218,7 +342,7 @@ impl CiEntry {
             stored_size: decode_size(b, STORED_HIGH_SHIFT),
             decoded: Decoded(a & DECODED_MASK),
             decoded_size: decode_size(a, DECODED_HIGH_SHIFT),
-            batch: None,
+            part: None,
         }
     }
 }
@@ -252,7 +376,7 @@ mod tests {
                 stored_size,
                 decoded: Decoded(decoded),
                 decoded_size,
-                batch: None,
+                part: None,
             };
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             assert_eq!(entry.encode().unwrap()[..], bytes);
@@ -269,7 +393,7 @@ mod tests {
                     stored_size: size,
                     decoded: Decoded(decoded),
                     decoded_size: size,
-                    batch: None,
+                    part: None,
                 };
                 assert_eq!(CiEntry::decode(&entry.encode().unwrap()), entry);
             }
@@ -279,7 +403,7 @@ mod tests {
             stored_size: 1,
             decoded: Decoded(0),
             decoded_size: 1,
-            batch: None,
+            part: None,
         };
         let bad = [
             CiEntry { stored_size: 0, ..good },

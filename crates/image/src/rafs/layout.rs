@@ -5,7 +5,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use crate::chunk::Batch;
+use crate::chunk::Part;
 
 /// Where the extended superblock starts, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;
@@ -36,7 +36,7 @@ pub mod flags {
     pub const EXPLICIT_UID_GID: u64 = 0x10;
     /// Some inode has extended attributes.
     pub const HAS_XATTR: u64 = 0x20;
-    /// Chunks are gzip streams.
+    /// Blobs are layers that nobody converted: gzip, or plain tar.
     pub const COMPRESSOR_GZIP: u64 = 0x40;
     /// Chunks are zstd frames.
     pub const COMPRESSOR_ZSTD: u64 = 0x80;
@@ -149,9 +149,9 @@ pub struct BlobEntry {
     pub ci_size: U64,
     /// SHA-256 of the table of contents with its footer.
     pub toc_digest: [u8; 32],
-    /// Only for unsupported features.
+    /// SHA-256 of the blob that has the CI table, with [`features::SEPARATE`].
     pub meta_digest: [u8; 32],
-    /// Only for unsupported features.
+    /// Bytes of that blob.
     pub meta_size: U64,
     /// Only for unsupported features.
     pub cipher_iv: U64,
@@ -195,19 +195,20 @@ pub mod chunk_flags {
     pub const HOLE: u32 = 0x2;
     /// Unsupported.
     pub const ENCRYPTED: u32 = 0x4;
-    /// The stored place is that of a batch, see `in_batch`. Upstream leaves it out, and the place with it.
+    /// The stored place is that of a unit with several chunks, see `in_unit`. Upstream leaves it out, and
+    /// the place with it.
     pub const BATCH: u32 = 0x8;
 }
 
-/// [`ChunkEntry::file_offset`] of a chunk in a batch, which has no use there since whoever batches only takes whole files:
-/// where it lies in the decoded batch.
-pub(super) fn in_batch(batch: Batch) -> u64 {
-    u64::from(batch.size) << 32 | u64::from(batch.offset)
+/// [`ChunkEntry::file_offset`] of a chunk in a unit with others, where no reader looks for an offset:
+/// where it lies in the decoded unit.
+pub(super) fn in_unit(part: Part) -> u64 {
+    u64::from(part.size) << 32 | u64::from(part.offset)
 }
 
-/// The inverse of [`in_batch`].
-pub(super) fn from_in_batch(word: u64) -> Batch {
-    Batch { offset: word as u32, size: (word >> 32) as u32 }
+/// The inverse of [`in_unit`].
+pub(super) fn from_in_unit(word: u64) -> Part {
+    Part { offset: word as u32, size: (word >> 32) as u32 }
 }
 
 /// First and last four bytes of the CI header.
@@ -218,10 +219,35 @@ pub const CI_HEADER_SIZE: u64 = 4096;
 pub const CI_ENTRY_SIZE: u64 = 16;
 /// Bytes of a CI entry, version 2.
 pub const CI_V2_ENTRY_SIZE: u64 = 24;
-/// Bytes of what a CI table of version 2 says about a batch, behind its entries.
-pub const CI_BATCH_SIZE: u64 = 40;
+/// Bytes of what a CI table of version 2 says about a unit: a batch, or a [`Context`].
+pub const CI_UNIT_SIZE: u64 = 40;
 /// Most bytes of the CI tables of an image that have to be held in memory, those of version 2: ten million chunks.
 pub const MAX_CI_V2: u64 = 256 << 20;
+
+/// What a CI table says about a piece of a gzip file: how to begin to decode it, and how long it is.
+/// Windows follow the last one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Context {
+    /// First whole stored byte.
+    pub stored: U64,
+    /// Where in the unpacked file it begins.
+    pub decoded: U64,
+    /// First byte of its window among the windows.
+    pub window: U64,
+    /// Stored bytes.
+    pub stored_size: U32,
+    /// Decoded bytes.
+    pub decoded_size: U32,
+    /// Bytes of its window, at most 32,768.
+    pub window_size: U32,
+    /// The byte before the first.
+    pub before: u8,
+    /// How many of its upper bits belong to the piece.
+    pub bits: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+}
 
 /// The header that follows the CI table.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -241,12 +267,12 @@ pub struct CiHeader {
     pub stored_size: U64,
     /// Decoded bytes of the CI table.
     pub size: U64,
-    /// First byte of what is said about batches in the decoded CI table; 0 without any.
-    pub batches_offset: U64,
-    /// Bytes of that.
-    pub batches_size: U64,
-    /// Number of batches.
-    pub batches: U32,
+    /// First byte of what is said about units in the decoded CI table; 0 without any.
+    pub units_offset: U64,
+    /// Bytes of that, with windows.
+    pub units_size: U64,
+    /// Number of units.
+    pub units: U32,
     /// Zero.
     pub reserved: [u8; 4032],
     /// [`CI_MAGIC`] again.
@@ -280,5 +306,6 @@ const _: () = {
     assert!(size_of::<BlobEntry>() == 256);
     assert!(size_of::<ChunkEntry>() == 80);
     assert!(size_of::<CiHeader>() as u64 == CI_HEADER_SIZE);
+    assert!(size_of::<Context>() as u64 == CI_UNIT_SIZE);
     assert!(size_of::<TocEntry>() == 128);
 };

@@ -7,24 +7,26 @@
 pub mod layout;
 pub mod v5;
 
-mod batch;
 mod blob;
 mod bootstrap;
 mod check;
 mod ci;
 mod embedded;
 mod footer;
+mod layer_index;
+mod place;
 mod tables;
 mod writer;
 
-pub use batch::{Placed, place};
 pub use blob::{
     Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, check_ci_table,
-    ci_table_of, layer_tail, meta_file, written_meta_file,
+    check_ci_units, ci_table_of, layer_tail, meta_file, written_meta_file,
 };
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
 pub use embedded::set_id;
+pub use layer_index::{LayerIndex, Piece, WrittenIndex};
+pub use place::{Placed, place};
 pub use tables::chunk_rows;
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
@@ -50,8 +52,8 @@ pub struct TailInfo {
     pub ci_offset: u64,
     /// Stored bytes of the CI table.
     pub ci_stored_size: u64,
-    /// Decoded bytes of the CI table: 16 for each chunk in version 1, 24 in version 2 and 40 more for each batch; 0 when there are no
-    /// tables behind the chunks, as in RAFS v5.
+    /// Decoded bytes of the CI table: 16 for each chunk in version 1, 24 in version 2, 40 more for each
+    /// unit, and windows; 0 when there are no tables behind the chunks, as in RAFS v5.
     pub ci_size: u64,
     /// How the CI table is compressed.
     pub ci_codec: Codec,
@@ -59,11 +61,32 @@ pub struct TailInfo {
     pub toc_size: u32,
     /// SHA-256 of the table of contents with its footer, if `toc_size` is not 0.
     pub toc_digest: Option<Digest>,
+    /// The blob that has all that, if it is another one than that with the chunks.
+    pub index: Option<IndexBlob>,
+}
+
+/// What makes a layer that nobody converted readable in places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexBlob {
+    /// SHA-256 of the blob as stored.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size: u64,
 }
 
 impl TailInfo {
     /// One past the last byte of the CI table and its header in the blob.
     pub const fn meta_end(&self) -> u64 {
         self.ci_offset + self.ci_stored_size + layout::CI_HEADER_SIZE
+    }
+
+    /// Whether only the CI table says where chunks are stored.
+    pub(super) const fn has_units(&self) -> bool {
+        self.features & (layout::features::BATCH | layout::features::ZRAN) != 0
+    }
+
+    /// Whether units are pieces of a gzip file.
+    pub(super) const fn has_contexts(&self) -> bool {
+        self.features & layout::features::ZRAN != 0
     }
 }

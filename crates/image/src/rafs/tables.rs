@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use zerocopy::FromBytes;
 
 use super::{
-    BlobRecord, TailInfo, ci,
+    BlobRecord, IndexBlob, TailInfo, ci,
     layout::{
         self, BlobEntry, CHUNK_SIZES, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
         EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, MAX_ROWS, chunk_flags,
@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkList, Codec, Decoded, Digest, FormatError,
-    Stored,
+    Points, Stored,
+    chunk::MAX_UNIT,
     erofs::{
         Nid,
         layout::{
@@ -216,14 +217,16 @@ pub(super) fn flags_digest(bits: u64) -> Result<Algorithm, String> {
     for (bit, what) in [
         (flags::TARFS, "tarfs, which has no digests of chunks,"),
         (flags::ENCRYPTION_AES, "encryption"),
-        (flags::COMPRESSOR_GZIP, "gzip chunks"),
         (!flags::KNOWN, "an unknown feature"),
     ] {
         if bits & bit != 0 {
             return Err(format!("flags {bits:#x}: {what} is not supported"));
         }
     }
-    let compressors = flags::COMPRESSOR_NONE | flags::COMPRESSOR_LZ4 | flags::COMPRESSOR_ZSTD;
+    let compressors = flags::COMPRESSOR_NONE
+        | flags::COMPRESSOR_LZ4
+        | flags::COMPRESSOR_GZIP
+        | flags::COMPRESSOR_ZSTD;
     if (bits & compressors).count_ones() != 1 {
         return Err(format!("flags {bits:#x} do not name one compressor"));
     }
@@ -238,8 +241,6 @@ pub(super) fn flags_digest(bits: u64) -> Result<Algorithm, String> {
 pub(super) fn refuse_features(bits: u32) -> Result<(), String> {
     for (bit, what) in [
         (features::TARFS, "tarfs, which has no digests of chunks,"),
-        (features::ZRAN, "an unconverted gzip layer (zran)"),
-        (features::SEPARATE, "chunk information in another blob"),
         (features::ENCRYPTED, "encryption"),
         (features::EXTERNAL, "external content"),
         (features::SEPARATED_PREFETCH, "a separate prefetch blob"),
@@ -275,6 +276,18 @@ fn blob(
     };
     let blob_codec = codec(entry.compressor.get())?;
     let ci_codec = codec(entry.ci_compressor.get())?;
+    let is_separate = bits & features::SEPARATE != 0;
+    match blob_codec {
+        Codec::Gzip if !is_separate || v5 => {
+            return Err("gzip chunks are supported in layers that nobody converted only".into());
+        }
+        Codec::None | Codec::Lz4 | Codec::Zstd if is_separate || bits & features::ZRAN != 0 => {
+            return Err(format!(
+                "features {bits:#x}: an index of a blob that is compressed with {blob_codec}"
+            ));
+        }
+        _ => {}
+    }
     let count = entry.chunk_count.get();
     let decoded_size = entry.decoded_size.get();
     let ci_size = entry.ci_size.get();
@@ -294,6 +307,8 @@ fn blob(
         ("chunk information size", ci_size_fits),
         ("chunk information size", entry.ci_stored_size.get() <= ci_size),
         ("chunk information offset", entry.ci_offset.get() <= MAX_STORED),
+        ("chunk information compressor", ci_codec != Codec::Gzip),
+        ("size of its index", !is_separate || entry.meta_size.get() <= MAX_STORED),
     ];
     for (field, holds) in facts {
         if !holds {
@@ -310,10 +325,15 @@ fn blob(
         ci_codec,
         toc_size,
         toc_digest: (toc_size != 0).then(|| Digest::sha256(entry.toc_digest)),
+        index: (is_separate && entry.meta_digest != NO_DIGEST).then(|| IndexBlob {
+            digest: Digest::sha256(entry.meta_digest),
+            size: entry.meta_size.get(),
+        }),
     };
     let stored_size = entry.stored_size.get();
     let chunks = ChunkList::default();
-    let blob = Blob { id, codec: blob_codec, stored_size, decoded_size, chunks };
+    let points = Points::default();
+    let blob = Blob { id, codec: blob_codec, points, stored_size, decoded_size, chunks };
     Ok(BlobRecord { blob, tail })
 }
 
@@ -363,9 +383,9 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
                 "chunk {number} of blob {blob} has no digest, so nobody could check its bytes"
             )));
         }
-        let in_batch = flags & chunk_flags::BATCH != 0;
-        if in_batch && tail.features & features::BATCH == 0 {
-            return Err(error(format!("flags {flags:#x}: blob {blob_index} has no batches")));
+        let in_unit = flags & chunk_flags::BATCH != 0;
+        if in_unit && !tail.has_units() {
+            return Err(error(format!("flags {flags:#x}: blob {blob_index} has no such units")));
         }
         if is_unplaced(&entry, tail) {
             unplaced.insert(blob_index);
@@ -378,14 +398,14 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
             stored_size: entry.stored_size.get(),
             decoded: Decoded(entry.decoded.get()),
             decoded_size: entry.decoded_size.get(),
-            batch: in_batch.then(|| layout::from_in_batch(entry.file_offset.get())),
+            part: in_unit.then(|| layout::from_in_unit(entry.file_offset.get())),
         };
-        validate_chunk(&chunk, blob, tail.chunk_count, geometry.chunk_size).map_err(error)?;
+        validate_chunk(&chunk, blob, tail, geometry.chunk_size).map_err(error)?;
         lists[blob_index].push(chunk);
     }
     for (index, (blob, mut chunks)) in blobs.iter_mut().zip(lists).enumerate() {
         chunks.sort_unstable_by_key(|chunk| chunk.number);
-        validate_order(&chunks).map_err(|problem| {
+        validate_order(blob, &chunks).map_err(|problem| {
             FormatError::new("chunk table", table, format!("blob {index}: {problem}"))
         })?;
         blob.chunks = chunks.into();
@@ -395,11 +415,12 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Whether the row of a chunk of a blob with this tail leaves out where it is stored, as upstream does for batches.
+/// Whether the row of a chunk of a blob with this tail leaves out in which unit it is stored, as
+/// upstream does. A chunk of a gzip layer cannot be anywhere else.
 pub(super) fn is_unplaced(row: &ChunkEntry, tail: &TailInfo) -> bool {
-    tail.features & features::BATCH != 0
+    tail.has_units()
         && row.flags.get() & chunk_flags::BATCH == 0
-        && row.stored_size.get() == 0
+        && (tail.has_contexts() || row.stored_size.get() == 0)
 }
 
 /// Refuses chunks with flags, of the chunk table, that are not supported.
@@ -414,11 +435,11 @@ pub(super) fn refuse_chunk_flags(bits: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `chunks` ascend in number and in both offsets.
-pub(super) fn validate_order(chunks: &[Chunk]) -> Result<(), String> {
+/// Whether `chunks` of `blob` ascend in number and in both offsets.
+pub(super) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(), String> {
     for pair in chunks.windows(2) {
         let (a, b) = (&pair[0], &pair[1]);
-        if !a.may_precede(b) {
+        if !blob.is_in_order(a, b) {
             return Err(format!("chunks {} and {} overlap", a.number, b.number));
         }
     }
@@ -429,17 +450,28 @@ pub(super) fn validate_order(chunks: &[Chunk]) -> Result<(), String> {
 pub(super) fn validate_chunk(
     chunk: &Chunk,
     blob: &Blob,
-    chunk_count: u32,
+    tail: &TailInfo,
     chunk_size: u32,
 ) -> Result<(), String> {
+    // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is known.
+    let (in_context, is_unplaced) = match chunk.part {
+        Some(_) => (tail.has_contexts(), false),
+        None => (tail.has_contexts(), tail.has_contexts()),
+    };
+    let stored_sizes = match (is_unplaced, in_context) {
+        (true, _) => 0..=u32::MAX,
+        (_, true) => 1..=2 * MAX_UNIT,
+        _ => 1..=chunk.unit_size(),
+    };
+    let raw_only = matches!(blob.codec, Codec::None | Codec::Gzip) && !in_context;
     let end = |offset: u64, size: u32| offset.checked_add(size.into());
     let fits = |end: Option<u64>, limit: u64| end.is_some_and(|end| end <= limit);
     let facts = [
-        ("number", chunk.number < chunk_count),
+        ("number", chunk.number < tail.chunk_count),
         ("decoded size", (1..=chunk_size).contains(&chunk.decoded_size)),
-        ("place in its batch", chunk.is_within_batch()),
-        ("stored size", (1..=chunk.unit_size()).contains(&chunk.stored_size)),
-        ("stored size", blob.codec != Codec::None || !chunk.is_compressed()),
+        ("place in its unit", chunk.is_within_unit()),
+        ("stored size", stored_sizes.contains(&chunk.stored_size)),
+        ("stored size", !raw_only || !chunk.is_compressed()),
         ("decoded offset", chunk.decoded.0.is_multiple_of(BLOCK_SIZE)),
         ("decoded end", fits(end(chunk.decoded.0, chunk.decoded_size), blob.decoded_size)),
         ("stored end", fits(end(chunk.stored.0, chunk.stored_size), blob.stored_size)),

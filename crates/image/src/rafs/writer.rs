@@ -168,6 +168,7 @@ impl Image<'_> {
         bits |= match self.codec {
             Codec::None => flags::COMPRESSOR_NONE,
             Codec::Lz4 => flags::COMPRESSOR_LZ4,
+            Codec::Gzip => flags::COMPRESSOR_GZIP,
             Codec::Zstd => flags::COMPRESSOR_ZSTD,
         };
         bits |= match self.options.digest {
@@ -234,8 +235,8 @@ impl Image<'_> {
             ci_stored_size: tail.ci_stored_size.into(),
             ci_size: tail.ci_size.into(),
             toc_digest: tail.toc_digest.map_or([0; 32], |digest| digest.hash),
-            meta_digest: [0; 32],
-            meta_size: 0.into(),
+            meta_digest: tail.index.map_or([0; 32], |index| index.digest.hash),
+            meta_size: tail.index.map_or(0, |index| index.size).into(),
             cipher_iv: 0.into(),
             cipher: 0.into(),
             reserved: [0; 36],
@@ -247,7 +248,8 @@ fn hex(blob: &Blob) -> [u8; 64] {
     blob.id.hex().as_bytes().try_into().expect("32 bytes are 64 hex digits")
 }
 
-/// Checks options and blobs, and returns the codec of all blobs: the format has one per image.
+/// Checks options and blobs, and returns the codec that the image is said to have: that of all blobs,
+/// but gzip layers may have blobs beside them with what they cannot give.
 fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
     let fail = |problem: String| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
     let chunk_size = options.chunk_size;
@@ -261,9 +263,10 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
     if chunks > MAX_ROWS {
         return fail(format!("{chunks} chunks, at most {MAX_ROWS} are possible"));
     }
-    let codec = blobs.first().map_or(Codec::Zstd, |record| record.blob.codec);
+    let gzip = blobs.iter().find(|record| record.blob.codec == Codec::Gzip);
+    let codec = gzip.or(blobs.first()).map_or(Codec::Zstd, |record| record.blob.codec);
     for (index, BlobRecord { blob, tail }) in blobs.iter().enumerate() {
-        if blob.codec != codec {
+        if blob.codec != codec && codec != Codec::Gzip {
             return fail(format!("blob {index} is compressed with {}, not {codec}", blob.codec));
         }
         if tail.features & features::ALIGNED == 0 {
@@ -278,10 +281,10 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
         if blob.chunks.is_empty() {
             return fail(format!("blob {index} has no chunks"));
         }
-        validate_order(&blob.chunks)
+        validate_order(blob, &blob.chunks)
             .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
         for chunk in &blob.chunks {
-            validate_chunk(chunk, blob, tail.chunk_count, chunk_size)
+            validate_chunk(chunk, blob, tail, chunk_size)
                 .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
             if chunk.digest.algorithm != options.digest {
                 return fail(format!("blob {index}: chunk digest {}", chunk.digest));
@@ -318,12 +321,13 @@ fn chunk_table(
             }
         }
     }
+    let in_context = |blob: usize| blobs[blob].tail.has_contexts();
     let entry = |blob: usize, row: usize, chunk: &Chunk| ChunkEntry {
         digest: chunk.digest.hash,
         blob: (blob as u32).into(),
-        flags: match chunk.batch {
+        flags: match chunk.part {
             Some(_) => chunk_flags::COMPRESSED | chunk_flags::BATCH,
-            None if chunk.is_compressed() => chunk_flags::COMPRESSED,
+            None if chunk.is_compressed() || in_context(blob) => chunk_flags::COMPRESSED,
             None => 0,
         }
         .into(),
@@ -331,8 +335,8 @@ fn chunk_table(
         decoded_size: chunk.decoded_size.into(),
         stored: chunk.stored.0.into(),
         decoded: chunk.decoded.0.into(),
-        file_offset: match chunk.batch {
-            Some(batch) => layout::in_batch(batch),
+        file_offset: match chunk.part {
+            Some(part) => layout::in_unit(part),
             None => offsets[blob][row].unwrap_or(0),
         }
         .into(),

@@ -2,7 +2,7 @@
 
 use lazuli_image::{
     BlobIndex, Codec,
-    chunk::Batch,
+    chunk::Part,
     codec::Decoder,
     rafs::{
         BlobRecord, Bootstrap, check, check_blob, check_ci_table, ci_table_of, meta_file, place,
@@ -117,8 +117,8 @@ fn every_byte_of_a_table_changed() {
 fn refuses_batches_that_cannot_be() {
     let sample = batched_sample(Codec::None);
     let record = &sample.blobs[0].record;
-    let first = record.blob.chunks.iter().position(|chunk| chunk.batch.is_some()).unwrap();
-    type Damage = fn(&mut Batch);
+    let first = record.blob.chunks.iter().position(|chunk| chunk.part.is_some()).unwrap();
+    type Damage = fn(&mut Part);
     let damages: [(&str, Damage); 4] = [
         ("behind its end", |batch| batch.offset = batch.size),
         ("over the edge of numbers", |batch| batch.offset = u32::MAX),
@@ -128,7 +128,7 @@ fn refuses_batches_that_cannot_be() {
     for (what, damage) in damages {
         let mut blobs: Vec<BlobRecord> =
             sample.blobs.iter().map(|blob| blob.record.clone()).collect();
-        damage(blobs[0].blob.chunks[first].batch.as_mut().unwrap());
+        damage(blobs[0].blob.chunks[first].part.as_mut().unwrap());
         let written = lazuli_image::rafs::write_bootstrap(&sample.tree, &blobs, &small_chunks());
         assert!(written.is_err(), "{what}");
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lazuli_image::{
     Algorithm, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Inode, InodeId, Kind, Metadata,
     Mtime, Name, Stored, Tree,
-    chunk::Batch,
+    chunk::Part,
     codec::Encoder,
     offset::round_up_to_block,
     rafs::{BlobRecord, BootstrapOptions, Tail, blob_tail, write_bootstrap},
@@ -49,7 +49,7 @@ impl BlobBuilder {
                 stored_size: stored.len() as u32,
                 decoded: Decoded(self.decoded.len() as u64),
                 decoded_size: piece.len() as u32,
-                batch: None,
+                part: None,
             });
             self.stored.extend_from_slice(stored);
             self.decoded.extend_from_slice(piece);
@@ -77,7 +77,7 @@ impl BlobBuilder {
                 stored_size,
                 decoded: Decoded(self.decoded.len() as u64),
                 decoded_size: content.len() as u32,
-                batch: Some(Batch { offset, size: joined.len() as u32 }),
+                part: Some(Part { offset, size: joined.len() as u32 }),
             });
             offset += content.len() as u32;
             self.decoded.extend_from_slice(content);
@@ -98,6 +98,7 @@ impl BlobBuilder {
         let blob = Blob {
             id: tail.id,
             codec: self.codec,
+            points: lazuli_image::Points::default(),
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
             chunks: self.chunks.into(),

@@ -1,18 +1,19 @@
 //! Which manifest is meant when a lazy image is wanted.
 //!
-//! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a manifest whose `subject` is the ordinary
-//! one (nydusify's `--with-referrer`). Permission to push to a repository is enough to put one there, also where tags cannot be changed, and
-//! nothing compares its content with the subject's. So it counts only in repositories that the operator lists, or where a policy
-//! has it verified.
+//! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a
+//! manifest whose `subject` is the ordinary one (nydusify's `--with-referrer`). Indexes are referrers
+//! always. Permission to push to a repository is enough to put one there, also where tags cannot be
+//! changed, and nothing compares its content with the subject's. So they count only where the operator
+//! says so, or where a policy has them verified.
 
-use lazuli_image::oci::{Platform, media_type};
+use lazuli_image::oci::{Descriptor, Platform, media_type};
 
 use crate::{
     error::RegistryError,
     manifest::{Document, IMAGE_TYPES, Manifest, Parsed, choose, parse},
     name::ImageName,
     repository::Repository,
-    route::trusted::TrustedReferrers,
+    route::trusted::{IndexTrust, TrustedReferrers},
 };
 
 /// Referrers that are looked at: each is a request. Converters write one, and signatures and traces are told by their types.
@@ -26,22 +27,40 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
-/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image and `may_replace` says so, the first of a lazy
-/// image that refers to it. Not where the name has a digest: a referrer is not covered by it.
+/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, that of a
+/// referrer:
+///
+/// - If it `may_replace` the image, the first lazy image. Not where the name has a digest: a referrer is
+///   not covered by it.
+/// - An [index](lazuli_image::oci::IndexImage) of the image, whose data is the image's own, where
+///   `indexes` trusts those.
 ///
 /// # Errors
-/// The manifest cannot be had. What cannot be found out about referrers is not an error: the image is an ordinary one then.
+/// The manifest cannot be had. What cannot be found out about referrers is not an error: the image is an
+/// ordinary one then.
 pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,
     platform: Option<&Platform>,
     may_replace: bool,
+    indexes: IndexTrust,
 ) -> Result<Manifest, RegistryError> {
     let manifest = repository.manifest(platform).await?;
-    if name.is_pinned() || manifest.parsed.lazy_base().is_some() || !may_replace {
+    if manifest.parsed.lazy_base().is_some() {
         return Ok(manifest);
     }
-    Ok(referrer(repository, &manifest).await.unwrap_or(manifest))
+    if !name.is_pinned()
+        && may_replace
+        && let Some(lazy) = lazy_referrer(repository, &manifest).await
+    {
+        return Ok(lazy);
+    }
+    if indexes.trusts(name)
+        && let Some(index) = index(repository, &manifest).await
+    {
+        return Ok(index);
+    }
+    Ok(manifest)
 }
 
 /// The lazy form of what `name`, which is a tag, means: `document` itself, an entry of the index that it
@@ -77,27 +96,53 @@ pub async fn lazy_form(
     if !trusted.trust(name) {
         return Ok(None);
     }
-    Ok(referrer(repository, &manifest).await)
+    Ok(lazy_referrer(repository, &manifest).await)
 }
 
-async fn referrer(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
+/// The first lazy image that refers to `subject`.
+async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
+    let may_be = |entry: &Descriptor| {
+        let kind = entry.artifact_type.as_deref();
+        kind.is_none_or(|kind| MAY_BE_IMAGES.contains(&kind))
+    };
+    let is_lazy = |found: &Manifest| {
+        let refers = found.parsed.subject.as_ref().map(|subject| subject.digest);
+        refers == Some(subject.digest) && found.parsed.bootstrap().is_some()
+    };
+    referrer(repository, subject, None, may_be, is_lazy).await
+}
+
+/// The first index of `subject`.
+async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
+    let kind = Some(media_type::LAYER_INDEX);
+    let is_index = |found: &Manifest| found.parsed.is_index_of(&subject.digest, &subject.parsed);
+    referrer(repository, subject, kind, |_| true, is_index).await
+}
+
+/// The first manifest that refers to `subject` and is what is wanted, of those whose entry in the list of
+/// referrers looks like it.
+async fn referrer(
+    repository: &dyn Repository,
+    subject: &Manifest,
+    artifact_type: Option<&str>,
+    may_be: impl Fn(&Descriptor) -> bool,
+    is_it: impl Fn(&Manifest) -> bool,
+) -> Option<Manifest> {
     let unknown = |error: &RegistryError| {
         tracing::warn!(%error, "whether a lazy image refers to it is not known");
     };
-    let found = repository.referrers(&subject.digest, None).await.inspect_err(unknown).ok()?;
-    let images = found.into_iter().filter(|entry| {
-        let kind = entry.artifact_type.as_deref();
-        IMAGE_TYPES.contains(&entry.media_type.as_str())
-            && kind.is_none_or(|kind| MAY_BE_IMAGES.contains(&kind))
-    });
+    let found = repository.referrers(&subject.digest, artifact_type).await;
+    let found = found.inspect_err(unknown).ok()?.into_iter();
+    let images = found
+        .filter(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()))
+        .filter(|entry| may_be(entry));
     for entry in images.take(LOOKED_AT) {
         let document = repository.document(Some(&entry.digest)).await;
         let Ok(document) = document.inspect_err(unknown) else { continue };
         let place = repository.describe();
         let parsed = parse(&place, document.raw, Some(&document.media_type), Some(&entry.digest));
         let Ok(Parsed::Image(manifest)) = parsed else { continue };
-        let refers = manifest.parsed.subject.as_ref().map(|subject| subject.digest);
-        if refers == Some(subject.digest) && manifest.parsed.bootstrap().is_some() {
+        if is_it(&manifest) {
             return Some(*manifest);
         }
     }

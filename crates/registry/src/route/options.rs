@@ -6,8 +6,11 @@ use crate::{
     error::HostsError,
     name::Reference,
     route::{
-        dragonfly::Dragonfly, hosts::Hosts, mirror::Mirrors, server::Server,
-        trusted::TrustedReferrers,
+        dragonfly::Dragonfly,
+        hosts::Hosts,
+        mirror::Mirrors,
+        server::Server,
+        trusted::{IndexTrust, TrustedReferrers},
     },
     transport::{
         client_pool::ClientPool,
@@ -36,6 +39,8 @@ pub struct Options {
     pub keyring: Keyring,
     /// Repositories whose referrers take an ordinary image's place.
     pub referrers: TrustedReferrers,
+    /// Which index makes an ordinary image a lazy one.
+    pub indexes: IndexTrust,
     /// How servers have done so far, and connections to them; whoever opens several images shares it.
     pub endpoints: ClientPool,
     /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
@@ -55,6 +60,7 @@ impl Default for Options {
             hosts: Hosts::default(),
             keyring: Keyring::default(),
             referrers: TrustedReferrers::default(),
+            indexes: IndexTrust::default(),
             endpoints: ClientPool::default(),
             own_mirror: None,
         }

@@ -1,10 +1,28 @@
-//! Where referrers are believed.
+//! Which referrers are believed.
 
 use crate::name::{ImageName, InvalidName, Reference};
 
 /// Repositories in which a lazy image that refers to an ordinary one takes its place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedReferrers(Vec<Reference>);
+
+/// Which index of an ordinary image is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IndexTrust {
+    /// None: nothing vouches for one yet.
+    #[default]
+    Nothing,
+    /// Any that the image's repository has.
+    Repository,
+}
+
+impl IndexTrust {
+    /// Whether any index that belongs to the image `name` may be used.
+    pub(crate) fn trusts(self, name: &ImageName) -> bool {
+        // Who can write into a layout directory is its operator.
+        self == IndexTrust::Repository || matches!(name, ImageName::Layout(_))
+    }
+}
 
 impl TrustedReferrers {
     /// Parses repositories, `HOST/PATH` as images name them.

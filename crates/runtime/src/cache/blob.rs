@@ -367,16 +367,16 @@ impl CachedBlob {
         }
     }
 
-    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: the chunk, or the batch with it.
+    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the chunk.
     pub(crate) fn decode<'a>(
         &self,
         chunk: &Chunk,
         stored: &'a [u8],
         buffer: &'a mut Vec<u8>,
     ) -> Result<&'a [u8], ReadError> {
-        let codec = self.layout.blob().codec;
+        let unit = self.layout.blob().unit(chunk);
         DECODER
-            .with_borrow_mut(|decoder| decoder.unit(codec, chunk, stored, buffer))
+            .with_borrow_mut(|decoder| decoder.unit(&unit, stored, buffer))
             .map_err(|error| self.corrupt(chunk, error.to_string()))
     }
 
@@ -390,7 +390,7 @@ impl CachedBlob {
         let chunk = self.chunk(at);
         let bytes = chunk
             .part_of(unit)
-            .ok_or_else(|| self.corrupt(chunk, format!("its batch has {} bytes", unit.len())))?;
+            .ok_or_else(|| self.corrupt(chunk, format!("its unit has {} bytes", unit.len())))?;
         let digest = chunk.digest.algorithm.digest(bytes);
         if digest != chunk.digest {
             let problem = format!("digest is {digest}, expected {}", chunk.digest);

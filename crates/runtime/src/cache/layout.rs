@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lazuli_image::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Decoded, Digest, offset::round_up_to_block,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, Decoded, Digest, offset::round_up_to_block,
 };
 
 use super::CacheError;
@@ -51,17 +51,21 @@ impl Layout {
             if chunk.decoded.0 % BLOCK_SIZE != 0 {
                 return Err(wrong("decoded bytes do not start on a block border"));
             }
-            if !chunk.is_within_batch() {
+            if !chunk.is_within_unit() {
                 return Err(wrong(
-                    "ends behind the end of its batch, or the batch has more than 16 MiB",
+                    "ends behind the end of its unit, or the unit has more than 16 MiB",
                 ));
+            }
+            let needs_point = blob.codec == Codec::Gzip && chunk.part.is_some();
+            if needs_point && blob.points.at(chunk.stored).is_none() {
+                return Err(wrong("no point is known where its unit begins"));
             }
             if !matches!((stored_end, decoded_end), (Some(stored), Some(decoded))
                 if stored <= blob.stored_size && decoded <= file_size)
             {
                 return Err(wrong("ends behind the end of the blob"));
             }
-            if before.is_some_and(|before| !before.may_precede(chunk)) {
+            if before.is_some_and(|before| !blob.is_in_order(before, chunk)) {
                 return Err(wrong("overlaps the chunk before it"));
             }
             before = Some(chunk);
@@ -132,6 +136,9 @@ fn digest(blob: &Blob) -> Digest {
     number(&mut said, blob.stored_size);
     number(&mut said, blob.decoded_size);
     number(&mut said, blob.chunks.len() as u64);
+    if let Some(points) = blob.points.digest() {
+        id(&mut said, &points);
+    }
     for chunk in &blob.chunks {
         id(&mut said, &chunk.digest);
         number(&mut said, chunk.number.into());
@@ -139,11 +146,11 @@ fn digest(blob: &Blob) -> Digest {
         number(&mut said, chunk.stored_size.into());
         number(&mut said, chunk.decoded.0);
         number(&mut said, chunk.decoded_size.into());
-        if let Some(batch) = chunk.batch {
+        if let Some(part) = chunk.part {
             // No other chunk goes on so: the next one begins with a name.
             said.extend_from_slice(b"batch");
-            number(&mut said, batch.offset.into());
-            number(&mut said, batch.size.into());
+            number(&mut said, part.offset.into());
+            number(&mut said, part.size.into());
         }
         if said.len() >= SAID {
             hasher.update(&said);
@@ -156,7 +163,7 @@ fn digest(blob: &Blob) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::{Codec, Stored, chunk::Batch};
+    use lazuli_image::{Points, Stored, chunk::Part, points::NewPoint};
 
     use super::*;
 
@@ -170,11 +177,12 @@ mod tests {
             stored_size,
             decoded: Decoded(decoded),
             decoded_size,
-            batch: None,
+            part: None,
         };
         Blob {
             id: Digest::sha256([1; 32]),
             codec: Codec::Zstd,
+            points: Points::default(),
             stored_size: 1000,
             decoded_size: 20_480,
             chunks: vec![
@@ -227,13 +235,13 @@ mod tests {
     #[test]
     fn refuses_what_the_cache_cannot_rely_on() {
         let spoil: [(&str, Change); 13] = [
-            ("behind the batch", |blob| blob.chunks[1].batch = Some(Batch { offset: 1, size: 50 })),
+            ("behind the batch", |blob| blob.chunks[1].part = Some(Part { offset: 1, size: 50 })),
             ("a batch of 17 MiB", |blob| {
-                blob.chunks[1].batch = Some(Batch { offset: 0, size: 17 << 20 })
+                blob.chunks[1].part = Some(Part { offset: 0, size: 17 << 20 })
             }),
             ("overlap in a batch", |blob| {
-                blob.chunks[0].batch = Some(Batch { offset: 0, size: 6000 });
-                blob.chunks[1].batch = Some(Batch { offset: 4999, size: 6000 });
+                blob.chunks[0].part = Some(Part { offset: 0, size: 6000 });
+                blob.chunks[1].part = Some(Part { offset: 4999, size: 6000 });
                 (blob.chunks[1].stored, blob.chunks[1].stored_size) = (Stored(0), 100);
             }),
             ("no bytes", |blob| blob.chunks[0].decoded_size = 0),
@@ -254,11 +262,55 @@ mod tests {
         }
     }
 
+    /// Two chunks behind a point, and one behind another that overlaps.
+    fn pieces() -> Blob {
+        let mut blob = blob();
+        blob.codec = Codec::Gzip;
+        let places = [(0, 100, 0), (0, 200, 6000), (150, 300, 0)];
+        for (chunk, (stored, end, offset)) in blob.chunks.iter_mut().zip(places) {
+            (chunk.stored, chunk.stored_size) = (Stored(stored), (end - stored) as u32);
+            chunk.part = Some(Part { offset, size: offset + chunk.decoded_size });
+        }
+        blob.points = points(7);
+        blob
+    }
+
+    fn points(before: u8) -> Points {
+        let point = |stored| NewPoint { stored: Stored(stored), bits: 1, before, window: vec![1] };
+        [point(0), point(150)].into_iter().collect()
+    }
+
+    #[test]
+    fn pieces_of_a_gzip_layer_overlap_and_begin_at_points() {
+        let original = Layout::new(&pieces()).unwrap();
+        let spoil: [(&str, Change); 6] = [
+            ("no points", |blob| blob.points = Points::default()),
+            ("another place", |blob| blob.chunks[2].stored = Stored(151)),
+            ("begins before", |blob| {
+                blob.points = points(7);
+                blob.chunks[0].stored = Stored(150);
+            }),
+            ("ends before", |blob| blob.chunks[2].stored_size = 20),
+            ("overlap in the piece", |blob| {
+                blob.chunks[1].part = Some(Part { offset: 4999, size: 6050 });
+            }),
+            ("zstd", |blob| blob.codec = Codec::Zstd),
+        ];
+        for (what, spoil) in spoil {
+            let mut blob = pieces();
+            spoil(&mut blob);
+            assert!(Layout::new(&blob).is_err(), "{what}");
+        }
+        // Whoever says something else about a point shares no bytes with others.
+        let other = Blob { points: points(6), ..pieces() };
+        assert_ne!(Layout::new(&other).unwrap().key(), original.key());
+    }
+
     #[test]
     fn any_difference_is_another_layout() {
         let original = Layout::new(&blob()).unwrap().key();
         let changes: [Change; 6] = [
-            |blob| blob.chunks[1].batch = Some(Batch { offset: 0, size: 50 }),
+            |blob| blob.chunks[1].part = Some(Part { offset: 0, size: 50 }),
             |blob| blob.codec = Codec::Lz4,
             |blob| blob.chunks[2].digest.hash[31] ^= 1,
             |blob| blob.chunks[1].stored.0 += 1,

@@ -88,7 +88,7 @@ mod tests {
             stored_size: size as u32,
             decoded: Decoded(number * size),
             decoded_size: size as u32,
-            batch: None,
+            part: None,
         };
         (0..count).map(chunk).collect()
     }

@@ -62,7 +62,7 @@ impl Sample {
                 stored_size: bytes.len() as u32,
                 decoded: Decoded(file.len() as u64),
                 decoded_size: *size as u32,
-                batch: None,
+                part: None,
             });
             stored.extend(bytes);
             file.extend(content);
@@ -71,6 +71,7 @@ impl Sample {
         let blob = Blob {
             id: Algorithm::Sha256.digest(&stored),
             codec: Codec::Zstd,
+            points: lazuli_image::Points::default(),
             stored_size: stored.len() as u64,
             decoded_size: file.len() as u64,
             chunks: chunks.into(),

@@ -171,7 +171,8 @@ impl Images {
 /// The blobs that hold an image's data.
 fn data_of(manifest: &Manifest) -> Vec<Digest> {
     let data = manifest.parsed.lazy_base().map_or(&[][..], |(data, _)| data);
-    data.iter().map(|layer| layer.digest).collect()
+    // The index of a layer is as little use without the layer as the other way round.
+    data.iter().flat_map(|layer| layer.index_of().into_iter().chain([layer.digest])).collect()
 }
 
 /// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks, which take four times as much

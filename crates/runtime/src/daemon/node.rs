@@ -12,7 +12,7 @@ use std::{
 
 use lazuli_image::Digest;
 use lazuli_policy::{Gate, Verified};
-use lazuli_registry::{ImageName, Options, Platform, lazy_manifest};
+use lazuli_registry::{ImageName, IndexTrust, Options, Platform, lazy_manifest};
 use tokio::sync::{Mutex, OnceCell, RwLock, watch};
 
 use super::{
@@ -238,7 +238,12 @@ impl Node {
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(|platform| platform.with_lazy(true));
-        let options = self.options(&request);
+        let mut options = self.options(&request);
+        if request.base {
+            // containerd names layers by what the image's configuration claims of their content, and
+            // shares them between images: what only the repository vouches for must not decide that.
+            options.indexes = IndexTrust::Nothing;
+        }
         let way = ImageRoute::to(&name, &options);
         let repository = way.open()?;
         let images = self.root.join("images");
@@ -251,7 +256,10 @@ impl Node {
                 None => {
                     let may_replace = self.may_replace(&name, &options);
                     let platform = platform.as_ref();
-                    lazy_manifest(&*repository, &name, platform, may_replace).await?.into()
+                    let indexes = options.indexes;
+                    let found =
+                        lazy_manifest(&*repository, &name, platform, may_replace, indexes);
+                    found.await?.into()
                 }
             };
             opening.done().await;

@@ -161,7 +161,8 @@ impl Node {
         let repository = way.open()?;
         let images = self.root.join("images");
         let may_replace = self.may_replace(&name, &options);
-        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), may_replace);
+        let indexes = options.indexes;
+        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), may_replace, indexes);
         let manifest = manifest.await?;
         let _pin = self.pins.pin(&images, manifest.digest);
         let admission = self.admit(&request, &manifest);

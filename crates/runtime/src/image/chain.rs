@@ -48,7 +48,8 @@ pub async fn fetched<T, E: From<ImageError>>(
             let partial = Partial::create(images)?;
             let begun = begin(&**repository, layer).await;
             let path = partial.0.join("again");
-            let unpacked = find_bootstrap(repository, layer, begun, &path).await?;
+            let from = (&manifest.parsed, layer);
+            let unpacked = find_bootstrap(repository, from, begun, &path).await?;
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 
 use lazuli_image::{
     BLOCK_SIZE, BlobIndex, FormatError,
-    rafs::{Bootstrap, check_ci_entries, check_ci_header, layout},
+    rafs::{Bootstrap, check_ci_entries, check_ci_header, check_ci_units, layout},
 };
 
 use super::UnpackError;
@@ -50,6 +50,9 @@ pub(super) fn check<B: AsRef<[u8]>>(
     rest.take(rest.at.next_multiple_of(BLOCK_SIZE) - rest.at)?;
     let header = rest.take(layout::CI_HEADER_SIZE)?;
     check_ci_header(tail, &header).map_err(|error| rest.contradicts(error))?;
+    if is_v2 {
+        check_ci_units(tail, &table, &header).map_err(|error| rest.contradicts(error))?;
+    }
     if io::copy(&mut rest.file, &mut io::sink())? > 0 {
         return Err(rest.contradicts(FormatError::new("CI header", rest.at, "it is not the end")));
     }

@@ -6,6 +6,7 @@
 //!   config.json     as the registry holds it; its digest is in the manifest
 //!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
+//!   bootstrap.points-N  where decoders can begin in blob N, a gzip layer that nobody converted
 //!   removed         there if containerd has removed the image and the rest may go
 //!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
@@ -15,6 +16,7 @@
 
 pub mod chain;
 mod meta;
+mod point_files;
 pub(crate) mod removed;
 mod rows;
 mod tables;
@@ -31,8 +33,9 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::future::join_all;
 use lazuli_image::{
-    Algorithm, Blob, Digest, FormatError, Stored,
+    Algorithm, Blob, Digest, FormatError,
     oci::{Descriptor, Manifest, media_type},
     rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
 };
@@ -41,8 +44,12 @@ use lazuli_registry::{
 };
 use lazuli_sys::mmap::Map;
 
-use self::rows::{Preconnect, Purpose};
 pub use self::unpack::UnpackError;
+use self::{
+    point_files::Unusable,
+    rows::{Preconnect, Purpose},
+    tables::Tables,
+};
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,8 +59,9 @@ pub enum ImageError {
     Registry(#[from] RegistryError),
     /// It is an ordinary image.
     #[error(
-        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`, or, if a lazy \
-         image refers to it, list its repository in images.referrers"
+        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`, or index it with \
+         `lazuli index`, and set index.trust = \"repository\"; or, if a lazy image refers to it, list its \
+         repository in images.referrers"
     )]
     NotLazy {
         /// The image.
@@ -256,7 +264,12 @@ impl StoredImage {
                     let source = UnpackError::TooManyChunks { count, left };
                     ImageError::Unpack { image: manifest_digest.to_string(), source }
                 })?;
-                (Arc::new(Bootstrap::open(map).map_err(format)?), Some(opening))
+                let mut bootstrap = Bootstrap::open(map).map_err(format)?;
+                point_files::attach(&path, &mut bootstrap).map_err(|unusable| {
+                    let Unusable { path, problem } = unusable;
+                    ImageError::Damaged { path, problem: problem.to_string() }
+                })?;
+                (Arc::new(bootstrap), Some(opening))
             }
         };
         let content = Content { manifest: raw, config, bootstrap, opening };
@@ -284,10 +297,16 @@ impl StoredImage {
         let config =
             serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
-        if let Some(blob) = bootstrap.blobs().iter().find(|blob| !listed(&blob.id)) {
+        let records = bootstrap.blobs().iter().zip(bootstrap.tails());
+        // Of a layer that nobody converted the manifest has the index.
+        let needed = records.map(|(blob, tail)| tail.index.map_or(blob.id, |index| index.digest));
+        if let Some(blob) = needed.into_iter().find(|blob| !listed(blob)) {
             let image = manifest_digest.to_string();
-            return Err(ImageError::UnlistedBlob { image, blob: blob.id });
+            return Err(ImageError::UnlistedBlob { image, blob });
         }
+        let records = bootstrap.blobs().iter().zip(bootstrap.tails());
+        let indexed = records.filter(|(_, tail)| tail.index.is_some());
+        let indexed_bytes: u64 = indexed.map(|(blob, _)| blob.stored_size).sum();
         let lazy = manifest.lazy_base().map_or(0, |(data, _)| data.len() + 1);
         let lazy = &manifest.layers[..lazy];
         let hot_of = |blob: &Blob| {
@@ -309,7 +328,7 @@ impl StoredImage {
             hot,
             config,
             bootstrap,
-            bytes_total: lazy.iter().map(|layer| layer.size).sum(),
+            bytes_total: lazy.iter().map(|layer| layer.size).sum::<u64>() + indexed_bytes,
             whole: lazy.len() == manifest.layers.len(),
             directory,
         })
@@ -326,7 +345,10 @@ impl StoredImage {
 pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
     let files = names.iter().map(|name| directory.join(name));
-    for path in files.chain([directory.to_owned()]).chain(directory.parent().map(Path::to_owned)) {
+    let io = |source| ImageError::Io { path: directory.to_owned(), source };
+    let points = point_files::found(directory).map_err(io)?;
+    let files = files.chain(points).chain([directory.to_owned()]);
+    for path in files.chain(directory.parent().map(Path::to_owned)) {
         let synced = File::open(&path).and_then(|file| file.sync_all());
         synced.map_err(|source| ImageError::Io { path, source })?;
     }
@@ -382,10 +404,11 @@ async fn fill<T, E: From<ImageError>>(
     let base = manifest.parsed.lazy_base();
     let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
     let path = directory.join(BOOTSTRAP);
+    let from = (&manifest.parsed, layer);
     let bootstrap = async {
         let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
         let admitted = admitted?;
-        Ok::<_, E>((admitted, find_bootstrap(repository, layer, begun, &path).await?))
+        Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
     };
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
     // the bootstrap is written to it by a thread that nobody can stop.
@@ -431,18 +454,19 @@ struct Unpacked {
     diff_id: Digest,
 }
 
-/// Unpacks the bootstrap from `layer`, which has `begun` to arrive, to the new file `path`, from whichever place has the right
+/// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from whichever place has the right
 /// bytes.
 async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
-    layer: &Descriptor,
+    from: (&Manifest, &Descriptor),
     begun: Result<Begun, RegistryError>,
     path: &Path,
 ) -> Result<(Unpacked, Fetched), ImageError> {
+    let (_, layer) = from;
     let mut fetched = Fetched::default();
     let places = repository.clone().places();
     let mut unpacked =
-        fetch_bootstrap(&**repository, &places, layer, begun, path, &mut fetched).await;
+        fetch_bootstrap(&**repository, &places, from, begun, path, &mut fetched).await;
     let mut is_again = false;
     // A mirror that broke off or had other bytes may not be the only place.
     for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
@@ -468,16 +492,16 @@ async fn find_bootstrap(
         // Its tables, too, unless it has none.
         let order = [&places[at..], &places[..at]].concat();
         let begun = begin(&**place, layer).await;
-        unpacked = fetch_bootstrap(&**place, &order, layer, begun, path, &mut fetched).await;
+        unpacked = fetch_bootstrap(&**place, &order, from, begun, path, &mut fetched).await;
     }
     unpacked.map(|unpacked| (unpacked, fetched))
 }
 
-/// Unpacks the bootstrap from `layer` to the new file `to`.
+/// Unpacks the bootstrap from the layer to the new file `to`.
 async fn fetch_bootstrap(
     repository: &dyn Repository,
     places: &[Arc<dyn Repository>],
-    layer: &Descriptor,
+    (manifest, layer): (&Manifest, &Descriptor),
     begun: Result<Begun, RegistryError>,
     to: &Path,
     fetched: &mut Fetched,
@@ -499,14 +523,16 @@ async fn fetch_bootstrap(
     };
     // Converters that make batches do not always send the tables along.
     let mut unproven = Vec::new();
-    for (index, BlobRecord { blob, tail }) in unpacked.wanted() {
-        let range = Stored(tail.ci_offset)..Stored(tail.meta_end());
-        let (bytes, place) = tables::fetch(places, &blob, range).await?;
-        fetched.bytes += bytes.len() as u64;
+    let wanted = unpacked.wanted();
+    let tables = wanted.iter().map(|(_, record)| tables::fetch(places, manifest, record));
+    for ((index, BlobRecord { blob, tail }), found) in wanted.iter().zip(join_all(tables).await) {
+        let Tables { bytes, place, is_checked, read } = found?;
+        fetched.bytes += read;
         fetched.requests += 1;
-        let table = rafs::ci_table_of(&bytes, &tail);
-        unpacked.give(index, table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?);
-        unproven.push((index, blob.id, place));
+        let table = rafs::ci_table_of(&bytes, tail);
+        let table = table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?;
+        unpacked.give(*index, table);
+        unproven.extend((!is_checked).then_some((*index, blob.id, place)));
     }
     let diff_id = unpacked.diff_id();
     let open = move || {

@@ -1,16 +1,24 @@
-//! Chunk tables that come without a digest.
+//! Chunk tables that do not come with the bootstrap.
+//!
+//! Of a layer that nobody converted they are in its index, a blob of the manifest.
 //!
 //! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only the tables at the end of the
 //! blob say so, and no digest covers them. A wrong one would be kept with the image, and its chunks could not be read for
 //! as long as it is. So some of the chunks are read where the tables lead, and compared with their digests, before the
 //! image is used.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use lazuli_image::{Blob, Chunk, Codec, Stored, codec::Decoder};
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_image::{
+    Algorithm, Blob, Chunk, Codec, Digest, Stored,
+    codec::{Decoder, Unit},
+    oci::{Descriptor, Manifest},
+    rafs::{BlobRecord, IndexBlob, TailInfo},
+};
+use lazuli_registry::{RegistryError, Repository, from_reader};
+use tokio::io::AsyncReadExt as _;
 
 /// A place that holds the image.
 type Mirror = Arc<dyn Repository>;
@@ -23,26 +31,109 @@ pub(super) struct Read {
     pub(super) requests: u64,
 }
 
-/// Tables of a blob, from the first of `places` that has them, and which that is: never from other nodes.
+/// Most bytes of the index of a layer that are held in memory.
+const INDEX_LIMIT: u64 = 512 << 20;
+
+/// Tables of a blob, from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].
+pub(super) struct Tables {
+    pub(super) bytes: Bytes,
+    /// Where they came from.
+    pub(super) place: Mirror,
+    /// Whether a digest covers them.
+    pub(super) is_checked: bool,
+    /// Bytes that were read for them.
+    pub(super) read: u64,
+}
+
+/// Tables of a blob, from the first of `places` that has them: never from other nodes unless a digest
+/// covers them. Of a layer that nobody converted they are in its index, which `manifest` has.
 pub(super) async fn fetch(
     places: &[Mirror],
-    blob: &Blob,
-    range: Range<Stored>,
-) -> Result<(Bytes, Mirror), RegistryError> {
+    manifest: &Manifest,
+    record: &BlobRecord,
+) -> Result<Tables, RegistryError> {
+    let BlobRecord { blob, tail } = record;
+    let Some(index) = tail.index else {
+        let range = (blob.id, blob.stored_size);
+        return fetch_range(places, range, tail, None).await;
+    };
+    let layer = manifest.layers.iter().find(|layer| layer.digest == index.digest);
+    match layer.and_then(Descriptor::index_tables) {
+        Some(digest) => fetch_range(places, (index.digest, index.size), tail, Some(digest)).await,
+        None => fetch_whole(places, index, tail).await,
+    }
+}
+
+/// The tables alone, which have this digest if there is one.
+async fn fetch_range(
+    places: &[Mirror],
+    (blob, size): (Digest, u64),
+    tail: &TailInfo,
+    digest: Option<Digest>,
+) -> Result<Tables, RegistryError> {
     let mut failures = Vec::new();
-    for place in places.iter().filter(|place| !place.is_for_all()) {
-        match place.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
-            Ok(bytes) => return Ok((bytes, place.clone())),
+    let range = || Stored(tail.ci_offset)..Stored(tail.meta_end());
+    for place in places.iter().filter(|place| digest.is_some() || !place.is_for_all()) {
+        match place.read(&blob, size, range(), &|_| {}).await {
+            Ok(bytes) if digest.is_some_and(|digest| !digest.matches(&bytes)) => {
+                let object = format!("the chunk tables of index {blob}");
+                let got = Algorithm::Sha256.digest(&bytes);
+                failures.extend(digest.map(|expected| RegistryError::WrongDigest {
+                    place: place.describe(),
+                    object,
+                    got,
+                    expected,
+                }));
+            }
+            Ok(bytes) => {
+                let (place, read) = (place.clone(), bytes.len() as u64);
+                return Ok(Tables { bytes, place, is_checked: digest.is_some(), read });
+            }
             Err(error) => failures.push(error),
         }
     }
     Err(RegistryError::Everywhere { failures })
 }
 
+/// The tables out of the whole index, whose digest the manifest has.
+async fn fetch_whole(
+    places: &[Mirror],
+    index: IndexBlob,
+    tail: &TailInfo,
+) -> Result<Tables, RegistryError> {
+    let mut failures = Vec::new();
+    for place in places {
+        match read_whole(place, index).await {
+            Ok(bytes) => {
+                let (start, end) = (tail.ci_offset as usize, tail.meta_end() as usize);
+                let inside = start <= end && end <= bytes.len();
+                let tables = if inside { bytes.slice(start..end) } else { Bytes::new() };
+                let (place, read) = (place.clone(), index.size);
+                return Ok(Tables { bytes: tables, place, is_checked: true, read });
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+    Err(RegistryError::Everywhere { failures })
+}
+
+async fn read_whole(place: &Mirror, index: IndexBlob) -> Result<Bytes, RegistryError> {
+    let IndexBlob { digest, size } = index;
+    if size > INDEX_LIMIT {
+        let (place, object) = (place.describe(), format!("index {digest}"));
+        return Err(RegistryError::TooLarge { place, object, limit: INDEX_LIMIT });
+    }
+    let mut reader = place.blob(&digest, size).await?;
+    let mut bytes = Vec::new();
+    let read = reader.read_to_end(&mut bytes).await;
+    read.map_err(|error| from_reader(error, &place.describe(), &format!("index {digest}")))?;
+    Ok(bytes.into())
+}
+
 /// Reads the first, the middle and the last batch of a blob. A place with other bytes says nothing about the tables,
 /// as long as another one has the right ones.
 pub(super) async fn prove(places: &[Mirror], blob: &Blob) -> Result<Read, RegistryError> {
-    let batched: Vec<_> = blob.chunks.iter().filter(|chunk| chunk.batch.is_some()).collect();
+    let batched: Vec<_> = blob.chunks.iter().filter(|chunk| chunk.part.is_some()).collect();
     let mut chosen: Vec<_> = [0, batched.len() / 2, batched.len().saturating_sub(1)]
         .into_iter()
         .filter_map(|at| batched.get(at).copied())
@@ -87,6 +178,6 @@ async fn look(places: &[Mirror], blob: &Blob, chunk: &Chunk) -> Result<Read, Reg
 /// Whether stored bytes are those of a chunk.
 fn is(codec: Codec, chunk: &Chunk, stored: &[u8]) -> bool {
     let mut buffer = Vec::new();
-    let unit = Decoder::new().unit(codec, chunk, stored, &mut buffer);
+    let unit = Decoder::new().unit(&Unit::whole(codec, chunk), stored, &mut buffer);
     unit.ok().and_then(|unit| chunk.part_of(unit)).is_some_and(|part| chunk.digest.matches(part))
 }

@@ -15,7 +15,7 @@ use lazuli_image::{
 use lazuli_sys::mmap::Map;
 
 use super::{
-    meta,
+    meta, point_files,
     rows::{self, Preconnect, Purpose},
 };
 
@@ -120,10 +120,13 @@ impl Unpacked {
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
             drop((bootstrap, opening));
-            let Placed { at, table } = placed;
+            let Placed { at, table, points } = placed;
             File::options().write(true).open(&path)?.write_all_at(&table, at)?;
+            point_files::write(&path, &points)?;
             (bootstrap, opening) = open(&path)?.map_err(UnpackError::Format)?;
         }
+        let attached = point_files::attach(&path, &mut bootstrap);
+        attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
         if !tables.is_empty() {
             let records = bootstrap.blob_records();
             for (BlobIndex(index), table) in &tables {

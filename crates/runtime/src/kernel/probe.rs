@@ -156,7 +156,7 @@ impl TinyImage {
             stored_size: CONTENT.len() as u32,
             decoded: Decoded(0),
             decoded_size: CONTENT.len() as u32,
-            batch: None,
+            part: None,
         };
         let mut hasher = Algorithm::Sha256.hasher();
         hasher.update(CONTENT);
@@ -164,6 +164,7 @@ impl TinyImage {
         let blob = Blob {
             id: tail.id,
             codec: Codec::Zstd,
+            points: lazuli_image::Points::default(),
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
             chunks: vec![chunk].into(),

@@ -141,13 +141,16 @@ async fn bring(
     Ok(())
 }
 
-/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one blob.
+/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one blob, to
+/// the end of a unit, of which the begin would be fetched twice otherwise.
 fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;
     let fits = |(number, place): (usize, &ahead::ChunkAt)| {
-        bytes += blobs[blob].chunk(place.1.min(first + number)).stored_share();
-        *place == (blob, first + number) && (number == 0 || bytes <= PIECE)
+        let chunk = blobs[blob].chunk(place.1.min(first + number));
+        bytes += chunk.stored_share();
+        let goes_on = || chunk.shares_unit(blobs[blob].chunk((first + number).saturating_sub(1)));
+        *place == (blob, first + number) && (number == 0 || bytes <= PIECE || goes_on())
     };
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
 }

@@ -96,7 +96,7 @@ impl Pack {
             stored_size: bytes.len() as u32,
             decoded: Decoded(self.decoded),
             decoded_size: content.len() as u32,
-            batch: None,
+            part: None,
         });
         self.stored.extend(bytes);
         self.decoded += round_up_to_block(content.len() as u64).unwrap();
@@ -111,6 +111,7 @@ impl Pack {
         let blob = lazuli_image::Blob {
             id: tail.id,
             codec: Codec::Zstd,
+            points: lazuli_image::Points::default(),
             stored_size: tail.stored_size,
             decoded_size: tail.decoded_size,
             chunks: self.chunks.into(),

@@ -242,7 +242,7 @@ fn content(
         });
         let stored = stored.ok_or("the blob is too short")?;
         let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
-        let unit = decoder.unit(record.codec, chunk, stored, &mut buffer);
+        let unit = decoder.unit(&record.unit(chunk), stored, &mut buffer);
         let unit = unit.map_err(|error| error.to_string())?;
         let decoded = chunk.part_of(unit).ok_or("a chunk behind the end of its batch")?;
         if !chunk.digest.matches(decoded) {

@@ -153,6 +153,16 @@ impl<R: Read> Archive<R> {
         self.offset
     }
 
+    /// Whether that entry is a sparse file, whose content the archive does not have in one piece.
+    pub fn is_sparse(&self) -> bool {
+        self.content.segments.is_some()
+    }
+
+    /// The reader.
+    pub fn get_ref(&self) -> &R {
+        &self.reader
+    }
+
     /// The reader, wherever it is now.
     pub fn into_inner(self) -> R {
         self.reader

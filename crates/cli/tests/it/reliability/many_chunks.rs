@@ -40,7 +40,7 @@ fn list_chunks(forge: &Forge, count: u64) {
         stored_size: 2,
         decoded: Decoded(number * BLOCK),
         decoded_size: BLOCK as u32,
-        batch: None,
+        part: None,
     };
     record.blob.codec = Codec::Zstd;
     record.blob.chunks = (0..count).map(chunk).collect();
@@ -54,6 +54,7 @@ fn list_chunks(forge: &Forge, count: u64) {
         ci_codec: Codec::Zstd,
         toc_size: 0,
         toc_digest: None,
+        index: None,
     };
     let mut tree = Tree::new(Metadata { permissions: 0o755, ..Metadata::default() });
     let chunks = vec![ChunkRef { blob: BlobIndex(0), number: 0 }];

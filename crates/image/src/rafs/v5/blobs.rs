@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::tables::{BlobEntry, Tables};
 use crate::{
-    Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, FormatError, InodeId, Kind, Stored,
-    Tree,
+    Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, FormatError, InodeId, Kind, Points,
+    Stored, Tree,
     offset::round_up_to_block,
     rafs::{
         BlobRecord, TailInfo,
@@ -58,7 +58,7 @@ impl<'a> Blobs<'a> {
             // Later: an image's own places are not on block borders.
             decoded: Decoded(0),
             decoded_size: entry.decoded_size.get(),
-            batch: None,
+            part: None,
         };
         if stored > MAX_STORED || chunk.is_compressed() != (flags & chunk_flags::COMPRESSED != 0) {
             return Err(format!("flags {flags:#x} do not agree with {chunk:?}"));
@@ -129,6 +129,7 @@ fn record(
     let blob = Blob {
         id: entry.id,
         codec,
+        points: Points::default(),
         stored_size: entry.stored_size.unwrap_or(end),
         decoded_size: decoded,
         chunks: chunks.into(),
@@ -142,6 +143,7 @@ fn record(
         ci_codec: Codec::None,
         toc_size: 0,
         toc_digest: None,
+        index: None,
     };
     Ok(BlobRecord { blob, tail })
 }

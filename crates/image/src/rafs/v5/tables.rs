@@ -48,6 +48,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
     let flags = sb.flags.get();
     let digest = flags_digest(flags).map_err(error)?;
     let codec = match flags {
+        bits if bits & flags::COMPRESSOR_GZIP != 0 => {
+            return Err(error(format!("flags {bits:#x}: gzip chunks are not supported")));
+        }
         bits if bits & flags::COMPRESSOR_LZ4 != 0 => Codec::Lz4,
         bits if bits & flags::COMPRESSOR_ZSTD != 0 => Codec::Zstd,
         _ => Codec::None,

@@ -1,7 +1,9 @@
-//! Bootstraps that leave out where the chunks of batches are stored.
+//! Bootstraps that leave out where chunks are stored that lie in a unit with others.
 //!
-//! Upstream's do: what it knows about a batch is in the CI table of the blob only. Lazuli goes by the chunk table, which has the
-//! digests. So where such a bootstrap arrives, the places are written into its chunk table, as they are in bootstraps made here.
+//! Upstream's do: what it knows about a batch, or about a piece of a gzip layer, is in the CI table of
+//! the blob only. Lazuli goes by the chunk table, which has the digests. So where such a bootstrap
+//! arrives, the places are written into its chunk table, as they are in bootstraps with batches made
+//! here, and what it takes to begin at them goes to a table of points.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -10,7 +12,7 @@ use super::{
     layout::{self, ChunkEntry, chunk_flags},
     tables::{is_unplaced, parse_blobs, rows},
 };
-use crate::{BlobIndex, FormatError};
+use crate::{BlobIndex, FormatError, Points};
 
 /// The chunk table of a bootstrap with everything placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct Placed {
     pub at: u64,
     /// The table, of the same size as before.
     pub table: Vec<u8>,
+    /// Where decoders can begin in gzip layers.
+    pub points: Vec<(BlobIndex, Points)>,
 }
 
 /// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and that are in one of `cis`, the decoded
@@ -46,8 +50,8 @@ pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, Forma
         }
         let object = || format!("chunk table entry {number}");
         let place = ci.get(entry.number.get()).map_err(|problem| error(object(), problem))?;
-        let (Some(batch), true) = (
-            place.batch,
+        let (Some(part), true) = (
+            place.part,
             place.decoded.0 == entry.decoded.get()
                 && place.decoded_size == entry.decoded_size.get(),
         ) else {
@@ -57,8 +61,18 @@ pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, Forma
         entry.flags = (chunk_flags::COMPRESSED | chunk_flags::BATCH).into();
         entry.stored = place.stored.0.into();
         entry.stored_size = place.stored_size.into();
-        entry.file_offset = layout::in_batch(batch).into();
+        entry.file_offset = layout::in_unit(part).into();
         row.copy_from_slice(entry.as_bytes());
     }
-    Ok(Placed { at: chunk_table.0, table })
+    let mut points = Vec::new();
+    for (index, ci) in known.iter().enumerate() {
+        if let Some(ci) = ci.as_ref().filter(|_| tables.tails[index].has_contexts()) {
+            let found = ci.points();
+            let found =
+                found.map_err(|problem| error(format!("CI table of blob {index}"), problem))?;
+            // There are fewer blobs than 256.
+            points.push((BlobIndex(index as u8), found));
+        }
+    }
+    Ok(Placed { at: chunk_table.0, table, points })
 }

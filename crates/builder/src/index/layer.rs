@@ -1,0 +1,258 @@
+//! The index of one layer.
+
+use std::{fmt, io::Read};
+
+use lazuli_image::{
+    Algorithm, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, FormatError, Stored,
+    chunk::MAX_UNIT,
+    offset::round_up_to_block,
+    rafs::{LayerIndex, Piece, WrittenIndex, layout::MAX_CHUNKS},
+};
+
+use super::{
+    gunzip::Mark,
+    unpacked::{Place, Unpacked, Whole},
+};
+use crate::{
+    bake::writer::BlobWriter,
+    built_blob::BuiltBlob,
+    entry::{Entry, EntryKind},
+    error::{BuildError, SourceError},
+    scratch::Scratch,
+    source::tar::Archive,
+};
+
+/// A layer of an image that nobody converted.
+pub struct IndexLayer {
+    /// SHA-256 of it as stored.
+    pub digest: Digest,
+    /// Bytes as stored; bounds what it may unpack to.
+    pub stored_size: u64,
+    /// Its stored bytes. They are read to the last, so that a reader that checks a digest sees them all.
+    pub source: Box<dyn Read + Send>,
+}
+
+impl fmt::Debug for IndexLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexLayer").field("digest", &self.digest).finish_non_exhaustive()
+    }
+}
+
+/// What a layer's number becomes for content that its index cannot lead to.
+pub(super) const BESIDE: u8 = 1 << 7;
+
+/// A layer that was read.
+pub(super) struct Indexed {
+    /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot lead to
+    /// them.
+    pub(super) entries: Vec<Entry>,
+    /// None of a layer without chunks.
+    pub(super) index: Option<WrittenIndex>,
+    pub(super) beside: Option<BuiltBlob>,
+    pub(super) diff_id: Digest,
+}
+
+/// A chunk, and the point at which the way to it begins.
+struct Found {
+    chunk: Chunk,
+    mark: Option<usize>,
+    start: Place,
+    end: Place,
+}
+
+/// A layer while it is read.
+struct Reader<'a> {
+    archive: Archive<Unpacked<'a>>,
+    /// Of the layer.
+    number: u8,
+    chunk_size: u32,
+    found: Vec<Found>,
+    beside: Option<BlobWriter>,
+    scratch: &'a Scratch,
+    buffer: Vec<u8>,
+}
+
+/// Reads layer `number`, from its first byte to its last.
+pub(super) fn read(
+    layer: IndexLayer,
+    number: u8,
+    chunk_size: u32,
+    scratch: &Scratch,
+    on_read: &dyn Fn(u64),
+) -> Result<Indexed, BuildError> {
+    let IndexLayer { digest, stored_size, source } = layer;
+    let name = digest.to_string();
+    let failed = |problem| BuildError::Layer { layer: name.clone(), problem };
+    let unreadable = |offset| {
+        move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
+    };
+    let unpacked = Unpacked::new(source, stored_size, on_read);
+    let unpacked = unpacked.map_err(|error| failed(unreadable(0)(error)))?;
+    let mut reader = Reader {
+        archive: Archive::new(unpacked),
+        number,
+        chunk_size,
+        found: Vec::new(),
+        beside: None,
+        scratch,
+        buffer: vec![0; chunk_size as usize],
+    };
+    let entries = reader.entries(&failed)?;
+    let Reader { archive, found, beside, .. } = reader;
+    let offset = archive.offset();
+    let unpacked = archive.into_inner();
+    let is_gzip = unpacked.is_gzip();
+    let whole = unpacked.finish().map_err(|error| failed(unreadable(offset)(error)))?;
+    let diff_id = whole.diff_id;
+    let index = match found.is_empty() {
+        true => None,
+        false => Some(layer_index(digest, stored_size, found, whole, is_gzip)?.write()?),
+    };
+    let beside = beside.map(|beside| beside.finish(0)).transpose()?;
+    Ok(Indexed { entries, index, beside, diff_id })
+}
+
+impl Reader<'_> {
+    fn entries(
+        &mut self,
+        failed: &dyn Fn(SourceError) -> BuildError,
+    ) -> Result<Vec<Entry>, BuildError> {
+        let mut entries = Vec::new();
+        let mut content = 0_u64;
+        while let Some(mut entry) = self.archive.next_entry().map_err(failed)? {
+            if let EntryKind::Regular { size, chunks } = &mut entry.kind {
+                let fail = |problem: String| SourceError::Entry {
+                    entry: entry.path.to_string(),
+                    offset: entry.offset,
+                    problem,
+                };
+                // Holes cost the archive nothing, so they count like unpacked bytes.
+                content = content.saturating_add(*size);
+                let allowance = self.archive.get_ref().allowance();
+                if content > allowance.limit() {
+                    return Err(failed(fail(allowance.exceeded())));
+                }
+                let mut left = *size;
+                while left > 0 {
+                    let length = left.min(self.chunk_size.into()) as usize;
+                    let read = self.chunk(length);
+                    chunks.push(read.map_err(|error| match error {
+                        ChunkError::Read(problem) => failed(fail(problem)),
+                        ChunkError::Build(error) => error,
+                    })?);
+                    left -= length as u64;
+                }
+                chunks.shrink_to_fit();
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    /// Reads the next `length` bytes of a file, and says where they can be had.
+    fn chunk(&mut self, length: usize) -> Result<ChunkRef, ChunkError> {
+        let start = self.archive.get_ref().place();
+        let content = &mut self.buffer[..length];
+        let read = self.archive.content().read_exact(content);
+        read.map_err(|error| ChunkError::Read(error.to_string()))?;
+        let unpacked = self.archive.get_ref();
+        let end = unpacked.place();
+        let mark = unpacked.mark_before(start.decoded);
+        // Bytes that have to be decoded to get these.
+        let way = mark.map_or(0, |(_, mark)| end.decoded - mark.decoded);
+        let chunk = Chunk {
+            number: self.found.len() as u32,
+            digest: Algorithm::Blake3.digest(content),
+            stored: Stored(start.stored),
+            stored_size: 0,
+            decoded: Decoded(0),
+            decoded_size: length as u32,
+            part: None,
+        };
+        if self.archive.is_sparse() || way > MAX_UNIT.into() {
+            return self.put_beside(chunk, length).map_err(ChunkError::Build);
+        }
+        if chunk.number >= MAX_CHUNKS {
+            return Err(ChunkError::Read(format!("it has more chunks than {MAX_CHUNKS}")));
+        }
+        let place = ChunkRef { blob: BlobIndex(self.number), number: chunk.number };
+        let mark = mark.map(|(number, _)| number);
+        self.found.push(Found { chunk, mark, start, end });
+        Ok(place)
+    }
+
+    /// Stores what was read last once more, in a blob of its own.
+    fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, BuildError> {
+        let beside = match &mut self.beside {
+            Some(beside) => beside,
+            none => {
+                let name = format!("beside{}", self.number);
+                none.insert(BlobWriter::create(self.scratch.clone(), &name, Codec::Zstd)?)
+            }
+        };
+        let number = beside.chunks().len() as u32;
+        beside.add_anew(&[(chunk, &self.buffer[..length])])?;
+        Ok(ChunkRef { blob: BlobIndex(self.number | BESIDE), number })
+    }
+}
+
+/// Why a chunk was not read.
+enum ChunkError {
+    Read(String),
+    Build(BuildError),
+}
+
+/// Puts chunks on block borders one behind the other, and makes pieces of those that begin at one point.
+fn layer_index(
+    layer: Digest,
+    stored_size: u64,
+    found: Vec<Found>,
+    whole: Whole,
+    is_gzip: bool,
+) -> Result<LayerIndex, FormatError> {
+    let mut decoded = 0;
+    let (mut chunks, mut pieces) = (Vec::with_capacity(found.len()), Vec::<Piece>::new());
+    let mut last_mark = None;
+    for Found { mut chunk, mark, start, end } in found {
+        let end = Place { stored: stored_end(&whole.ends, end), ..end };
+        let too_big = |_| {
+            let problem = format!("{} bytes in {} stored ones", chunk.decoded_size, stored_size);
+            FormatError::new(format!("index of {layer}"), start.stored, problem)
+        };
+        chunk.stored_size = u32::try_from(end.stored - start.stored).map_err(too_big)?;
+        chunk.decoded = Decoded(decoded);
+        let next = round_up_to_block(chunk.decoded_end().0);
+        decoded =
+            next.ok_or_else(|| FormatError::new(format!("index of {layer}"), 0, "too big"))?;
+        chunks.push(chunk);
+        let Some(number) = mark.filter(|_| is_gzip) else { continue };
+        let Mark { point, decoded: from } = &whole.marks[number];
+        if last_mark != Some(number) {
+            last_mark = Some(number);
+            pieces.push(Piece {
+                point: point.clone(),
+                decoded: *from,
+                stored_size: 0,
+                decoded_size: 0,
+                offsets: Vec::new(),
+            });
+        }
+        if let Some(piece) = pieces.last_mut() {
+            let way = end.stored - piece.point.stored.0;
+            piece.stored_size = u32::try_from(way).map_err(too_big)?;
+            // At most a unit, or it would be elsewhere.
+            piece.decoded_size = (end.decoded - from) as u32;
+            piece.offsets.push((start.decoded - from) as u32);
+        }
+    }
+    Ok(LayerIndex { layer, stored_size, chunks, pieces })
+}
+
+/// The stored end of a chunk. With the last byte of a member comes its trailer: some readers want it.
+fn stored_end(ends: &[(u64, u64)], end: Place) -> u64 {
+    let at = ends.partition_point(|(decoded, _)| *decoded < end.decoded);
+    match ends.get(at) {
+        Some((decoded, stored)) if *decoded == end.decoded => *stored,
+        _ => end.stored,
+    }
+}

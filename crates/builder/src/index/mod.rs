@@ -1,0 +1,145 @@
+//! Makes an index of an image that stays as it is, so that it can be read in places.
+//!
+//! ```text
+//! layer ─ gunzip ─ tar ─┬─ entries ─ overlay ─ tree ──────────┬─ bootstrap
+//!            │          └─ chunks ──────────┐                 │
+//!            └─ points, thin windows ───────┴─ index ─────────┘
+//! ```
+//! The chunks are in the layers. What the index cannot lead to (sparse files, and files in a gzip layer
+//! that is one block for too long) is stored once more, in a blob beside it.
+
+mod gunzip;
+mod layer;
+mod unpacked;
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    path::Path,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use lazuli_image::{
+    Algorithm, BlobIndex, Digest,
+    rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
+};
+
+use self::layer::BESIDE;
+pub use self::layer::IndexLayer;
+use crate::{
+    build::stack, built_blob::BuiltBlob, error::BuildError, options::Options, pack::for_each_chunk,
+    report::Progress, scratch::Scratch,
+};
+
+/// Most layers of an image that can be indexed: each may need two blobs.
+const MAX_LAYERS: usize = 127;
+
+/// The index of an image.
+#[derive(Debug)]
+pub struct ImageIndex {
+    /// The metadata file.
+    pub bootstrap: Vec<u8>,
+    /// The indexes of those layers that have content, in their order; equal layers have one.
+    pub layers: Vec<WrittenIndex>,
+    /// What these cannot lead to.
+    pub beside: Vec<BuiltBlob>,
+    /// For each layer the SHA-256 of its tar.
+    pub diff_ids: Vec<Digest>,
+    /// Inodes in the tree; hard links count once.
+    pub inodes: usize,
+}
+
+/// Indexes the image that consists of `layers`, lowest first. The same image gives the same bytes.
+/// `scratch` is a directory for what is beside the layers.
+///
+/// # Errors
+/// A layer is damaged, hostile, cannot be read, or is of a kind that cannot be read in places.
+pub fn index(
+    layers: Vec<IndexLayer>,
+    scratch: &Path,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<ImageIndex, BuildError> {
+    let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
+    if count > limit {
+        return Err(BuildError::TooMany { what: "layers", count, limit });
+    }
+    let names: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
+    let scratch = Scratch::new(scratch)?;
+    let read = read_all(layers, &scratch, threads, progress)?;
+    let diff_ids = read.iter().map(|layer| layer.diff_id).collect();
+    let (mut entries, mut indexes, mut besides) = (Vec::new(), Vec::new(), Vec::new());
+    for ((layer, name), number) in read.into_iter().zip(names).zip(0..) {
+        entries.push((name, layer.entries));
+        indexes.extend(layer.index.map(|index| (BlobIndex(number), index)));
+        besides.extend(layer.beside.map(|beside| (BlobIndex(number | BESIDE), beside)));
+    }
+    let (mut tree, _) = stack(entries)?;
+    let mut used = BTreeSet::new();
+    for_each_chunk(&mut tree, |chunk| {
+        used.insert(chunk.blob);
+    });
+    // What no file of the image uses, no node has to know.
+    besides.retain(|(blob, _)| used.contains(blob));
+    let of_layers = indexes.iter().map(|(blob, index)| (*blob, index.record.clone()));
+    let of_besides = besides.iter().map(|(blob, beside)| (*blob, beside.record.clone()));
+    let (mut records, mut places) = (Vec::<BlobRecord>::new(), HashMap::new());
+    for (blob, record) in of_layers.chain(of_besides).filter(|(blob, _)| used.contains(blob)) {
+        // Layers that are equal, or have equal content beside them, have one blob.
+        let known = records.iter().position(|known| known.blob.id == record.blob.id);
+        places.insert(blob, BlobIndex(known.unwrap_or(records.len()) as u8));
+        records.extend(known.is_none().then_some(record));
+    }
+    for_each_chunk(&mut tree, |chunk| chunk.blob = places[&chunk.blob]);
+    let options = BootstrapOptions { chunk_size: Options::CHUNK_SIZE, digest: Algorithm::Blake3 };
+    let bootstrap = write_bootstrap(&tree, &records, &options)?;
+    let mut seen = HashSet::new();
+    indexes.retain(|(_, index)| seen.insert(index.record.blob.id));
+    besides.retain(|(_, beside)| seen.insert(beside.record.blob.id));
+    Ok(ImageIndex {
+        bootstrap,
+        layers: indexes.into_iter().map(|(_, index)| index).collect(),
+        beside: besides.into_iter().map(|(_, beside)| beside).collect(),
+        diff_ids,
+        inodes: tree.len(),
+    })
+}
+
+/// Reads all layers, several at a time. If several cannot be read, the lowest of them is reported.
+fn read_all(
+    layers: Vec<IndexLayer>,
+    scratch: &Scratch,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<layer::Indexed>, BuildError> {
+    let count = layers.len();
+    let todo = Mutex::new(layers.into_iter().enumerate());
+    let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
+    let stop = AtomicBool::new(false);
+    let next = || lock(&todo).next().filter(|_| !stop.load(Ordering::Relaxed));
+    thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, count.max(1)) {
+            scope.spawn(|| {
+                while let Some((number, layer)) = next() {
+                    let on_read = |bytes| progress.bytes_read(number, bytes);
+                    let read =
+                        layer::read(layer, number as u8, Options::CHUNK_SIZE, scratch, &on_read);
+                    stop.fetch_or(read.is_err(), Ordering::Relaxed);
+                    progress.layer_done(number);
+                    lock(&done)[number] = Some(read);
+                }
+            });
+        }
+    });
+    let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // After a failure some were not begun.
+    done.into_iter().flatten().collect()
+}
+
+/// A poisoned lock means that another thread panicked; the scope passes that on.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

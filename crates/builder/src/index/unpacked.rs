@@ -1,0 +1,128 @@
+//! A layer as it is stored, unpacked while it is read.
+
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+
+use lazuli_image::{Algorithm, Digest, Hasher};
+
+use super::gunzip::{Gunzip, Mark};
+use crate::source::stream::{Allowance, GZIP_MAGIC, is_zstd};
+
+/// Bytes read from a layer at a time.
+const BUFFER: usize = 128 << 10;
+
+/// A layer as stored, with its first bytes put back.
+type Raw<'a> = BufReader<Box<dyn Read + 'a>>;
+
+/// The tar in a layer. Of the stored bytes no more are used than the decoded ones need, so that it is
+/// known where each of them comes from.
+pub(super) struct Unpacked<'a> {
+    raw: Raw<'a>,
+    gzip: Option<Gunzip>,
+    decoded: u64,
+    hasher: Hasher,
+    allowance: Allowance,
+}
+
+/// A place in a layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    pub(super) decoded: u64,
+    pub(super) stored: u64,
+}
+
+/// What is known when all of a layer was read.
+pub(super) struct Whole {
+    /// SHA-256 of the tar.
+    pub(super) diff_id: Digest,
+    /// The points of a gzip layer.
+    pub(super) marks: Vec<Mark>,
+    /// Where its members end, see [`Gunzip::finish`].
+    pub(super) ends: Vec<(u64, u64)>,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Unpacks `raw`, of `stored_size` bytes. `on_read` hears of every stored byte that is read.
+    pub(super) fn new(
+        mut raw: Box<dyn Read + Send + 'a>,
+        stored_size: u64,
+        on_read: &'a dyn Fn(u64),
+    ) -> io::Result<Self> {
+        let mut magic = Vec::with_capacity(4);
+        raw.by_ref().take(4).read_to_end(&mut magic)?;
+        if is_zstd(&magic) {
+            return Err(io::Error::other(
+                "it is compressed with zstd, and only gzip and plain tar can be read in places; \
+                 `lazuli convert` takes any layer",
+            ));
+        }
+        let gzip = magic.starts_with(GZIP_MAGIC).then(Gunzip::default);
+        let raw = Cursor::new(magic).chain(Counted { raw, on_read });
+        Ok(Unpacked {
+            raw: BufReader::with_capacity(BUFFER, Box::new(raw)),
+            gzip,
+            decoded: 0,
+            hasher: Algorithm::Sha256.hasher(),
+            allowance: Allowance::of(stored_size),
+        })
+    }
+
+    pub(super) fn allowance(&self) -> &Allowance {
+        &self.allowance
+    }
+
+    /// What was read so far.
+    pub(super) fn place(&self) -> Place {
+        let stored = self.gzip.as_ref().map_or(self.decoded, Gunzip::stored);
+        Place { decoded: self.decoded, stored }
+    }
+
+    /// The last point of a gzip layer that is not behind this decoded byte, and its number.
+    pub(super) fn mark_before(&self, decoded: u64) -> Option<(usize, &Mark)> {
+        self.gzip.as_ref()?.mark_before(decoded)
+    }
+
+    /// Whether the layer is gzip.
+    pub(super) fn is_gzip(&self) -> bool {
+        self.gzip.is_some()
+    }
+
+    /// Reads to the end, of the tar and of the layer.
+    pub(super) fn finish(mut self) -> io::Result<Whole> {
+        io::copy(&mut self, &mut io::sink())?;
+        io::copy(&mut self.raw, &mut io::sink())?;
+        let (marks, ends) = self.gzip.map_or_else(Default::default, Gunzip::finish);
+        Ok(Whole { diff_id: self.hasher.finish(), marks, ends })
+    }
+}
+
+impl Read for Unpacked<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = match &mut self.gzip {
+            Some(gzip) => gzip.read(&mut self.raw, buffer)?,
+            None => self.raw.fill_buf()?.read(buffer)?,
+        };
+        if self.gzip.is_none() {
+            self.raw.consume(count);
+        }
+        self.hasher.update(&buffer[..count]);
+        self.decoded += count as u64;
+        if self.decoded > self.allowance.limit() {
+            return Err(io::Error::other(self.allowance.exceeded()));
+        }
+        Ok(count)
+    }
+}
+
+/// Tells of what is read.
+struct Counted<'a, R> {
+    raw: R,
+    on_read: &'a dyn Fn(u64),
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.raw.read(buffer)?;
+        (self.on_read)(count as u64);
+        Ok(count)
+    }
+}

@@ -1,0 +1,296 @@
+//! Indexes of layers as all kinds of programs write them: what a node finds with them is what is in the layers.
+
+use std::io::{Cursor, Write as _};
+
+use flate2::{Compression, GzBuilder, write::GzEncoder};
+use lazuli_builder::{
+    BuildError, Layer, LayerSource,
+    index::{ImageIndex, IndexLayer, index},
+    merge,
+};
+use lazuli_image::{
+    Algorithm, BlobIndex, Chunk, ChunkRef, Digest, Points, Tree,
+    codec::Decoder,
+    compare::{Content, compare},
+    points::NewPoint,
+    rafs::{self, Bootstrap, Placed},
+};
+use lazuli_testkit::{
+    oci::Compression as Stored,
+    odd,
+    tarball::{self, Body, Entry, SparseFormat},
+};
+
+const CHUNK: u32 = 1 << 20;
+
+fn gzip(level: u32, data: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::new(level));
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Files of all sizes, whose content compresses differently well.
+fn files() -> Vec<u8> {
+    let mut entries = vec![Entry::directory("dir"), Entry::file("dir/empty", "")];
+    for (number, size) in
+        [1, 511, 512, 4096, 70_000, (1 << 20) + 1, 5 << 20].into_iter().enumerate()
+    {
+        entries.push(Entry::file(format!("dir/text{number}"), odd::text(size)));
+        entries
+            .push(Entry::file(format!("dir/random{number}"), odd::random(number as u64, size / 4)));
+    }
+    entries.push(Entry::hard_link("hard", "dir/text5"));
+    tarball::write(&entries)
+}
+
+fn index_of(layers: &[Vec<u8>]) -> Result<ImageIndex, BuildError> {
+    let layer = |stored: &Vec<u8>| IndexLayer {
+        digest: Algorithm::Sha256.digest(stored),
+        stored_size: stored.len() as u64,
+        source: Box::new(Cursor::new(stored.clone())),
+    };
+    let scratch = tempfile::tempdir().unwrap();
+    let mut index = index(layers.iter().map(layer).collect(), scratch.path(), 2, &())?;
+    // What is beside goes with the directory.
+    for beside in &mut index.beside {
+        let kept = std::env::temp_dir().join(format!(
+            "{}-{}",
+            std::process::id(),
+            beside.record.blob.id.hex()
+        ));
+        std::fs::copy(beside.file.as_ref().unwrap(), &kept).unwrap();
+        beside.file = Some(kept);
+    }
+    Ok(index)
+}
+
+/// An index as a node has it.
+struct Opened {
+    bootstrap: Bootstrap<Vec<u8>>,
+    points: Vec<(BlobIndex, Points)>,
+}
+
+/// Opens an index as a node does: tables out of the indexes of layers, places into the bootstrap.
+fn open(index: &ImageIndex) -> Opened {
+    let unplaced = Bootstrap::open(&index.bootstrap[..]).unwrap();
+    let mut tables = Vec::new();
+    for blob in unplaced.unplaced() {
+        let record = &unplaced.blob_records()[usize::from(blob.0)];
+        let layer = index.layers.iter().find(|layer| layer.record.blob.id == record.blob.id);
+        let (layer, tail) = (layer.unwrap(), record.tail);
+        assert_eq!(tail.index, layer.record.tail.index);
+        let stored = &layer.bytes[tail.ci_offset as usize..tail.meta_end() as usize];
+        assert!(layer.tables.matches(stored));
+        tables.push((*blob, rafs::ci_table_of(stored, &tail).unwrap()));
+    }
+    let Placed { at, table, points } = rafs::place(&index.bootstrap, &tables).unwrap();
+    let mut bytes = index.bootstrap.clone();
+    bytes[at as usize..][..table.len()].copy_from_slice(&table);
+    let mut bootstrap = Bootstrap::open(bytes).unwrap();
+    assert!(bootstrap.unplaced().is_empty());
+    for (blob, points) in &points {
+        bootstrap.set_points(*blob, points.clone()).unwrap();
+    }
+    for (BlobIndex(blob), table) in &tables {
+        rafs::check_ci_table(&bootstrap.blob_records()[usize::from(*blob)], table).unwrap();
+    }
+    rafs::check(&bootstrap).unwrap();
+    Opened { bootstrap, points }
+}
+
+/// The chunk as it comes out of its stored bytes, if they decode and have its digest.
+fn read(opened: &Bootstrap<Vec<u8>>, blob: usize, chunk: &Chunk, stored: &[u8]) -> Option<Vec<u8>> {
+    let stored = &stored[chunk.stored.0 as usize..chunk.stored_end().0 as usize];
+    let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
+    let unit = decoder.unit(&opened.blobs()[blob].unit(chunk), stored, &mut buffer).ok()?;
+    let bytes = chunk.part_of(unit)?;
+    chunk.digest.matches(bytes).then(|| bytes.to_vec())
+}
+
+/// The stored bytes of a blob: a layer, or what is beside.
+fn stored_of(index: &ImageIndex, layers: &[Vec<u8>], id: &Digest) -> Vec<u8> {
+    let layer = layers.iter().find(|layer| id.matches(layer));
+    let beside = index.beside.iter().find(|beside| beside.record.blob.id == *id);
+    layer.cloned().unwrap_or_else(|| std::fs::read(beside.unwrap().file.as_ref().unwrap()).unwrap())
+}
+
+struct Shown<'a> {
+    tree: Tree,
+    bootstrap: &'a Bootstrap<Vec<u8>>,
+}
+
+impl Content for Shown<'_> {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
+        blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
+    }
+}
+
+/// Indexes layers, reads every chunk as a node does, and compares the tree with what the layers hold.
+fn same(layers: &[Vec<u8>]) -> ImageIndex {
+    let index = index_of(layers).unwrap();
+    let Opened { bootstrap, .. } = open(&index);
+    for (number, blob) in bootstrap.blobs().iter().enumerate() {
+        let stored = stored_of(&index, layers, &blob.id);
+        assert_eq!(stored.len() as u64, blob.stored_size);
+        for chunk in &blob.chunks {
+            assert!(read(&bootstrap, number, chunk, &stored).is_some(), "{chunk:?}");
+        }
+    }
+    let layer = |stored: &Vec<u8>| Layer {
+        name: "layer".into(),
+        stored_size: Some(stored.len() as u64),
+        source: LayerSource::Tar(Box::new(Cursor::new(stored.clone()))),
+    };
+    let layers = layers.iter().map(layer).collect();
+    let merged = merge(layers, CHUNK, Algorithm::Blake3, 2, &()).unwrap();
+    let shown = Shown { tree: bootstrap.tree().unwrap(), bootstrap: &bootstrap };
+    assert_eq!(compare(&shown, &merged, 5), []);
+    index
+}
+
+#[test]
+fn layers_of_any_encoder_are_read_where_they_are() {
+    let tar = files();
+    let members: Vec<u8> = tar.chunks(700_000).flat_map(|part| gzip(6, part)).collect();
+    let small_members: Vec<u8> = tar.chunks(10_000).flat_map(|part| gzip(1, part)).collect();
+    let named = GzBuilder::new().filename("layer.tar").comment("a comment").extra(b"ab".to_vec());
+    let mut named = named.write(Vec::new(), Compression::new(6));
+    named.write_all(&tar).unwrap();
+    let mut kinds: Vec<Vec<u8>> = (0..=9).map(|level| gzip(level, &tar)).collect();
+    let padded = [&kinds[6][..], &[0; 10_240]].concat();
+    kinds.extend([members, small_members, named.finish().unwrap(), padded, tar.clone()]);
+    let expected = Algorithm::Sha256.digest(&tar);
+    for stored in &kinds {
+        let index = same(std::slice::from_ref(stored));
+        assert_eq!(index.diff_ids, [expected]);
+        assert!(index.beside.is_empty());
+        let bytes = index.layers[0].bytes.len();
+        assert!(bytes * 20 < stored.len(), "{bytes} bytes for {}", stored.len());
+    }
+}
+
+#[test]
+fn an_image_with_every_oddity_has_an_index() {
+    for compression in [Stored::Gzip, Stored::None] {
+        let image = odd::image().compressed_with(compression);
+        let layers: Vec<_> = image.layers.iter().map(|layer| layer.stored().unwrap()).collect();
+        let index = same(&layers);
+        // Sparse files are not in one piece in any tar.
+        assert!(!index.beside.is_empty());
+        let diff_ids: Vec<_> = image.layers.iter().map(|layer| layer.diff_id()).collect();
+        assert_eq!(index.diff_ids, diff_ids);
+    }
+}
+
+#[test]
+fn what_no_point_leads_to_is_stored_beside() {
+    // Zeros are one block, however many there are; what follows them in it is too far from its begin.
+    let zeros = Entry::file("zeros", vec![0; 40 << 20]);
+    let pieces = vec![(5000, b"data".to_vec())];
+    let sparse = Body::Sparse { format: SparseFormat::Pax10, size: 100_000, pieces };
+    let tar = tarball::write(&[zeros, Entry::new("sparse", sparse), Entry::file("end", "end")]);
+    let index = same(&[gzip(1, &tar)]);
+    assert_eq!(index.beside.len(), 1);
+    let beside = &index.beside[0].record.blob;
+    assert!(beside.stored_size < 100_000, "{}", beside.stored_size);
+}
+
+#[test]
+fn equal_layers_give_equal_indexes() {
+    let layers = [gzip(6, &files()), gzip(6, &tarball::write(&[Entry::file("x", "y")]))];
+    let [a, b] = [(); 2].map(|()| index_of(&layers).unwrap());
+    assert_eq!(a.bootstrap, b.bootstrap);
+    for (a, b) in a.layers.iter().zip(&b.layers) {
+        assert_eq!(a.bytes, b.bytes);
+    }
+    // And none depends on its neighbours.
+    let alone = index_of(&layers[..1]).unwrap();
+    assert_eq!(alone.layers[0].bytes, a.layers[0].bytes);
+}
+
+#[test]
+fn layers_without_content_need_no_index() {
+    let layers = [
+        gzip(6, &tarball::write(&[Entry::file("a", "a"), Entry::file("b", "b")])),
+        gzip(6, &tarball::write(&[Entry::directory("d"), Entry::file(".wh.a", "")])),
+    ];
+    let index = same(&layers);
+    assert_eq!((index.layers.len(), index.diff_ids.len()), (1, 2));
+    assert_eq!(same(&[gzip(6, &tarball::write(&[]))]).layers.len(), 0);
+}
+
+#[test]
+fn a_layer_may_be_there_twice() {
+    let sparse = |size| {
+        let pieces = vec![(5000, b"data".to_vec())];
+        Body::Sparse { format: SparseFormat::Pax10, size, pieces }
+    };
+    let twice = gzip(6, &tarball::write(&[Entry::file("a", "a"), Entry::new("s", sparse(9000))]));
+    let other = gzip(6, &tarball::write(&[Entry::file("b", "b"), Entry::new("t", sparse(9000))]));
+    let index = same(&[twice.clone(), other, twice]);
+    assert_eq!((index.layers.len(), index.beside.len(), index.diff_ids.len()), (2, 1, 3));
+}
+
+#[test]
+fn what_cannot_be_indexed_is_said() {
+    let tar = files();
+    let zstd = zstd::bulk::compress(&tar, 1).unwrap();
+    let good = gzip(6, &tar);
+    let garbage = [&good[..], b"garbage"].concat();
+    let cases = [
+        (zstd, "zstd"),
+        (garbage, "gzip magic"),
+        (good[..good.len() / 2].to_vec(), "cut off"),
+        (b"no tar at all, but long enough".repeat(50), "header"),
+    ];
+    for (stored, problem) in cases {
+        let digest = Algorithm::Sha256.digest(&stored).to_string();
+        let error = index_of(&[stored]).unwrap_err();
+        let error = format!("{error}: {:?}", std::error::Error::source(&error));
+        assert!(error.contains(problem) && error.contains(&digest), "{error}");
+    }
+}
+
+/// An index that lies gives errors, and never other bytes: digests are of what is decoded.
+#[test]
+fn forged_windows_and_points_never_pass() {
+    let layers = [gzip(6, &files())];
+    let index = index_of(&layers).unwrap();
+    let Opened { mut bootstrap, points } = open(&index);
+    let (blob, points) = points.into_iter().next().unwrap();
+    let first = bootstrap.blobs()[0].chunks[0];
+    type Forge = fn(&mut NewPoint);
+    let forges: [Forge; 3] = [
+        |point| point.window.iter_mut().for_each(|byte| *byte ^= 0x20),
+        |point| point.window.clear(),
+        |point| point.bits = (point.bits + 1) % 8,
+    ];
+    let starts: std::collections::BTreeSet<_> =
+        bootstrap.blobs()[0].chunks.iter().map(|chunk| chunk.stored).collect();
+    assert!(starts.len() > 3);
+    for forge in forges {
+        let forged: Points = starts
+            .iter()
+            .map(|stored| {
+                let point = points.at(*stored).unwrap();
+                let window = point.window().unwrap();
+                let mut new =
+                    NewPoint { stored: *stored, bits: point.bits, before: point.before, window };
+                if *stored != first.stored {
+                    forge(&mut new);
+                }
+                new
+            })
+            .collect();
+        bootstrap.set_points(blob, forged).unwrap();
+        let chunks = bootstrap.blobs()[0].chunks.clone();
+        let wrong =
+            chunks.iter().filter(|chunk| read(&bootstrap, 0, chunk, &layers[0]).is_none()).count();
+        assert!(wrong > 0, "{wrong} of {}", chunks.len());
+    }
+}

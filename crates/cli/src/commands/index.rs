@@ -1,0 +1,178 @@
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use indicatif::BinaryBytes;
+use lazuli_builder::{
+    BootstrapLayer, LayerSource,
+    index::{ImageIndex, IndexLayer, index},
+    pack_bootstrap,
+};
+use lazuli_image::{
+    Digest,
+    oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, media_type},
+};
+use lazuli_registry::{BlobContent, Document, ImageName, Manifest, Repository, Source};
+use tokio::runtime::Runtime;
+
+use crate::{
+    Session, image_args, progress,
+    push::{self, Scratch},
+    source::{self, Opened},
+};
+
+/// Make an ordinary image start lazily as it is, with an index beside it
+///
+/// Reads every layer once and stores where a reader can begin in it, and the digests of what is there. The
+/// image, its name and its digest stay as they are. Layers have to be gzip or plain tar. Nodes use the index
+/// when they are told to: `trust = "repository"` in the table [index] of their configuration. The same image
+/// gives the same index.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// An ordinary image: a registry reference or oci:DIR[:TAG]. The index goes to the same place
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    #[command(flatten)]
+    access: image_args::Access,
+}
+
+pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
+    let started = Instant::now();
+    lazuli_sys::heap::give_back();
+    let name: ImageName = arguments.image.parse()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let source = Source::Image(name.clone());
+    let opened = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let Opened { layers, digests, config, image, .. } = opened;
+    let (manifest, _) = image.context("an image of a registry or oci:DIR was expected")?;
+    must_be_ordinary(&name, &manifest)?;
+    let stored: u64 = manifest.parsed.layers.iter().map(|layer| layer.size).sum();
+    let layer = |(layer, digest): (lazuli_builder::Layer, Option<Digest>)| match layer.source {
+        LayerSource::Tar(source) => {
+            let stored_size = layer.stored_size.unwrap_or_default();
+            Some(IndexLayer { digest: digest?, stored_size, source })
+        }
+        _ => None,
+    };
+    let layers: Vec<_> = layers.into_iter().zip(digests).filter_map(layer).collect();
+    let count = layers.len();
+    let bar = progress::bytes(Some(stored), "indexing");
+    let scratch = Scratch::new()?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let indexed = index(layers, &scratch.path(), threads, &progress::Reading(&bar));
+    bar.finish_and_clear();
+    let indexed = indexed?;
+    check_diff_ids(&name, &config, &indexed.diff_ids)?;
+    let bootstrap = bootstrap_layer(&indexed);
+    let document = describe(&manifest, &indexed, &bootstrap)?;
+    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let index_bytes = index_bytes(&indexed) + bootstrap.size();
+    let beside: u64 = indexed.beside.iter().map(|beside| beside.record.blob.stored_size).sum();
+    let (files, digest) = (indexed.inodes, document.descriptor.digest);
+    let uploaded = store(&*target, indexed, bootstrap, document, &manifest.digest, &runtime)?;
+
+    println!("{name}");
+    println!("  image     {} in {count} layers, {files} files", BinaryBytes(stored));
+    let percent = index_bytes as f64 * 100.0 / stored.max(1) as f64;
+    println!("  index     {} ({percent:.2} %), {digest}", BinaryBytes(index_bytes));
+    if beside > 0 {
+        let bytes = BinaryBytes(beside);
+        println!("  beside    {bytes} of content that cannot be read where it is");
+    }
+    println!(
+        "  time      {:.1} s, uploaded {}",
+        started.elapsed().as_secs_f64(),
+        BinaryBytes(uploaded)
+    );
+    Ok(())
+}
+
+fn must_be_ordinary(name: &ImageName, manifest: &Manifest) -> Result<()> {
+    if manifest.parsed.lazy_base().is_some() {
+        bail!("{name} is a lazy image: it needs no index");
+    }
+    let is_encrypted = |layer: &&Descriptor| layer.media_type.contains("+encrypted");
+    if let Some(layer) = manifest.parsed.layers.iter().find(is_encrypted) {
+        bail!("layer {} of {name} is encrypted, and cannot be indexed", layer.digest);
+    }
+    Ok(())
+}
+
+/// Whether the layers are what the image's configuration says that they are.
+fn check_diff_ids(name: &ImageName, config: &ImageConfig, found: &[Digest]) -> Result<()> {
+    let expected = config.diff_ids().with_context(|| format!("the config of {name}"))?;
+    if expected.len() != found.len() {
+        bail!("{name} has {} layers, its config lists {}", found.len(), expected.len());
+    }
+    for (number, (found, expected)) in found.iter().zip(expected).enumerate() {
+        if *found != expected {
+            bail!(
+                "layer {number} of {name} unpacks to a tar with the digest {found}, its config says {expected}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The bootstrap, with the tables of blobs beside the layers. Those of the layers are in their indexes.
+fn bootstrap_layer(indexed: &ImageIndex) -> BootstrapLayer {
+    let metas = indexed.beside.iter().map(|blob| (blob.record.blob.id, &blob.meta_file[..]));
+    pack_bootstrap(&indexed.bootstrap, metas)
+}
+
+fn index_bytes(indexed: &ImageIndex) -> u64 {
+    indexed.layers.iter().map(|layer| layer.bytes.len() as u64).sum()
+}
+
+fn describe(
+    manifest: &Manifest,
+    indexed: &ImageIndex,
+    bootstrap: &BootstrapLayer,
+) -> Result<IndexImage> {
+    let layers = indexed.layers.iter().filter_map(|layer| {
+        let index = layer.record.tail.index?;
+        let (digest, size) = (index.digest, index.size);
+        Some(IndexedLayer { layer: layer.record.blob.id, digest, size, tables: layer.tables })
+    });
+    let beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layers: Vec<_> = layers.collect();
+    let subject = manifest.descriptor();
+    Ok(IndexImage::new(subject, &manifest.parsed.config, &layers, &beside, layer)?)
+}
+
+/// Stores blobs before the manifest, and has it listed. Returns the bytes that the target did not have.
+fn store(
+    target: &dyn Repository,
+    indexed: ImageIndex,
+    bootstrap: BootstrapLayer,
+    document: IndexImage,
+    subject: &Digest,
+    runtime: &Runtime,
+) -> Result<u64> {
+    let mut blobs: Vec<_> = indexed.beside.iter().filter_map(push::built).collect();
+    for layer in indexed.layers {
+        if let Some(index) = layer.record.tail.index {
+            let content = BlobContent::Bytes(Bytes::from(layer.bytes));
+            blobs.push((index.digest, index.size, content));
+        }
+    }
+    let size = bootstrap.size();
+    blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
+    let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");
+    let IndexImage { manifest, descriptor } = document;
+    let document = Document {
+        raw: manifest.into(),
+        digest: descriptor.digest,
+        media_type: media_type::MANIFEST.to_owned(),
+    };
+    let uploaded = runtime.block_on(async {
+        let uploaded = push::upload(target, blobs, None, &|bytes| bar.inc(bytes)).await?;
+        target.push_document(&document, false).await?;
+        target.enlist_referrers(subject, &[descriptor]).await?;
+        anyhow::Ok(uploaded)
+    })?;
+    bar.finish_and_clear();
+    Ok(uploaded)
+}

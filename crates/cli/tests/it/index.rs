@@ -1,0 +1,206 @@
+//! Ordinary images that start lazily as they are, with an index beside them.
+
+use std::{fs, path::Path};
+
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    listing,
+    oci::{Compression, Image, Layer},
+    odd,
+    registry::{FakeRegistry, runs},
+    tarball::{self, Entry},
+};
+
+use crate::{lazuli::Lazuli, mount::unpack, reliability::able};
+
+const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";
+
+/// What a file of [`image`] holds: something that compresses to a half.
+fn content(number: usize) -> Vec<u8> {
+    let bytes = odd::random(number as u64, 150_000);
+    bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
+}
+
+/// Files that take some MiB together.
+fn image(compression: Compression) -> Image {
+    let files: Vec<_> =
+        (0..20).map(|number| Entry::file(format!("file{number}"), content(number))).collect();
+    Image::new([Layer::new(tarball::write(&files), compression)])
+}
+
+#[test]
+fn odd_trees_show_what_is_in_the_layers() {
+    for (driver, compression) in [
+        ("fanotify", Compression::Gzip),
+        ("fuse", Compression::Gzip),
+        ("fanotify", Compression::None),
+    ] {
+        if !able(driver) || !require(Feature::Program("umoci")) {
+            continue;
+        }
+        let lazuli = Lazuli::new();
+        let layout = lazuli.path("layout");
+        odd::image().compressed_with(compression).write_layout(&layout, "odd").unwrap();
+        let reference = unpack(&layout, "odd", &lazuli);
+        let before = fs::read(layout.join("index.json")).unwrap();
+        lazuli.ok(["index", "oci:layout:odd"]);
+        let mountpoint = lazuli.directory("mnt");
+        let at = mountpoint.to_str().unwrap();
+        lazuli.ok(["mount", "oci:layout:odd", at, "--driver", driver]);
+        listing::assert_equal(reference, mountpoint.clone());
+        lazuli.ok(["unpack", "oci:layout:odd", "unpacked"]);
+        listing::assert_equal(lazuli.path("unpacked"), mountpoint.clone());
+        lazuli.ok(["umount", at]);
+        lazuli.ok(["check", "oci:layout:odd", "--against", "oci:layout:odd"]);
+        // Once more: everything is there, byte by byte.
+        let first = fs::read(layout.join("index.json")).unwrap();
+        assert_ne!(before, first);
+        lazuli.ok(["index", "oci:layout:odd"]);
+        assert_eq!(fs::read(layout.join("index.json")).unwrap(), first);
+    }
+}
+
+/// A registry with an ordinary image that has an index, and the image's name and digest there.
+fn indexed(lazuli: &Lazuli, compression: Compression) -> (FakeRegistry, String, String) {
+    let registry = FakeRegistry::start().unwrap();
+    let digest = image(compression).write_layout(&lazuli.path("source"), "x").unwrap();
+    let name = format!("{}/app:1", registry.host());
+    lazuli.ok(["copy", "oci:source:x", &name]);
+    let before = registry.manifest("app", "1").unwrap();
+    lazuli.ok(["index", &name]);
+    assert_eq!(registry.manifest("app", "1").unwrap(), before);
+    let pinned = format!("{name}@{digest}");
+    (registry, name, pinned)
+}
+
+fn read(directory: &Path, number: usize) -> Result<(), i32> {
+    match fs::read(directory.join(format!("file{number}"))) {
+        Ok(bytes) => {
+            assert!(bytes == content(number), "file{number} has wrong bytes");
+            Ok(())
+        }
+        Err(error) => Err(error.raw_os_error().unwrap()),
+    }
+}
+
+#[test]
+fn unmodified_names_start_lazily_where_the_operator_says_so() {
+    for driver in ["fanotify", "fuse"] {
+        if !able(driver) {
+            continue;
+        }
+        let lazuli = Lazuli::new();
+        let (registry, name, pinned) = indexed(&lazuli, Compression::Gzip);
+        let mountpoint = lazuli.directory("mnt");
+        let at = mountpoint.to_str().unwrap();
+        let error = lazuli.fails(["mount", &name, at, "--driver", driver]);
+        assert!(error.contains("not a lazy image") && error.contains("index.trust"), "{error}");
+        let _ = lazuli.output(["stop"]);
+        lazuli.configure(TRUST);
+        for name in [&name, &pinned] {
+            lazuli.ok(["mount", name, at, "--driver", driver]);
+            lazuli.ok(["umount", at]);
+        }
+        registry.reset_stats();
+        lazuli.ok(["mount", &name, at, "--driver", driver]);
+        read(&mountpoint, 11).unwrap();
+        // All of that was in one piece, which is a part of the layer.
+        let layer = lazuli.mount_status(&mountpoint);
+        let fetched: u64 = runs(&registry.log()).iter().map(|(_, run)| run.end - run.start).sum();
+        let total = layer["bytes_total"].as_u64().unwrap();
+        assert!(fetched < total / 2, "{fetched} of {total}");
+        (0..20).for_each(|number| read(&mountpoint, number).unwrap());
+        lazuli.ok(["umount", at]);
+        // It is found again after a restart, without the registry.
+        lazuli.ok(["mount", &name, at, "--driver", driver]);
+        lazuli.kill(lazuli.worker());
+        (0..20).for_each(|number| read(&mountpoint, number).unwrap());
+        lazuli.ok(["umount", at]);
+        lazuli.ok(["check", &name, "--against", "oci:source:x"]);
+        lazuli.ok(["prefetch", &name, "--wait"]);
+        assert!(lazuli.fails(["index", &name, "--platform", "linux/s390x"]).contains("no image"));
+        assert_eq!(registry.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_index_goes_along_when_its_image_is_copied() {
+    if !able("fuse") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let (registry, name, _) = indexed(&lazuli, Compression::Gzip);
+    lazuli.configure(TRUST);
+    let copy = format!("{}/other:1", registry.host());
+    lazuli.ok(["copy", &name, &copy]);
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    lazuli.ok(["mount", &copy, at, "--driver", "fuse"]);
+    (0..20).for_each(|number| read(&mountpoint, number).unwrap());
+    lazuli.ok(["umount", at]);
+}
+
+/// A node never shows what it could not check, whoever changed the layer.
+#[test]
+fn another_layer_under_the_same_index_gives_errors() {
+    for (driver, compression) in
+        [("fanotify", Compression::Gzip), ("fuse", Compression::Gzip), ("fuse", Compression::None)]
+    {
+        if !able(driver) {
+            continue;
+        }
+        let lazuli = Lazuli::new();
+        let layout = lazuli.path("layout");
+        image(compression).write_layout(&layout, "1").unwrap();
+        lazuli.ok(["index", "oci:layout:1"]);
+        let mountpoint = lazuli.directory("mnt");
+        let at = mountpoint.to_str().unwrap();
+        lazuli.ok(["mount", "oci:layout:1", at, "--driver", driver]);
+        let stored = image(compression).layers[0].stored().unwrap();
+        let digest = lazuli_image::Algorithm::Sha256.digest(&stored);
+        let blob = layout.join("blobs/sha256").join(digest.hex());
+        let mut changed = stored.clone();
+        let middle = changed.len() / 2;
+        changed[middle..middle + 20_000].iter_mut().for_each(|byte| *byte ^= 0x55);
+        fs::write(&blob, &changed).unwrap();
+        let read_all = || (0..20).map(|number| read(&mountpoint, number)).collect::<Vec<_>>();
+        let found = read_all();
+        assert!(found.contains(&Err(5)), "{found:?}");
+        assert!(found.contains(&Ok(())), "{found:?}");
+        fs::write(&blob, &stored).unwrap();
+        assert!(read_all().iter().all(Result::is_ok));
+        lazuli.ok(["umount", at]);
+    }
+}
+
+#[test]
+fn what_cannot_be_indexed_is_said() {
+    let lazuli = Lazuli::new();
+    let layout = lazuli.path("layout");
+    image(Compression::Zstd).write_layout(&layout, "1").unwrap();
+    let error = lazuli.fails(["index", "oci:layout:1"]);
+    assert!(error.contains("zstd") && error.contains("lazuli convert"), "{error}");
+    image(Compression::Gzip).write_layout(&layout, "1").unwrap();
+    lazuli.ok(["convert", "oci:layout:1", "oci:lazy:1"]);
+    let error = lazuli.fails(["index", "oci:lazy:1"]);
+    assert!(error.contains("needs no index"), "{error}");
+    // A configuration that says something else about the layers.
+    let mut lying = image(Compression::Gzip);
+    lying.layers.push(Layer::new(tarball::write(&[Entry::file("a", "b")]), Compression::Gzip));
+    lying.write_layout(&layout, "1").unwrap();
+    let index = fs::read_to_string(layout.join("index.json")).unwrap();
+    let at = index.find("sha256:").unwrap();
+    let manifest = layout.join("blobs/sha256").join(&index[at + 7..at + 71]);
+    let text = fs::read_to_string(&manifest).unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    document["layers"].as_array_mut().unwrap().swap(0, 1);
+    let swapped = document.to_string();
+    let digest = lazuli_image::Algorithm::Sha256.digest(swapped.as_bytes());
+    fs::write(layout.join("blobs/sha256").join(digest.hex()), &swapped).unwrap();
+    let index = index.replace(&index[at..at + 71], &digest.to_string());
+    let index =
+        index.replace(&format!("\"size\":{}", text.len()), &format!("\"size\":{}", swapped.len()));
+    fs::write(layout.join("index.json"), index).unwrap();
+    let error = lazuli.fails(["index", "oci:layout:1"]);
+    assert!(error.contains("its config says"), "{error}");
+}

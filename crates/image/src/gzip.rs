@@ -1,0 +1,356 @@
+//! Gzip files, read from a [point](crate::points) on: RFC 1951 and 1952.
+//!
+//! A decoder that begins at a point is given the window first, then the bits of the byte before. The
+//! decoder of zlib-rs takes whole bytes only, so these bits become the upper ones of a byte whose lower
+//! ones end a block without content.
+
+use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
+
+use crate::points::{NewPoint, Point};
+
+/// Most bytes of a member's header that are looked at: its name and comment may have any length.
+pub const MAX_HEADER: usize = 256 << 10;
+
+/// Bytes behind the last block of a member: CRC-32 and size.
+pub const TRAILER: usize = 8;
+
+/// How a gzip file begins, and each of its members.
+pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// What the first bytes of a member say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// The first block begins behind so many bytes.
+    Ends(usize),
+    /// There is more of it, or more than [`MAX_HEADER`].
+    GoesOn,
+    /// It is none.
+    Invalid(&'static str),
+}
+
+/// Parses the header with which `bytes` begin.
+pub fn header(bytes: &[u8]) -> Header {
+    const CRC: u8 = 0x2;
+    const EXTRA: u8 = 0x4;
+    const NAME: u8 = 0x8;
+    const COMMENT: u8 = 0x10;
+    let fixed = [
+        (0, MAGIC[0], "no gzip magic"),
+        (1, MAGIC[1], "no gzip magic"),
+        (2, 8, "a method other than deflate"),
+    ];
+    for (at, expected, problem) in fixed {
+        if bytes.get(at).is_some_and(|byte| *byte != expected) {
+            return Header::Invalid(problem);
+        }
+    }
+    let Some(flags) = bytes.get(3) else { return Header::GoesOn };
+    if flags & 0xe0 != 0 {
+        return Header::Invalid("unknown flags");
+    }
+    let mut end = 10;
+    if flags & EXTRA != 0 {
+        let Some([low, high]) = bytes.get(end..end + 2) else { return Header::GoesOn };
+        end += 2 + usize::from(u16::from_le_bytes([*low, *high]));
+    }
+    for text in [NAME, COMMENT] {
+        if flags & text != 0 {
+            let rest = bytes.get(end..).unwrap_or_default();
+            let Some(size) = rest.iter().position(|byte| *byte == 0) else { return Header::GoesOn };
+            end += size + 1;
+        }
+    }
+    end += if flags & CRC != 0 { 2 } else { 0 };
+    if end <= bytes.len() { Header::Ends(end) } else { Header::GoesOn }
+}
+
+/// Decodes from points on. Keeps its working memory.
+pub(crate) struct Inflater(Inflate);
+
+impl Default for Inflater {
+    fn default() -> Self {
+        Inflater(Inflate::new(false, 15))
+    }
+}
+
+impl Inflater {
+    /// Fills `decoded` with what follows `point`, whose stored bytes are `stored`, also over the ends of
+    /// members. Returns how many bytes there were.
+    pub(crate) fn decode(
+        &mut self,
+        point: &Point<'_>,
+        stored: &[u8],
+        decoded: &mut [u8],
+    ) -> Result<usize, String> {
+        self.decode_from(point.bits, point.before, &point.window()?, stored, decoded)
+    }
+
+    fn decode_from(
+        &mut self,
+        bits: u8,
+        before: u8,
+        window: &[u8],
+        stored: &[u8],
+        decoded: &mut [u8],
+    ) -> Result<usize, String> {
+        self.0.reset(false);
+        if !window.is_empty() {
+            self.0.set_dictionary(window).map_err(reason)?;
+        }
+        let lead = Lead::to(bits, before);
+        let (mut lead, mut rest, mut filled) = (lead.bytes(), stored, 0);
+        while filled < decoded.len() {
+            let input = if lead.is_empty() { &mut rest } else { &mut lead };
+            let (read, written) = (self.0.total_in(), self.0.total_out());
+            let flush = InflateFlush::NoFlush;
+            let status = self.0.decompress(input, &mut decoded[filled..], flush).map_err(reason)?;
+            let (read, written) = (self.0.total_in() - read, self.0.total_out() - written);
+            *input = &input[read as usize..];
+            filled += written as usize;
+            if status == Status::StreamEnd {
+                let Some(next) = next_member(rest)? else { break };
+                rest = next;
+                self.0.reset(false);
+            } else if lead.is_empty() && (rest.is_empty() || read + written == 0) {
+                break;
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// What of `point`'s window is used by `stored`, the bytes that follow and decode to `size` bytes at
+/// least, or to fewer at the end of a member. Other bytes become zeros, or go if they are the first: the
+/// rest of the window decodes the same, and is small.
+///
+/// # Errors
+/// The bytes do not decode.
+pub fn thin(point: &NewPoint, stored: &[u8], size: usize) -> Result<Vec<u8>, String> {
+    let window = &point.window;
+    let mut inflater = Inflater::default();
+    // What comes out of the window tells by itself which byte it was: in one run by the lower half of
+    // its number, in another by the complement of that, so that nothing else looks the same, and then by
+    // the upper half.
+    let mut run = |name: fn(usize) -> u8| {
+        let names: Vec<u8> = (0..window.len()).map(name).collect();
+        let mut decoded = vec![0; size];
+        let filled =
+            inflater.decode_from(point.bits, point.before, &names, stored, &mut decoded)?;
+        decoded.truncate(filled);
+        Ok::<_, String>(decoded)
+    };
+    let (low, other, high) =
+        (run(|at| at as u8)?, run(|at| !(at as u8))?, run(|at| (at >> 8) as u8)?);
+    let mut thin = vec![0; window.len()];
+    let mut first = window.len();
+    for ((low, other), high) in low.into_iter().zip(other).zip(high) {
+        let at = usize::from(high) << 8 | usize::from(low);
+        if let (true, Some(byte)) = (low != other, window.get(at)) {
+            thin[at] = *byte;
+            first = first.min(at);
+        }
+    }
+    Ok(thin.split_off(first))
+}
+
+fn reason(error: InflateError) -> String {
+    error.as_str().to_owned()
+}
+
+/// The blocks of the member that follows the trailer with which `rest` begins; `None` if there is no
+/// whole header.
+fn next_member(rest: &[u8]) -> Result<Option<&[u8]>, String> {
+    let next = rest.get(TRAILER..).unwrap_or_default();
+    match header(next) {
+        Header::Ends(end) => Ok(Some(&next[end..])),
+        Header::GoesOn => Ok(None),
+        Header::Invalid(problem) => Err(format!("behind a gzip member: {problem}")),
+    }
+}
+
+/// Blocks without content, and the first bits of a block that does not begin with a byte.
+struct Lead {
+    bits: u128,
+    count: usize,
+}
+
+impl Lead {
+    /// The upper `bits` bits of `before`, behind as much as makes whole bytes.
+    fn to(bits: u8, before: u8) -> Self {
+        let mut lead = Lead { bits: 0, count: 0 };
+        if bits == 0 {
+            return lead;
+        }
+        let free = 8 - usize::from(bits);
+        if free % 2 == 1 {
+            lead.add_dynamic();
+        }
+        while lead.count % 8 != free {
+            lead.add_fixed();
+        }
+        lead.add((before >> free).into(), bits.into());
+        lead
+    }
+
+    fn add(&mut self, value: u128, count: usize) {
+        self.bits |= value << self.count;
+        self.count += count;
+    }
+
+    /// A block of type 1: only its end, 7 zeros.
+    fn add_fixed(&mut self) {
+        self.add(0b010, 10);
+    }
+
+    /// A block of type 2 with an odd number of bits, whose tables have nothing but the end of a block.
+    fn add_dynamic(&mut self) {
+        self.add(0b100, 3);
+        // 257 literals and lengths, 1 distance, 19 lengths of codes.
+        self.add(15 << 10, 14);
+        // In the order of the format 18 is the third, 1 the eighteenth: both get codes of one bit.
+        self.add(1 << (2 * 3) | 1 << (17 * 3), 19 * 3);
+        // 138 and 118 times nothing; then a code of one bit for the end, and one for the distance.
+        for zeros in [138, 118] {
+            self.add(1 | (zeros - 11) << 1, 8);
+        }
+        self.add(0, 2);
+        // The end.
+        self.add(0, 1);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // Little endian, as deflate counts bits.
+        &zerocopy::IntoBytes::as_bytes(&self.bits)[..self.count.div_ceil(8)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zlib_rs::{Deflate, DeflateFlush};
+
+    use super::*;
+    use crate::{Points, Stored};
+
+    fn deflate(data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; data.len() + 100];
+        let mut raw = Deflate::new(6, false, 15);
+        raw.compress(data, &mut out, DeflateFlush::Finish).unwrap();
+        out.truncate(raw.total_out() as usize);
+        out
+    }
+
+    fn decode(point: NewPoint, stored: &[u8], size: usize) -> Result<Vec<u8>, String> {
+        let at = point.stored;
+        let points: Points = [point].into_iter().collect();
+        let mut decoded = vec![0; size];
+        let filled = Inflater::default().decode(&points.at(at).unwrap(), stored, &mut decoded)?;
+        decoded.truncate(filled);
+        Ok(decoded)
+    }
+
+    fn point(bits: u8, before: u8, window: &[u8]) -> NewPoint {
+        NewPoint { stored: Stored(1), bits, before, window: window.to_vec() }
+    }
+
+    #[test]
+    fn a_block_may_begin_at_any_bit() {
+        let text = b"a block may begin at any bit, may it not? ".repeat(20);
+        let blocks = deflate(&text);
+        for offset in 0..8 {
+            let mut shifted = vec![0_u8; blocks.len() + 1];
+            for (at, byte) in blocks.iter().enumerate() {
+                let [low, high] = (u16::from(*byte) << offset).to_le_bytes();
+                shifted[at] |= low;
+                shifted[at + 1] |= high;
+            }
+            // What is below the block's first bit is not ours.
+            shifted[0] |= (1 << offset) - 1;
+            let (point, stored) = match offset {
+                0 => (point(0, 0, b""), &shifted[..]),
+                _ => (point(8 - offset, shifted[0], b""), &shifted[1..]),
+            };
+            assert_eq!(decode(point, stored, text.len()).unwrap(), text, "{offset}");
+        }
+    }
+
+    #[test]
+    fn a_window_is_what_came_before() {
+        let window = b"what came before".repeat(3);
+        // Nothing but a reference: 16 bytes, 48 back, in a last block with fixed codes.
+        let mut bits = Lead { bits: 0, count: 0 };
+        bits.add(0b011, 3);
+        // Length 15 to 16 is symbol 267, whose code of 7 bits is 11; codes come highest bit first.
+        bits.add(0b1101000, 7);
+        bits.add(1, 1);
+        // Distance 33 to 48 is symbol 10.
+        bits.add(0b01010, 5);
+        bits.add(15, 4);
+        bits.add(0, 7);
+        let decoded = decode(point(0, 0, &window), bits.bytes(), 16).unwrap();
+        assert_eq!(decoded, b"what came before");
+        assert!(decode(point(0, 0, b"too short"), bits.bytes(), 16).is_err());
+    }
+
+    #[test]
+    fn a_thin_window_decodes_the_same() {
+        let number = |n: u32| format!("{} ", n * n % 977).into_bytes();
+        let noise = (0..1000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8);
+        let mut text: Vec<u8> = (0..1000).flat_map(number).collect();
+        // Nothing of this comes again.
+        text.extend(noise);
+        text.extend((1000..4000).flat_map(number));
+        let (window, rest) = text.split_at(6000);
+        let mut out = vec![0; text.len() + 100];
+        let mut raw = Deflate::new(9, false, 15);
+        // The window goes first, and is flushed to a byte.
+        raw.compress(window, &mut out, DeflateFlush::SyncFlush).unwrap();
+        let before = raw.total_out() as usize;
+        raw.compress(rest, &mut out[before..], DeflateFlush::Finish).unwrap();
+        let stored = &out[before..raw.total_out() as usize];
+        let whole = point(0, 0, window);
+        assert_eq!(decode(whole.clone(), stored, rest.len()).unwrap(), rest);
+        let thin = thin(&whole, stored, rest.len()).unwrap();
+        let used = thin.iter().filter(|byte| **byte != 0).count();
+        assert!((100..window.len() - 500).contains(&used), "{used} of {}", window.len());
+        let thin = NewPoint { window: thin, ..whole };
+        assert_eq!(decode(thin, stored, rest.len()).unwrap(), rest);
+    }
+
+    #[test]
+    fn members_follow_each_other() {
+        let member = |flags: u8, extra: &[u8], data: &[u8]| {
+            let head = [0x1f, 0x8b, 8, flags, 0, 0, 0, 0, 0, 255];
+            [&head[..], extra, &deflate(data), &[0; TRAILER]].concat()
+        };
+        let first = member(0, b"", b"one ");
+        let odd = member(0x1e, b"\x03\0abcname\0comment\0xx", b"two ");
+        let all = [&first[10..], &odd, &member(0, b"", b"three")].concat();
+        assert_eq!(decode(point(0, 0, b""), &all, 13).unwrap(), b"one two three");
+        // A part is a part.
+        assert_eq!(decode(point(0, 0, b""), &all, 6).unwrap(), b"one tw");
+        assert_eq!(decode(point(0, 0, b""), &all, 14).unwrap(), b"one two three");
+        let garbage = [&first[10..], b"garbage"].concat();
+        assert!(decode(point(0, 0, b""), &garbage, 9).is_err());
+    }
+
+    #[test]
+    fn headers() {
+        let plain = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+        assert_eq!(header(&plain), Header::Ends(10));
+        for end in 0..10 {
+            assert_eq!(header(&plain[..end]), Header::GoesOn);
+        }
+        for (at, byte) in [(0, 0x1e), (1, 0), (2, 7), (3, 0x20)] {
+            let mut wrong = plain;
+            wrong[at] = byte;
+            assert!(matches!(header(&wrong), Header::Invalid(_)), "{at}");
+        }
+        let mut named = plain.to_vec();
+        named[3] = 0x8;
+        assert_eq!(header(&named), Header::GoesOn);
+        named.extend_from_slice(b"name");
+        assert_eq!(header(&named), Header::GoesOn);
+        named.push(0);
+        assert_eq!(header(&named), Header::Ends(15));
+    }
+}

@@ -1,0 +1,148 @@
+//! The manifest of an index: what it takes to read an ordinary image in places, as a referrer of it.
+//!
+//! ```text
+//! manifest ─ subject                the ordinary image
+//!          ├ config                 the ordinary image's own
+//!          ├ layers[0..n]           indexes of its layers, each with the digest of that layer
+//!          ├ layers[n..m]           data blobs with what these cannot lead to
+//!          └ layers[m]              bootstrap
+//! ```
+
+use super::{BlobLayer, Descriptor, Manifest, OciError, annotation, data_layer, media_type};
+use crate::{Algorithm, Digest};
+
+/// The index of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexedLayer {
+    /// The layer.
+    pub layer: Digest,
+    /// SHA-256 of its index as stored.
+    pub digest: Digest,
+    /// Bytes of its index.
+    pub size: u64,
+    /// SHA-256 of the stored chunk tables in the index.
+    pub tables: Digest,
+}
+
+/// The documents of an index. The same input gives the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexImage {
+    /// The manifest.
+    pub manifest: Vec<u8>,
+    /// What a list of referrers says about it.
+    pub descriptor: Descriptor,
+}
+
+impl IndexImage {
+    /// Describes the index of `subject`, an image with the configuration `config`.
+    ///
+    /// # Errors
+    /// The manifest cannot be written as JSON.
+    pub fn new(
+        subject: Descriptor,
+        config: &Descriptor,
+        indexes: &[IndexedLayer],
+        beside: &[BlobLayer],
+        bootstrap: BlobLayer,
+    ) -> Result<Self, OciError> {
+        let index = |index: &IndexedLayer| {
+            let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
+            let notes = [
+                (annotation::DATA_BLOB, "true"),
+                (annotation::INDEX_OF, layer.as_str()),
+                (annotation::INDEX_TABLES, tables.as_str()),
+            ];
+            Descriptor::new(media_type::DATA_BLOB, index.digest, index.size, &notes)
+        };
+        let mut layers: Vec<_> = indexes.iter().map(index).collect();
+        layers.extend(beside.iter().map(data_layer));
+        layers.push(super::bootstrap_layer(&bootstrap));
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: Some(media_type::MANIFEST.to_owned()),
+            artifact_type: Some(media_type::LAYER_INDEX.to_owned()),
+            config: Descriptor::plain(&config.media_type, config.digest, config.size),
+            layers,
+            subject: Some(subject),
+            annotations: Default::default(),
+        };
+        let document = "manifest";
+        let manifest =
+            serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })?;
+        let digest = Algorithm::Sha256.digest(&manifest);
+        let plain = Descriptor::plain(media_type::MANIFEST, digest, manifest.len() as u64);
+        let artifact_type = Some(media_type::LAYER_INDEX.to_owned());
+        Ok(IndexImage { manifest, descriptor: Descriptor { artifact_type, ..plain } })
+    }
+}
+
+impl Manifest {
+    /// Whether this is an index of `image`, of its very configuration and of no layers but its own.
+    pub fn is_index_of(&self, digest: &Digest, image: &Manifest) -> bool {
+        let is_its_layer = |layer: Digest| image.layers.iter().any(|own| own.digest == layer);
+        let mut indexed = self.layers.iter().filter_map(Descriptor::index_of);
+        self.artifact_type.as_deref() == Some(media_type::LAYER_INDEX)
+            && self.subject.as_ref().map(|subject| subject.digest) == Some(*digest)
+            && self.config.digest == image.config.digest
+            && self.bootstrap().is_some()
+            && indexed.all(is_its_layer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(text: &str) -> Digest {
+        Algorithm::Sha256.digest(text.as_bytes())
+    }
+
+    fn ordinary() -> Manifest {
+        Manifest {
+            schema_version: 2,
+            media_type: Some(media_type::MANIFEST.to_owned()),
+            artifact_type: None,
+            config: Descriptor::plain(media_type::CONFIG, digest("config"), 6),
+            layers: vec![Descriptor::plain(media_type::LAYER_GZIP, digest("layer"), 5)],
+            subject: None,
+            annotations: Default::default(),
+        }
+    }
+
+    fn index(layer: &str) -> Manifest {
+        let image = ordinary();
+        let subject = Descriptor::plain(media_type::MANIFEST, digest("image"), 9);
+        let (layer, index, tables) = (digest(layer), digest("index"), digest("tables"));
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
+        let blob = |text| BlobLayer { digest: digest(text), size: 1, hot_bytes: None };
+        let (beside, boot) = ([blob("beside")], blob("bootstrap"));
+        let written = IndexImage::new(subject, &image.config, &[indexed], &beside, boot).unwrap();
+        assert_eq!(written.descriptor.digest, Algorithm::Sha256.digest(&written.manifest));
+        Manifest::parse(&written.manifest).unwrap()
+    }
+
+    #[test]
+    fn an_index_belongs_to_its_image() {
+        let (image, index) = (ordinary(), index("layer"));
+        assert!(index.is_index_of(&digest("image"), &image));
+        assert_eq!(index.layers[0].index_tables(), Some(digest("tables")));
+        assert_eq!(index.lazy_base().unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn what_is_of_something_else_is_no_index() {
+        let image = ordinary();
+        assert!(!index("layer").is_index_of(&digest("another image"), &image));
+        assert!(!index("another layer").is_index_of(&digest("image"), &image));
+        let changes: [fn(&mut Manifest); 3] = [
+            |index| index.config.digest = digest("another config"),
+            |index| index.artifact_type = None,
+            |index| drop(index.layers.pop()),
+        ];
+        for change in changes {
+            let mut index = index("layer");
+            change(&mut index);
+            assert!(!index.is_index_of(&digest("image"), &image), "{index:?}");
+        }
+    }
+}

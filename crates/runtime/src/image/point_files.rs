@@ -1,0 +1,69 @@
+//! The points of an image's gzip layers, in a file for each layer beside the bootstrap.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use lazuli_image::{
+    BlobIndex, Points,
+    rafs::{Bootstrap, layout::features::ZRAN},
+};
+use lazuli_sys::mmap::Map;
+
+/// Why the points of an image cannot be used.
+#[derive(Debug)]
+pub(super) struct Unusable {
+    pub(super) path: PathBuf,
+    pub(super) problem: io::Error,
+}
+
+/// The file for a layer whose bootstrap is, or will be, in the file `bootstrap`.
+fn path(bootstrap: &Path, BlobIndex(index): BlobIndex) -> PathBuf {
+    let mut name = bootstrap.as_os_str().to_owned();
+    name.push(format!(".points-{index}"));
+    name.into()
+}
+
+/// All such files in an image's directory.
+pub(super) fn found(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = entries.collect::<io::Result<Vec<_>>>()?;
+    let is_ours = |path: &PathBuf| path.extension().is_some_and(is_points);
+    paths.retain(is_ours);
+    Ok(paths)
+}
+
+fn is_points(extension: &OsStr) -> bool {
+    extension.as_encoded_bytes().starts_with(b"points-")
+}
+
+/// Keeps what was found where a bootstrap arrived.
+pub(super) fn write(bootstrap: &Path, points: &[(BlobIndex, Points)]) -> io::Result<()> {
+    points.iter().try_for_each(|(layer, points)| fs::write(path(bootstrap, *layer), points.bytes()))
+}
+
+/// Gives `image`, whose bootstrap is in the file `bootstrap`, the points of its layers.
+pub(super) fn attach<B: AsRef<[u8]>>(
+    bootstrap: &Path,
+    image: &mut Bootstrap<B>,
+) -> Result<(), Unusable> {
+    for layer in layers(image).collect::<Vec<_>>() {
+        let path = path(bootstrap, layer);
+        let mut read = || {
+            let map = Map::new(&File::open(&path)?)?;
+            let points = Points::parse(Arc::new(map)).map_err(io::Error::other)?;
+            image.set_points(layer, points).map_err(io::Error::other)
+        };
+        read().map_err(|problem| Unusable { path: path.clone(), problem })?;
+    }
+    Ok(())
+}
+
+fn layers<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> impl Iterator<Item = BlobIndex> {
+    let tails = image.tails().iter().zip(0..);
+    tails.filter(|(tail, _)| tail.features & ZRAN != 0).map(|(_, index)| BlobIndex(index))
+}

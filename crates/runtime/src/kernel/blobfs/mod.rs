@@ -48,7 +48,7 @@ pub fn mount(session: &Session, bootstrap: &Path, disks: &[Arc<Disk>]) -> io::Re
     let failed = |source: io::Error| MountError::new("show as a disk", bootstrap, source);
     let file = File::open(bootstrap).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
-    if size % u64::from(helper::BLOCK) != 0 {
+    if !size.is_multiple_of(helper::BLOCK.into()) {
         let problem = format!("{size} bytes are no whole blocks of {}", helper::BLOCK);
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)).into());
     }

@@ -1,6 +1,6 @@
 //! Whether this driver works here, found out by trying.
 
-use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, sync::Arc};
+use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, slice, sync::Arc};
 
 use super::{Session, mount};
 use crate::{
@@ -33,7 +33,7 @@ fn try_image(session: &Session, scratch: &Path, image: &TinyImage) -> Result<(),
     let blob = blob.map_err(|error| format!("a trial blob: {error}"))?;
     let disk = session.disk(blob.clone()).map_err(failed("a trial blob"))?;
     disk.attach().map_err(failed("a loop device on a file of the daemon"))?;
-    let erofs = mount(session, &bootstrap, &[disk.clone()])
+    let erofs = mount(session, &bootstrap, slice::from_ref(&disk))
         .map_err(failed("the kernel does not mount EROFS from several disks (Linux 5.16)"))?;
     match session.read(erofs.as_fd(), "file") {
         Ok(content) if content == CONTENT => {}

@@ -22,9 +22,12 @@ use std::{
 
 use lazuli_sys::loop_device::LoopDevice;
 
-pub use self::serve::{run, serve};
+pub use self::serve::run;
 pub(super) use self::wire::BLOCK;
-use self::wire::{Answer, Order};
+use self::{
+    serve::serve,
+    wire::{Answer, Order},
+};
 use crate::keeper::{Link, Role};
 
 /// The worker's end of it. Every call blocks.

@@ -37,7 +37,7 @@ pub fn run(root: &Path, orders: OwnedFd) -> io::Result<()> {
 
 /// Carries out the orders that arrive at `orders`, each in a thread, until its other end is closed. The process is to end
 /// then, whatever its threads wait for.
-pub fn serve(orders: OwnedFd) -> io::Result<()> {
+pub(super) fn serve(orders: OwnedFd) -> io::Result<()> {
     let held = Held::default();
     while let Some((order, mut descriptors)) = receive::<Order>(&orders)? {
         // The first one is where the answer goes to.
@@ -89,8 +89,10 @@ fn carry_out(
         }
         Order::Change { name } => {
             let (device, file) = (LoopDevice::from_file(next()?.into(), 0), next()?);
-            let file =
-                name.map_or_else(|| Ok(file.try_clone()?), |name| open(file.try_clone()?, &name))?;
+            let file = match name {
+                Some(name) => open(file, &name)?,
+                None => file,
+            };
             device.change(file.as_fd())?;
             (Answer::Done, None)
         }

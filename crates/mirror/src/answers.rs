@@ -1,8 +1,8 @@
 //! Answers that several questions share: under way, and for some seconds afterwards.
 //!
 //! containerd asks for a manifest several times during one pull, and the mirror asks for what comes next
-//! before containerd does. Each is one request to the registry. Failures are shared by those who wait,
-//! and not kept.
+//! before containerd does. Each is one request to the registry. Waiters share a failure,
+//! which is not kept.
 
 use std::{
     collections::HashMap,
@@ -53,7 +53,7 @@ where
         Arc::new(Answers { limit, state: Mutex::new(state) })
     }
 
-    /// The answer to `key`, and whether somebody asked before. If nobody did, `ask` begins now and goes on
+    /// The answer to `key`, and whether it was asked for before. If not, `ask` begins now and goes on
     /// whatever becomes of this future. Its answer has so many bytes and stays for so long.
     pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> (Coming<V>, bool)
     where

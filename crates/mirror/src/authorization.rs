@@ -1,4 +1,4 @@
-//! Who a client says that it is, and how it is asked.
+//! Logins that clients show, and challenges that ask for them.
 //!
 //! The mirror has no users. A client shows the login that it would show the registry, after a challenge
 //! with a realm of the mirror's own: in each request (Basic), or once at the token endpoint (Bearer).
@@ -16,7 +16,7 @@ const HEADER_LIMIT: usize = 96 << 10;
 /// What a request shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// Nothing: the registry may let everybody read.
+    /// Nothing: the registry may be open to strangers.
     Nothing,
     /// A login for the registry.
     Login(Login),
@@ -118,9 +118,9 @@ mod tests {
             assert_eq!(shown, Shown::Login(login.clone()));
         }
         assert_eq!(Shown::read(None, "r.example", &seal), Shown::Nothing);
-        let nobody = STANDARD.encode(":");
+        let empty = STANDARD.encode(":");
         for header in [
-            format!("Basic {nobody}"),
+            format!("Basic {empty}"),
             "Basic %%%".to_owned(),
             "Bearer x".to_owned(),
             "Negotiate x".to_owned(),

@@ -1,16 +1,16 @@
-//! Who the mirror is, and who may ask it: certificates that exist on this node alone.
+//! Certificates of the mirror and of its clients, which exist on this node alone.
 //!
 //! ```text
 //! ROOT/mirror/
 //!   ca.pem         signs the two below; its key is thrown away once it has
 //!   server.pem     shown by the mirror
-//!   client.pem     shown by containerd, and whoever else the operator gives it to
+//!   client.pem     shown by containerd, and other clients that the operator gives it to
 //!   secret         what tokens are sealed with
 //! ```
 //!
-//! Nobody can be given another certificate of this authority, because its key does not exist any more.
-//! A process that binds the mirror's port while nobody holds it has none to show, and one that connects
-//! to the mirror has none either, unless it may read root's files.
+//! The authority cannot sign another certificate, because its key does not exist any more. A process that
+//! binds the mirror's port while it is free has none to show, and one that connects to the mirror has none
+//! either, unless it may read root's files.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -124,7 +124,7 @@ impl Identity {
         Seal::new(&secret).ok_or_else(wrong)
     }
 
-    /// How the mirror speaks TLS: with its certificate, and only to those who show the clients'.
+    /// How the mirror speaks TLS: with its certificate, and only with clients that show theirs.
     pub(crate) fn tls(&self) -> Result<ServerConfig, MirrorError> {
         let text = self.read(SERVER)?;
         let damaged = |problem: String| MirrorError::damaged(self.path(SERVER), problem);

@@ -91,7 +91,7 @@ pub struct Settings {
 
 /// What the node does about images that are pulled.
 pub trait Node: fmt::Debug + Send + Sync {
-    /// The manifest of a lazy image was fetched for a client with this login, who is about to pull it.
+    /// The manifest of a lazy image was fetched for a client with this login, which is about to pull it.
     /// `image` has its digest. Returns at once.
     fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>);
 }

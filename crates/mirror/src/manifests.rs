@@ -81,7 +81,7 @@ impl Mirror {
                     mirror.counters.stale();
                     Ok(document)
                 }
-                // Somebody with a login was answered: this client may have one, too.
+                // A client with a login was answered: this one may have a login, too.
                 None if is_stranger && mirror.remembered.is_known(&place) => {
                     Err(Problem::Denied(why))
                 }

@@ -85,7 +85,7 @@ impl Remembered {
         content.extend_from_slice(&document.raw);
         files::directory(&place.client)?;
         files::write(&place.file, &content)?;
-        if self.stored.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0 {
+        if self.stored.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.shrink()?;
         }
         Ok(())

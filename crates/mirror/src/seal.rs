@@ -1,8 +1,8 @@
 //! Tokens, and names of secrets in files.
 //!
-//! A token is a login, sealed with the node's secret for one registry: whoever holds it can show it to
-//! the mirror, and nobody can look into it. So the mirror remembers none, and those that it gave out
-//! stay good when its process is replaced.
+//! A token is a login, sealed with the node's secret for one registry: a client can show it to the
+//! mirror, and cannot look into it. So the mirror remembers none, and tokens stay good when its process
+//! is replaced.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -71,7 +71,7 @@ impl Seal {
         (seconds(now) < sealed.until).then_some(sealed.login)
     }
 
-    /// A name for several things together that tells nobody what they are.
+    /// A name for several things together that does not tell what they are.
     pub(crate) fn name(&self, parts: &[&[u8]]) -> String {
         let mut context = hmac::Context::with_key(&self.names);
         for part in parts {

@@ -73,7 +73,7 @@ impl Mirror {
                             tracing::debug!(%error, "a connection to the mirror ended");
                         }
                     }
-                    // Whoever has no certificate of this node is nobody's client.
+                    // It has no certificate of this node.
                     Ok(Err(error)) => tracing::debug!(%error, "a client of the mirror is refused"),
                     Err(_) => tracing::debug!("a client of the mirror says nothing"),
                 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::seal::Seal;
 
-/// How long a session lives that nobody uses. Tokens of registries are good for some minutes.
+/// How long an unused session lives. Tokens of registries are good for some minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// Sessions that are kept: pulls at the same time, and some.
@@ -38,7 +38,7 @@ const SIZES: usize = 4096;
 /// Longest Retry-After that is believed.
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
-/// What tells sessions apart; nobody can read a login out of it.
+/// What tells sessions apart. A login cannot be read out of it.
 pub(crate) type Key = String;
 
 /// A repository with a login.

@@ -90,7 +90,7 @@ impl AsRef<[u8]> for Held {
 
 type Parts = BoxStream<'static, Result<Bytes, RegistryError>>;
 
-/// What became of a blob, for those who want to know.
+/// How a delivery ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// All of it was delivered, right as far as can be told.
@@ -260,7 +260,7 @@ mod tests {
         let parts: Vec<_> = cut(5..5 + FIRST + PART + 1).collect();
         let second = 5 + FIRST;
         assert_eq!(parts, [5..second, second..second + PART, second + PART..second + PART + 1]);
-        assert_eq!(cut(0..1).collect::<Vec<_>>(), [0..1]);
+        assert!(cut(0..1).eq(std::iter::once(0..1)));
         assert_eq!(cut(7..7).count(), 0);
         assert_eq!(cut(u64::MAX - 1..u64::MAX).count(), 1);
     }

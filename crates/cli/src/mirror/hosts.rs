@@ -110,7 +110,7 @@ fn registries(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The file. Whoever may read it learns nothing: the key is root's.
+/// The file's text. It is for all to read: the key is in a file of root's.
 fn text(address: SocketAddr, identity: &Identity) -> String {
     // Debug output of paths is quoted as TOML wants it, but for characters that no state directory has.
     format!(

@@ -1,4 +1,4 @@
-//! The mirror of a daemon: who holds its port, and what a crowd costs.
+//! The mirror of a daemon: its port while processes come and go, and what a crowd costs.
 
 use std::{
     fs::{self, File},

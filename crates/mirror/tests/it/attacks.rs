@@ -10,7 +10,7 @@ use tokio::{
 use crate::scene::{Scene, client};
 
 #[tokio::test]
-async fn who_has_no_certificate_of_the_node_is_told_nothing() {
+async fn a_client_without_a_certificate_of_the_node_is_told_nothing() {
     let scene = Scene::new().await;
     scene.put_image("1", b"layer");
     let identity = Identity::open(&scene.directory.path().join("mirror")).unwrap();

@@ -13,7 +13,7 @@ fn bearer(user: &str) -> Login {
 }
 
 #[tokio::test]
-async fn a_login_sees_its_own_and_nobody_elses() {
+async fn a_login_sees_what_the_registry_shows_to_it_alone() {
     for login in [basic("ann"), bearer("ann")] {
         let scene = Scene::new().await;
         let [index, _, config] = scene.put_image("1", b"layer");

@@ -55,7 +55,7 @@ fn read(rig: &Rig, container: &str) -> cri::Output {
     rig.cri.exec(container, &["sh", "-c", "cat /bin/busybox | wc -c"]).unwrap()
 }
 
-/// Two tenants, and nobody: each has what the registry shows to it, also later, and after the worker died.
+/// Two tenants, and a client without a login: each has what the registry shows to it, also later, and after the worker died.
 fn a_pull_secret_is_used_for_what_it_may_see(containerd: Containerd) {
     for required in [
         registry::Login::Basic("ann".to_owned(), "secret".to_owned()),
@@ -134,7 +134,7 @@ fn a_pull_goes_on_when_the_worker_dies(containerd: Containerd) {
     let layer = layer(&registry, "ordinary");
     // The first bytes of it come at once, and the rest when its client is gone.
     registry.fault("GET", &layer, 1, Fault::Latency(Duration::ZERO));
-    registry.fault("GET", &layer, 2, Fault::Latency(Duration::from_secs(20)));
+    registry.fault("GET", &layer, 1, Fault::Latency(Duration::from_secs(20)));
     std::thread::scope(|scope| {
         let pull = scope.spawn(|| rig.cri.pull(&image, None));
         wait("the layer", || rig.lazuli.status()["mirror"]["bytes"].as_u64() > Some(0));
@@ -166,7 +166,7 @@ fn pods_restart_while_the_registry_is_away(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// No mirror, and one that somebody else stands for.
+/// Another process has the mirror's port.
 fn pulls_go_to_the_registry_when_the_mirror_cannot_answer(containerd: Containerd) {
     let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
     let image = rig.push_ordinary();
@@ -180,7 +180,7 @@ fn pulls_go_to_the_registry_when_the_mirror_cannot_answer(containerd: Containerd
         let mut told = [0; 1 << 10];
         std::io::Read::read(&mut stream, &mut told).map(|length| told[..length].to_vec())
     });
-    // With overlayfs: there is nobody to ask for snapshots.
+    // With overlayfs: the snapshot service is away, too.
     let pull = ["image", "pull", "--snapshotter", "overlayfs", "--plain-http", "--hosts-dir"];
     let hosts = rig.lazuli.path(super::programs::HOSTS);
     rig.ctr(&[&pull[..], &[hosts.to_str().unwrap(), &image]].concat());

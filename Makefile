@@ -75,11 +75,12 @@ deny: ## licences, sources and duplicates of dependencies, and advisories where 
 	scripts/install-deps build
 	scripts/deny
 
-compat: ## our images in other readers, others' images in ours (needs minutes to build the images)
+compat: ## our images in other readers, others' images in ours, signatures and the real cosign (needs minutes to build images and cosign)
 	scripts/install-deps compat
 	$(MAKE) --no-print-directory binary $(NYDUS)/nydusd
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
+	LAZULI_COSIGN="$$(scripts/cosign)" cargo test --locked -p lazuli --test it sign::cosign
 
 bench: ## HelloBench and the other benchmarks, and a page of the results (hours); one alone: bench-hello
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))

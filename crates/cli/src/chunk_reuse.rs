@@ -1,6 +1,9 @@
 //! What a conversion finds where its image goes: lazy images with the same chunks, or many of them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -27,6 +30,27 @@ pub(crate) struct Target<'a> {
     pub(crate) platform: Option<&'a Platform>,
 }
 
+/// Lazy images whose chunks a conversion may use, by their manifests, with the blobs that are there.
+#[derive(Debug, Default)]
+pub(crate) struct Found(Vec<(Digest, HashSet<Digest>)>);
+
+impl Found {
+    /// Those of which `image` uses a blob; it may be one of them, made again.
+    pub(crate) fn used_by(&self, built: &Built, image: &Digest) -> Vec<Digest> {
+        let used = || built.blobs.iter().filter(|blob| blob.file.is_none());
+        let gives = |blobs: &HashSet<Digest>| used().any(|it| blobs.contains(&it.record.blob.id));
+        let others = self.0.iter().filter(|(manifest, blobs)| manifest != image && gives(blobs));
+        others.map(|(manifest, _)| *manifest).collect()
+    }
+}
+
+/// The chunks that a conversion may use, and where they are from.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) dictionary: Dictionary,
+    pub(crate) found: Found,
+}
+
 impl Target<'_> {
     /// The blobs of the image that has the target's name now; if there is none, those of the images with the nearest tags. And those of
     /// `wanted`, which [`Target::link`] brings there.
@@ -34,8 +58,8 @@ impl Target<'_> {
     /// # Errors
     /// `wanted` is not a lazy image in the target's registry. Whatever else is wrong only means that more has to be made and
     /// stored: what is in the way of storing it will be said then.
-    pub(crate) async fn dictionary(&self, wanted: Option<&ImageName>) -> Result<Dictionary> {
-        let mut dictionary = Dictionary::default();
+    pub(crate) async fn known(&self, wanted: Option<&ImageName>) -> Result<Known> {
+        let mut known = Known::default();
         if let Some(wanted) = wanted {
             if !push::same_place(wanted, self.name) && push::neighbour(wanted, self.name).is_none()
             {
@@ -46,13 +70,13 @@ impl Target<'_> {
             }
             let repository = lazuli_registry::open(wanted, self.options)?;
             let manifest = repository.manifest(self.platform).await?;
-            let added = self.add(&repository, &manifest, &mut dictionary).await;
+            let added = self.add(&repository, &manifest, &mut known).await;
             added.with_context(|| format!("cannot use the chunks of {wanted}"))?;
         }
-        if let Err(error) = self.add_neighbours(&mut dictionary).await {
+        if let Err(error) = self.add_neighbours(&mut known).await {
             tracing::debug!(%error, "nothing of the target's repository is used");
         }
-        Ok(dictionary)
+        Ok(known)
     }
 
     /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to be sent.
@@ -68,10 +92,10 @@ impl Target<'_> {
         push::upload(&**self.repository, blobs, Some(neighbour), &|_| {}).await
     }
 
-    async fn add_neighbours(&self, dictionary: &mut Dictionary) -> Result<()> {
+    async fn add_neighbours(&self, known: &mut Known) -> Result<()> {
         match self.repository.manifest(self.platform).await {
             Ok(manifest) if manifest.parsed.lazy_base().is_some() => {
-                return self.add(self.repository, &manifest, dictionary).await;
+                return self.add(self.repository, &manifest, known).await;
             }
             Ok(_) | Err(RegistryError::Missing { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -84,7 +108,7 @@ impl Target<'_> {
                 Ok(manifest) if manifest.parsed.lazy_base().is_some() => manifest,
                 _ => continue,
             };
-            if let Err(error) = self.add(&repository, &manifest, dictionary).await {
+            if let Err(error) = self.add(&repository, &manifest, known).await {
                 tracing::debug!(%error, image = %sibling, "its chunks are not used");
             }
         }
@@ -96,7 +120,7 @@ impl Target<'_> {
         &self,
         repository: &Arc<dyn Repository>,
         manifest: &Manifest,
-        dictionary: &mut Dictionary,
+        known: &mut Known,
     ) -> Result<()> {
         let (data, _) = manifest.parsed.lazy_base().context("it is not a lazy image")?;
         let scratch = push::Scratch::new()?;
@@ -109,7 +133,8 @@ impl Target<'_> {
         let fetch = async { Ok(StoredImage::fetch(repository, manifest, &directory).await) };
         let (present, image) = tokio::try_join!(present, fetch)?;
         let present: HashMap<Digest, (u64, Option<u64>)> = present.into_iter().flatten().collect();
-        dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());
+        known.dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());
+        known.found.0.push((manifest.digest, present.into_keys().collect()));
         Ok(())
     }
 }

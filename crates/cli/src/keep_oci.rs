@@ -8,14 +8,11 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use lazuli_image::{
-    Algorithm,
-    oci::{Descriptor, ImageConfig, LazyImage, both, media_type},
-};
+use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
 use lazuli_registry::{BlobContent, Document, Manifest, Repository};
 use tokio::task::JoinHandle;
 
-use crate::push;
+use crate::{push, sign::Signer};
 
 /// An ordinary image on its way to the place of the lazy one.
 pub(crate) struct Ordinary {
@@ -61,27 +58,28 @@ impl Ordinary {
         to: &dyn Repository,
         lazy: LazyImage,
         config: &ImageConfig,
+        signer: Option<&Signer>,
     ) -> Result<u64> {
         let uploaded = self.blobs.await??;
-        let lazy = Document {
-            raw: lazy.manifest.into(),
-            digest: lazy.digest,
-            media_type: media_type::MANIFEST.to_owned(),
-        };
+        let lazy = Document::new(lazy.manifest, media_type::MANIFEST);
         let Manifest { raw, digest, media_type, .. } = self.manifest;
         let ordinary = Document { raw, digest, media_type };
         let [first, second] = [&ordinary, &lazy].map(|Document { raw, digest, media_type }| {
             Descriptor::plain(media_type, *digest, raw.len() as u64)
         });
         let index = both(first, second, &config.platform()?)?;
-        let index = Document {
-            digest: Algorithm::Sha256.digest(&index),
-            raw: index.into(),
-            media_type: media_type::INDEX.to_owned(),
-        };
-        for (document, named) in [(&ordinary, false), (&lazy, false), (&index, true)] {
-            to.push_document(document, named).await?;
+        let index = Document::new(index, media_type::INDEX);
+        for document in [&ordinary, &lazy] {
+            to.push_document(document, false).await?;
         }
+        if let Some(signer) = signer {
+            to.push_document(&index, false).await?;
+            // Who pulls the tag looks for signatures of the index, or of the manifest that is taken from it.
+            signer.sign(to, &ordinary).await?;
+            signer.sign_lazy(to, &lazy).await?;
+            signer.sign(to, &index).await?;
+        }
+        to.push_document(&index, true).await?;
         Ok(uploaded)
     }
 }

@@ -11,13 +11,14 @@ use lazuli_image::{
     oci::{BlobLayer, LazyImage, media_type},
     rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, ImageName, Progress, Pushed, Repository};
+use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pushed, Repository};
 
 use tempfile::TempDir;
 
 use crate::{
     interrupt::{self, Undo},
     progress,
+    sign::Signer,
 };
 
 /// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
@@ -116,7 +117,7 @@ pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
 }
 
-/// Stores blobs before the config before the manifest, so that what the tag names is always whole.
+/// Stores blobs before the config before the manifest, and signatures before the tag, so that what the tag names is always whole.
 /// Returns the bytes that the target did not have yet.
 pub(crate) async fn push(
     target: &dyn Repository,
@@ -124,10 +125,16 @@ pub(crate) async fn push(
     bootstrap: BootstrapLayer,
     image: LazyImage,
     neighbour: Option<&str>,
+    signer: Option<&Signer>,
 ) -> Result<u64> {
-    let (expected, manifest) = (image.digest, Bytes::from(image.manifest.clone()));
     let uploaded = push_blobs(target, blobs, bootstrap, &image, neighbour).await?;
-    let digest = target.push_manifest(manifest, media_type::MANIFEST).await?;
+    let expected = image.digest;
+    let document = Document::new(image.manifest, media_type::MANIFEST);
+    if let Some(signer) = signer {
+        target.push_document(&document, false).await?;
+        signer.sign_lazy(target, &document).await?;
+    }
+    let digest = target.push_manifest(document.raw, media_type::MANIFEST).await?;
     if digest != expected {
         bail!("{} stored {digest} instead of {expected}", target.describe());
     }

@@ -40,6 +40,9 @@ const NOTES: Duration = Duration::from_secs(10);
 const CONFIG: &str =
     "[fetch]\namplify_bytes = 0\n[prefetch]\nahead = \"record\"\nrest_bytes_per_second = 0\n";
 
+/// What the daemon may serve.
+const POLICY: &str = "default = \"accept\"\n";
+
 /// The trace of one start of `image`, which runs `command`, or its own without one.
 ///
 /// # Errors
@@ -56,9 +59,14 @@ pub(crate) async fn run(
     let layout = ImageName::Layout(layout);
     let manifest = image.digest;
     let repository = lazuli_registry::open(&layout, &Options::default())?;
-    push::push(&*repository, blobs, bootstrap, image, None).await?;
+    push::push(&*repository, blobs, bootstrap, image, None, None).await?;
     let config = directory.path().join("config.toml");
-    fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
+    // The image's name here is none that a policy knows; the source has passed it under its own.
+    let policy = directory.path().join("policy.toml");
+    let text = format!("policy = {policy:?}\n{CONFIG}");
+    for (path, text) in [(&policy, POLICY), (&config, &text)] {
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;
     // Whatever is left of the container goes before the daemon, and the daemon before the directory, whatever fails.

@@ -10,6 +10,7 @@ use crate::{
     evidence::{Certified, SignatureLayer},
     keyless, media_type,
     name::Asked,
+    sign::{SignatureManifest, SigningKey},
 };
 
 /// policy.toml, with itself as every file that it names.
@@ -26,6 +27,8 @@ pub fn documents(raw: &[u8]) {
     let _ = Payload::parse(raw).map(|payload| payload.to_json());
     let _ = PublicKey::from_pem(raw);
     let _ = PublicKey::from_der(raw);
+    let _ = SigningKey::from_pem(raw, None);
+    let _ = SignatureManifest::parse(raw).map(|manifest| manifest.to_json());
     let _ = SignatureLayer::all(raw);
     if let Ok(bundle) = Bundle::parse(raw) {
         let _ = Statement::parse(&bundle.envelope.payload);

@@ -28,6 +28,7 @@ mod program;
 mod question;
 mod rules;
 mod search;
+pub mod sign;
 pub mod statement;
 mod verdicts;
 mod verify;

@@ -58,6 +58,12 @@ pub struct Document {
 }
 
 impl Document {
+    /// A document to store.
+    pub fn new(raw: Vec<u8>, media_type: &str) -> Self {
+        let digest = Algorithm::Sha256.digest(&raw);
+        Document { raw: raw.into(), digest, media_type: media_type.to_owned() }
+    }
+
     /// What it says; `place` is for messages.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::{
     container_changes::{self, Written},
     image_args,
     open_image::{self, LazyImage},
-    progress, push,
+    progress, push, sign,
 };
 
 /// Make an image of what a container has written, on top of the container's own image
@@ -36,6 +36,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "IMAGE")]
     base: Option<String>,
     #[command(flatten)]
+    sign: sign::Sign,
+    #[command(flatten)]
     access: image_args::Access,
 }
 
@@ -43,6 +45,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let name: ImageName = arguments.target.parse()?;
     push::must_name_a_new_image(&name)?;
+    let access = arguments.access.options(&session.config)?;
+    let signer = arguments.sign.signer(&name, &access)?;
     let written = match &arguments.base {
         Some(base) => {
             let layers = vec![PathBuf::from(&arguments.container)];
@@ -82,13 +86,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let config =
         ImageConfig::parse(&config).with_context(|| format!("the config of {}", base.name))?;
     let image = describe(&base, &built, &bootstrap, &config)?;
-    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let target = lazuli_registry::open(&name, &access)?;
     let mut blobs: Vec<_> = built.blobs.iter().filter_map(push::built).collect();
     let known = built.blobs.iter().filter(|blob| blob.file.is_none());
     blobs.extend(base.to_store(known.map(|blob| &blob.record.blob), &name));
     let metadata = bootstrap.size();
     let neighbour = push::neighbour(&base.name, &name);
-    let push = push::push(&*target, blobs, bootstrap, image, neighbour);
+    let push = push::push(&*target, blobs, bootstrap, image, neighbour, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");

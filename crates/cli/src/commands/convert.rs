@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_builder::{
-    BootstrapLayer, Built, Dictionary, Options, Progress, ReadLayer,
+    BootstrapLayer, Built, Options, Progress, ReadLayer,
     bake::{Hot, hot_first},
     bootstrap_layer, build_with,
 };
@@ -17,11 +17,12 @@ use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    chunk_reuse::Target,
+    chunk_reuse::{Known, Target},
+    conversion::Origin,
     image_args,
     keep_oci::Ordinary,
     layer_cache::LayerCache,
-    progress, push,
+    progress, push, sign,
     source::{self, Opened},
     streaming_push::Pushing,
     trace, trace_run,
@@ -67,7 +68,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     keep_oci: bool,
     #[command(flatten)]
+    sign: sign::Sign,
+    #[command(flatten)]
     access: image_args::Access,
+}
+
+impl Arguments {
+    /// The options that make a difference to the image, for the statement of the conversion. The trace has a place of its own.
+    fn stated(&self) -> BTreeMap<String, String> {
+        let batch = (self.batch > 0).then(|| self.batch.to_string());
+        let keep_oci = self.keep_oci.then(|| "true".to_owned());
+        let (platform, dict) = (self.access.platform.clone(), self.dict.clone());
+        let options =
+            [("batch", batch), ("dict", dict), ("keep-oci", keep_oci), ("platform", platform)];
+        options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -83,9 +98,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let access = arguments.access.options(&session.config)?;
+    let mut signer = arguments.sign.signer(&name, &access)?;
     let target = lazuli_registry::open(&name, &access)?;
     let known = arguments.trace.as_deref().map(trace::read).transpose()?;
-    let mut source = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let opened = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let origin = Origin::admit(session, &source, &opened, &access);
+    let origin = runtime.block_on(origin)?;
+    let mut source = opened;
     let ordinary = arguments.keep_oci.then(|| keep(&mut source, &target, neighbour, &runtime));
     let ordinary = ordinary.transpose()?;
     let total = source.stored_size();
@@ -93,14 +112,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let batch_size = arguments.batch.saturating_mul(1 << 10);
     let options = Options { batch_size, ..Options::new(scratch.path()) };
     let cache = LayerCache::open();
-    let mut dictionary = Dictionary::default();
+    let Known { mut dictionary, mut found } = Known::default();
     let platform = arguments.access.platform()?;
     let platform = platform.as_ref();
     let place = Target { name: &name, repository: &target, options: &access, platform };
     let wanted = arguments.dict.as_deref().map(str::parse).transpose()?;
     // A trace speaks of an image that was made of its layers alone.
     if known.is_none() && arguments.trace_run.is_none() {
-        dictionary = runtime.block_on(place.dictionary(wanted.as_ref()))?;
+        Known { dictionary, found } = runtime.block_on(place.known(wanted.as_ref()))?;
         if !dictionary.is_empty() {
             source.take_known(&mut dictionary, &cache, &options);
         }
@@ -123,36 +142,34 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let (ahead, sent) = pushed.map_or((None, 0), |(blob, sent)| (Some(blob.record.blob.id), sent));
     let mut built = built?;
     let trace = match &arguments.trace_run {
-        Some(command) => {
-            let bootstrap = bootstrap_layer(&built);
-            let image = describe(&built, &bootstrap, &source.config, BTreeMap::new())?;
-            let blobs = built.blobs.iter().filter_map(push::built).collect();
-            Some(runtime.block_on(trace_run::run(blobs, bootstrap, image, command))?)
-        }
+        Some(command) => Some(trial_run(&built, &source.config, command, &runtime)?),
         None => known,
     };
-    let mut hot = None;
-    if let Some(trace) = trace {
-        let found = hot_chunks(&built, &trace, arguments)?;
-        built = hot_first(built, &found)?;
-        hot = Some(found);
+    let hot = trace.as_ref().map(|trace| hot_chunks(&built, trace, arguments)).transpose()?;
+    if let Some(hot) = &hot {
+        built = hot_first(built, hot)?;
     }
     let bootstrap = bootstrap_layer(&built);
     let image = describe(&built, &bootstrap, &source.config, source.origin)?;
+    if let (Some(signer), Some(origin)) = (&mut signer, origin) {
+        let reused = found.used_by(&built, &image.digest);
+        signer.states(origin.converted(arguments.stated(), trace.as_ref(), reused)?);
+    }
     let stored = built.report.stored_bytes + bootstrap.size();
     let blobs = built.blobs.iter().filter(|blob| Some(blob.record.blob.id) != ahead);
     let blobs = blobs.filter_map(push::built).collect();
+    let signer = signer.as_ref();
     let uploaded = runtime.block_on(async {
         let linked = match &wanted {
             Some(wanted) => place.link(wanted, &built).await?,
             None => 0,
         };
         let Some(ordinary) = ordinary else {
-            let pushed = push::push(&*target, blobs, bootstrap, image, neighbour).await?;
+            let pushed = push::push(&*target, blobs, bootstrap, image, neighbour, signer).await?;
             return Ok::<_, anyhow::Error>(linked + pushed);
         };
         let lazy = push::push_blobs(&*target, blobs, bootstrap, &image, neighbour).await?;
-        Ok(linked + lazy + ordinary.finish(&*target, image, &source.config).await?)
+        Ok(linked + lazy + ordinary.finish(&*target, image, &source.config, signer).await?)
     })?;
     report(&name, &built, hot.as_ref(), stored, sent + uploaded, total, started);
     Ok(())
@@ -170,6 +187,19 @@ fn keep(
     };
     let _on = runtime.enter();
     Ordinary::store(manifest, from, target.clone(), neighbour.map(str::to_owned))
+}
+
+/// The trace of a start of the image as it is before anything was moved.
+fn trial_run(
+    built: &Built,
+    config: &ImageConfig,
+    command: &[OsString],
+    runtime: &Runtime,
+) -> Result<Trace> {
+    let bootstrap = bootstrap_layer(built);
+    let image = describe(built, &bootstrap, config, BTreeMap::new())?;
+    let blobs = built.blobs.iter().filter_map(push::built).collect();
+    runtime.block_on(trace_run::run(blobs, bootstrap, image, command))
 }
 
 /// What the trace says about the image as it is before anything was moved.

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Session, image_args,
     open_image::{self, LazyImage},
-    push,
+    push, sign,
 };
 
 /// Make one lazy image of several, whose file trees are laid over each other
@@ -31,14 +31,18 @@ pub(crate) struct Arguments {
     #[arg(value_name = "TARGET", required = true)]
     target: String,
     #[command(flatten)]
+    sign: sign::Sign,
+    #[command(flatten)]
     access: image_args::Access,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
-    let Arguments { images, target, access } = arguments;
+    let Arguments { images, target, sign, access } = arguments;
     let name: ImageName = target.parse()?;
     push::must_name_a_new_image(&name)?;
+    let options = access.options(&session.config)?;
+    let signer = sign.signer(&name, &options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &String| {
         let image = open_image::open(text, access, &session.config, &runtime)?;
@@ -61,14 +65,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let layer = pack(&images, &combined, &runtime)?;
     let description = describe(&images, &combined, &layer, &runtime)?;
 
-    let repository = lazuli_registry::open(&name, &access.options(&session.config)?)?;
+    let repository = lazuli_registry::open(&name, &options)?;
     let mut blobs = Vec::new();
     for (home, record) in of_images(&images, &combined) {
         blobs.extend(home.to_store([&record.blob], &name));
     }
     // One repository can be asked for blobs; of an image that is elsewhere they are sent.
     let neighbour = images.iter().find_map(|image| push::neighbour(&image.name, &name));
-    let push = push::push(&*repository, blobs, layer, description, neighbour);
+    let push = push::push(&*repository, blobs, layer, description, neighbour, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");

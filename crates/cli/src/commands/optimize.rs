@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Session, hot_blob, image_args,
     open_image::{self, LazyImage},
-    push, trace,
+    push, sign, trace,
 };
 
 /// Give a lazy image one more blob with all that its starts read, to be fetched in a few large requests
@@ -37,6 +37,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    sign: sign::Sign,
+    #[command(flatten)]
     access: image_args::Access,
 }
 
@@ -46,6 +48,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let text = arguments.target.as_ref().unwrap_or(&arguments.image);
     let name: ImageName = text.parse()?;
     push::must_name_a_new_image(&name)?;
+    let access = arguments.access.options(&session.config)?;
+    let signer = arguments.sign.signer(&name, &access)?;
     let image = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if arguments.target.is_none() {
         let document = runtime.block_on(image.repository.document(None))?;
@@ -81,11 +85,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let config = runtime.block_on(lazuli_registry::config(repository, &image.manifest))?;
     let description = describe(&image, &optimized, &hot_blob, &layer, &config)?;
 
-    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let target = lazuli_registry::open(&name, &access)?;
     let mut blobs = Vec::from_iter(push::built(&hot_blob));
     blobs.extend(image.to_store(optimized.kept.iter().map(|record| &record.blob), &name));
     let neighbour = push::neighbour(&image.name, &name);
-    let push = push::push(&*target, blobs, layer, description, neighbour);
+    let push = push::push(&*target, blobs, layer, description, neighbour, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");

@@ -35,6 +35,7 @@ mod reliability;
 mod reuse;
 mod run;
 mod scrub;
+mod sign;
 mod stream;
 mod trees;
 mod unpack;

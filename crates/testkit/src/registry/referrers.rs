@@ -102,8 +102,8 @@ pub(super) fn problem(
         let Some(stored) = state.manifests.get(&(repository.to_owned(), digest.clone())) else {
             return Some("a manifest of the index is unknown");
         };
-        let subject = name.replacen('-', ":", 1).parse::<Digest>();
-        if let Ok(subject) = subject
+        let list = name.split_once('-').map(|(algorithm, hex)| format!("{algorithm}:{hex}"));
+        if let Some(subject) = list.and_then(|subject| subject.parse::<Digest>().ok())
             && entry(stored, &subject).as_ref() != Some(listed)
         {
             return Some("the list of referrers is not what its manifests say");

@@ -1,0 +1,243 @@
+//! `--sign`: signatures beside what is stored, in every form that is in use.
+//!
+//! ```text
+//! referrer of the image: a Sigstore bundle          cosign 3
+//! tag sha256-HEX.sig: a simple signing payload      cosign 2, podman, admission controllers
+//! referrer of the image: what it was made from      nodes that know the converter's key
+//! ```
+//! All of them are there before the image's name means it. What this key has signed before is not
+//! signed again, so that the same conversion leaves nothing behind.
+
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use lazuli_image::oci::{Descriptor, Manifest};
+use lazuli_policy::{
+    Bundle, Conversion, Payload, Statement,
+    bundle::BUNDLE_LIMIT,
+    key::KEY_LIMIT,
+    media_type,
+    sign::{BundleReferrer, SignatureManifest, SignedPayload, SigningKey, sign_statement},
+};
+use lazuli_registry::{BlobContent, Document, ImageName, Options, Reference, Repository};
+
+/// Bundles beside an image that are looked at for one that is already there.
+const LOOKED_AT: usize = 64;
+
+/// With which key an image is signed, and for which name.
+#[derive(Debug, Args)]
+pub(crate) struct Sign {
+    /// Sign the image with this private key: PEM with PKCS#8, or a cosign.key, whose password is
+    /// taken from $COSIGN_PASSWORD. cosign, podman and `policy.toml` verify it with the public key
+    #[arg(long, value_name = "KEY")]
+    sign: Option<PathBuf>,
+    /// The name that the signature is for, if the image goes elsewhere afterwards [default:
+    /// TARGET's repository]
+    #[arg(long, value_name = "NAME", requires = "sign")]
+    sign_as: Option<String>,
+}
+
+impl Sign {
+    /// What signs an image that goes to `target`; `None` without `--sign`.
+    ///
+    /// # Errors
+    /// The key cannot be used, or there is no name that a signature could be for.
+    pub(crate) fn signer(&self, target: &ImageName, access: &Options) -> Result<Option<Signer>> {
+        let Some(path) = &self.sign else { return Ok(None) };
+        let key = read_key(path).with_context(|| format!("cannot sign with {}", path.display()))?;
+        let reference = match (&self.sign_as, target) {
+            (Some(name), _) => signed_name(name)?,
+            (None, ImageName::Registry(reference)) => repository(reference),
+            (None, ImageName::Layout(_)) => bail!(
+                "a signature is for a name, and {target} is none that others know: say where the image goes with --sign-as NAME"
+            ),
+        };
+        let (target, access) = (target.clone(), access.clone());
+        Ok(Some(Signer { key, reference, target, access, conversion: None }))
+    }
+}
+
+fn read_key(path: &Path) -> Result<SigningKey> {
+    let mut pem = Vec::new();
+    // One byte more than a key can have, so that it is refused.
+    fs::File::open(path)?.take(KEY_LIMIT as u64 + 1).read_to_end(&mut pem)?;
+    let password = std::env::var_os("COSIGN_PASSWORD");
+    let password = password.as_ref().map(|password| password.as_encoded_bytes());
+    Ok(SigningKey::from_pem(&pem, password)?)
+}
+
+/// `--sign-as`: a repository, or one of its tags.
+fn signed_name(text: &str) -> Result<String> {
+    let name: Reference = text.parse()?;
+    if name.to_string().contains('@') {
+        bail!("--sign-as {text}: a signature has the image's digest anyway; leave it out");
+    }
+    let tag = ImageName::Registry(name.clone()).tag().unwrap_or_default();
+    let tag = if text.ends_with(&format!(":{tag}")) { format!(":{tag}") } else { String::new() };
+    Ok(repository(&name) + &tag)
+}
+
+/// The repository as cosign spells it.
+fn repository(reference: &Reference) -> String {
+    let registry = match reference.registry() {
+        "docker.io" => "index.docker.io",
+        registry => registry,
+    };
+    format!("{registry}/{}", reference.repository())
+}
+
+/// Signs what is stored in one place.
+#[derive(Debug)]
+pub(crate) struct Signer {
+    key: SigningKey,
+    /// The name that signatures are for.
+    reference: String,
+    target: ImageName,
+    access: Options,
+    /// How the lazy image was made, if that is to be stated.
+    conversion: Option<Conversion>,
+}
+
+impl Signer {
+    /// States with the signature of the lazy image how it was made.
+    pub(crate) fn states(&mut self, conversion: Conversion) {
+        self.conversion = Some(conversion);
+    }
+
+    /// Puts signatures beside the manifest of a lazy image, which `to` has, and the statement how
+    /// it was made.
+    pub(crate) async fn sign_lazy(&self, to: &dyn Repository, document: &Document) -> Result<()> {
+        self.sign(to, document).await?;
+        let Some(conversion) = &self.conversion else { return Ok(()) };
+        let subject = describe(document);
+        let statement = Statement::converted(self.reference.clone(), subject.digest, conversion)?;
+        let attached = self.attach(to, &subject, &statement).await;
+        attached.with_context(|| format!("cannot state what {} was made from", self.target))
+    }
+
+    /// Puts signatures beside `document`, which `to` has.
+    pub(crate) async fn sign(&self, to: &dyn Repository, document: &Document) -> Result<()> {
+        let subject = describe(document);
+        let statement = Statement::signed(Some(self.reference.clone()), subject.digest);
+        let signed = async {
+            self.attach(to, &subject, &statement).await?;
+            self.sign_payload(&subject).await
+        };
+        signed.await.with_context(|| format!("cannot sign {} in {}", subject.digest, self.target))
+    }
+
+    /// Makes a bundle with `statement` a referrer of `subject`.
+    async fn attach(
+        &self,
+        to: &dyn Repository,
+        subject: &Descriptor,
+        statement: &Statement,
+    ) -> Result<()> {
+        if self.is_attached(to, subject, statement).await? {
+            return Ok(());
+        }
+        let bundle = sign_statement(&self.key, statement)?;
+        let referrer = BundleReferrer::new(subject, &bundle, &statement.predicate_type);
+        for (digest, content) in referrer.blobs(bundle) {
+            let (size, content) = (content.len() as u64, BlobContent::Bytes(content.into()));
+            to.push_blob(&digest, size, content, None, &|_| {}).await?;
+        }
+        let entry = referrer.entry();
+        let (digest, media_type) = (entry.digest, entry.media_type.clone());
+        let document = Document { raw: referrer.to_json().into(), digest, media_type };
+        to.push_document(&document, false).await?;
+        Ok(to.enlist_referrers(&subject.digest, &[entry]).await?)
+    }
+
+    /// Whether this key has signed `statement`, and that is beside `subject`.
+    async fn is_attached(
+        &self,
+        to: &dyn Repository,
+        subject: &Descriptor,
+        statement: &Statement,
+    ) -> Result<bool> {
+        let bundles = to.referrers(&subject.digest, Some(media_type::BUNDLE)).await?;
+        let of_this_type = bundles.iter().filter(|entry| {
+            entry.annotations.get(media_type::BUNDLE_PREDICATE) == Some(&statement.predicate_type)
+        });
+        let payload = statement.to_json();
+        for entry in of_this_type.take(LOOKED_AT) {
+            // One that is damaged, or gone, is not ours.
+            let Ok(document) = to.document(Some(&entry.digest)).await else { continue };
+            let Ok(manifest) = Manifest::parse(&document.raw) else { continue };
+            let [layer] = &manifest.layers[..] else { continue };
+            if layer.size > BUNDLE_LIMIT as u64 {
+                continue;
+            }
+            let Ok(blob) = to.small_blob(layer).await else { continue };
+            let Ok(Bundle { envelope, .. }) = Bundle::parse(&blob.content) else { continue };
+            let (signed, public) = (envelope.signed_bytes(), self.key.public());
+            if envelope.payload == payload
+                && envelope.signatures.iter().any(|signature| public.verifies(&signed, signature))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Adds a signature to those under the `.sig` tag of `subject`.
+    async fn sign_payload(&self, subject: &Descriptor) -> Result<()> {
+        let tag = media_type::signature_tag(&subject.digest);
+        let name = self.target.tagged(&tag).context("no image there can have a tag")?;
+        let place = lazuli_registry::open(&name, &self.access)?;
+        let mut manifest = match place.document(None).await {
+            Ok(document) => {
+                let parsed = SignatureManifest::parse(&document.raw);
+                parsed.with_context(|| format!("{name} is there"))?
+            }
+            Err(error) if error.is_missing() => SignatureManifest::default(),
+            Err(error) => return Err(error.into()),
+        };
+        let payload = Payload { reference: self.reference.clone(), digest: subject.digest };
+        if manifest.has(&payload.to_json(), self.key.public()) {
+            return Ok(());
+        }
+        let signed = SignedPayload::new(&self.key, &payload)?;
+        manifest.add(&signed);
+        let document = Document::new(manifest.to_json(), lazuli_image::oci::media_type::MANIFEST);
+        for content in [signed.payload, manifest.config()] {
+            let digest = lazuli_image::Algorithm::Sha256.digest(&content);
+            let (size, content) = (content.len() as u64, BlobContent::Bytes(content.into()));
+            place.push_blob(&digest, size, content, None, &|_| {}).await?;
+        }
+        place.push_document(&document, true).await?;
+        Ok(())
+    }
+}
+
+fn describe(document: &Document) -> Descriptor {
+    let Document { raw, digest, media_type } = document;
+    Descriptor::plain(media_type, *digest, raw.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_spelled_as_cosign_spells_them() {
+        for (text, expected) in [
+            ("debian", "index.docker.io/library/debian"),
+            ("debian:12", "index.docker.io/library/debian:12"),
+            ("localhost:5000/app", "localhost:5000/app"),
+            ("localhost:5000/app:latest", "localhost:5000/app:latest"),
+            ("docker://quay.io/org/app:1", "quay.io/org/app:1"),
+        ] {
+            assert_eq!(signed_name(text).unwrap(), expected, "{text}");
+        }
+        let digest = "0".repeat(64);
+        let error = signed_name(&format!("app@sha256:{digest}")).unwrap_err().to_string();
+        assert!(error.contains("leave it out"), "{error}");
+    }
+}

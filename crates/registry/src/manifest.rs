@@ -85,7 +85,7 @@ pub enum Parsed {
     /// One image.
     Image(Box<Manifest>),
     /// A list of manifests, one for each platform: what others say about it, and its entries.
-    Index(Descriptor, Vec<Descriptor>),
+    Index(Box<Descriptor>, Vec<Descriptor>),
 }
 
 #[derive(Deserialize)]
@@ -119,7 +119,7 @@ pub(crate) fn parse(
     }
     // An entry that we could not use anyway (sha512, no media type) must not hide the others.
     let entries = entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok());
-    let index = Descriptor::plain(&media_type, digest, raw.len() as u64);
+    let index = Box::new(Descriptor::plain(&media_type, digest, raw.len() as u64));
     Ok(Parsed::Index(index, entries.collect()))
 }
 

@@ -378,7 +378,8 @@ mod tests {
             (&padded, "zeros were expected"),
             (&damaged, "damaged"),
         ] {
-            let error = unpack(stored).err().expect(problem).to_string();
+            let Err(error) = unpack(stored) else { panic!("expected: {problem}") };
+            let error = error.to_string();
             assert!(error.contains(problem), "{error}");
         }
     }

@@ -88,7 +88,7 @@ fn signed(api: bool) {
     lazuli.ok(convert);
     let found = evidence(&lazuli, &image, &keys);
     let name = format!("{}/team/app", registry.host());
-    assert_eq!(found.payloads, [name.clone()]);
+    assert_eq!(found.payloads, std::slice::from_ref(&name));
     assert_eq!(found.signed, [name]);
     // A layout's name is none that a policy could ask for.
     assert_eq!(found.conversions, []);

@@ -42,7 +42,7 @@ fn bootstrap_and_tail_say_what_was_written() {
             let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
             for chunk in &record.blob.chunks {
                 let stored = &blob.stored[chunk.stored.0 as usize..][..chunk.stored_size as usize];
-                let unit = decoder.unit(codec, chunk, stored, &mut buffer).unwrap();
+                let unit = decoder.unit(&record.blob.unit(chunk), stored, &mut buffer).unwrap();
                 assert!(chunk.digest.matches(chunk.part_of(unit).unwrap()), "{chunk:?}");
             }
         }

@@ -85,7 +85,7 @@ pub async fn lazy_form(
                 return Ok(None);
             }
             match repository.document(Some(&chosen.digest)).await?.parse(&place)? {
-                Parsed::Image(manifest) => Manifest { index: Some(index), ..*manifest },
+                Parsed::Image(manifest) => Manifest { index: Some(*index), ..*manifest },
                 Parsed::Index(..) => return Ok(None),
             }
         }

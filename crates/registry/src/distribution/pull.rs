@@ -33,7 +33,7 @@ pub(crate) async fn manifest(
     };
     let chosen = manifest::choose(&client.place, &entries, platform)?;
     match fetch(client, &Selector::Digest(chosen.digest)).await? {
-        Parsed::Image(manifest) => Ok(Manifest { index: Some(index), ..*manifest }),
+        Parsed::Image(manifest) => Ok(Manifest { index: Some(*index), ..*manifest }),
         Parsed::Index(..) => {
             let problem =
                 format!("the index lists {} as an image, but it is an index", chosen.digest);

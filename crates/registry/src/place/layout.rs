@@ -212,7 +212,7 @@ impl Layout {
         if let (Some(Selector::Digest(digest)), true) = (&self.name.image, entries.is_empty()) {
             match self.load(digest, "")? {
                 Parsed::Image(manifest) => return Ok(*manifest),
-                Parsed::Index(named, inner) => (index, entries) = (Some(named), inner),
+                Parsed::Index(named, inner) => (index, entries) = (Some(*named), inner),
             }
         }
         // An index may hold an index, as docker's layouts do; nothing nests deeper.
@@ -223,7 +223,7 @@ impl Layout {
             };
             match self.load(&chosen.digest, &chosen.media_type)? {
                 Parsed::Image(manifest) => return Ok(Manifest { index, ..*manifest }),
-                Parsed::Index(named, inner) => (index, entries) = (Some(named), inner),
+                Parsed::Index(named, inner) => (index, entries) = (Some(*named), inner),
             }
         }
         Err(RegistryError::malformed(&self.place(), "the index", "indexes are nested too deeply"))

@@ -257,8 +257,7 @@ impl Node {
                     let may_replace = self.may_replace(&name, &options);
                     let platform = platform.as_ref();
                     let indexes = options.indexes;
-                    let found =
-                        lazy_manifest(&*repository, &name, platform, may_replace, indexes);
+                    let found = lazy_manifest(&*repository, &name, platform, may_replace, indexes);
                     found.await?.into()
                 }
             };

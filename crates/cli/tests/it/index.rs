@@ -118,7 +118,6 @@ fn unmodified_names_start_lazily_where_the_operator_says_so() {
         lazuli.ok(["umount", at]);
         lazuli.ok(["check", &name, "--against", "oci:source:x"]);
         lazuli.ok(["prefetch", &name, "--wait"]);
-        assert!(lazuli.fails(["index", &name, "--platform", "linux/s390x"]).contains("no image"));
         assert_eq!(registry.violations(), Vec::<String>::new());
     }
 }

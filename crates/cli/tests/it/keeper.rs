@@ -170,14 +170,18 @@ fn a_keeper_without_the_lock_does_not_go_on() {
 fn the_keeper_stays_small() {
     let Some(node) = mounted("fanotify") else { return };
     // The kernel maps code in pieces of up to 2 MiB: that of a debug build does not fit.
-    let what = if cfg!(debug_assertions) { "RssAnon:" } else { "VmRSS:" };
+    // Its relocations alone take 1.6 MB.
+    let (what, limit) = match cfg!(debug_assertions) {
+        true => ("RssAnon:", 3 << 10),
+        false => ("VmRSS:", 2 << 10),
+    };
     for _ in 0..3 {
         let [keeper, worker] = node.pids();
         let status = format!("/proc/{}/status", keeper.as_raw_nonzero());
-        until("it is below 2 MiB", || {
+        until("it is small", || {
             let text = std::fs::read_to_string(&status).unwrap();
             let line = text.lines().find(|line| line.starts_with(what)).unwrap();
-            line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() < 2048
+            line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() < limit
         });
         kill(worker);
     }

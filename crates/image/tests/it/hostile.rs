@@ -69,7 +69,7 @@ fn tables_and_superblocks_are_validated() {
         (device + 64, &[0xff], "device size"),
         (blob_table, b"X", "blob id"),
         (blob_table + 64, &[1], "bad index"),
-        (blob_table + 76, &[2], "compressor 2"),
+        (blob_table + 76, &[2], "gzip chunks"),
         (blob_table + 80, &[1], "bad digest"),
         (blob_table + 84, &[0x29], "zran"),
         (blob_table + 84, &[0x25], "chunk information size"),

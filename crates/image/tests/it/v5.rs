@@ -134,7 +134,7 @@ fn errors_say_what_is_wrong() {
         (4, &[0, 4], "version 0x400"),
         (8, &[1], "expected 0x500 of 8192"),
         (12, &[1], "chunk size"),
-        (16, &[0x55], "gzip"),
+        (16, &[0x55], "one compressor"),
         (16, &[0x3d], "one digest"),
         (32 + 4, &[1], "inode table"),
         (56, &[0xff, 0xff, 0xff, 0xff], "inode table"),

@@ -150,8 +150,9 @@ impl Asked {
     #[track_caller]
     fn has_every_chunk_once(&self) {
         assert_eq!(self.same_border, 0, "{self:?}");
-        // What is fetched around misses has many of those in between: 1 % in most runs.
-        assert!(self.twice * 20 < self.bytes, "{self:?}");
+        // What escalation fetches lies here and there, and a request goes over what is here in between: 12 to 16 % of the
+        // bytes.
+        assert!(self.twice * 4 < self.bytes, "{self:?}");
     }
 }
 

@@ -108,6 +108,10 @@ impl Inflater {
             *input = &input[read as usize..];
             filled += written as usize;
             if status == Status::StreamEnd {
+                // What follows the last member need not be one: some tools pad files with zeros.
+                if filled == decoded.len() {
+                    break;
+                }
                 let Some(next) = next_member(rest)? else { break };
                 rest = next;
                 self.0.reset(false);

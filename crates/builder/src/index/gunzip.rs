@@ -321,7 +321,8 @@ mod tests {
         };
         let mut buffer = Vec::new();
         let stored = &stored[at.0 as usize..];
-        Decoder::new().unit(&blob.unit(&chunk), stored, &mut buffer).unwrap().to_vec()
+        let decoded = Decoder::new().unit(&blob.unit(&chunk), stored, &mut buffer);
+        decoded.unwrap_or_else(|error| panic!("{size} bytes from {mark:?}: {error}")).to_vec()
     }
 
     #[test]

@@ -45,8 +45,7 @@ mod tests {
             let name = verb.get_name();
             let page = fs::read_to_string(directory.join(format!("lazuli-{name}.1"))).unwrap();
             assert!(page.contains(".SH SYNOPSIS"), "{name}: {page}");
-            let function = format!("lazuli__subcmd__{}", name.replace('-', "__"));
-            assert!(completions.contains(&function), "{name}");
+            assert!(completions.contains(&format!("lazuli,{name})")), "{name}");
         }
         assert!(!directory.join("lazuli-manual.1").exists(), "a page of a hidden verb");
     }

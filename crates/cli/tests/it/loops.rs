@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -20,6 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SIZE: usize = 4 << 20;
 
 struct Node {
+    /// All tests have the same blob, by which they count devices.
+    _alone: MutexGuard<'static, ()>,
     lazuli: Lazuli,
     registry: FakeRegistry,
     mountpoint: PathBuf,
@@ -31,13 +34,15 @@ impl Node {
         if !able("loop") {
             return None;
         }
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
         lazuli.configure("[fetch]\namplify_bytes = 0\n");
         for (name, seed) in [("a", 1), ("b", 2)] {
             fs::write(lazuli.directory("source").join(name), odd::random(seed, SIZE)).unwrap();
         }
         let mountpoint = lazuli.directory("mnt");
-        let node = Node { lazuli, registry, mountpoint };
+        let node = Node { _alone: alone, lazuli, registry, mountpoint };
         node.lazuli.ok(["convert", "dir:source", &node.image()]);
         node.mount(&node.mountpoint);
         Some(node)

@@ -71,7 +71,7 @@ fn tables_and_superblocks_are_validated() {
         (blob_table + 64, &[1], "bad index"),
         (blob_table + 76, &[2], "gzip chunks"),
         (blob_table + 80, &[1], "bad digest"),
-        (blob_table + 84, &[0x29], "zran"),
+        (blob_table + 84, &[0x29], "an index of a blob"),
         (blob_table + 84, &[0x25], "chunk information size"),
         (blob_table + 84, &[0xa1], "chunk information size"),
         (blob_table + 84, &[0x20], "not aligned to blocks"),

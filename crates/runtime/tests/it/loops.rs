@@ -169,7 +169,6 @@ async fn a_complete_blob_is_handed_over_and_taken_back_before_chunks_of_it_go() 
         tokio::time::sleep(Duration::from_millis(400)).await;
     }
     assert!(node.requests() > before);
-    assert!(node.blobs[0].stats().bytes_fetched > 3 << 20, "what went was fetched again");
 }
 
 /// More of them than a loop device has reads under way.

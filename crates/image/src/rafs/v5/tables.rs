@@ -10,7 +10,7 @@ use crate::{
         reader::{slice, structure},
     },
     rafs::{
-        layout::{CHUNK_SIZES, flags},
+        layout::{CHUNK_SIZES, features, flags},
         tables::{MAX_STORED, flags_digest, parse_id, refuse_features},
     },
 };
@@ -93,7 +93,12 @@ fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
             None if extended.is_empty() => None,
             None => return Err(error("the extended blob table does not have it".into())),
             Some(row) => {
-                refuse_features(row.features.get()).map_err(error)?;
+                let bits = row.features.get();
+                refuse_features(bits).map_err(error)?;
+                if bits & features::ZRAN != 0 {
+                    let problem = "zran is not supported in RAFS v5";
+                    return Err(error(format!("features {bits:#x}: {problem}")));
+                }
                 let stored_size = row.stored_size.get();
                 if stored_size > MAX_STORED {
                     return Err(error(format!("{stored_size} stored bytes")));

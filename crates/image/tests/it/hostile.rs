@@ -84,7 +84,7 @@ fn tables_and_superblocks_are_validated() {
         (chunk_table, &[0; 32], "no digest"),
         (chunk_table + 36, &[2], "a hole in place of a chunk"),
         (chunk_table + 36, &[4], "encryption"),
-        (chunk_table + 36, &[8], "has no batches"),
+        (chunk_table + 36, &[8], "has no such units"),
         (chunk_table + 44, &[0, 0, 0, 0], "decoded size"),
         (chunk_table + 44, &[0, 0, 1, 1], "decoded size"),
         (chunk_table + 40, &[0, 0, 0, 0], "stored size"),

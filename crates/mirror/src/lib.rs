@@ -11,7 +11,7 @@
 //! ```
 //!
 //! It has no images of its own, no users and no rights: what a client may see, the registry decides, for
-//! each login by itself ([`sessions`]). Where it cannot answer, it says so within [`PATIENCE`], and the
+//! each login by itself (`sessions`). Where it cannot answer, it says so within [`PATIENCE`], and the
 //! client asks the registry.
 #![forbid(unsafe_code)]
 

@@ -46,7 +46,7 @@ use crate::{
 /// answer.
 pub(super) const SHAPE: Shape = Shape { slots: 256, size: 8192 };
 
-/// The file system type in the mount table: `fuse.` and [`SUBTYPE`].
+/// The file system type in the mount table: `fuse.` and `SUBTYPE`.
 pub const KIND: &str = "fuse.lazuli";
 
 const SUBTYPE: &str = "lazuli";

@@ -1,6 +1,8 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs, and so is a chunk outside of its unit.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs, and so is a chunk outside
+//! of its unit.
 //!
-//! The input is the size of a bootstrap in 4 bytes, a bootstrap, and the decoded CI table of its first blob.
+//! The input is the size of a bootstrap in 4 bytes, a bootstrap, and the decoded CI table of its
+//! first blob.
 #![no_main]
 
 use lazuli_image::{

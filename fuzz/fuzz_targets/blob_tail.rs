@@ -1,7 +1,7 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs.
 //!
-//! The input is a record in 24 bytes (features, number of chunks, stored bytes of the CI table, codecs,
-//! place of the CI table, its decoded bytes; see `seeds`), then a tail.
+//! The input is a record in 24 bytes (features, number of chunks, stored bytes of the CI table,
+//! codecs, place of the CI table, its decoded bytes; see `seeds`), then a tail.
 #![no_main]
 
 use lazuli_image::{

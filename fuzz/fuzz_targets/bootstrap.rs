@@ -1,5 +1,6 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs. What `check` accepts has a
-//! tree, writing that tree again gives an image of the same content, and merging takes it or refuses it.
+//! tree, writing that tree again gives an image of the same content, and merging takes it or
+//! refuses it.
 #![no_main]
 
 use lazuli_builder::{Part, combine};

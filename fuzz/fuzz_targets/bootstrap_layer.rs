@@ -1,4 +1,5 @@
-//! A layer with a bootstrap, compressed. Errors are fine; panics, hangs and memory out of proportion are bugs.
+//! A layer with a bootstrap, compressed. Errors are fine; panics, hangs and memory out of
+//! proportion are bugs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

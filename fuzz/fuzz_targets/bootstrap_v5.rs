@@ -1,4 +1,5 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs. What is translated is sound.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs. What is translated is
+//! sound.
 #![no_main]
 
 use lazuli_image::rafs::{Bootstrap, check, v5};

@@ -1,7 +1,7 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs.
 //!
-//! The input is a table of points; or bits, the byte before and the size of a window in 4 bytes, the window,
-//! and what is to be decoded from there.
+//! The input is a table of points; or bits, the byte before and the size of a window in 4 bytes,
+//! the window, and what is to be decoded from there.
 #![no_main]
 
 use std::sync::Arc;

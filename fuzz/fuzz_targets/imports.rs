@@ -1,4 +1,5 @@
-//! Scripts, modules, boot files and archives as the guess reads them. Whatever they say, panics are bugs.
+//! Scripts, modules, boot files and archives as the guess reads them. Whatever they say, panics are
+//! bugs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs. What is indexed can be read where the
-//! index says.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs. What is indexed can be
+//! read where the index says.
 //!
 //! The input is a layer as stored.
 #![no_main]

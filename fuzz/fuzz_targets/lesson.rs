@@ -1,4 +1,5 @@
-//! Errors are fine; panics are bugs, and so is a lesson that does not survive being written and read again, up to what does not fit.
+//! Errors are fine; panics are bugs, and so is a lesson that does not survive being written and
+//! read again, up to what does not fit.
 #![no_main]
 
 use lazuli_image::Lesson;

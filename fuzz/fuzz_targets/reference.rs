@@ -1,4 +1,5 @@
-//! Invariant: no text panics the parser of image names, and what a name is shown as parses to that name.
+//! Invariant: no text panics the parser of image names, and what a name is shown as parses to that
+//! name.
 #![no_main]
 
 use std::fmt::{Debug, Display};

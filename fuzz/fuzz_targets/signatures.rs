@@ -1,5 +1,5 @@
-//! What signatures come in: payloads, bundles with envelopes and statements, manifests under cosign's
-//! tags, log entries, keys. Errors are fine; panics are bugs.
+//! What signatures come in: payloads, bundles with envelopes and statements, manifests under
+//! cosign's tags, log entries, keys. Errors are fine; panics are bugs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs. An archive that reads well gives the
-//! same entries when it is read again, and stacks or is refused by the overlay.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs. An archive that reads well
+//! gives the same entries when it is read again, and stacks or is refused by the overlay.
 //!
 //! The first two bytes say where the input is cut into a lower and an upper layer. Headers get the
 //! checksum they need, which a fuzzer does not find.

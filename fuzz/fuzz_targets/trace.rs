@@ -1,4 +1,5 @@
-//! Errors are fine; panics are bugs, and so is a trace that does not survive being written and read again.
+//! Errors are fine; panics are bugs, and so is a trace that does not survive being written and read
+//! again.
 #![no_main]
 
 use lazuli_image::Trace;

@@ -1,4 +1,5 @@
-//! An image as the lowest layer of another one: a layer that was read before, with all of its content stored.
+//! An image as the lowest layer of another one: a layer that was read before, with all of its
+//! content stored.
 
 use lazuli_image::{Algorithm, BlobIndex, ChunkRef, rafs::Bootstrap};
 
@@ -17,7 +18,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// The image of this name. `options` become those that its blobs were made with, as far as it decides that.
+    /// The image of this name. `options` become those that its blobs were made with, as far as it
+    /// decides that.
     ///
     /// # Errors
     /// Its digests are not BLAKE3, or a path of it is longer than Linux can use.

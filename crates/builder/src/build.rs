@@ -46,8 +46,9 @@ pub fn build(
     build_with(Dictionary::default(), layers, options, progress, &mut |_| {})
 }
 
-/// The same image with all content that blobs of `dictionary` have taken from there. Blobs that do not go with
-/// `options`, or for which there is no room, are not used. `keep` is shown each layer that was read.
+/// The same image with all content that blobs of `dictionary` have taken from there. Blobs that do
+/// not go with `options`, or for which there is no room, are not used. `keep` is shown each layer
+/// that was read.
 pub fn build_with(
     mut dictionary: Dictionary,
     layers: Vec<Layer>,
@@ -91,7 +92,8 @@ pub(crate) struct StoredLayers {
     pub(crate) ingested: Ingested,
 }
 
-/// Reads layers, and compresses and stores what `dictionary` does not have. From there goes what the image cannot use.
+/// Reads layers, and compresses and stores what `dictionary` does not have. From there goes what
+/// the image cannot use.
 pub(crate) fn store(
     dictionary: &mut Dictionary,
     layers: Vec<Layer>,
@@ -139,8 +141,9 @@ impl Content for Merged {
     }
 }
 
-/// The tree that an image of `layers` has, with the digests of all content: what [`build`] does, but without
-/// storing anything. `chunk_size` and `algorithm` are those of the image to compare with.
+/// The tree that an image of `layers` has, with the digests of all content: what [`build`] does,
+/// but without storing anything. `chunk_size` and `algorithm` are those of the image to compare
+/// with.
 pub fn merge(
     layers: Vec<Layer>,
     chunk_size: u32,

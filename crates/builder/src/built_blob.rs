@@ -11,7 +11,8 @@ use crate::scratch::Scratch;
 pub struct BuiltBlob {
     /// What the bootstrap says about it.
     pub record: BlobRecord,
-    /// The blob, which goes when this is dropped; `None` if it is stored already, see [`Dictionary`](crate::Dictionary).
+    /// The blob, which goes when this is dropped; `None` if it is stored already, see
+    /// [`Dictionary`](crate::Dictionary).
     pub file: Option<PathBuf>,
     /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.
     pub meta_file: Vec<u8>,

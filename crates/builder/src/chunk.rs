@@ -25,8 +25,8 @@ pub(crate) struct Batch {
     pub(crate) number: u32,
     /// Number of the first chunk in the layer.
     pub(crate) first: u32,
-    /// The chunks' bytes, back to back, and room behind them: a buffer keeps its length when it is used again,
-    /// so that it is filled with zeros only once.
+    /// The chunks' bytes, back to back, and room behind them: a buffer keeps its length when it is
+    /// used again, so that it is filled with zeros only once.
     pub(crate) data: Vec<u8>,
     /// Where each chunk ends in `data`.
     pub(crate) ends: Vec<usize>,
@@ -44,8 +44,9 @@ impl Batch {
         (0..self.ends.len()).map(|position| self.chunk(position))
     }
 
-    /// Which chunks are compressed as one: small ones that follow each other, until they have `most` bytes; any other is on its own. Depends
-    /// on nothing but the layer, so that equal layers give equal blobs whatever of them is stored elsewhere.
+    /// Which chunks are compressed as one: small ones that follow each other, until they have
+    /// `most` bytes; any other is on its own. Depends on nothing but the layer, so that equal
+    /// layers give equal blobs whatever of them is stored elsewhere.
     pub(crate) fn units(&self, most: usize) -> Vec<Range<usize>> {
         let mut units: Vec<Range<usize>> = Vec::new();
         let mut room = 0;

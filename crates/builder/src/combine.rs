@@ -18,7 +18,8 @@ pub struct Part<'a, B> {
     pub name: String,
     /// Its metadata.
     pub image: &'a Bootstrap<B>,
-    /// Whether it is that of a single layer, which [`crate::build_layer`] or upstream's builder made: then names may be whiteouts.
+    /// Whether it is that of a single layer, which [`crate::build_layer`] or upstream's builder
+    /// made: then names may be whiteouts.
     pub is_layer: bool,
 }
 
@@ -44,8 +45,8 @@ impl Combined {
 /// Lays the trees of `parts` over each other, lowest first, as if they were layers.
 ///
 /// # Errors
-/// An image has one chunk size, one digest algorithm and one codec, so its parts have to have the same; and parts that share a blob have
-/// to agree about it.
+/// An image has one chunk size, one digest algorithm and one codec, so its parts have to have the
+/// same; and parts that share a blob have to agree about it.
 pub fn combine<B: AsRef<[u8]>>(parts: &[Part<'_, B>]) -> Result<Combined, BuildError> {
     let mut known = Blobs::default();
     let mut overlay = Overlay::new();

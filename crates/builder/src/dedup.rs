@@ -23,7 +23,8 @@ pub(crate) struct Distinct {
     pub(crate) digest: Digest,
     /// Bytes once decoded.
     pub(crate) decoded_size: u32,
-    /// The dictionary's first blob that has it; else the lowest layer, as far as is known, and the first use there.
+    /// The dictionary's first blob that has it; else the lowest layer, as far as is known, and the
+    /// first use there.
     pub(crate) owner: Owner,
 }
 
@@ -36,7 +37,8 @@ pub(crate) enum Owner {
     Layer { layer: u8, number: u32 },
 }
 
-/// Number of a [`Distinct`] chunk. The numbers depend on thread timing; nothing that is written may.
+/// Number of a [`Distinct`] chunk. The numbers depend on thread timing; nothing that is written
+/// may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DistinctId(pub(crate) u32);
 
@@ -87,9 +89,10 @@ impl Index {
         Index { state: Mutex::new(State { ids, chunks }), entered: Condvar::new() }
     }
 
-    /// Enters consecutive chunks of a layer, given as digest and decoded size, when all before them are entered; never if `stop` is set.
-    /// Says which of them the layer has to store as far as is known: the ones that no earlier place has. So every chunk is stored by its
-    /// final owner, and sometimes by a higher layer that was faster.
+    /// Enters consecutive chunks of a layer, given as digest and decoded size, when all before them
+    /// are entered; never if `stop` is set. Says which of them the layer has to store as far as is
+    /// known: the ones that no earlier place has. So every chunk is stored by its final owner, and
+    /// sometimes by a higher layer that was faster.
     pub(crate) fn enter(
         &self,
         layer: u8,

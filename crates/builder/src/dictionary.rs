@@ -40,8 +40,8 @@ impl KnownBlob {
 }
 
 impl Dictionary {
-    /// All blobs of `image`, wherever they are, to build a layer or a bare bootstrap with: what shows their tables, the `.blob.meta` files,
-    /// is not known here.
+    /// All blobs of `image`, wherever they are, to build a layer or a bare bootstrap with: what
+    /// shows their tables, the `.blob.meta` files, is not known here.
     pub fn of<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> Self {
         let mut blobs = Vec::new();
         if image.digest_algorithm() == Algorithm::Blake3 && image.version() == 6 {
@@ -51,14 +51,15 @@ impl Dictionary {
         Dictionary { blobs, chunk_size: image.chunk_size() }
     }
 
-    /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further blob of an image is one more
-    /// request of a start, and so much takes as long at 100 Mbit/s as a request takes to a registry 20 ms away. Without a limit each
-    /// version of an image would leave a small blob behind that all later ones need.
+    /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further
+    /// blob of an image is one more request of a start, and so much takes as long at 100 Mbit/s as
+    /// a request takes to a registry 20 ms away. Without a limit each version of an image would
+    /// leave a small blob behind that all later ones need.
     const WORTHWHILE: u64 = 256 << 10;
 
-    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and how many hot ones at its
-    /// beginning; `None` leaves the blob out. Left out is also what Lazuli does not write: tables at the end of a blob that only
-    /// their maker can describe.
+    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and
+    /// how many hot ones at its beginning; `None` leaves the blob out. Left out is also what Lazuli
+    /// does not write: tables at the end of a blob that only their maker can describe.
     pub fn add<B: AsRef<[u8]>>(
         &mut self,
         image: &Bootstrap<B>,
@@ -83,8 +84,8 @@ impl Dictionary {
         }
     }
 
-    /// All blobs of an image that another one is made on. Those with hot bytes first: what a start reads may be in another
-    /// blob as well.
+    /// All blobs of an image that another one is made on. Those with hot bytes first: what a start
+    /// reads may be in another blob as well.
     pub(crate) fn of_base(mut blobs: Vec<KnownBlob>, chunk_size: u32) -> Self {
         blobs.sort_by_key(|blob| blob.hot_bytes.is_none());
         Dictionary { blobs, chunk_size }
@@ -100,9 +101,9 @@ impl Dictionary {
         self.blobs.is_empty()
     }
 
-    /// Leaves out blobs that an image of so many `layers` with `options` cannot have, and those that are too small to be worth it,
-    /// unless a layer needs them that was read before: `layers` has the records of these. Returns which of them have all of
-    /// their chunks in here.
+    /// Leaves out blobs that an image of so many `layers` with `options` cannot have, and those
+    /// that are too small to be worth it, unless a layer needs them that was read before: `layers`
+    /// has the records of these. Returns which of them have all of their chunks in here.
     pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
         self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
         // Who asks for no batches has readers that know none.
@@ -126,7 +127,8 @@ impl Dictionary {
         here
     }
 
-    /// Leaves out what an image of `options` cannot have, and what is beyond the first `limit` blobs.
+    /// Leaves out what an image of `options` cannot have, and what is beyond the first `limit`
+    /// blobs.
     pub(crate) fn fit(&mut self, options: &Options, limit: usize) {
         let same_size = self.chunk_size == options.chunk_size;
         self.blobs.retain(|known| same_size && known.record.blob.codec == options.codec);

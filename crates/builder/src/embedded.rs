@@ -42,8 +42,8 @@ pub enum Whiteouts {
     Kept,
 }
 
-/// Makes the blob of `layer`, with all content that blobs of `dictionary` have taken from there. `prefetch` says what readers of
-/// upstream fetch first.
+/// Makes the blob of `layer`, with all content that blobs of `dictionary` have taken from there.
+/// `prefetch` says what readers of upstream fetch first.
 pub fn build_layer(
     mut dictionary: Dictionary,
     layer: Layer,

@@ -95,7 +95,8 @@ pub enum InvalidPath {
 }
 
 impl EntryPath {
-    /// Longest path in bytes: Linux's PATH_MAX, so that whatever is in an image can also be opened in it.
+    /// Longest path in bytes: Linux's PATH_MAX, so that whatever is in an image can also be opened
+    /// in it.
     pub const MAX: usize = 4096;
     /// Deepest path in components. Linux has no such limit, but whoever walks a tree by recursion
     /// has a stack; real images stay below 40.

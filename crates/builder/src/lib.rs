@@ -1,11 +1,13 @@
 //! How to make a lazy image.
 //!
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
-//! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare an image with
-//! what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored blobs does not have, and takes layers that were read
-//! before from their [`LayerRecord`]; with a [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to where a start finds
-//! them soon; [`index`] makes an image that stays as it is readable in places; [`combine`] lays finished images over each other, also those of single layers that [`build_layer`] makes; [`unpack`]
-//! makes something plain of an image.
+//! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare
+//! an image with what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored
+//! blobs does not have, and takes layers that were read before from their [`LayerRecord`]; with a
+//! [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to
+//! where a start finds them soon; [`index`] makes an image that stays as it is readable in places;
+//! [`combine`] lays finished images over each other, also those of single layers that
+//! [`build_layer`] makes; [`unpack`] makes something plain of an image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐
@@ -13,7 +15,8 @@
 //! directory ────────────┘                     └─ dedup ─ compress ─ spool ─ pack ─ blobs
 //! ```
 //!
-//! The same layers, options and dictionary give the same bytes, on any machine and with any number of threads.
+//! The same layers, options and dictionary give the same bytes, on any machine and with any number
+//! of threads.
 #![forbid(unsafe_code)]
 
 pub mod bake;

@@ -18,26 +18,29 @@ pub struct Options {
     pub codec: Codec,
     /// Level of [`Codec::Zstd`], 1 to 22; others have none.
     pub level: i32,
-    /// Most bytes of small chunks that are compressed together, a power of two from 4 KiB up to the chunk size; 0 compresses each on its
-    /// own, and only such images can be mounted by Nydus before 2.3.
+    /// Most bytes of small chunks that are compressed together, a power of two from 4 KiB up to the
+    /// chunk size; 0 compresses each on its own, and only such images can be mounted by Nydus
+    /// before 2.3.
     pub batch_size: u32,
     /// An existing directory with room for about twice the compressed image.
     pub scratch: PathBuf,
-    /// Chunks that are compressed at the same time, and layers that are read at the same time; at least 1.
+    /// Chunks that are compressed at the same time, and layers that are read at the same time; at
+    /// least 1.
     pub threads: usize,
 }
 
 impl Options {
-    /// 1 MiB: what other builders of the format use, and so what their images can be compared with. Smaller
-    /// chunks compress worse, bigger ones make a reader of a few bytes wait longer.
+    /// 1 MiB: what other builders of the format use, and so what their images can be compared with.
+    /// Smaller chunks compress worse, bigger ones make a reader of a few bytes wait longer.
     pub const CHUNK_SIZE: u32 = 1 << 20;
 
     /// The level of zstd unless the user wants another.
     ///
-    /// An image is made once and fetched often, so bytes count more than seconds, up to a point. The 988 MB of a
-    /// Python image: level 1 gives 380 MB and takes 2.9 seconds of CPU (with all the rest, but without
-    /// the kernel), 2 gives 365 MB in 3.4, 3 gives 353 MB in 4.3, 4 gives 350 MB in 5.2. What does not compress costs
-    /// 0.5 ns a byte at any of them, so nothing is gained by guessing before. Other builders have 3 too.
+    /// An image is made once and fetched often, so bytes count more than seconds, up to a point.
+    /// The 988 MB of a Python image: level 1 gives 380 MB and takes 2.9 seconds of CPU (with all
+    /// the rest, but without the kernel), 2 gives 365 MB in 3.4, 3 gives 353 MB in 4.3, 4 gives 350
+    /// MB in 5.2. What does not compress costs 0.5 ns a byte at any of them, so nothing is gained
+    /// by guessing before. Other builders have 3 too.
     pub const LEVEL: i32 = 3;
 
     /// The defaults, for this machine, with temporary files in `scratch`.
@@ -66,7 +69,8 @@ impl Options {
                 let expected = "0, or a power of two from 4096 to the chunk size";
                 fail("batch_size", self.batch_size.into(), expected)
             }
-            // The entry of a chunk of 16 MiB that does not compress would not fit a CI table of version 2.
+            // The entry of a chunk of 16 MiB that does not compress would not fit a CI table of
+            // version 2.
             () if self.batch_size != 0 && self.chunk_size == 1 << 24 => {
                 fail("chunk_size", self.chunk_size.into(), "at most 8388608 with batches")
             }

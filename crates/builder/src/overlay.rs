@@ -1,9 +1,10 @@
 //! Stacks layers into one tree, as OCI says and as tar would extract them.
 //!
-//! A layer's whiteouts act first and on lower layers only, wherever they stand in the archive. Then its
-//! entries are applied in order: a later one of the same name wins. Directories merge; a directory
-//! that a layer does not list stays as the lower layer has it. Symbolic links on the way to an entry are
-//! followed inside the image, as every unpacker does (`lib/x` over `lib -> usr/lib` is `usr/lib/x`).
+//! A layer's whiteouts act first and on lower layers only, wherever they stand in the archive. Then
+//! its entries are applied in order: a later one of the same name wins. Directories merge; a
+//! directory that a layer does not list stays as the lower layer has it. Symbolic links on the way
+//! to an entry are followed inside the image, as every unpacker does (`lib/x` over `lib -> usr/lib`
+//! is `usr/lib/x`).
 
 use std::{
     borrow::Cow,
@@ -49,8 +50,8 @@ impl Overlay {
         Self::with_implied(implied())
     }
 
-    /// The same for the tree of a single layer, which goes on top of others later: directories that the layer does not list are
-    /// [marked](is_unlisted).
+    /// The same for the tree of a single layer, which goes on top of others later: directories that
+    /// the layer does not list are [marked](is_unlisted).
     pub(crate) fn of_one_layer() -> Self {
         Self::with_implied(unlisted())
     }
@@ -140,8 +141,9 @@ impl Overlay {
         Ok(())
     }
 
-    /// The directory of the layers below that one at `path` in a layer with the directories `listed` shows, if any: one that is listed takes
-    /// the place of a symbolic link and has nothing of what is behind it.
+    /// The directory of the layers below that one at `path` in a layer with the directories
+    /// `listed` shows, if any: one that is listed takes the place of a symbolic link and has
+    /// nothing of what is behind it.
     fn below(
         &mut self,
         path: &EntryPath,
@@ -285,8 +287,8 @@ impl Overlay {
         Ok(made?.unwrap_or(Tree::ROOT))
     }
 
-    /// Walks to a directory through symbolic links, with `/` as the top. Asks `missing` for what is not
-    /// there and ends with `None` if it does not know either.
+    /// Walks to a directory through symbolic links, with `/` as the top. Asks `missing` for what is
+    /// not there and ends with `None` if it does not know either.
     fn walk(
         &mut self,
         path: &EntryPath,
@@ -337,18 +339,20 @@ fn implied() -> Metadata {
     Metadata { permissions: 0o755, ..Metadata::default() }
 }
 
-/// The same in the tree of one layer. The format has no word for it, and no layer lists a directory of this very time.
+/// The same in the tree of one layer. The format has no word for it, and no layer lists a directory
+/// of this very time.
 fn unlisted() -> Metadata {
     Metadata { mtime: Mtime { seconds: 0, nanoseconds: 1 }, ..implied() }
 }
 
-/// Whether a directory in the tree of one layer is there only because the layer has something in it.
+/// Whether a directory in the tree of one layer is there only because the layer has something in
+/// it.
 pub(crate) fn is_unlisted(directory: &Inode) -> bool {
     matches!(directory.kind, Kind::Directory(_)) && directory.metadata == unlisted()
 }
 
-/// Whether Linux has a place for the attribute. Others come from other systems (`com.apple.…`), and Linux
-/// would refuse to set them at unpacking.
+/// Whether Linux has a place for the attribute. Others come from other systems (`com.apple.…`), and
+/// Linux would refuse to set them at unpacking.
 fn is_storable(name: &[u8]) -> bool {
     let with_prefix = |prefix: &[u8]| name.len() > prefix.len() && name.starts_with(prefix);
     [&b"user."[..], b"trusted.", b"security."].into_iter().any(with_prefix)

@@ -1,7 +1,8 @@
 //! Decides which blob each chunk belongs to, and writes the blobs.
 //!
-//! A chunk that a blob of the [`Dictionary`] has stays there. Any other belongs to the lowest layer that has it, at its first use there. So
-//! without a dictionary the blob of a layer depends on this layer and the ones below only, and images on the same base share its blobs.
+//! A chunk that a blob of the [`Dictionary`] has stays there. Any other belongs to the lowest layer
+//! that has it, at its first use there. So without a dictionary the blob of a layer depends on this
+//! layer and the ones below only, and images on the same base share its blobs.
 
 use std::{
     collections::HashSet,
@@ -98,8 +99,8 @@ struct Packed {
 }
 
 impl Packing {
-    /// Deals the chunks out to blobs, and turns the [`ChunkRef`]s of `tree` from layers to blobs. A blob
-    /// that no file of the tree uses is left out. `spools` has one of each layer.
+    /// Deals the chunks out to blobs, and turns the [`ChunkRef`]s of `tree` from layers to blobs. A
+    /// blob that no file of the tree uses is left out. `spools` has one of each layer.
     pub(crate) fn new(
         chunks: Chunks,
         spools: Vec<Finished>,
@@ -153,7 +154,8 @@ impl Packing {
         Packing { distinct, known, blobs }
     }
 
-    /// The packing of a single layer: the blobs of the dictionary that are in use, and its own without a tail, if it has one.
+    /// The packing of a single layer: the blobs of the dictionary that are in use, and its own
+    /// without a tail, if it has one.
     pub(crate) fn of_one_layer(
         self,
         scratch: &Scratch,
@@ -245,7 +247,8 @@ fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
     spooled.iter().enumerate().map(place).collect()
 }
 
-/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. What is left of a batch becomes a smaller one.
+/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. What is left
+/// of a batch becomes a smaller one.
 fn only(
     wanted: &[DistinctId],
     spool: Finished,

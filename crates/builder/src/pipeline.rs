@@ -1,7 +1,8 @@
 //! Reads layers and works on their chunks on all cores, with bounded memory.
 //!
-//! Readers (one layer each) unpack, parse and cut; workers compute digests and compress what is new. Between
-//! them is a queue of a few batches, so memory does not depend on the size of the image.
+//! Readers (one layer each) unpack, parse and cut; workers compute digests and compress what is
+//! new. Between them is a queue of a few batches, so memory does not depend on the size of the
+//! image.
 
 use std::{
     collections::VecDeque,
@@ -87,8 +88,8 @@ pub(crate) fn ingest(
         };
         let mut threads: Vec<_> = (0..plan.threads.min(count)).map(reader).collect();
         threads.extend((0..plan.threads).map(worker));
-        // Workers end when the last reader has dropped its sender, and readers when the last worker has
-        // dropped its receiver.
+        // Workers end when the last reader has dropped its sender, and readers when the last worker
+        // has dropped its receiver.
         drop((sender, receiver));
         // The scope alone would not wait until the threads have freed what is theirs.
         for thread in threads {
@@ -180,7 +181,8 @@ impl Shared<'_> {
         loop {
             let received = lock(&receiver).recv();
             let Ok(batch) = received else { break };
-            // After a failure batches are only taken off the queue, so that no reader waits forever.
+            // After a failure batches are only taken off the queue, so that no reader waits
+            // forever.
             if let Some(worker) = worker.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed)) {
                 match worker.process(&batch, &self.index, &self.stop) {
                     Ok(Some(Grown { path, bytes })) if batch.layer == 0 => {

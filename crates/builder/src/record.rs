@@ -1,4 +1,5 @@
-//! What a layer consists of, kept by whoever makes images: a layer that was read before need not be read again.
+//! What a layer consists of, kept by whoever makes images: a layer that was read before need not be
+//! read again.
 
 use std::io::{self, Read as _};
 
@@ -7,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, EntryKind};
 
-/// Of a file with a record. The number goes up with each change of what follows: the version is all that says whether an entry
-/// means today what it meant then.
+/// Of a file with a record. The number goes up with each change of what follows: the version is all
+/// that says whether an entry means today what it meant then.
 const MAGIC: &[u8] = b"lazuli layer 1\n";
 
 /// Bytes of a BLAKE3 digest, which comes behind [`MAGIC`]: of all that follows.
@@ -38,7 +39,8 @@ struct Written<'a> {
 }
 
 impl LayerRecord {
-    /// A layer of these entries, whose chunks count through `chunks`, BLAKE3 and decoded size of each.
+    /// A layer of these entries, whose chunks count through `chunks`, BLAKE3 and decoded size of
+    /// each.
     pub(crate) fn new(
         chunk_size: u32,
         entries: Vec<Entry>,
@@ -63,7 +65,8 @@ impl LayerRecord {
         Ok([MAGIC, &digest.hash, &packed].concat())
     }
 
-    /// The record that [`ReadLayer::record`](crate::ReadLayer::record) wrote; `None` if another version did, or the bytes are damaged.
+    /// The record that [`ReadLayer::record`](crate::ReadLayer::record) wrote; `None` if another
+    /// version did, or the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (digest, packed) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
         if !Digest::blake3(digest.try_into().ok()?).matches(packed) {

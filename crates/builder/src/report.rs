@@ -8,8 +8,9 @@ pub trait Progress: Sync {
     fn bytes_read(&self, layer: usize, bytes: u64);
     /// All of the layer with this index is read.
     fn layer_done(&self, layer: usize);
-    /// The first `bytes` bytes of `file` are the beginning of the lowest layer's blob, whatever comes. They stay there until the image is
-    /// dropped; the blob is left out if no file of the image uses it. Not called in order.
+    /// The first `bytes` bytes of `file` are the beginning of the lowest layer's blob, whatever
+    /// comes. They stay there until the image is dropped; the blob is left out if no file of the
+    /// image uses it. Not called in order.
     fn lowest_grown(&self, _file: &Path, _bytes: u64) {}
 }
 

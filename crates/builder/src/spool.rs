@@ -1,7 +1,8 @@
 //! Where the compressed chunks of a layer go, in the order of the layer, whoever compressed them.
 //!
-//! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong to a
-//! lower layer that was read later; then [`crate::pack`] copies the others. The lowest layer's always is.
+//! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong
+//! to a lower layer that was read later; then [`crate::pack`] copies the others. The lowest layer's
+//! always is.
 
 use std::{
     collections::BTreeMap,
@@ -86,8 +87,9 @@ impl Spool {
         Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
-    /// Adds the chunks of the batch with this number; `bytes` are the chunks back to back. Each batch has to be added, also one
-    /// without new chunks. May wait for earlier batches, until `stop` is set. Returns what the spool has then, if this has written to it.
+    /// Adds the chunks of the batch with this number; `bytes` are the chunks back to back. Each
+    /// batch has to be added, also one without new chunks. May wait for earlier batches, until
+    /// `stop` is set. Returns what the spool has then, if this has written to it.
     pub(crate) fn add(
         &self,
         batch: u32,

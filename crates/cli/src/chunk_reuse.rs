@@ -16,7 +16,8 @@ use lazuli_runtime::image::StoredImage;
 
 use crate::push;
 
-/// Images whose chunks are looked for when the target's tag is new: each costs its bootstrap, 1 to 3 MB for 20,000 files.
+/// Images whose chunks are looked for when the target's tag is new: each costs its bootstrap, 1 to
+/// 3 MB for 20,000 files.
 const SIBLINGS: usize = 3;
 
 /// Requests at the same time.
@@ -30,7 +31,8 @@ pub(crate) struct Target<'a> {
     pub(crate) platform: Option<&'a Platform>,
 }
 
-/// Lazy images whose chunks a conversion may use, by their manifests, with the blobs that are there.
+/// Lazy images whose chunks a conversion may use, by their manifests, with the blobs that are
+/// there.
 #[derive(Debug, Default)]
 pub(crate) struct Found(Vec<(Digest, HashSet<Digest>)>);
 
@@ -52,12 +54,12 @@ pub(crate) struct Known {
 }
 
 impl Target<'_> {
-    /// The blobs of the image that has the target's name now; if there is none, those of the images with the nearest tags. And those of
-    /// `wanted`, which [`Target::link`] brings there.
+    /// The blobs of the image that has the target's name now; if there is none, those of the images
+    /// with the nearest tags. And those of `wanted`, which [`Target::link`] brings there.
     ///
     /// # Errors
-    /// `wanted` is not a lazy image in the target's registry. Whatever else is wrong only means that more has to be made and
-    /// stored: what is in the way of storing it will be said then.
+    /// `wanted` is not a lazy image in the target's registry. Whatever else is wrong only means
+    /// that more has to be made and stored: what is in the way of storing it will be said then.
     pub(crate) async fn known(&self, wanted: Option<&ImageName>) -> Result<Known> {
         let mut known = Known::default();
         if let Some(wanted) = wanted {
@@ -79,7 +81,8 @@ impl Target<'_> {
         Ok(known)
     }
 
-    /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to be sent.
+    /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to
+    /// be sent.
     pub(crate) async fn link(&self, wanted: &ImageName, built: &Built) -> Result<u64> {
         let Some(neighbour) = push::neighbour(wanted, self.name) else { return Ok(0) };
         let repository = lazuli_registry::open(wanted, self.options)?;

@@ -19,7 +19,8 @@ use lazuli_registry::Repository;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 
-/// Stored bytes of the chunks that are fetched together, and most of one request unless a chunk has more.
+/// Stored bytes of the chunks that are fetched together, and most of one request unless a chunk has
+/// more.
 pub(crate) const WINDOW: u64 = 8 << 20;
 
 /// Stored bytes between two chunks that are rather fetched than asked about twice.
@@ -28,7 +29,8 @@ const GAP: u64 = 64 << 10;
 /// Requests at the same time: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
 
-/// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for pushes.
+/// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for
+/// pushes.
 const RETRIES: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
@@ -95,7 +97,8 @@ async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>
     }
 }
 
-/// Takes a chunk out of what its stored bytes [decode](Decoder::unit) to, and compares it with its digest.
+/// Takes a chunk out of what its stored bytes [decode](Decoder::unit) to, and compares it with its
+/// digest.
 pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
     let (number, at) = (chunk.number, chunk.stored);
     let Some(bytes) = chunk.part_of(unit) else {
@@ -132,7 +135,8 @@ fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
     Ok(decoded)
 }
 
-/// Decoded bytes of the chunks that are fetched together; with [`WINDOW`] and [`AHEAD`] this bounds memory.
+/// Decoded bytes of the chunks that are fetched together; with [`WINDOW`] and [`AHEAD`] this bounds
+/// memory.
 const DECODED: u64 = 16 << 20;
 
 /// Places for chunks in a window, which may repeat.

@@ -277,7 +277,8 @@ struct PeerToPeer {
     proxy: String,
     /// Where it says that it lives.
     health: Option<String>,
-    /// Its Unix socket, and a directory on the file system of its storage, in which links to its files can be made.
+    /// Its Unix socket, and a directory on the file system of its storage, in which links to its
+    /// files can be made.
     socket: Option<PathBuf>,
     links: Option<PathBuf>,
     /// Whether it may see what registries are shown.

@@ -18,8 +18,8 @@ use lazuli_runtime::daemon::{
 use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
 use tokio::task::JoinHandle;
 
-/// Serves containerd, if the configuration says so. The task ends when another worker takes over. Readers of images are
-/// served also when this fails.
+/// Serves containerd, if the configuration says so. The task ends when another worker takes over.
+/// Readers of images are served also when this fails.
 pub(crate) fn serve(
     root: &Path,
     driver: DriverChoice,
@@ -144,11 +144,12 @@ impl DaemonImages {
     }
 }
 
-/// The image's name with the digest that it meant when it was pulled: a tag may mean something else by now, and a digest in the
-/// reference may be that of an index.
+/// The image's name with the digest that it meant when it was pulled: a tag may mean something else
+/// by now, and a digest in the reference may be that of an index.
 ///
-/// Both come from labels, and a client that sets none lets an image's own annotations pass for them. So the name has to be that
-/// of an image in a registry, and is never that of a file of this machine.
+/// Both come from labels, and a client that sets none lets an image's own annotations pass for
+/// them. So the name has to be that of an image in a registry, and is never that of a file of this
+/// machine.
 fn pinned(image: &Image) -> Outcome<Reference> {
     let Image { reference, manifest_digest, .. } = image;
     let name: Reference = reference.parse().map_err(|error: InvalidName| {

@@ -34,7 +34,8 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
     loop {
         match Client::connect(&session.root) {
             Err(ClientError::NotRunning { .. }) => {}
-            // A worker that finds many mounts again may need longer than a client waits for a sign of it.
+            // A worker that finds many mounts again may need longer than a client waits for a sign
+            // of it.
             Err(ClientError::NoWorker(_)) if started.elapsed() < START_LIMIT => continue,
             other => return Ok(other?),
         }
@@ -57,7 +58,8 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
     }
 }
 
-/// Connects if a daemon runs, or has to: one that crashed left mounts, which only a daemon can serve or remove.
+/// Connects if a daemon runs, or has to: one that crashed left mounts, which only a daemon can
+/// serve or remove.
 pub(crate) fn connect_if_needed(session: &Session) -> Result<Option<Client>> {
     match Client::connect(&session.root) {
         Ok(client) => Ok(Some(client)),
@@ -110,7 +112,8 @@ impl Template {
 
     /// `lazuli daemon`.
     fn plain(&self) -> Command {
-        // This very program, also when its file has been replaced: keeper and worker have to be of one version.
+        // This very program, also when its file has been replaced: keeper and worker have to be of
+        // one version.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lazuli").args(&self.arguments).arg("daemon").current_dir("/");
         // A process group of its own, so that Ctrl-C here does not reach it.

@@ -1,9 +1,10 @@
 //! Errors for people, and exit codes.
 //!
-//! 0: done. 1: not done. 2: the command line is wrong (clap). 3: `lazuli daemon` found another daemon at work.
-//! `lazuli diff` exits as diff(1) does: 1 for images that differ, 2 for failures.
-//! `lazuli run` passes on the exit code of its command and, as `docker run` does, uses 125 for failures of
-//! its own, 126 for a command that cannot be executed, and 127 for one that is not there.
+//! 0: done. 1: not done. 2: the command line is wrong (clap). 3: `lazuli daemon` found another
+//! daemon at work. `lazuli diff` exits as diff(1) does: 1 for images that differ, 2 for failures.
+//! `lazuli run` passes on the exit code of its command and, as `docker run` does, uses 125 for
+//! failures of its own, 126 for a command that cannot be executed, and 127 for one that is not
+//! there.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! What a signal that ends this process has to leave as it was: temporary files, and uploads that are half done.
+//! What a signal that ends this process has to leave as it was: temporary files, and uploads that
+//! are half done.
 
 use std::{
     fs,
@@ -97,7 +98,8 @@ async fn last() -> io::Result<Signal> {
     }
 }
 
-/// Bits of the signals that this process was started to ignore, as `nohup` has it. Read before anything listens, which ends that.
+/// Bits of the signals that this process was started to ignore, as `nohup` has it. Read before
+/// anything listens, which ends that.
 static IGNORED: LazyLock<u64> = LazyLock::new(|| {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

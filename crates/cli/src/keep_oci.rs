@@ -17,12 +17,14 @@ use crate::{push, sign::Signer};
 /// An ordinary image on its way to the place of the lazy one.
 pub(crate) struct Ordinary {
     manifest: Manifest,
-    /// Its config and layers. They need nothing of the conversion, so they pass while that reads and compresses.
+    /// Its config and layers. They need nothing of the conversion, so they pass while that reads
+    /// and compresses.
     blobs: JoinHandle<Result<u64>>,
 }
 
 impl Ordinary {
-    /// Begins to store the image that `from` has. `neighbour` is `from`, if `to` can take blobs from there. On a runtime.
+    /// Begins to store the image that `from` has. `neighbour` is `from`, if `to` can take blobs
+    /// from there. On a runtime.
     ///
     /// # Errors
     /// Some of its layers are not for everybody, so a place that has all of it cannot be.
@@ -52,7 +54,8 @@ impl Ordinary {
         Ok(Ordinary { manifest, blobs })
     }
 
-    /// Gives the tag of `to` to both images. The blobs of the lazy one are there. Returns the bytes that `to` did not have.
+    /// Gives the tag of `to` to both images. The blobs of the lazy one are there. Returns the bytes
+    /// that `to` did not have.
     pub(crate) async fn finish(
         self,
         to: &dyn Repository,
@@ -74,7 +77,8 @@ impl Ordinary {
         }
         if let Some(signer) = signer {
             to.push_document(&index, false).await?;
-            // Who pulls the tag looks for signatures of the index, or of the manifest that is taken from it.
+            // Who pulls the tag looks for signatures of the index, or of the manifest that is taken
+            // from it.
             signer.sign(to, &ordinary).await?;
             signer.sign_lazy(to, &lazy).await?;
             signer.sign(to, &index).await?;

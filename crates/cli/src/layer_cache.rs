@@ -64,7 +64,8 @@ fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the files beside `path` that were not used for longest, until there are no more than `limit` bytes.
+/// Removes the files beside `path` that were not used for longest, until there are no more than
+/// `limit` bytes.
 fn prune(path: &Path, limit: u64) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path.parent().unwrap_or(path))? {

@@ -53,7 +53,8 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// What is logged: error, warn, info, debug, trace, or per part as in `info,lazuli_runtime=debug`
+    /// What is logged: error, warn, info, debug, trace, or per part as in
+    /// `info,lazuli_runtime=debug`
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
 
@@ -112,7 +113,8 @@ fn start_logging(level: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path without symbolic links, by which the kernel and runc know it; what does not exist yet stays as it is.
+/// The path without symbolic links, by which the kernel and runc know it; what does not exist yet
+/// stays as it is.
 fn real_path(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let real = path.ancestors().find_map(|ancestor| {

@@ -19,8 +19,8 @@ pub(crate) fn directory(session: &Session) -> PathBuf {
     session.root.join("mirror")
 }
 
-/// Answers pulls, if the configuration says so. The task ends when another worker takes over. Images are
-/// served also when this fails.
+/// Answers pulls, if the configuration says so. The task ends when another worker takes over.
+/// Images are served also when this fails.
 pub(crate) fn serve(
     session: &Session,
     registry: &Options,

@@ -1,4 +1,5 @@
-//! A lazy image as `check`, `inspect` and others look at it: its metadata in a temporary directory, no daemon.
+//! A lazy image as `check`, `inspect` and others look at it: its metadata in a temporary directory,
+//! no daemon.
 
 use std::sync::Arc;
 
@@ -40,7 +41,8 @@ impl LazyImage {
         blobs.into_iter().map(|blob| (blob.id, self.stored_size(blob), content())).collect()
     }
 
-    /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that hold their bootstrap.
+    /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that
+    /// hold their bootstrap.
     pub(crate) fn stored_size(&self, blob: &Blob) -> u64 {
         self.layer(blob).map_or(blob.stored_size, |layer| layer.size)
     }
@@ -50,8 +52,8 @@ impl LazyImage {
         self.layer(blob)?.hot_bytes()
     }
 
-    /// Refuses an index, whose data is in the layers of an ordinary image: what cannot be done without
-    /// changing these.
+    /// Refuses an index, whose data is in the layers of an ordinary image: what cannot be done
+    /// without changing these.
     pub(crate) fn must_be_converted(&self) -> Result<()> {
         if self.image.bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
             let name = &self.name;

@@ -1,8 +1,8 @@
 //! What the command prints.
 //!
-//! Names, media types and messages come from images and registries, and a terminal obeys what it is sent. So control
-//! characters are shown as their escapes. A reader that has seen enough (`lazuli status | head -1`) ends the command
-//! as SIGPIPE would, without a word.
+//! Names, media types and messages come from images and registries, and a terminal obeys what it is
+//! sent. So control characters are shown as their escapes. A reader that has seen enough (`lazuli
+//! status | head -1`) ends the command as SIGPIPE would, without a word.
 
 use std::{
     fmt::Write as _,
@@ -47,8 +47,8 @@ pub(crate) fn message(mut text: String) {
     let _ = io::stderr().write_all(printable(&text).as_bytes());
 }
 
-/// `text`, with escapes in place of all control characters but ends of lines and tabs. JSON has the same escapes, and no
-/// control characters outside of strings.
+/// `text`, with escapes in place of all control characters but ends of lines and tabs. JSON has the
+/// same escapes, and no control characters outside of strings.
 fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {

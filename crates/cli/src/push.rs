@@ -21,14 +21,15 @@ use crate::{
     sign::Signer,
 };
 
-/// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any registry.
+/// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any
+/// registry.
 const UPLOADS: usize = 4;
 
 /// A blob to store: its digest, its size in bytes, and where it is.
 pub(crate) type Blob = (Digest, u64, BlobContent);
 
-/// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may be
-/// memory, and an image is not small.
+/// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may
+/// be memory, and an image is not small.
 pub(crate) fn scratch() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
@@ -56,7 +57,8 @@ impl Scratch {
     }
 }
 
-/// `source`'s repository when it is another one of the target's registry, which can then take blobs from there.
+/// `source`'s repository when it is another one of the target's registry, which can then take blobs
+/// from there.
 pub(crate) fn neighbour<'a>(source: &'a ImageName, target: &ImageName) -> Option<&'a str> {
     match (source, target) {
         (ImageName::Registry(source), ImageName::Registry(target))
@@ -99,8 +101,8 @@ pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
     Ok(())
 }
 
-/// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap says, or from its end if another writer
-/// made it.
+/// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap
+/// says, or from its end if another writer made it.
 pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) -> Result<Vec<u8>> {
     if let Some(written) = rafs::written_meta_file(record) {
         return Ok(written);
@@ -117,8 +119,8 @@ pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
 }
 
-/// Stores blobs before the config before the manifest, and signatures before the tag, so that what the tag names is always whole.
-/// Returns the bytes that the target did not have yet.
+/// Stores blobs before the config before the manifest, and signatures before the tag, so that what
+/// the tag names is always whole. Returns the bytes that the target did not have yet.
 pub(crate) async fn push(
     target: &dyn Repository,
     blobs: Vec<Blob>,

@@ -45,7 +45,8 @@ impl Opened {
         self.layers.iter().filter(unread).map(|layer| layer.stored_size).sum()
     }
 
-    /// Takes the layers that were read before, as far as `dictionary` has their content, and leaves there what is worth it.
+    /// Takes the layers that were read before, as far as `dictionary` has their content, and leaves
+    /// there what is worth it.
     pub(crate) fn take_known(
         &mut self,
         dictionary: &mut Dictionary,

@@ -1,8 +1,9 @@
 //! A layer's blob that is pushed while it is made.
 //!
-//! Only that of a source which is one layer without a digest, a directory or a tar: what of it was compressed is final as soon as it is
-//! written, since no lower layer can have the same. Blobs of other images are pushed when they are whole: most of them are in the registry
-//! already, or in one of its other repositories, and it can be asked for them by their digests only.
+//! Only that of a source which is one layer without a digest, a directory or a tar: what of it was
+//! compressed is final as soon as it is written, since no lower layer can have the same. Blobs of
+//! other images are pushed when they are whole: most of them are in the registry already, or in one
+//! of its other repositories, and it can be asked for them by their digests only.
 
 use std::{
     future::pending,
@@ -28,7 +29,8 @@ use crate::{
     progress,
 };
 
-/// How long a registry may take to forget an upload when somebody waits for the end of this process.
+/// How long a registry may take to forget an upload when somebody waits for the end of this
+/// process.
 const WAIT_FOR_TOTAL: Duration = Duration::from_secs(2);
 
 /// Shows how a build reads its layers, and pushes what it makes.
@@ -95,7 +97,8 @@ impl<'a> Pushing<'a> {
         Running { file: file.to_owned(), growth, sent, task: Some(self.runtime.spawn(push)) }
     }
 
-    /// Waits until the blob is there. Without an image that has it, nothing of it stays. Returns the blob, and how many bytes were sent.
+    /// Waits until the blob is there. Without an image that has it, nothing of it stays. Returns
+    /// the blob, and how many bytes were sent.
     pub(crate) async fn finish<'b>(
         &self,
         built: Option<&'b Built>,
@@ -131,7 +134,8 @@ impl<'a> Pushing<'a> {
         Some((push.task.take()?, blob, push.sent.clone()))
     }
 
-    /// Forgets the push. Does not return when a signal ends this process: what it gave up is no error to report.
+    /// Forgets the push. Does not return when a signal ends this process: what it gave up is no
+    /// error to report.
     async fn over(&self) {
         let interrupted = match &mut *lock(&self.push) {
             Push::GivenUp => true,

@@ -35,8 +35,8 @@ const END: Duration = Duration::from_secs(2);
 /// How long the daemon may take to write down what it saw.
 const NOTES: Duration = Duration::from_secs(10);
 
-/// Nothing arrives that nobody asks for: about a blob that is complete the kernel asks no more, so nobody would see what is
-/// read of it.
+/// Nothing arrives that nobody asks for: about a blob that is complete the kernel asks no more, so
+/// nobody would see what is read of it.
 const CONFIG: &str =
     "[fetch]\namplify_bytes = 0\n[prefetch]\nahead = \"record\"\nrest_bytes_per_second = 0\n";
 
@@ -46,7 +46,8 @@ const POLICY: &str = "default = \"accept\"\n";
 /// The trace of one start of `image`, which runs `command`, or its own without one.
 ///
 /// # Errors
-/// The command failed before its start was over, or nothing was read; or a signal asks this process to end.
+/// The command failed before its start was over, or nothing was read; or a signal asks this process
+/// to end.
 pub(crate) async fn run(
     blobs: Vec<push::Blob>,
     bootstrap: BootstrapLayer,
@@ -69,7 +70,8 @@ pub(crate) async fn run(
     }
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;
-    // Whatever is left of the container goes before the daemon, and the daemon before the directory, whatever fails.
+    // Whatever is left of the container goes before the daemon, and the daemon before the
+    // directory, whatever fails.
     let swept = if node.root.exists() { Bundle::create(&node.root).map(drop) } else { Ok(()) };
     let stopped = Client::connect(&node.root).map_or(Ok(()), |daemon| daemon.stop(true));
     let traced = traced?;
@@ -100,8 +102,8 @@ impl Node {
             .arg(&self.root)
             .arg("--config")
             .arg(&self.config)
-            // What else runs on this machine, and what listens there, does not change what is hot. And
-            // the image is a stranger's: it gets no power over the machine that converts it.
+            // What else runs on this machine, and what listens there, does not change what is hot.
+            // And the image is a stranger's: it gets no power over the machine that converts it.
             .args(["run", "--network", "none", "--user-namespace", &image.to_string(), "--"])
             .args(command)
             .spawn()

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Codec, Decoded, Digest, Points, Stored, codec::Unit};
 
-/// Position of a blob in its image's blob table, from 0. EROFS calls the same blob device `index + 1`.
+/// Position of a blob in its image's blob table, from 0. EROFS calls the same blob device `index +
+/// 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlobIndex(pub u8);
 
@@ -32,8 +33,8 @@ pub struct Chunk {
     pub digest: Digest,
     /// First stored byte of the chunk's unit.
     pub stored: Stored,
-    /// Stored bytes that have to be decoded to get the chunk: its whole unit, or, of a unit that begins at
-    /// a [point](crate::points), as many as lead to the chunk's end.
+    /// Stored bytes that have to be decoded to get the chunk: its whole unit, or, of a unit that
+    /// begins at a [point](crate::points), as many as lead to the chunk's end.
     pub stored_size: u32,
     /// First decoded byte, on a block border.
     pub decoded: Decoded,
@@ -45,9 +46,9 @@ pub struct Chunk {
 
 /// Where in a unit a chunk lies.
 ///
-/// A batch is a unit of small chunks that follow each other and were compressed as one. What a gzip file
-/// decodes to from a point on is another: its chunks have the point in common, and each reaches further
-/// than the one before it.
+/// A batch is a unit of small chunks that follow each other and were compressed as one. What a gzip
+/// file decodes to from a point on is another: its chunks have the point in common, and each
+/// reaches further than the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// First byte of the chunk in the decoded unit.
@@ -68,8 +69,9 @@ impl Chunk {
         }
     }
 
-    /// Whether the stored bytes differ in number from what they decode to, and so have to go through the
-    /// blob's codec. Says nothing about units that begin at a point, see [`Blob::unit`].
+    /// Whether the stored bytes differ in number from what they decode to, and so have to go
+    /// through the blob's codec. Says nothing about units that begin at a point, see
+    /// [`Blob::unit`].
     pub const fn is_compressed(&self) -> bool {
         self.stored_size != self.unit_size()
     }
@@ -129,8 +131,8 @@ pub struct Blob {
     pub stored_size: u64,
     /// Bytes of all chunks once decoded, each rounded up to a block.
     pub decoded_size: u64,
-    /// Chunks in ascending order of number, and so of both offsets. Numbers may be missing in images
-    /// that others made.
+    /// Chunks in ascending order of number, and so of both offsets. Numbers may be missing in
+    /// images that others made.
     pub chunks: ChunkList,
 }
 
@@ -195,8 +197,8 @@ impl Blob {
         }
     }
 
-    /// Whether `next` may come behind `chunk`. Decoded, no chunk overlaps another; stored, units do only
-    /// where they begin at points, and none ends before an earlier one.
+    /// Whether `next` may come behind `chunk`. Decoded, no chunk overlaps another; stored, units do
+    /// only where they begin at points, and none ends before an earlier one.
     pub fn is_in_order(&self, chunk: &Chunk, next: &Chunk) -> bool {
         let end = |chunk: &Chunk| {
             chunk.part.map_or(0, |part| part.offset).saturating_add(chunk.decoded_size)

@@ -19,7 +19,8 @@ pub enum Codec {
     Zstd = 3,
 }
 
-/// Compresses chunks. Keeps its working memory, so that one encoder per thread is cheap to use often.
+/// Compresses chunks. Keeps its working memory, so that one encoder per thread is cheap to use
+/// often.
 pub struct Encoder {
     codec: Codec,
     zstd: Option<Compressor<'static>>,
@@ -27,7 +28,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder; `level` is a zstd level (1 to 22; images have 3 by default) and means nothing to other codecs.
+    /// An encoder; `level` is a zstd level (1 to 22; images have 3 by default) and means nothing to
+    /// other codecs.
     pub fn new(codec: Codec, level: i32) -> io::Result<Self> {
         let zstd = match codec {
             Codec::Zstd => Some(Compressor::new(level)?),
@@ -41,10 +43,11 @@ impl Encoder {
         self.codec
     }
 
-    /// The compressed form of `decoded`, or `None` when it is not smaller: then the chunk is stored raw.
+    /// The compressed form of `decoded`, or `None` when it is not smaller: then the chunk is stored
+    /// raw.
     pub fn encode(&mut self, decoded: &[u8]) -> Option<&[u8]> {
-        // zstd stops at the end of the buffer, and output that does not fit in one byte less than the
-        // input is of no use. LZ4 insists on room for the worst case.
+        // zstd stops at the end of the buffer, and output that does not fit in one byte less than
+        // the input is of no use. LZ4 insists on room for the worst case.
         let room = match self.codec {
             // A layer is as it is; nothing is added to it.
             Codec::None | Codec::Gzip => return None,
@@ -95,7 +98,8 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Decodes chunks. Keeps its working memory: one per thread saves an allocation of 128 KiB or more per chunk.
+/// Decodes chunks. Keeps its working memory: one per thread saves an allocation of 128 KiB or more
+/// per chunk.
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
@@ -118,8 +122,8 @@ impl Decoder {
         self.fill(&Unit { codec, start: None, size: decoded.len() as u32 }, stored, decoded)
     }
 
-    /// Decodes `stored` into exactly `decoded.len()` bytes. Never writes or allocates more, whatever
-    /// `stored` claims.
+    /// Decodes `stored` into exactly `decoded.len()` bytes. Never writes or allocates more,
+    /// whatever `stored` claims.
     fn fill(
         &mut self,
         unit: &Unit<'_>,
@@ -158,8 +162,8 @@ impl Decoder {
         if actual == expected { Ok(()) } else { Err(DecodeError::Size { codec, actual, expected }) }
     }
 
-    /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk goes,
-    /// see [`Chunk::part_of`]. Raw bytes stay where they are; others are decoded to `buffer`.
+    /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk
+    /// goes, see [`Chunk::part_of`]. Raw bytes stay where they are; others are decoded to `buffer`.
     pub fn unit<'a>(
         &mut self,
         unit: &Unit<'_>,

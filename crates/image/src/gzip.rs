@@ -1,8 +1,8 @@
 //! Gzip files, read from a [point](crate::points) on: RFC 1951 and 1952.
 //!
-//! A decoder that begins at a point is given the window first, then the bits of the byte before. The
-//! decoder of zlib-rs takes whole bytes only, so these bits become the upper ones of a byte whose lower
-//! ones end a block without content.
+//! A decoder that begins at a point is given the window first, then the bits of the byte before.
+//! The decoder of zlib-rs takes whole bytes only, so these bits become the upper ones of a byte
+//! whose lower ones end a block without content.
 
 use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
 
@@ -74,8 +74,8 @@ impl Default for Inflater {
 }
 
 impl Inflater {
-    /// Fills `decoded` with what follows `point`, whose stored bytes are `stored`, also over the ends of
-    /// members. Returns how many bytes there were.
+    /// Fills `decoded` with what follows `point`, whose stored bytes are `stored`, also over the
+    /// ends of members. Returns how many bytes there were.
     pub(crate) fn decode(
         &mut self,
         point: &Point<'_>,
@@ -123,18 +123,18 @@ impl Inflater {
     }
 }
 
-/// What of `point`'s window is used by `stored`, the bytes that follow and decode to `size` bytes at
-/// least, or to fewer at the end of a member. Other bytes become zeros, or go if they are the first: the
-/// rest of the window decodes the same, and is small.
+/// What of `point`'s window is used by `stored`, the bytes that follow and decode to `size` bytes
+/// at least, or to fewer at the end of a member. Other bytes become zeros, or go if they are the
+/// first: the rest of the window decodes the same, and is small.
 ///
 /// # Errors
 /// The bytes do not decode.
 pub fn thin(point: &NewPoint, stored: &[u8], size: usize) -> Result<Vec<u8>, String> {
     let window = &point.window;
     let mut inflater = Inflater::default();
-    // What comes out of the window tells by itself which byte it was: in one run by the lower half of
-    // its number, in another by the complement of that, so that nothing else looks the same, and then by
-    // the upper half.
+    // What comes out of the window tells by itself which byte it was: in one run by the lower half
+    // of its number, in another by the complement of that, so that nothing else looks the same, and
+    // then by the upper half.
     let mut run = |name: fn(usize) -> u8| {
         let names: Vec<u8> = (0..window.len()).map(name).collect();
         let mut decoded = vec![0; size];
@@ -161,8 +161,8 @@ fn reason(error: InflateError) -> String {
     error.as_str().to_owned()
 }
 
-/// The blocks of the member that follows the trailer with which `rest` begins; `None` if there is no
-/// whole header.
+/// The blocks of the member that follows the trailer with which `rest` begins; `None` if there is
+/// no whole header.
 fn next_member(rest: &[u8]) -> Result<Option<&[u8]>, String> {
     let next = rest.get(TRAILER..).unwrap_or_default();
     match header(next) {
@@ -206,7 +206,8 @@ impl Lead {
         self.add(0b010, 10);
     }
 
-    /// A block of type 2 with an odd number of bits, whose tables have nothing but the end of a block.
+    /// A block of type 2 with an odd number of bits, whose tables have nothing but the end of a
+    /// block.
     fn add_dynamic(&mut self) {
         self.add(0b100, 3);
         // 257 literals and lengths, 1 distance, 19 lengths of codes.

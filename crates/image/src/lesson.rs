@@ -1,8 +1,9 @@
 //! What starts of images read, in words that hold for other images: paths, and digests of chunks.
 //!
-//! A trace names chunks by blob and number, which the next version of an image has not. A lesson names them by the file that they are a
-//! part of, and by what is in them, so it holds for the next version, and for a rebuilt base. It is a hint and nothing else, as a
-//! trace is. As bytes (integers are LEB128 of at most 32 bits):
+//! A trace names chunks by blob and number, which the next version of an image has not. A lesson
+//! names them by the file that they are a part of, and by what is in them, so it holds for the next
+//! version, and for a rebuilt base. It is a hint and nothing else, as a trace is. As bytes
+//! (integers are LEB128 of at most 32 bits):
 //!
 //! ```text
 //! "lazuli trace 2\n"
@@ -96,7 +97,8 @@ impl Lesson {
         &self.parts
     }
 
-    /// The parts that the next start will most likely touch: those of at least a quarter of the starts, in order.
+    /// The parts that the next start will most likely touch: those of at least a quarter of the
+    /// starts, in order.
     pub fn hot(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().filter(|part| part.starts * HOT >= self.starts)
     }
@@ -203,7 +205,8 @@ impl Lesson {
     }
 }
 
-/// Bytes of all paths together: sharing what is before them they could be a thousand times as long as what is stored.
+/// Bytes of all paths together: sharing what is before them they could be a thousand times as long
+/// as what is stored.
 const PATHS: usize = 1 << 20;
 
 fn read_paths(reader: &mut Reader<'_>) -> Result<Vec<Arc<[u8]>>, FormatError> {

@@ -2,8 +2,8 @@
 //!
 //! This crate holds the vocabulary that every other crate speaks: [digests](digest), the two
 //! address spaces of a blob ([`Stored`] and [`Decoded`]), [chunks](chunk), [codecs](codec), the
-//! [file tree](tree), and the on-disk format ([`erofs`], [`rafs`]). It is pure: no I/O, no unsafe code,
-//! and everything that it parses is treated as hostile.
+//! [file tree](tree), and the on-disk format ([`erofs`], [`rafs`]). It is pure: no I/O, no unsafe
+//! code, and everything that it parses is treated as hostile.
 #![forbid(unsafe_code)]
 
 pub mod chunk;

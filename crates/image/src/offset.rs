@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-/// EROFS block size in bytes. Decoded chunks start on block borders, because the kernel maps whole blocks.
+/// EROFS block size in bytes. Decoded chunks start on block borders, because the kernel maps whole
+/// blocks.
 pub const BLOCK_SIZE: u64 = 4096;
 
 /// Where bytes sit in a blob as stored: compressed, as fetched over the network. In bytes.

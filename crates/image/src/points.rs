@@ -3,8 +3,8 @@
 //! ```text
 //! magic | number of points | points, 20 bytes each | windows, each a zstd frame | BLAKE3 of all that
 //! ```
-//! Nodes keep this beside an image whose layers nobody converted. They make it of the tables that come
-//! with an index, so it has one form whoever made that. `docs/format.md` has every byte.
+//! Nodes keep this beside an image whose layers nobody converted. They make it of the tables that
+//! come with an index, so it has one form whoever made that. `docs/format.md` has every byte.
 
 use std::{fmt, sync::Arc};
 

@@ -1,8 +1,9 @@
 //! What starts of an image read: chunks, in the order in which they were touched.
 //!
-//! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and ignores what the image does
-//! not have. It also says where hot chunks are stored, so that they can be fetched together with the bootstrap, which
-//! says that, too. As bytes (integers are LEB128, at most 32 bits, but 63 where it says so):
+//! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and
+//! ignores what the image does not have. It also says where hot chunks are stored, so that they can
+//! be fetched together with the bootstrap, which says that, too. As bytes (integers are LEB128, at
+//! most 32 bits, but 63 where it says so):
 //!
 //! ```text
 //! "lazuli trace 1\n"
@@ -32,8 +33,8 @@ use crate::{
 
 const MAGIC: &[u8] = b"lazuli trace 1\n";
 
-/// Most bytes of an encoded trace: 64 KiB as base64, which fits into an annotation of a manifest several times over.
-/// Starts of real images need 0.2 to 4 KiB.
+/// Most bytes of an encoded trace: 64 KiB as base64, which fits into an annotation of a manifest
+/// several times over. Starts of real images need 0.2 to 4 KiB.
 pub const MAX_BYTES: usize = 48 << 10;
 
 /// Most chunks of a trace. At 1 MiB each that is 64 GiB.
@@ -87,8 +88,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace of one start from the chunks that it touched, in order: positions in `blobs`, chunk numbers, and
-    /// milliseconds. What is beyond [`MAX_TOUCHES`] is left out.
+    /// A trace of one start from the chunks that it touched, in order: positions in `blobs`, chunk
+    /// numbers, and milliseconds. What is beyond [`MAX_TOUCHES`] is left out.
     pub fn of_start(blobs: Vec<Digest>, touched: impl IntoIterator<Item = (u8, u32, u32)>) -> Self {
         let touch = |(blob, number, at)| Touch { blob, number, at, starts: 1 };
         let touches = touched.into_iter().take(MAX_TOUCHES).map(touch).collect();
@@ -110,7 +111,8 @@ impl Trace {
         &self.touches
     }
 
-    /// The chunks that the next start will most likely touch: those of at least a quarter of the starts, in order.
+    /// The chunks that the next start will most likely touch: those of at least a quarter of the
+    /// starts, in order.
     pub fn hot(&self) -> impl Iterator<Item = (Digest, u32)> {
         self.hot_touches().map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
     }
@@ -119,7 +121,8 @@ impl Trace {
         self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts)
     }
 
-    /// Where hot chunks are stored, as far as anybody has [located](Trace::locate) them, in the order of their first touch.
+    /// Where hot chunks are stored, as far as anybody has [located](Trace::locate) them, in the
+    /// order of their first touch.
     pub fn spans(&self) -> impl Iterator<Item = (Digest, Range<Stored>)> {
         let span = |span: &Span| {
             let range = Stored(span.range.start)..Stored(span.range.end);
@@ -128,8 +131,9 @@ impl Trace {
         self.spans.iter().map(span)
     }
 
-    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob. Those with at most `gap` other
-    /// bytes between them are one span, and what is touched after [`MAX_SPANS`] is left out.
+    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob.
+    /// Those with at most `gap` other bytes between them are one span, and what is touched after
+    /// [`MAX_SPANS`] is left out.
     pub fn locate(&mut self, gap: u64, place: impl Fn(&Digest, u32) -> Option<Range<Stored>>) {
         let located = self.hot_touches().enumerate().filter_map(|(order, touch)| {
             let range = place(&self.blobs[usize::from(touch.blob)], touch.number)?;
@@ -151,7 +155,8 @@ impl Trace {
         self.spans = spans.into_iter().map(|(_, span)| span).take(MAX_SPANS).collect();
     }
 
-    /// Adds a later start. It says nothing about blobs that are not `seen`: the kernel did not ask about them.
+    /// Adds a later start. It says nothing about blobs that are not `seen`: the kernel did not ask
+    /// about them.
     pub fn merge(&mut self, later: &Trace, seen: impl Fn(&Digest) -> bool) {
         type Times = (u32, u32);
         let mut all: HashMap<(Digest, u32), Times> = HashMap::new();

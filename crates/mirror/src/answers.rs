@@ -1,8 +1,8 @@
 //! Answers that several questions share: under way, and for some seconds afterwards.
 //!
-//! containerd asks for a manifest several times during one pull, and the mirror asks for what comes next
-//! before containerd does. Each is one request to the registry. Waiters share a failure,
-//! which is not kept.
+//! containerd asks for a manifest several times during one pull, and the mirror asks for what comes
+//! next before containerd does. Each is one request to the registry. Waiters share a failure, which
+//! is not kept.
 
 use std::{
     collections::HashMap,
@@ -53,8 +53,8 @@ where
         Arc::new(Answers { limit, state: Mutex::new(state) })
     }
 
-    /// The answer to `key`, and whether it was asked for before. If not, `ask` begins now and goes on
-    /// whatever becomes of this future. Its answer has so many bytes and stays for so long.
+    /// The answer to `key`, and whether it was asked for before. If not, `ask` begins now and goes
+    /// on whatever becomes of this future. Its answer has so many bytes and stays for so long.
     pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> (Coming<V>, bool)
     where
         F: Future<Output = Result<(V, usize, Duration), RegistryError>> + Send + 'static,

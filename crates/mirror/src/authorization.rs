@@ -1,7 +1,8 @@
 //! Logins that clients show, and challenges that ask for them.
 //!
-//! The mirror has no users. A client shows the login that it would show the registry, after a challenge
-//! with a realm of the mirror's own: in each request (Basic), or once at the token endpoint (Bearer).
+//! The mirror has no users. A client shows the login that it would show the registry, after a
+//! challenge with a realm of the mirror's own: in each request (Basic), or once at the token
+//! endpoint (Bearer).
 
 use std::{net::SocketAddr, time::SystemTime};
 
@@ -48,7 +49,8 @@ pub(crate) fn basic(encoded: &str) -> Option<Login> {
     (!user.is_empty() && !secret.is_empty()).then(|| Login::new(user, secret))
 }
 
-/// The challenges that a client has to answer to see `reference`, for one WWW-Authenticate header each.
+/// The challenges that a client has to answer to see `reference`, for one WWW-Authenticate header
+/// each.
 pub(crate) fn challenges(
     address: SocketAddr,
     reference: &Reference,

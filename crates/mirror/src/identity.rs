@@ -8,9 +8,9 @@
 //!   secret         what tokens are sealed with
 //! ```
 //!
-//! The authority cannot sign another certificate, because its key does not exist any more. A process that
-//! binds the mirror's port while it is free has none to show, and one that connects to the mirror has none
-//! either, unless it may read root's files.
+//! The authority cannot sign another certificate, because its key does not exist any more. A
+//! process that binds the mirror's port while it is free has none to show, and one that connects to
+//! the mirror has none either, unless it may read root's files.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},

@@ -10,9 +10,9 @@
 //!                                           └─ blobs ───── stream     in parts, hashed as they pass
 //! ```
 //!
-//! It has no images of its own, no users and no rights: what a client may see, the registry decides, for
-//! each login by itself (`sessions`). Where it cannot answer, it says so within [`PATIENCE`], and the
-//! client asks the registry.
+//! It has no images of its own, no users and no rights: what a client may see, the registry
+//! decides, for each login by itself (`sessions`). Where it cannot answer, it says so within
+//! [`PATIENCE`], and the client asks the registry.
 #![forbid(unsafe_code)]
 
 use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -91,8 +91,8 @@ pub struct Settings {
 
 /// What the node does about images that are pulled.
 pub trait Node: fmt::Debug + Send + Sync {
-    /// The manifest of a lazy image was fetched for a client with this login, which is about to pull it.
-    /// `image` has its digest. Returns at once.
+    /// The manifest of a lazy image was fetched for a client with this login, which is about to
+    /// pull it. `image` has its digest. Returns at once.
     fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>);
 }
 

@@ -1,8 +1,8 @@
 //! Manifests, and what is asked for next.
 //!
-//! The first question for a name begins everything: the manifest comes with a GET whatever was asked, and
-//! behind it what a pull needs next, the manifest for this machine and its configuration. containerd's
-//! further questions find them in memory, or join them on their way.
+//! The first question for a name begins everything: the manifest comes with a GET whatever was
+//! asked, and behind it what a pull needs next, the manifest for this machine and its
+//! configuration. containerd's further questions find them in memory, or join them on their way.
 
 use std::{sync::Arc, time::Duration};
 
@@ -122,8 +122,8 @@ impl Mirror {
         }
     }
 
-    /// Waits for an answer, but no longer than a client should. What comes later is there for the next
-    /// question.
+    /// Waits for an answer, but no longer than a client should. What comes later is there for the
+    /// next question.
     async fn within(
         &self,
         session: &Session,

@@ -3,10 +3,10 @@
 //! ```text
 //! ROOT/mirror/answers/REPOSITORY/CLIENT/MANIFEST
 //! ```
-//! Each name is a keyed hash: of the repository, of the repository with the client's login, of the tag or
-//! digest. A file has a line that says what it is, and the manifest. Its time is that of the registry's
-//! last word. A client is answered with what the registry answered to the same login, and with nothing
-//! more once the registry has refused that.
+//! Each name is a keyed hash: of the repository, of the repository with the client's login, of the
+//! tag or digest. A file has a line that says what it is, and the manifest. Its time is that of the
+//! registry's last word. A client is answered with what the registry answered to the same login,
+//! and with nothing more once the registry has refused that.
 
 use std::{
     fs::{self, File},

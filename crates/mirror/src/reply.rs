@@ -56,8 +56,8 @@ impl Problem {
         }
     }
 
-    /// As a client is told, `what` being `MANIFEST` or `BLOB`. containerd goes on to the registry itself
-    /// after each of them.
+    /// As a client is told, `what` being `MANIFEST` or `BLOB`. containerd goes on to the registry
+    /// itself after each of them.
     pub(crate) fn reply(&self, what: &str) -> Reply {
         match self {
             Problem::Denied(text) => error(StatusCode::FORBIDDEN, "DENIED", text),

@@ -1,8 +1,8 @@
 //! Tokens, and names of secrets in files.
 //!
 //! A token is a login, sealed with the node's secret for one registry: a client can show it to the
-//! mirror, and cannot look into it. So the mirror remembers none, and tokens stay good when its process
-//! is replaced.
+//! mirror, and cannot look into it. So the mirror remembers none, and tokens stay good when its
+//! process is replaced.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,7 +20,8 @@ pub(crate) const SECRET: usize = 64;
 /// How long a token is good. Clients get another one when it is not.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(300);
 
-/// Longest token that is looked at, in bytes: it holds a user's password, which may be a signed token.
+/// Longest token that is looked at, in bytes: it holds a user's password, which may be a signed
+/// token.
 const TOKEN_LIMIT: usize = 64 << 10;
 
 /// The node's secret.

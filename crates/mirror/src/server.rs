@@ -36,7 +36,8 @@ const HEAD_LIMIT: usize = 128 << 10;
 /// How long answers may take that are under way when the mirror ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// The pause after a connection could not be accepted: when descriptors ran out, it would fail again.
+/// The pause after a connection could not be accepted: when descriptors ran out, it would fail
+/// again.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Mirror {

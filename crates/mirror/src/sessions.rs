@@ -1,8 +1,8 @@
 //! What one client may see of one repository.
 //!
-//! A session is a repository of a registry, and a login or none. It asks the registry with that login
-//! and no other, and what it was told is answered within it only: a client with another login asks for
-//! itself. Credentials of the node are never used.
+//! A session is a repository of a registry, and a login or none. It asks the registry with that
+//! login and no other, and what it was told is answered within it only: a client with another login
+//! asks for itself. Credentials of the node are never used.
 
 use std::{
     collections::HashMap,
@@ -22,8 +22,8 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Sessions that are kept: pulls at the same time, and some.
 const MOST: usize = 4096;
 
-/// How long a registry is not asked again on behalf of strangers that refused one: private repositories
-/// stay private, and a client without a login asks the registry itself.
+/// How long a registry is not asked again on behalf of strangers that refused one: private
+/// repositories stay private, and a client without a login asks the registry itself.
 const REFUSED: Duration = Duration::from_secs(3600);
 
 /// Repositories that refuse strangers and are remembered.

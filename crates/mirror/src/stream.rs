@@ -1,9 +1,9 @@
 //! Bytes of a blob on their way from the registry to a client.
 //!
-//! Several parts are fetched at a time and delivered in order, hashed as they pass: the last part of a
-//! blob is kept back until the digest is known to be right, so that a client never has the whole of a
-//! wrong one. What is in memory is bounded over all clients; parts wait for room, in the order in which
-//! they were wanted.
+//! Several parts are fetched at a time and delivered in order, hashed as they pass: the last part
+//! of a blob is kept back until the digest is known to be right, so that a client never has the
+//! whole of a wrong one. What is in memory is bounded over all clients; parts wait for room, in the
+//! order in which they were wanted.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use tokio::{
 };
 use tokio_util::io::ReaderStream;
 
-/// Bytes of the first part, which is asked for alone: one round trip, also over a new connection. It says
-/// that the registry delivers, and where: of many, storage behind a redirect.
+/// Bytes of the first part, which is asked for alone: one round trip, also over a new connection.
+/// It says that the registry delivers, and where: of many, storage behind a redirect.
 const FIRST: u64 = 8 << 10;
 
 /// Bytes of the other parts.
@@ -103,8 +103,8 @@ pub(crate) enum Outcome {
     Wrong,
 }
 
-/// Delivers `range` of a blob, which is not empty. Returns when its first bytes are here; `ended` is told
-/// at the end.
+/// Delivers `range` of a blob, which is not empty. Returns when its first bytes are here; `ended`
+/// is told at the end.
 ///
 /// # Errors
 /// The registry does not deliver the first part.

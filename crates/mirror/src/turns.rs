@@ -1,7 +1,7 @@
 //! How many manifests are fetched at a time.
 //!
-//! A manifest may have 4 MiB, so this bounds memory. A registry that hangs has a part of the turns at
-//! most: images of others do not wait behind it.
+//! A manifest may have 4 MiB, so this bounds memory. A registry that hangs has a part of the turns
+//! at most: images of others do not wait behind it.
 
 use std::{
     collections::HashMap,

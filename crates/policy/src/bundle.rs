@@ -15,8 +15,8 @@ use crate::{
     media_type,
 };
 
-/// Most bytes of a bundle. One with a certificate, log entries and timestamps has 10 kB; a statement
-/// may list some hundred manifests.
+/// Most bytes of a bundle. One with a certificate, log entries and timestamps has 10 kB; a
+/// statement may list some hundred manifests.
 pub const BUNDLE_LIMIT: usize = 1 << 20;
 
 const DOCUMENT: &str = "Sigstore bundle";

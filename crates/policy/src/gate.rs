@@ -72,12 +72,13 @@ struct Loaded {
     verdicts: Option<Arc<Verdicts>>,
 }
 
-/// By what a changed file is known: device, inode, size, and the time of its last change of any kind.
+/// By what a changed file is known: device, inode, size, and the time of its last change of any
+/// kind.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl Gate {
-    /// The gate with the policy at `path`, or at [`DEFAULT_PATH`] if there is one; verdicts are kept
-    /// in `verdicts`.
+    /// The gate with the policy at `path`, or at [`DEFAULT_PATH`] if there is one; verdicts are
+    /// kept in `verdicts`.
     pub fn new(path: Option<PathBuf>, verdicts: Option<PathBuf>) -> Self {
         let is_named = path.is_some();
         let path = path.unwrap_or_else(|| DEFAULT_PATH.into());
@@ -157,7 +158,8 @@ impl Gate {
 
     fn read(&self) -> Result<Loaded, GateError> {
         let stamps = RefCell::new(Vec::new());
-        // What a file looks like before it is read: what changes meanwhile is read again the next time.
+        // What a file looks like before it is read: what changes meanwhile is read again the next
+        // time.
         let read = |path: &Path, limit: usize| {
             stamps.borrow_mut().push((path.to_owned(), stamp(path)));
             read_file(path, limit)

@@ -106,8 +106,8 @@ struct LogPayload {
     log_id: String,
 }
 
-/// A signature of `payload` as cosign 2 keeps it, as the bundle that it became later: version 0.1, which has the
-/// log's promise where later ones have a proof.
+/// A signature of `payload` as cosign 2 keeps it, as the bundle that it became later: version 0.1,
+/// which has the log's promise where later ones have a proof.
 pub(crate) fn to_bundle(
     certified: &Certified,
     signature: &[u8],

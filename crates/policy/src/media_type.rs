@@ -31,7 +31,8 @@ pub const DSSE_CONTENT: &str = "dsse-envelope";
 pub const BUNDLE_PREDICATE: &str = "dev.sigstore.bundle.predicateType";
 
 /// On a referrer that has a bundle: digest and size of the bundle's blob, see [`blob_hint`]. A list
-/// of referrers repeats it, so that a node fetches the blob without the manifest: one round trip less.
+/// of referrers repeats it, so that a node fetches the blob without the manifest: one round trip
+/// less.
 pub const BUNDLE_BLOB: &str = "vnd.lazuli.bundle-blob";
 
 /// The value of [`BUNDLE_BLOB`]: `sha256:HEX SIZE`.

@@ -62,8 +62,8 @@ impl Scope {
                 _ => Err(expected.to_owned()),
             };
         }
-        // Two parts more: a registry alone is none of an image's name, and Docker Hub's images of one
-        // part are below `library`.
+        // Two parts more: a registry alone is none of an image's name, and Docker Hub's images of
+        // one part are below `library`.
         let name = format!("{text}/x/x").parse::<ImageName>();
         let name = name.map_err(|error| format!("{}; {expected}", error.problem))?;
         let repository = Asked::of(&name).repository;

@@ -35,8 +35,8 @@ impl Question {
         }
     }
 
-    /// Whether `name` may have the manifest or index run that a client resolved it to, by a tag or by
-    /// the digest of an index.
+    /// Whether `name` may have the manifest or index run that a client resolved it to, by a tag or
+    /// by the digest of an index.
     pub fn resolved(name: &ImageName, manifest: Descriptor, options: &Options) -> Self {
         let (name, options) = (name.clone(), options.clone());
         let (index, replaces, source) = (None, None, None);

@@ -131,7 +131,8 @@ impl Policy {
         Ok(Policy { path: path.to_owned(), default, rules, hash: reader.hash() })
     }
 
-    /// The digest of everything that it depends on: a verdict holds for as long as this is the same.
+    /// The digest of everything that it depends on: a verdict holds for as long as this is the
+    /// same.
     pub fn hash(&self) -> Digest {
         self.hash
     }

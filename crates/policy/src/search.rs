@@ -55,7 +55,8 @@ impl<'a> Search<'a> {
         Search {
             policy,
             question,
-            // Tags and lists have no digest to check them by: registries and mirrors alone are asked.
+            // Tags and lists have no digest to check them by: registries and mirrors alone are
+            // asked.
             options: Options { dragonfly: None, ..question.options.clone() },
             places: HashMap::new(),
             known: HashSet::new(),
@@ -102,7 +103,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks the verifier program of the policy, once everything else is known. False if there is none.
+    /// Asks the verifier program of the policy, once everything else is known. False if there is
+    /// none.
     async fn consult(&mut self) -> bool {
         let asked = Asked::of(&self.question.name);
         let (_, Rule::Require(requirement)) = self.policy.rule(&asked) else { return false };

@@ -28,7 +28,8 @@ pub enum Growth {
     GivenUp,
 }
 
-/// A blob that grows in a file while it is pushed. Dropping the other end of `growth` before the push is over gives it up, too.
+/// A blob that grows in a file while it is pushed. Dropping the other end of `growth` before the
+/// push is over gives it up, too.
 #[derive(Clone, Debug)]
 pub struct Growing {
     /// The file.
@@ -75,15 +76,16 @@ pub enum Pushed {
     Uploaded(u64),
 }
 
-/// Is told how many more bytes are there. For a push they add up to the blob's size, also if nothing was sent; for a
-/// read that succeeds to those of the range, and it is told of each part as soon as it arrives.
+/// Is told how many more bytes are there. For a push they add up to the blob's size, also if
+/// nothing was sent; for a read that succeeds to those of the range, and it is told of each part as
+/// soon as it arrives.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// A blob, read from its beginning and checked on the way.
 ///
-/// The end of file is only reported after size and digest were found right; else the read that reaches
-/// the end fails with an [`io::Error`] that wraps a [`RegistryError`]. Whoever uses the bytes before
-/// the end must be able to take that back.
+/// The end of file is only reported after size and digest were found right; else the read that
+/// reaches the end fails with an [`io::Error`] that wraps a [`RegistryError`]. Whoever uses the
+/// bytes before the end must be able to take that back.
 pub struct BlobReader {
     inner: Pin<Box<dyn AsyncRead + Send>>,
     /// Gone once the end was reached and found right.
@@ -161,8 +163,9 @@ impl AsyncRead for BlobReader {
     }
 }
 
-/// Turns the reader into a blocking one for a synchronous consumer. Reading it on a worker thread of
-/// the runtime panics, since it would block the runtime: use a thread of your own or `spawn_blocking`.
+/// Turns the reader into a blocking one for a synchronous consumer. Reading it on a worker thread
+/// of the runtime panics, since it would block the runtime: use a thread of your own or
+/// `spawn_blocking`.
 pub fn into_blocking(reader: BlobReader, handle: tokio::runtime::Handle) -> impl Read + Send {
     SyncIoBridge::new_with_handle(reader, handle)
 }

@@ -1,4 +1,5 @@
-//! Copying an image from one place to another: manifests to the letter, blobs, and all that refers to it.
+//! Copying an image from one place to another: manifests to the letter, blobs, and all that refers
+//! to it.
 //!
 //! ```text
 //! index ─▶ manifest ─▶ config, layers                copied before what names them
@@ -26,13 +27,16 @@ use crate::{
     repository::{BlobContent, Repository},
 };
 
-/// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips, few enough for any registry.
+/// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips,
+/// few enough for any registry.
 const AT_ONCE: usize = 4;
 
-/// Most bytes of manifests that belong to one image, referrers included. Each has a few hundred bytes, or a few kB.
+/// Most bytes of manifests that belong to one image, referrers included. Each has a few hundred
+/// bytes, or a few kB.
 const LIMIT: u64 = 64 << 20;
 
-/// How deep indexes may hold indexes, and referrers have referrers: a signature of an attestation of an image is 2.
+/// How deep indexes may hold indexes, and referrers have referrers: a signature of an attestation
+/// of an image is 2.
 const DEPTH: usize = 4;
 
 /// An image that is to be copied: all of its manifests, and what they name.
@@ -109,10 +113,12 @@ struct Named {
 }
 
 impl Copy {
-    /// Reads all manifests of the image that `from` was opened at, for every platform, and those that refer to them.
+    /// Reads all manifests of the image that `from` was opened at, for every platform, and those
+    /// that refer to them.
     ///
     /// # Errors
-    /// One of them cannot be read, or names something in a way that is not understood: a copy would not be whole.
+    /// One of them cannot be read, or names something in a way that is not understood: a copy would
+    /// not be whole.
     pub async fn plan(from: Arc<dyn Repository>) -> Result<Self, RegistryError> {
         let root = from.document(None).await?;
         let mut copy = Copy {
@@ -145,11 +151,13 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Plans the copies of what cosign keeps beside the image's manifests under tags of its own: signatures, attestations,
-    /// SBOMs. `open` opens such a tag beside the image; `None` if it cannot exist there.
+    /// Plans the copies of what cosign keeps beside the image's manifests under tags of its own:
+    /// signatures, attestations, SBOMs. `open` opens such a tag beside the image; `None` if it
+    /// cannot exist there.
     ///
     /// # Errors
-    /// Whether there is such a tag cannot be found out, or it cannot be read: a copy would lack a signature.
+    /// Whether there is such a tag cannot be found out, or it cannot be read: a copy would lack a
+    /// signature.
     pub async fn attachments(
         &self,
         open: impl Fn(&str) -> Result<Option<Arc<dyn Repository>>, RegistryError>,
@@ -186,11 +194,12 @@ impl Copy {
         self.referrers.values().map(Vec::len).sum()
     }
 
-    /// Stores all of it in `to`, under the name that it was opened at. `mount_from` is another repository of the same registry
-    /// that has it.
+    /// Stores all of it in `to`, under the name that it was opened at. `mount_from` is another
+    /// repository of the same registry that has it.
     ///
     /// # Errors
-    /// Something could not be read or stored. What the name in `to` means is changed only when all of the image is there.
+    /// Something could not be read or stored. What the name in `to` means is changed only when all
+    /// of the image is there.
     pub async fn run(
         &self,
         to: &dyn Repository,
@@ -270,8 +279,8 @@ impl Copy {
         })
     }
 
-    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Whoever may push can write lists, and what is
-    /// deleted stays in those that are tags.
+    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Whoever may
+    /// push can write lists, and what is deleted stays in those that are tags.
     async fn refer(&mut self, subject: &Digest, referrer: &Digest) -> Result<(), RegistryError> {
         let document = match self.from.document(Some(referrer)).await {
             Err(RegistryError::Missing { .. }) => {

@@ -6,8 +6,8 @@
 //! NAME               a layer: a tar, or a compressed one; equal ones may be links to one another
 //! ```
 //!
-//! The archive is read once to find its members; layers are then read where they are, in any order and at
-//! the same time. Reading is blocking, as its consumer is.
+//! The archive is read once to find its members; layers are then read where they are, in any order
+//! and at the same time. Reading is blocking, as its consumer is.
 
 use std::{
     collections::HashMap,
@@ -228,8 +228,8 @@ impl ArchiveLayer {
         self.size
     }
 
-    /// Reads the layer as it is in the archive. If its uncompressed form does not have its diff_id, the
-    /// read that reaches the end fails.
+    /// Reads the layer as it is in the archive. If its uncompressed form does not have its diff_id,
+    /// the read that reaches the end fails.
     pub fn reader(&self) -> impl Read + Send + 'static {
         LayerReader { layer: self.clone(), position: 0, check: Some(Check::Begin) }
     }

@@ -13,8 +13,8 @@ use crate::name::InvalidName;
 
 /// A failed request to a place where an image lives.
 ///
-/// `place` is the repository or layout directory as the user would spell it, `object` what was asked
-/// for there. No variant ever holds a credential or a signed URL.
+/// `place` is the repository or layout directory as the user would spell it, `object` what was
+/// asked for there. No variant ever holds a credential or a signed URL.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// The name of the image cannot be parsed.
@@ -107,7 +107,8 @@ pub enum RegistryError {
         /// The operating system's or TLS library's reason.
         cause: String,
     },
-    /// The server is not the one that it should be, as far as can be seen from its certificate; or it does not like ours.
+    /// The server is not the one that it should be, as far as can be seen from its certificate; or
+    /// it does not like ours.
     #[error(
         "no TLS with {host} for {object}: {cause}; the authority of a private registry is named by `ca` in its \
          hosts.toml, or is a .crt file beside it"
@@ -290,7 +291,8 @@ impl RegistryError {
         }
     }
 
-    /// Translates an error of the HTTP client. URLs are left out: a redirected one carries a signature.
+    /// Translates an error of the HTTP client. URLs are left out: a redirected one carries a
+    /// signature.
     pub(crate) fn http(place: &str, object: &str, error: reqwest::Error) -> Self {
         let host = error
             .url()
@@ -322,7 +324,8 @@ fn cause(error: &reqwest::Error) -> String {
     text
 }
 
-/// Whether certificates are the reason: ours is asked for after the handshake, so that need not be when connecting.
+/// Whether certificates are the reason: ours is asked for after the handshake, so that need not be
+/// when connecting.
 fn is_about_tls(error: &reqwest::Error) -> bool {
     let mut next = error.source();
     while let Some(inner) = next {

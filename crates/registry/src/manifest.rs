@@ -96,8 +96,8 @@ struct Probe {
     manifests: Option<Vec<serde_json::Value>>,
 }
 
-/// Parses what `place` answered when asked for `expected` (or for a tag). The media type in the body
-/// wins over `content_type`, because only the body is covered by the digest.
+/// Parses what `place` answered when asked for `expected` (or for a tag). The media type in the
+/// body wins over `content_type`, because only the body is covered by the digest.
 pub(crate) fn parse(
     place: &str,
     raw: Bytes,
@@ -162,7 +162,8 @@ fn probe(
     }
     let media_type = match (probe.media_type, content_type) {
         (Some(name), _) => name,
-        // Indexes that OCI tools write may leave mediaType out, in a layout there is no header either.
+        // Indexes that OCI tools write may leave mediaType out, in a layout there is no header
+        // either.
         (None, Some(name)) if IMAGE_TYPES.contains(&name) || INDEX_TYPES.contains(&name) => {
             name.to_owned()
         }
@@ -176,8 +177,8 @@ fn probe(
     Ok((Document { raw, digest, media_type }, probe.manifests.unwrap_or_default()))
 }
 
-/// Chooses the manifest for `wanted` (this machine by default) from an index: the first that is for exactly that, else the first that runs
-/// there; a lazy one if that may be.
+/// Chooses the manifest for `wanted` (this machine by default) from an index: the first that is for
+/// exactly that, else the first that runs there; a lazy one if that may be.
 ///
 /// # Errors
 /// There is none.

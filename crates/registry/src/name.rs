@@ -10,8 +10,8 @@
 //! tar:FILE, dir:PATH                      a root file system             (sources only)
 //! ```
 //!
-//! As in skopeo, the first `:` after the prefix ends the path of `oci:` and `docker-archive:`, so such a
-//! path cannot contain one; in `tar:` and `dir:` everything after the prefix is the path.
+//! As in skopeo, the first `:` after the prefix ends the path of `oci:` and `docker-archive:`, so
+//! such a path cannot contain one; in `tar:` and `dir:` everything after the prefix is the path.
 
 use std::{
     fmt,

@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// How an image is reached. Equal to another one as long as nothing about that has changed: what containerd was told of
-/// registries may change at any time.
+/// How an image is reached. Equal to another one as long as nothing about that has changed: what
+/// containerd was told of registries may change at any time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(Result<Vec<Server>, HostsError>);
 
@@ -58,7 +58,8 @@ pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, 
     Route::to(name, options).open(name, options)
 }
 
-/// Opens the way to what `name` names through those alone who fetch for several nodes, if there are such.
+/// Opens the way to what `name` names through those alone who fetch for several nodes, if there are
+/// such.
 ///
 /// # Errors
 /// If no HTTP client can be made, or what containerd was told of the registry cannot be used.

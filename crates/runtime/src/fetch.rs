@@ -40,26 +40,28 @@ pub(crate) const GAP: u64 = 128 << 10;
 /// several streams fill a link better than one, and a failure costs less.
 pub(crate) const MAX_REQUEST: u64 = 4 << 20;
 
-/// What is fetched ahead is spread evenly over the connections to a server, but in parts of at least so many bytes: through a
-/// new connection they come in two and a half round trips.
+/// What is fetched ahead is spread evenly over the connections to a server, but in parts of at
+/// least so many bytes: through a new connection they come in two and a half round trips.
 pub(crate) const LEAST_PART: u64 = 64 << 10;
 
 /// Decoded bytes that one worker takes on at a time.
 pub(crate) const JOB: u64 = 1 << 20;
 
-/// How long a fetch that used its time up is not begun again. For one read of a program the kernel asks up to six times, at once
-/// after each denial, and the program's deadline is one.
+/// How long a fetch that used its time up is not begun again. For one read of a program the kernel
+/// asks up to six times, at once after each denial, and the program's deadline is one.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long bytes that were asked for early are waited for: where a place that brings nothing for so long is asked once more.
+/// How long bytes that were asked for early are waited for: where a place that brings nothing for
+/// so long is asked once more.
 const HELD: Duration = race::LAST_HEDGE_AFTER;
 
-/// Bytes per second above which a read goes on as it is when the blob gets another source. The registry of one image may be slow
-/// on purpose, and a reader of another one have joined the read.
+/// Bytes per second above which a read goes on as it is when the blob gets another source. The
+/// registry of one image may be slow on purpose, and a reader of another one have joined the read.
 const FAST: f64 = 1_048_576.0;
 
-/// Stored bytes that are asked for once more although they are on their way: behind what came with them they may arrive last, when
-/// they are needed first. `/etc/passwd` and `/etc/group`, which whoever starts a container reads before anything else.
+/// Stored bytes that are asked for once more although they are on their way: behind what came with
+/// them they may arrive last, when they are needed first. `/etc/passwd` and `/etc/group`, which
+/// whoever starts a container reads before anything else.
 pub(crate) const FIRST_NEEDED: u64 = 16 << 10;
 
 /// A run of chunks that one request brings.
@@ -68,20 +70,22 @@ pub(crate) struct FetchRequest {
     pub(crate) stored: Range<Stored>,
     /// The bytes, if they were asked for already.
     pub(crate) held: Option<EarlyBytes>,
-    /// Bytes that one connection is asked for at most. More are asked for in parts at the same time, because what a new
-    /// connection carries begins with 14 KiB in a round trip and only doubles with each.
+    /// Bytes that one connection is asked for at most. More are asked for in parts at the same
+    /// time, because what a new connection carries begins with 14 KiB in a round trip and only
+    /// doubles with each.
     pub(crate) part: u64,
     /// Chunks to keep, in ascending order.
     pub(crate) leases: Vec<Lease>,
     /// Until when it is tried.
     pub(crate) deadline: Instant,
-    /// Whether nobody has asked for any of them yet. A reader who joins in has a deadline of his own, so when the request fails
-    /// he begins another one.
+    /// Whether nobody has asked for any of them yet. A reader who joins in has a deadline of his
+    /// own, so when the request fails he begins another one.
     pub(crate) is_ahead: bool,
 }
 
 /// Widens `wanted`, a range of chunks, by missing ones that follow, until the missing chunks have
-/// `amplify` stored bytes. What comes with the same stored bytes costs nothing more, also before `wanted`.
+/// `amplify` stored bytes. What comes with the same stored bytes costs nothing more, also before
+/// `wanted`.
 pub(crate) fn neighbours(
     chunks: &[Chunk],
     wanted: Range<usize>,
@@ -132,7 +136,8 @@ pub(crate) fn whole_units<'a>(
     })
 }
 
-/// Cuts missing chunks, in ascending order, into requests: the positions in `missing` where each ends.
+/// Cuts missing chunks, in ascending order, into requests: the positions in `missing` where each
+/// ends.
 pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
     let mut requests: Vec<Range<usize>> = Vec::new();
     for (position, at) in missing.iter().enumerate() {
@@ -150,7 +155,8 @@ pub(crate) fn plan(chunks: &[Chunk], missing: &[usize]) -> Vec<Range<usize>> {
     requests
 }
 
-/// Brings the chunks of one request into the cache and finishes their leases, whatever happens. Fails when nobody delivers.
+/// Brings the chunks of one request into the cache and finishes their leases, whatever happens.
+/// Fails when nobody delivers.
 pub(crate) async fn run(blob: Arc<CachedBlob>, request: FetchRequest) -> Result<(), ReadError> {
     let FetchRequest { stored, held, part, leases, deadline, is_ahead } = request;
     let wishes: Vec<_> = leases.iter().map(Lease::wish).collect();
@@ -179,7 +185,8 @@ pub(crate) async fn run(blob: Arc<CachedBlob>, request: FetchRequest) -> Result<
         }
     };
     drop(claim);
-    // Chunks that somebody waits for go first and each on its own, with what is stored with them; what came along is done in larger jobs.
+    // Chunks that somebody waits for go first and each on its own, with what is stored with them;
+    // what came along is done in larger jobs.
     let (mut jobs, extra): (Vec<_>, Vec<_>) =
         units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
     // Each is asked once: readers come along at any time.
@@ -290,7 +297,8 @@ async fn work(
     blob.run(background, accept_all).await
 }
 
-/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from `wrong_source` once more.
+/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from
+/// `wrong_source` once more.
 async fn repair(
     blob: &Arc<CachedBlob>,
     lease: Lease,
@@ -356,7 +364,8 @@ async fn fetch_again(
     Err(wrong)
 }
 
-/// What was asked for early, as an answer of the place that is asked first; `None` if it does not come.
+/// What was asked for early, as an answer of the place that is asked first; `None` if it does not
+/// come.
 async fn held_answer(blob: &Arc<CachedBlob>, held: EarlyBytes, claim: &Claim) -> Option<Answer> {
     let started = Instant::now();
     (0..held.requests()).for_each(|_| blob.request());
@@ -367,8 +376,8 @@ async fn held_answer(blob: &Arc<CachedBlob>, held: EarlyBytes, claim: &Claim) ->
     Some(Answer { bytes, place, started, _permit: permit })
 }
 
-/// Reads `range` from the blob's places, and begins anew when others take theirs, or when one comes and nothing to speak of
-/// has arrived.
+/// Reads `range` from the blob's places, and begins anew when others take theirs, or when one comes
+/// and nothing to speak of has arrived.
 async fn read_anywhere(
     blob: &Arc<CachedBlob>,
     range: Range<Stored>,
@@ -473,7 +482,8 @@ mod tests {
         sizes.iter().enumerate().map(chunk).collect()
     }
 
-    /// Chunks of which each run has this number of chunks in a batch with this stored size, one run behind the other.
+    /// Chunks of which each run has this number of chunks in a batch with this stored size, one run
+    /// behind the other.
     fn batches(runs: &[(usize, u32)]) -> Vec<Chunk> {
         let sizes = runs.iter().flat_map(|(count, size)| (0..*count).map(|at| (at, *size)));
         let mut chunks = chunks(&sizes.clone().map(|_| (0, 1)).collect::<Vec<_>>());

@@ -21,7 +21,8 @@ pub(crate) struct Directories {
     thrown: AtomicU64,
 }
 
-/// To whom the root of a new snapshot belongs. A container sees the owner of the uppermost directory.
+/// To whom the root of a new snapshot belongs. A container sees the owner of the uppermost
+/// directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The user who runs this.
@@ -110,8 +111,8 @@ impl Directories {
         Ok(())
     }
 
-    /// Moves the directory of a snapshot away, in the same time however much is in it. Whoever has its files mounted
-    /// notices nothing.
+    /// Moves the directory of a snapshot away, in the same time however much is in it. Whoever has
+    /// its files mounted notices nothing.
     pub(crate) fn throw_away(&self, number: u64) -> Result<()> {
         let path = self.root.join(number.to_string());
         match fs::rename(&path, self.new_in_trash(number)) {
@@ -157,8 +158,9 @@ impl Directories {
         Ok(all)
     }
 
-    /// Deletes what was thrown away of one snapshot; may take long. However deep a container has nested its directories,
-    /// this neither recurses nor uses long paths: what is in a directory is moved up before it is looked at.
+    /// Deletes what was thrown away of one snapshot; may take long. However deep a container has
+    /// nested its directories, this neither recurses nor uses long paths: what is in a directory is
+    /// moved up before it is looked at.
     pub(crate) fn delete(&self, number: u64, thrown: Vec<PathBuf>) -> Result<()> {
         let mut paths = thrown;
         while let Some(path) = paths.pop() {

@@ -1,4 +1,5 @@
-//! containerd's filter language: `labels."a.b"==x,kind==active`. Conditions of one filter all hold, of several filters one.
+//! containerd's filter language: `labels."a.b"==x,kind==active`. Conditions of one filter all hold,
+//! of several filters one.
 
 use std::{iter::Peekable, str::Chars};
 

@@ -7,13 +7,15 @@ use crate::{Image, Login, SnapshotError};
 /// Labels of a snapshot.
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The name under which containerd will look for the unpacked layer: its chain id, as the image's configuration claims.
+/// The name under which containerd will look for the unpacked layer: its chain id, as the image's
+/// configuration claims.
 pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 
-/// What the image is pulled with, from clients that pass it on: a user and a password, or a refresh token alone.
+/// What the image is pulled with, from clients that pass it on: a user and a password, or a refresh
+/// token alone.
 const USER: &str = "containerd.io/snapshot/pullusername";
 const SECRET: &str = "containerd.io/snapshot/pullsecret";
 
@@ -46,8 +48,8 @@ impl Layer {
     /// Reads the labels of a Prepare.
     ///
     /// # Errors
-    /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it claims to be could not be
-    /// found out.
+    /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it
+    /// claims to be could not be found out.
     pub(crate) fn of(labels: &Labels) -> Result<Self, SnapshotError> {
         let Some(target) = labels.get(TARGET).cloned() else { return Ok(Layer::Ordinary) };
         let has = |label| labels.get(label).is_some_and(|value| value == "true");
@@ -80,7 +82,8 @@ fn login(labels: &Labels) -> Option<Login> {
     Some(Login { user, secret })
 }
 
-/// What is kept of labels: containerd takes one away by making it empty, and everybody may see them.
+/// What is kept of labels: containerd takes one away by making it empty, and everybody may see
+/// them.
 pub(crate) fn kept(mut labels: Labels) -> Labels {
     labels.retain(|name, value| !value.is_empty() && !matches!(name.as_str(), USER | SECRET));
     labels

@@ -1,8 +1,8 @@
 //! How containerd asks: its snapshot service on a Unix socket.
 //!
-//! Ordinary images are kept exactly as containerd's own overlayfs snapshotter keeps them. A lazy image is one mount: its
-//! data layers are said to be here without having been fetched, its bootstrap layer is where the image is mounted, and
-//! containers get an overlay on top of that.
+//! Ordinary images are kept exactly as containerd's own overlayfs snapshotter keeps them. A lazy
+//! image is one mount: its data layers are said to be here without having been fetched, its
+//! bootstrap layer is where the image is mounted, and containers get an overlay on top of that.
 //!
 //! ```text
 //! ROOT/snapshots/
@@ -12,9 +12,10 @@
 //!   trash/          what is being deleted
 //! ```
 //!
-//! Layers of lazy images are named by their chain ids, which containerd reads from the image's configuration, and containerd
-//! gives the snapshot of that name to every image which claims it. So a name is given only to the layer that it is of by its
-//! content, and data layers, which have no files, are never shown without the image above them.
+//! Layers of lazy images are named by their chain ids, which containerd reads from the image's
+//! configuration, and containerd gives the snapshot of that name to every image which claims it. So
+//! a name is given only to the layer that it is of by its content, and data layers, which have no
+//! files, are never shown without the image above them.
 //!
 //! Who mounts images is a matter of the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
@@ -106,29 +107,32 @@ impl Image {
 /// Whoever can mount lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {
-    /// Finds out whether the image and all of its data can be reached, also while it is being mounted. An error says what
-    /// cannot, and why.
+    /// Finds out whether the image and all of its data can be reached, also while it is being
+    /// mounted. An error says what cannot, and why.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Finds out whether the image may run.
     async fn admit(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// The chain ids that the data layers of the image have by the manifest with the digest that it names, lowest first; of one
-    /// that may run.
+    /// The chain ids that the data layers of the image have by the manifest with the digest that it
+    /// names, lowest first; of one that may run.
     async fn data_layers(&self, image: &Image)
     -> Result<Vec<String>, Box<dyn Error + Send + Sync>>;
 
-    /// The chain id that the bootstrap layer of the image has, by that manifest and by what the layer holds.
+    /// The chain id that the bootstrap layer of the image has, by that manifest and by what the
+    /// layer holds.
     async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
 
-    /// Mounts the image at the directory `at`, unless it is mounted there, if it may run. From then on until it is unmounted, the image's
-    /// newest login counts.
+    /// Mounts the image at the directory `at`, unless it is mounted there, if it may run. From then
+    /// on until it is unmounted, the image's newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he is done.
+    /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he
+    /// is done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Bytes and files that the image mounted at `at` takes on the disk, without what counts with another one.
+    /// Bytes and files that the image mounted at `at` takes on the disk, without what counts with
+    /// another one.
     async fn occupied(&self, at: &Path) -> (u64, u64);
 
     /// No snapshot has the image any more: what nothing else on the node uses of it may go.
@@ -140,7 +144,8 @@ pub trait Images: Send + Sync {
 pub struct Server(service::Service);
 
 impl Server {
-    /// Opens or creates the snapshots in `root`. What an earlier process left half done is cleaned up.
+    /// Opens or creates the snapshots in `root`. What an earlier process left half done is cleaned
+    /// up.
     pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
         let snapshotter = snapshotter::Snapshotter::open(&root.join("snapshots"), images).await?;
         Ok(Server(service::Service::new(snapshotter)))

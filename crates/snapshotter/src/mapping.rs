@@ -22,8 +22,8 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Reads the labels of a snapshot. Those of a layer map nothing: they may be the image's own annotations, and the layer is
-    /// shared by whatever has it below.
+    /// Reads the labels of a snapshot. Those of a layer map nothing: they may be the image's own
+    /// annotations, and the layer is shared by whatever has it below.
     ///
     /// # Errors
     /// One list without the other, lists that cannot be read, and those in which root is nobody.

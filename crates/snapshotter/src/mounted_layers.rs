@@ -1,7 +1,7 @@
 //! Which snapshots somebody has mounted, in whatever mount namespace.
 //!
-//! A removed snapshot is normally not mounted any more. It is when containerd has lost its state and removes what it does
-//! not know, while containers of its former life go on.
+//! A removed snapshot is normally not mounted any more. It is when containerd has lost its state
+//! and removes what it does not know, while containers of its former life go on.
 
 use std::{
     collections::HashSet,
@@ -11,7 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Numbers of snapshots in `root` whose files are a layer of a mounted overlay, or are bind mounted.
+/// Numbers of snapshots in `root` whose files are a layer of a mounted overlay, or are bind
+/// mounted.
 ///
 /// Mount namespaces are those of the processes that `/proc` shows.
 ///
@@ -102,8 +103,8 @@ impl StateDirectory {
             _ if lower.starts_with(&self.root) => below(&self.root, lower),
             // Not ours.
             Some(None) => None,
-            // containerd shortens long lists: it changes into a directory above. It also puts layers elsewhere to map
-            // their ids: `/tmp/ovl-idmapped123/NUMBER/fs`.
+            // containerd shortens long lists: it changes into a directory above. It also puts
+            // layers elsewhere to map their ids: `/tmp/ovl-idmapped123/NUMBER/fs`.
             Some(Some(_)) => number_of(lower),
             None if !lower.starts_with(b"/") || contains(lower, b"ovl-idmapped") => {
                 number_of(lower)

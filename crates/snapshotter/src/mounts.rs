@@ -10,8 +10,8 @@ use crate::{
     store::{Kind, Snapshot},
 };
 
-/// How the key ends of a copy in which containerd has changed the owner of every file, as it does for snapshotters that do
-/// not map ids.
+/// How the key ends of a copy in which containerd has changed the owner of every file, as it does
+/// for snapshotters that do not map ids.
 const COPY: &str = "-remap";
 
 /// The mount of the first of `chain`, on top of the others.
@@ -37,7 +37,8 @@ pub(crate) fn of(
         (_, []) => bind(fs(snapshot), writable, options),
         (false, [parent]) => bind(fs(parent), false, options),
         _ => {
-            // Without `index`, a directory can be an upper one again after a crash that left its work behind.
+            // Without `index`, a directory can be an upper one again after a crash that left its
+            // work behind.
             if Path::new("/sys/module/overlay/parameters/index").exists() {
                 options.push("index=off".to_owned());
             }

@@ -22,8 +22,8 @@ pub struct Contents {
     pub active: usize,
     /// What is only read.
     pub views: usize,
-    /// Those of all of them that were made before containerd's state was deleted, and whose names it has given to others
-    /// since.
+    /// Those of all of them that were made before containerd's state was deleted, and whose names
+    /// it has given to others since.
     pub former: usize,
     /// Removed snapshots whose files are not deleted yet, or are still mounted somewhere.
     pub removed: usize,
@@ -38,8 +38,9 @@ pub struct ImageSnapshot {
     pub name: String,
     /// Where the image is mounted.
     pub mountpoint: PathBuf,
-    /// Active snapshots on top of it by name, those of containers: where the files of each of the snapshots between the image and its
-    /// container are, lowest first, as overlayfs keeps them. None if they belong to others there than in the container.
+    /// Active snapshots on top of it by name, those of containers: where the files of each of the
+    /// snapshots between the image and its container are, lowest first, as overlayfs keeps them.
+    /// None if they belong to others there than in the container.
     pub containers: BTreeMap<String, Vec<PathBuf>>,
 }
 
@@ -84,7 +85,8 @@ impl Overview {
     }
 }
 
-/// The number of the nearest image below a snapshot, and those of the snapshots on top of that, lowest first.
+/// The number of the nearest image below a snapshot, and those of the snapshots on top of that,
+/// lowest first.
 fn image_of(snapshot: &Snapshot, all: &HashMap<&str, &Snapshot>) -> Option<(u64, Vec<u64>)> {
     let mut above = Vec::new();
     let mut at = snapshot;

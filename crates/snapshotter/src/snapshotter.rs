@@ -14,7 +14,8 @@ use crate::{
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
-/// How often it is looked whether a removed snapshot is still mounted somewhere: shims take seconds to end.
+/// How often it is looked whether a removed snapshot is still mounted somewhere: shims take seconds
+/// to end.
 const HELD: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
@@ -55,7 +56,8 @@ impl Snapshotter {
         Ok(snapshotter)
     }
 
-    /// Makes a snapshot that can be written to. For a layer of a lazy image it answers that it is here already.
+    /// Makes a snapshot that can be written to. For a layer of a lazy image it answers that it is
+    /// here already.
     pub(crate) async fn prepare(&self, wanted: Wanted) -> Result<Vec<Mount>> {
         match Layer::of(&wanted.labels)? {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
@@ -107,7 +109,8 @@ impl Snapshotter {
         }
     }
 
-    /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same time.
+    /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same
+    /// time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
         let mut turn = self.turns.take(&turn_of(target, &image)).await;
         let name = target.to_owned();
@@ -131,7 +134,8 @@ impl Snapshotter {
                 Ok((snapshot, at))
             })
             .await?;
-        // At the same time: each of them is some round trips. Neither is given up half-way. What the check says tells more.
+        // At the same time: each of them is some round trips. Neither is given up half-way. What
+        // the check says tells more.
         let bring = async {
             let (checked, mounted) =
                 tokio::join!(self.images.check(&image), self.images.mount(&image, &at));
@@ -186,7 +190,8 @@ impl Snapshotter {
             let name = there.name.clone();
             self.local(move |local| local.store.prove(&name)).await?;
         }
-        // It may be pulled with a newer login than it has. One for another repository is of no use to it.
+        // It may be pulled with a newer login than it has. One for another repository is of no use
+        // to it.
         if image.login.is_none() || known.repository() != image.repository() {
             return Ok(());
         }
@@ -194,8 +199,8 @@ impl Snapshotter {
         turn.attempt(image, self.images.mount(image, &at)).await
     }
 
-    /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images that have this layer are the
-    /// same up to it, whatever else is in their manifests.
+    /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images
+    /// that have this layer are the same up to it, whatever else is in their manifests.
     async fn prove(&self, turn: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
         let own = turn.attempt(image, self.images.bootstrap_layer(image)).await?;
         if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
@@ -207,8 +212,8 @@ impl Snapshotter {
         self.local(move |local| local.mounts(&key)).await
     }
 
-    /// Makes sure that the image below a snapshot is mounted: the machine may have been started again. What an earlier version
-    /// committed is used only if it is what its name says.
+    /// Makes sure that the image below a snapshot is mounted: the machine may have been started
+    /// again. What an earlier version committed is used only if it is what its name says.
     async fn mount_image_of(&self, name: String) -> Result<()> {
         let find = |name: String| self.local(move |local| local.image_of(&name));
         let Some((_, base)) = find(name.clone()).await? else { return Ok(()) };
@@ -224,7 +229,8 @@ impl Snapshotter {
         turn.attempt(&image, self.images.mount(&image, &at)).await
     }
 
-    /// Makes an active snapshot a parent for others, on top of `parent` if it was prepared on top of nothing.
+    /// Makes an active snapshot a parent for others, on top of `parent` if it was prepared on top
+    /// of nothing.
     pub(crate) async fn commit(
         &self,
         key: String,
@@ -239,7 +245,8 @@ impl Snapshotter {
     pub(crate) async fn remove(&self, key: String) -> Result<()> {
         let snapshot = self.local(move |local| local.store.remove(&key)).await?;
         if let Err(error) = self.discard(snapshot.number).await {
-            // There is no such snapshot any more, and nothing that containerd could do about its directory.
+            // There is no such snapshot any more, and nothing that containerd could do about its
+            // directory.
             tracing::warn!(snapshot = snapshot.name, %error, "stays until the next clean-up");
         }
         self.empty_trash_later();
@@ -286,7 +293,8 @@ impl Snapshotter {
         result
     }
 
-    /// Deletions wait for each other, and nobody else waits for them. What somebody still has mounted is looked at again.
+    /// Deletions wait for each other, and nobody else waits for them. What somebody still has
+    /// mounted is looked at again.
     fn empty_trash_later(&self) {
         let local = Arc::downgrade(&self.local);
         tokio::spawn(async move {
@@ -370,8 +378,8 @@ fn not_its_layer(image: &Image, asked: &str, own: &[String]) -> SnapshotError {
     SnapshotError::NotItsLayer { reference, asked, expected }
 }
 
-/// What the queue for a layer is called: one for each image, since the registry of one that only claims the layer may never
-/// answer.
+/// What the queue for a layer is called: one for each image, since the registry of one that only
+/// claims the layer may never answer.
 fn turn_of(target: &str, image: &Image) -> String {
     format!("{target} {}", image.reference)
 }

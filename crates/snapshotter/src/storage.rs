@@ -107,7 +107,8 @@ impl Storage {
     /// The nearest lazy image below a snapshot, or in it, and the snapshot in which it is mounted.
     ///
     /// # Errors
-    /// A data layer that has no image between it and the snapshot: it has no files, and nothing may be shown on top of it.
+    /// A data layer that has no image between it and the snapshot: it has no files, and nothing may
+    /// be shown on top of it.
     pub(crate) fn image_of(&self, name: &str) -> Result<Option<(Image, Snapshot)>> {
         for snapshot in self.store.chain(name).map_err(lost)? {
             if let Some(image) = snapshot.image.clone() {
@@ -146,13 +147,14 @@ impl Storage {
         self.store.at_rest(|known| self.directories.strays(known))
     }
 
-    /// Whether the caller has to empty the trash, now that something was thrown away. Else somebody is about to who sees
-    /// what is in it.
+    /// Whether the caller has to empty the trash, now that something was thrown away. Else somebody
+    /// is about to who sees what is in it.
     pub(crate) fn shall_empty(&self) -> bool {
         !self.waiting.swap(true, Ordering::SeqCst)
     }
 
-    /// Deletes what was thrown away, but for what somebody still has mounted, and says whether there is such; may take long.
+    /// Deletes what was thrown away, but for what somebody still has mounted, and says whether
+    /// there is such; may take long.
     ///
     /// # Errors
     /// Of what cannot be deleted; the rest is deleted all the same.

@@ -1,5 +1,5 @@
-//! What snapshots there are: names, parents, kinds, labels. Every change is on the disk when it is answered, whole or
-//! not at all.
+//! What snapshots there are: names, parents, kinds, labels. Every change is on the disk when it is
+//! answered, whole or not at all.
 
 mod database;
 mod record;
@@ -32,11 +32,12 @@ const CHILDREN: MultimapTableDefinition<'_, &str, &str> = MultimapTableDefinitio
 /// The last number given to a directory.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const LAST: &str = "last";
-/// Numbers of removed snapshots whose files are still there, with the numbers of what they were based on.
+/// Numbers of removed snapshots whose files are still there, with the numbers of what they were
+/// based on.
 const REMOVED: MultimapTableDefinition<'_, u64, u64> = MultimapTableDefinition::new("removed");
 
-/// How the names of snapshots begin that were found under a name which containerd gave to another one. No name space of
-/// containerd has a colon in its name.
+/// How the names of snapshots begin that were found under a name which containerd gave to another
+/// one. No name space of containerd has a colon in its name.
 pub(crate) const FORMER: &str = "former:";
 
 /// The snapshots.
@@ -77,9 +78,9 @@ impl Store {
 
     /// Creates a snapshot, whose directory `make` makes.
     ///
-    /// A name that containerd counts and that is taken is that of a snapshot which this containerd does not know: it was
-    /// made before containerd's state was deleted. That one gets another name and keeps everything else, see
-    /// [`set_aside`].
+    /// A name that containerd counts and that is taken is that of a snapshot which this containerd
+    /// does not know: it was made before containerd's state was deleted. That one gets another name
+    /// and keeps everything else, see [`set_aside`].
     pub(crate) fn create(
         &self,
         new: New,
@@ -134,8 +135,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the active snapshot `key` a committed one, under another name and with these labels. One that was prepared
-    /// without a parent can be given one here.
+    /// Makes the active snapshot `key` a committed one, under another name and with these labels.
+    /// One that was prepared without a parent can be given one here.
     pub(crate) fn commit(
         &self,
         key: &str,
@@ -260,7 +261,8 @@ impl Store {
         })
     }
 
-    /// Changes labels: those that `fields` names (`labels` or `labels.KEY`), all if it names nothing.
+    /// Changes labels: those that `fields` names (`labels` or `labels.KEY`), all if it names
+    /// nothing.
     pub(crate) fn update(&self, name: &str, labels: Labels, fields: &[String]) -> Result<Snapshot> {
         self.write(|transaction| {
             let mut snapshots = transaction.open_table(SNAPSHOTS)?;
@@ -303,7 +305,8 @@ impl Store {
         self.read(|database| all(&database.begin_read()?.open_table(SNAPSHOTS)?))
     }
 
-    /// Looks at the numbers of all snapshots while none is created: what `look` finds on the disk beyond them is nobody's.
+    /// Looks at the numbers of all snapshots while none is created: what `look` finds on the disk
+    /// beyond them is nobody's.
     pub(crate) fn at_rest<T>(&self, look: impl FnOnce(&HashSet<u64>) -> Result<T>) -> Result<T> {
         self.write(|transaction| {
             let all = all(&transaction.open_table(SNAPSHOTS)?)?;
@@ -341,7 +344,8 @@ pub(crate) fn lost(error: SnapshotError) -> SnapshotError {
     }
 }
 
-/// The answer to a commit whose key is not there: containerd repeats one whose answer it did not get.
+/// The answer to a commit whose key is not there: containerd repeats one whose answer it did not
+/// get.
 fn committed_before(transaction: &WriteTransaction, key: String, name: &str) -> Result<Snapshot> {
     match get(&transaction.open_table(SNAPSHOTS)?, name) {
         Ok(snapshot) if snapshot.key.as_ref() == Some(&key) => Ok(snapshot),
@@ -361,8 +365,9 @@ fn make_room(transaction: &WriteTransaction, name: &str) -> Result<()> {
     }
 }
 
-/// Gives a snapshot another name, under which its children, its files and its mounts go on. containerd's garbage
-/// collector removes what has a name that containerd does not know, children first.
+/// Gives a snapshot another name, under which its children, its files and its mounts go on.
+/// containerd's garbage collector removes what has a name that containerd does not know, children
+/// first.
 fn set_aside(transaction: &WriteTransaction, mut former: Snapshot) -> Result<()> {
     let name = std::mem::take(&mut former.name);
     former.name = format!("{FORMER}{}:{name}", former.number);

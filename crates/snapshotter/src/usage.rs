@@ -19,8 +19,8 @@ use crate::{
     store::Usage,
 };
 
-/// Adds up the tree at `root`, hard links once. The container may change it meanwhile: no symbolic link is followed,
-/// and what is gone is left out. So is what lies deeper than a path can be long.
+/// Adds up the tree at `root`, hard links once. The container may change it meanwhile: no symbolic
+/// link is followed, and what is gone is left out. So is what lies deeper than a path can be long.
 pub(crate) fn of(root: &Path) -> Result<Usage, SnapshotError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = at(root, open(root, flags, Mode::empty()).map_err(io::Error::from))?;

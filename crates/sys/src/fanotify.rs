@@ -78,10 +78,10 @@ pub enum Response {
 }
 
 impl Group {
-    /// Makes a group with unlimited queue and marks. Without `FAN_UNLIMITED_QUEUE` a full queue would
-    /// let readers through to the holes. Without `FAN_REPORT_FD_ERROR`, since an event that
-    /// carries an error instead of a descriptor cannot be answered and its reader would wait forever. With
-    /// `FAN_REPORT_TID`, see [`Group::reports_threads`].
+    /// Makes a group with unlimited queue and marks. Without `FAN_UNLIMITED_QUEUE` a full queue
+    /// would let readers through to the holes. Without `FAN_REPORT_FD_ERROR`, since an event that
+    /// carries an error instead of a descriptor cannot be answered and its reader would wait
+    /// forever. With `FAN_REPORT_TID`, see [`Group::reports_threads`].
     pub fn new() -> io::Result<Self> {
         let flags = libc::FAN_CLASS_PRE_CONTENT
             | libc::FAN_CLOEXEC
@@ -96,13 +96,13 @@ impl Group {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: needed to own the descriptor. Sound because the kernel has just made it for us and
-        // nobody else knows its number.
+        // SAFETY: needed to own the descriptor. Sound because the kernel has just made it for us
+        // and nobody else knows its number.
         Ok(Group(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Whether events name the thread that reads. A group that another version of this program made may name its
-    /// process instead.
+    /// Whether events name the thread that reads. A group that another version of this program made
+    /// may name its process instead.
     pub fn reports_threads(&self) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
         let flags = info.lines().find_map(|line| line.strip_prefix("fanotify flags:"));
@@ -150,17 +150,17 @@ impl Group {
             number.copy_from_slice(&buffer[FD_OFFSET..FD_OFFSET + 4]);
             let number = i32::from_ne_bytes(number);
             if number > NO_FD {
-                // SAFETY: needed to own the descriptor. Sound because the kernel installed it in our
-                // table with this very read, so it is open and nobody else knows its number.
+                // SAFETY: needed to own the descriptor. Sound because the kernel installed it in
+                // our table with this very read, so it is open and nobody else knows its number.
                 file = Some(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }
         Ok(Some(Incoming { buffer, len, file }))
     }
 
-    /// Answers the event that came with descriptor `number`, in this process or in one that is gone: the kernel
-    /// compares numbers and nothing else. Of several events with this number the oldest gets the answer. Fails with
-    /// ENOENT when nobody waits for it any more.
+    /// Answers the event that came with descriptor `number`, in this process or in one that is
+    /// gone: the kernel compares numbers and nothing else. Of several events with this number the
+    /// oldest gets the answer. Fails with ENOENT when nobody waits for it any more.
     pub fn respond(&self, number: RawFd, response: Response) -> io::Result<()> {
         let decision = match response {
             Response::Allow => libc::FAN_ALLOW,

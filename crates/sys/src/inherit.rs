@@ -10,8 +10,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 /// The first descriptor that systemd passes, see sd_listen_fds(3).
 const FIRST: i32 = 3;
 
-/// Takes the descriptors that systemd passes to a service, with their names: sockets it listens on, and what an
-/// earlier process of the service put into its store. Empty when this process was not started so.
+/// Takes the descriptors that systemd passes to a service, with their names: sockets it listens on,
+/// and what an earlier process of the service put into its store. Empty when this process was not
+/// started so.
 ///
 /// # Errors
 /// The environment promises descriptors that are not there.
@@ -33,8 +34,8 @@ pub fn descriptors() -> io::Result<Vec<(String, OwnedFd)>> {
         .map(|number| {
             // Nothing is owned before it is known to be open.
             std::fs::symlink_metadata(format!("/proc/self/fd/{number}"))?;
-            // SAFETY: needed to own a descriptor that the parent process opened. Sound because it is open, the
-            // protocol of sd_listen_fds says that it is ours, and this code runs once.
+            // SAFETY: needed to own a descriptor that the parent process opened. Sound because it
+            // is open, the protocol of sd_listen_fds says that it is ours, and this code runs once.
             let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
             fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
             debug_assert_eq!(descriptor.as_raw_fd(), number);

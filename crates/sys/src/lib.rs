@@ -1,4 +1,5 @@
-//! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory and descriptors.
+//! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory
+//! and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. What is here is as small as the kernel
 //! interface allows: owned descriptors in and out, no policy, no parsing beyond the one field that

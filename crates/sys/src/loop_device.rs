@@ -67,7 +67,8 @@ impl Info {
     };
 }
 
-/// A loop device in use. The kernel frees it when nothing has it open any more: no descriptor and no mount.
+/// A loop device in use. The kernel frees it when nothing has it open any more: no descriptor and
+/// no mount.
 #[derive(Debug)]
 pub struct LoopDevice {
     device: File,
@@ -88,13 +89,15 @@ pub struct Backing {
 }
 
 impl LoopDevice {
-    /// Shows `file` as a read-only disk with logical blocks of `block_size` bytes, read past the page cache of the file
-    /// where its file system can do that. Whole blocks of the file only: its size should be a multiple.
+    /// Shows `file` as a read-only disk with logical blocks of `block_size` bytes, read past the
+    /// page cache of the file where its file system can do that. Whole blocks of the file only: its
+    /// size should be a multiple.
     ///
     /// The kernel may ask the file's file system for something, and waits for the answer.
     ///
     /// # Errors
-    /// No loop devices here, or none is free. [`io::ErrorKind::InvalidInput`] for a label that is too long.
+    /// No loop devices here, or none is free. [`io::ErrorKind::InvalidInput`] for a label that is
+    /// too long.
     pub fn attach(file: BorrowedFd<'_>, label: &str, block_size: u32) -> io::Result<Self> {
         let mut info = Info { flags: READ_ONLY | AUTOCLEAR | DIRECT_IO, ..Info::EMPTY };
         let name = info.file_name[..LABEL_SIZE].get_mut(..label.len());
@@ -106,8 +109,8 @@ impl LoopDevice {
         loop {
             let number = ioctl(control.as_fd(), CTL_GET_FREE, 0)?.cast_unsigned();
             let device = File::open(path(number))?;
-            // SAFETY: needed because the kernel reads a structure. Sound because it is laid out as the kernel declares it,
-            // and is read during the call only.
+            // SAFETY: needed because the kernel reads a structure. Sound because it is laid out as
+            // the kernel declares it, and is read during the call only.
             let configured =
                 unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, &raw const config) };
             if configured == 0 {
@@ -145,8 +148,8 @@ impl LoopDevice {
     /// What is behind it. Fails with `ENXIO` when nothing is.
     pub fn backing(&self) -> io::Result<Backing> {
         let mut info = Info::EMPTY;
-        // SAFETY: needed because the kernel writes a structure. Sound because it is laid out as the kernel declares
-        // it, and every bit pattern is a value of its fields.
+        // SAFETY: needed because the kernel writes a structure. Sound because it is laid out as the
+        // kernel declares it, and every bit pattern is a value of its fields.
         let result = unsafe { libc::ioctl(self.device.as_raw_fd(), GET_STATUS64, &raw mut info) };
         if result != 0 {
             return Err(io::Error::last_os_error());
@@ -160,11 +163,12 @@ impl LoopDevice {
         })
     }
 
-    /// Puts another file of the same size behind the device, under its readers. Waits for reads that have begun, and
-    /// cannot be interrupted meanwhile.
+    /// Puts another file of the same size behind the device, under its readers. Waits for reads
+    /// that have begun, and cannot be interrupted meanwhile.
     pub fn change(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         ioctl(self.device.as_fd(), CHANGE_FD, file.as_raw_fd().into())?;
-        // A file that cannot be read directly takes that from the device, and the next one does not bring it back.
+        // A file that cannot be read directly takes that from the device, and the next one does not
+        // bring it back.
         if !self.backing()?.is_direct {
             // Fails where the file system cannot do it.
             let _ = ioctl(self.device.as_fd(), SET_DIRECT_IO, 1);
@@ -183,15 +187,16 @@ fn path(number: u32) -> PathBuf {
     format!("/dev/loop{number}").into()
 }
 
-/// Loop devices show device numbers in the kernel's own form: minor 0 to 7, major 8 to 19, the rest of minor.
+/// Loop devices show device numbers in the kernel's own form: minor 0 to 7, major 8 to 19, the rest
+/// of minor.
 fn decode(device: u64) -> u64 {
     let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff_ff00));
     rustix::fs::makedev(major as u32, minor as u32)
 }
 
 fn ioctl(file: BorrowedFd<'_>, request: libc::Ioctl, argument: i64) -> io::Result<i32> {
-    // SAFETY: needed because there is no safe form. Sound because the requests of this file that come here take a
-    // number, and no address.
+    // SAFETY: needed because there is no safe form. Sound because the requests of this file that
+    // come here take a number, and no address.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request, argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

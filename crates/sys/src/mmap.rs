@@ -6,9 +6,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// A whole file mapped read-only, for metadata that is read here and there.
 ///
-/// The file has to be private to this process and finished: nobody writes to it or shortens it while
-/// it is mapped. Bootstraps in a daemon's private directory are: they are written under another
-/// name, renamed, and never changed.
+/// The file has to be private to this process and finished: nobody writes to it or shortens it
+/// while it is mapped. Bootstraps in a daemon's private directory are: they are written under
+/// another name, renamed, and never changed.
 #[derive(Debug)]
 pub struct Map {
     start: NonNull<u8>,
@@ -18,7 +18,8 @@ pub struct Map {
 // SAFETY: needed because raw pointers are not Send. Sound because the mapping is read-only memory
 // that belongs to the process and not to a thread.
 unsafe impl Send for Map {}
-// SAFETY: needed because raw pointers are not Sync. Sound because nothing writes through the pointer.
+// SAFETY: needed because raw pointers are not Sync. Sound because nothing writes through the
+// pointer.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -29,9 +30,9 @@ impl Map {
             // mmap(2) refuses to map nothing.
             return Ok(Map { start: NonNull::dangling(), len });
         }
-        // SAFETY: needed because mapping memory cannot be checked by the compiler. Sound because the
-        // kernel chooses the address, so nothing of ours is replaced, and the mapping outlives the
-        // descriptor on its own.
+        // SAFETY: needed because mapping memory cannot be checked by the compiler. Sound because
+        // the kernel chooses the address, so nothing of ours is replaced, and the mapping outlives
+        // the descriptor on its own.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -67,8 +68,8 @@ impl AsRef<[u8]> for Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: needed to give the memory back. Sound because `new` mapped exactly this range,
-            // and slices of it borrow from `self`, so none is left.
+            // SAFETY: needed to give the memory back. Sound because `new` mapped exactly this
+            // range, and slices of it borrow from `self`, so none is left.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }

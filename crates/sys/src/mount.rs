@@ -16,8 +16,9 @@ pub fn ignore_suid(tree: BorrowedFd<'_>) -> io::Result<()> {
         propagation: 0,
         userns_fd: 0,
     };
-    // SAFETY: needed because rustix has no mount_setattr. Sound because the path is an empty C string, and the kernel
-    // reads as many bytes of `attributes` as it is said to have, during the call only.
+    // SAFETY: needed because rustix has no mount_setattr. Sound because the path is an empty C
+    // string, and the kernel reads as many bytes of `attributes` as it is said to have, during the
+    // call only.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

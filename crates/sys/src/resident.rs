@@ -20,16 +20,17 @@ pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> 
     let range = [range.start, range.end - range.start];
     // struct cachestat { __u64 nr_cache, nr_dirty, nr_writeback, nr_evicted, nr_recently_evicted; }
     let mut counts = [0_u64; 5];
-    // SAFETY: needed because no crate wraps this call. Sound because the descriptor is open, and both pointers are to
-    // memory of the size and alignment of the structures that the kernel reads and writes.
+    // SAFETY: needed because no crate wraps this call. Sound because the descriptor is open, and
+    // both pointers are to memory of the size and alignment of the structures that the kernel reads
+    // and writes.
     let result = unsafe {
         libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(counts[0]) }
 }
 
-/// How many pages of a part of `file` the page cache holds and shows, see mincore(2): not those that are being read
-/// at this moment. Needs to own the file, or CAP_FOWNER.
+/// How many pages of a part of `file` the page cache holds and shows, see mincore(2): not those
+/// that are being read at this moment. Needs to own the file, or CAP_FOWNER.
 pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
     let (start, len) = (range.start, range.end.saturating_sub(range.start));
     let len = usize::try_from(len).map_err(io::Error::other)?;
@@ -38,9 +39,9 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
     }
     let pages = len.div_ceil(rustix::param::page_size());
     let mut present = vec![0; pages];
-    // SAFETY: needed because the kernel is asked by address. Sound because it chooses the address, nothing is read or
-    // written through it (so it does not matter how long the file is), the vector has a byte for each page, and the
-    // mapping is given back right away.
+    // SAFETY: needed because the kernel is asked by address. Sound because it chooses the address,
+    // nothing is read or written through it (so it does not matter how long the file is), the
+    // vector has a byte for each page, and the mapping is given back right away.
     let result = unsafe {
         let flags = rustix::mm::MapFlags::SHARED;
         let protection = rustix::mm::ProtFlags::READ;
@@ -54,10 +55,11 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
     Ok(present.iter().filter(|page| **page & 1 != 0).count() as u64)
 }
 
-/// Gives the pages of program files back that this process has mapped, code and constants. They stay in the page
-/// cache, where other processes of the same program need them anyway, and come back one by one when they are used. For
-/// a process that did much at its start and does next to nothing afterwards, and has one thread: what another one unmapped
-/// meanwhile would be asked for by an address that is nobody's any more, or somebody else's.
+/// Gives the pages of program files back that this process has mapped, code and constants. They
+/// stay in the page cache, where other processes of the same program need them anyway, and come
+/// back one by one when they are used. For a process that did much at its start and does next to
+/// nothing afterwards, and has one thread: what another one unmapped meanwhile would be asked for
+/// by an address that is nobody's any more, or somebody else's.
 pub fn forget_program() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/smaps")?;
     let mut found = Vec::new();
@@ -71,10 +73,10 @@ pub fn forget_program() -> io::Result<()> {
     }
     // All at the end: the code above would come back at once.
     for (start, end) in found {
-        // SAFETY: needed because advice about memory goes by address. Sound because the range is a private mapping
-        // of a file that cannot be written to and has no page of its own (relocated constants have), so its
-        // pages are equal to the file's and the next access maps them again; and this thread, the only one, mapped
-        // nothing since it was found.
+        // SAFETY: needed because advice about memory goes by address. Sound because the range is a
+        // private mapping of a file that cannot be written to and has no page of its own (relocated
+        // constants have), so its pages are equal to the file's and the next access maps them
+        // again; and this thread, the only one, mapped nothing since it was found.
         unsafe {
             madvise(std::ptr::without_provenance_mut(start), end - start, Advice::LinuxDontNeed)?;
         }

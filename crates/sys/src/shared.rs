@@ -17,8 +17,8 @@ use rustix::{
     mm::{MapFlags, MlockFlags, ProtFlags},
 };
 
-/// Numbers in memory that every process sees which has the descriptor. What one process has stored is there
-/// for the others, whenever and however it ends. Pages that nobody touched take no memory.
+/// Numbers in memory that every process sees which has the descriptor. What one process has stored
+/// is there for the others, whenever and however it ends. Pages that nobody touched take no memory.
 #[derive(Debug)]
 pub struct Shared {
     file: OwnedFd,
@@ -26,10 +26,11 @@ pub struct Shared {
     count: usize,
 }
 
-// SAFETY: needed because raw pointers are not Send. Sound because the mapping belongs to the process and not
-// to a thread.
+// SAFETY: needed because raw pointers are not Send. Sound because the mapping belongs to the
+// process and not to a thread.
 unsafe impl Send for Shared {}
-// SAFETY: needed because raw pointers are not Sync. Sound because everything behind the pointer is atomic.
+// SAFETY: needed because raw pointers are not Sync. Sound because everything behind the pointer is
+// atomic.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -43,7 +44,8 @@ impl Shared {
         Self::open(file, count)
     }
 
-    /// Memory that another process made with the same `count`. Anything else is [`io::ErrorKind::InvalidData`].
+    /// Memory that another process made with the same `count`. Anything else is
+    /// [`io::ErrorKind::InvalidData`].
     pub fn open(file: OwnedFd, count: usize) -> io::Result<Self> {
         let len = count * size_of::<AtomicU64>();
         let file = File::from(file);
@@ -52,16 +54,17 @@ impl Shared {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: needed because mapping memory cannot be checked by the compiler. Sound because the kernel
-        // chooses the address, so nothing of ours is replaced, and the mapping outlives the descriptor.
+        // SAFETY: needed because mapping memory cannot be checked by the compiler. Sound because
+        // the kernel chooses the address, so nothing of ours is replaced, and the mapping outlives
+        // the descriptor.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at null"))?;
         Ok(Shared { file: file.into(), start, count })
     }
 
-    /// Reads from `source` into the numbers of `range`, and what does not fit there into `rest`, as readv(2) does.
-    /// Returns how many bytes there were.
+    /// Reads from `source` into the numbers of `range`, and what does not fit there into `rest`, as
+    /// readv(2) does. Returns how many bytes there were.
     ///
     /// # Panics
     /// When `range` is outside.
@@ -79,23 +82,25 @@ impl Shared {
             },
             libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
         ];
-        // SAFETY: needed because the kernel writes to memory that may change at any time, of which there is no
-        // `&mut`. Sound because both parts are as long as said and outlive the call, atomics may be written
-        // behind a shared reference, and every bit pattern is a number.
+        // SAFETY: needed because the kernel writes to memory that may change at any time, of which
+        // there is no `&mut`. Sound because both parts are as long as said and outlive the call,
+        // atomics may be written behind a shared reference, and every bit pattern is a number.
         let read = unsafe { libc::readv(source.as_raw_fd(), parts.as_ptr(), 2) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Keeps pages in memory from when they are first used. The kernel may refuse that to users other than root.
+    /// Keeps pages in memory from when they are first used. The kernel may refuse that to users
+    /// other than root.
     pub fn lock(&self) -> io::Result<()> {
         let len = self.count * size_of::<AtomicU64>();
-        // SAFETY: needed because the kernel is told about an address. Sound because `open` mapped exactly this
-        // range, and locking changes nothing of what is there.
+        // SAFETY: needed because the kernel is told about an address. Sound because `open` mapped
+        // exactly this range, and locking changes nothing of what is there.
         unsafe { rustix::mm::mlock_with(self.start.as_ptr().cast(), len, MlockFlags::ONFAULT)? };
         Ok(())
     }
 
-    /// The first number at or after `from` that may not be 0, without a look at it: to look takes memory.
+    /// The first number at or after `from` that may not be 0, without a look at it: to look takes
+    /// memory.
     pub fn first_used(&self, from: usize) -> Option<usize> {
         let from = SeekFrom::Data((from * size_of::<AtomicU64>()) as u64);
         // Fails when there is nothing but a hole.
@@ -115,9 +120,10 @@ impl Deref for Shared {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the page-aligned begin of a
-        // mapping of `count` numbers that lives as long as `self`, its file cannot shrink (sealed), every bit
-        // pattern is a number, and whoever else has it mapped writes through atomics as well.
+        // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the page-aligned
+        // begin of a mapping of `count` numbers that lives as long as `self`, its file cannot
+        // shrink (sealed), every bit pattern is a number, and whoever else has it mapped writes
+        // through atomics as well.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
@@ -131,8 +137,8 @@ impl AsFd for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let len = self.count * size_of::<AtomicU64>();
-        // SAFETY: needed to give the memory back. Sound because `open` mapped exactly this range, and slices of
-        // it borrow from `self`, so none is left.
+        // SAFETY: needed to give the memory back. Sound because `open` mapped exactly this range,
+        // and slices of it borrow from `self`, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), len) };
     }
 }

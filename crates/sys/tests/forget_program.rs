@@ -1,4 +1,5 @@
-//! Code still runs after its pages were given back, and they were: the process is smaller than before.
+//! Code still runs after its pages were given back, and they were: the process is smaller than
+//! before.
 
 use std::fs;
 

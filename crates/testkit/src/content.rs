@@ -1,5 +1,5 @@
-//! Content that is known at every place, without keeping it: whoever reads any piece of a file can say
-//! which of its bytes are wrong.
+//! Content that is known at every place, without keeping it: whoever reads any piece of a file can
+//! say which of its bytes are wrong.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! A client of containerd's CRI service, which is what Kubernetes' kubelet asks: pods of one container, in the network of
-//! the machine.
+//! A client of containerd's CRI service, which is what Kubernetes' kubelet asks: pods of one
+//! container, in the network of the machine.
 //!
 //! ```no_run
 //! use lazuli_testkit::cri::Client;
@@ -138,7 +138,8 @@ impl Client {
         Ok(Client { runtime: threads, channel, handler: String::new() })
     }
 
-    /// Pulls and starts for the runtime `handler` of containerd's configuration, as pods with a `RuntimeClass` are.
+    /// Pulls and starts for the runtime `handler` of containerd's configuration, as pods with a
+    /// `RuntimeClass` are.
     pub fn with_runtime(self, handler: &str) -> Self {
         Client { handler: handler.to_owned(), ..self }
     }
@@ -196,12 +197,14 @@ impl Client {
         self.wait(what, self.image_service().remove_image(request)).map(drop)
     }
 
-    /// Starts `command` in a pod of its own; without any, what the image says. `name` is free: no other pod has it.
+    /// Starts `command` in a pod of its own; without any, what the image says. `name` is free: no
+    /// other pod has it.
     pub fn start(&self, name: &str, image: &str, command: &[&str]) -> Result<Pod> {
         self.start_logged(name, image, command, None)
     }
 
-    /// Likewise, with a directory for the log of what is printed, which is `log` there: lines `TIME stdout|stderr F|P TEXT`.
+    /// Likewise, with a directory for the log of what is printed, which is `log` there: lines `TIME
+    /// stdout|stderr F|P TEXT`.
     pub fn start_logged(
         &self,
         name: &str,
@@ -259,8 +262,8 @@ impl Client {
         Ok(created)
     }
 
-    /// Runs `command` in a pod of its own to its end, and removes the pod. Of what a command prints that ends at once, containerd may
-    /// lose all on a busy machine.
+    /// Runs `command` in a pod of its own to its end, and removes the pod. Of what a command prints
+    /// that ends at once, containerd may lose all on a busy machine.
     pub fn run(&self, name: &str, image: &str, command: &[&str]) -> Result<Output> {
         let io = |what| move |source| CriError::Io { what, source };
         let logs =
@@ -363,7 +366,8 @@ fn sandbox_config(name: &str, log: Option<&Path>) -> PodSandboxConfig {
     }
 }
 
-/// What was printed, of a log whose lines are `TIME stdout|stderr F|P TEXT`; the line goes on after a `P`.
+/// What was printed, of a log whose lines are `TIME stdout|stderr F|P TEXT`; the line goes on after
+/// a `P`.
 fn logged(log: &[u8]) -> Vec<u8> {
     let mut printed = Vec::new();
     for line in log.split_inclusive(|&byte| byte == b'\n') {

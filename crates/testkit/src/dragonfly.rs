@@ -1,8 +1,11 @@
-//! A Dragonfly in this process: daemons that hand each other the pieces of blobs, and that fail on demand.
+//! A Dragonfly in this process: daemons that hand each other the pieces of blobs, and that fail on
+//! demand.
 //!
-//! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from `X-Dragonfly-Registry`, or from `ns`, and
-//! knows a blob by its digest alone. With `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
-//! the others have it from that one; without, each fetches what it needs by itself, and tells nobody. Only blobs are fetched.
+//! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from
+//! `X-Dragonfly-Registry`, or from `ns`, and knows a blob by its digest alone. With
+//! `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
+//! the others have it from that one; without, each fetches what it needs by itself, and tells
+//! nobody. Only blobs are fetched.
 //!
 //! ```no_run
 //! use lazuli_testkit::dragonfly::{Fault, Swarm};
@@ -58,7 +61,8 @@ pub enum Fault {
 pub struct Logged {
     /// `GET`; at the socket `DownloadTask` or `StatTask`.
     pub method: String,
-    /// `/v2/app/blobs/sha256:…`, with the query; at the socket all of the URL, or the digits of the digest.
+    /// `/v2/app/blobs/sha256:…`, with the query; at the socket all of the URL, or the digits of the
+    /// digest.
     pub target: String,
     /// By names in lower case; at the socket those for the registry.
     pub headers: Headers,
@@ -105,8 +109,8 @@ impl Swarm {
         self.daemon_at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// The same at another address of this machine, or of the [`crate::network::Network`] that this thread is in. It has to be dropped
-    /// there.
+    /// The same at another address of this machine, or of the [`crate::network::Network`] that this
+    /// thread is in. It has to be dropped there.
     pub fn daemon_at(&self, address: IpAddr) -> io::Result<Daemon> {
         let (ports, listeners) = Ports::two(address)?;
         let shared = Arc::new(Shared {
@@ -178,7 +182,8 @@ impl Daemon {
         format!("http://{}", self.shared.ports.address(1))
     }
 
-    /// Listens at the Unix socket `path`, too, which nobody has made yet. Its files are beside it, where links can be made.
+    /// Listens at the Unix socket `path`, too, which nobody has made yet. Its files are beside it,
+    /// where links can be made.
     pub fn listen_at(&self, path: &Path) -> io::Result<()> {
         *self.shared.socket() = Some(Socket::new(path, &self.shared)?);
         Ok(())

@@ -1,5 +1,5 @@
-//! Small ext4 file systems on loop devices: disks that can be full, or lose their power. Needs root, `losetup` and
-//! `mkfs.ext4`.
+//! Small ext4 file systems on loop devices: disks that can be full, or lose their power. Needs
+//! root, `losetup` and `mkfs.ext4`.
 
 use std::{
     fs::File,
@@ -32,7 +32,8 @@ pub struct Ext4 {
 }
 
 impl Ext4 {
-    /// Makes a file `image` of `size` bytes with an empty file system in it, without blocks that only root may use.
+    /// Makes a file `image` of `size` bytes with an empty file system in it, without blocks that
+    /// only root may use.
     pub fn format(image: &Path, size: u64) -> io::Result<()> {
         // One that is there may be something special: it is only opened.
         let file = File::options().write(true).create(true).truncate(false).open(image)?;
@@ -43,7 +44,8 @@ impl Ext4 {
         run(make.args(["-q", "-F", "-m", "0", "-b", "4096"]).arg(image)).map(drop)
     }
 
-    /// Mounts `image` at the directory `mountpoint`. If it was not unmounted, the kernel replays its journal.
+    /// Mounts `image` at the directory `mountpoint`. If it was not unmounted, the kernel replays
+    /// its journal.
     pub fn mount(image: &Path, mountpoint: &Path) -> io::Result<Self> {
         let mut attach = Command::new("losetup");
         let device = run(attach.args(["--find", "--show"]).arg(image))?;

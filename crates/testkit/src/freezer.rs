@@ -61,8 +61,8 @@ impl Freezer {
         fs::write(self.group.join("cgroup.procs"), process.to_string())
     }
 
-    /// Freezes the group. Version 1 returns when all of it is frozen; version 2 does not wait, since it lets
-    /// threads finish what they do in the kernel.
+    /// Freezes the group. Version 1 returns when all of it is frozen; version 2 does not wait,
+    /// since it lets threads finish what they do in the kernel.
     pub fn freeze(&self) -> io::Result<()> {
         self.set(true)?;
         let began = Instant::now();

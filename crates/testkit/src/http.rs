@@ -192,8 +192,8 @@ impl Response {
     }
 }
 
-/// Closes the connection so that the other end sees "connection reset by peer". The pause lets it read what
-/// was sent before, which a reset would throw away.
+/// Closes the connection so that the other end sees "connection reset by peer". The pause lets it
+/// read what was sent before, which a reset would throw away.
 pub(crate) fn reset(stream: &TcpStream) {
     std::thread::sleep(Duration::from_millis(20));
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));

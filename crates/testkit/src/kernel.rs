@@ -21,7 +21,8 @@ use crate::freezer::{Freezer, Version};
 pub enum Feature {
     /// Effective user 0.
     Root,
-    /// Pre-content events (`FAN_PRE_ACCESS`, Linux 6.14) on the file system of the temporary directory.
+    /// Pre-content events (`FAN_PRE_ACCESS`, Linux 6.14) on the file system of the temporary
+    /// directory.
     Fanotify,
     /// Mounting an EROFS file without a loop device (Linux 6.12).
     ErofsFileBacked,
@@ -52,7 +53,8 @@ impl fmt::Display for Feature {
     }
 }
 
-/// Whether this machine has `feature`. When not, says on standard error which test is skipped and why.
+/// Whether this machine has `feature`. When not, says on standard error which test is skipped and
+/// why.
 ///
 /// # Panics
 /// When the feature is missing and `LAZULI_REQUIRE_KERNEL=1`.
@@ -62,7 +64,8 @@ pub fn require(feature: Feature) -> bool {
     false
 }
 
-/// Says on standard error that this test is skipped, since it `needs` something, and `why` that is not there.
+/// Says on standard error that this test is skipped, since it `needs` something, and `why` that is
+/// not there.
 ///
 /// # Panics
 /// When `LAZULI_REQUIRE_KERNEL=1`.

@@ -1,4 +1,5 @@
-//! Odd trees, tree comparison, a faulty registry and Dragonfly, private networks and daemons and a client of containerd for tests. Never shipped.
+//! Odd trees, tree comparison, a faulty registry and Dragonfly, private networks and daemons and a
+//! client of containerd for tests. Never shipped.
 
 pub mod content;
 pub mod cri;

@@ -1,7 +1,8 @@
 //! A network of its own, whose nodes reach each other and nobody else.
 //!
-//! Each node is a network namespace of the kernel with one address, and a pair of virtual Ethernet interfaces joins it to a bridge. All
-//! of it is gone with the processes that live there, however these end. Needs root, and `ip` and `unshare` in `PATH`.
+//! Each node is a network namespace of the kernel with one address, and a pair of virtual Ethernet
+//! interfaces joins it to a bridge. All of it is gone with the processes that live there, however
+//! these end. Needs root, and `ip` and `unshare` in `PATH`.
 
 use std::{
     fs::File,
@@ -14,8 +15,8 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The bridge, which has the network's first address. Whoever made it is there until it is dropped: what a thread starts or
-/// listens on is where the thread is.
+/// The bridge, which has the network's first address. Whoever made it is there until it is dropped:
+/// what a thread starts or listens on is where the thread is.
 #[derive(Debug)]
 pub struct Network {
     bridge: Namespace,

@@ -97,8 +97,8 @@ impl Image {
         self
     }
 
-    /// Writes an OCI image layout with this image as `tag` into `dir`, which is created when missing.
-    /// Other images there are forgotten. Returns the digest of the manifest.
+    /// Writes an OCI image layout with this image as `tag` into `dir`, which is created when
+    /// missing. Other images there are forgotten. Returns the digest of the manifest.
     pub fn write_layout(&self, dir: &Path, tag: &str) -> io::Result<Digest> {
         let mut layers = Vec::new();
         for layer in &self.layers {

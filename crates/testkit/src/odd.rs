@@ -1,8 +1,9 @@
-//! An image with every oddity that real layers have, and one with those that no other unpacker handles.
+//! An image with every oddity that real layers have, and one with those that no other unpacker
+//! handles.
 //!
-//! [`image`] is for comparison with an unpacker (`umoci unpack`): trees must be equal. [`extra`] comes
-//! with the listing that is right, because unpackers disagree about it or drop it. Sockets are in
-//! neither: tar has no type for them.
+//! [`image`] is for comparison with an unpacker (`umoci unpack`): trees must be equal. [`extra`]
+//! comes with the listing that is right, because unpackers disagree about it or drop it. Sockets
+//! are in neither: tar has no type for them.
 
 use lazuli_image::Algorithm;
 
@@ -39,7 +40,8 @@ pub fn huge_layer() -> Layer {
 /// Oddities that unpackers disagree about or refuse, and the right listing of the result.
 ///
 /// Parents that no layer lists belong to root, have mode 0755 and the time 0; ACLs in text form are
-/// the same as in binary form; an attribute may be empty; sparse files may be of GNU tar's own format.
+/// the same as in binary form; an attribute may be empty; sparse files may be of GNU tar's own
+/// format.
 pub fn extra() -> (Image, String) {
     let mut entries = vec![
         Entry::directory("./").mtime(5, 0),

@@ -31,7 +31,8 @@ pub struct Packed {
     pub decoded_size: u64,
 }
 
-/// Makes an image of the directory `root`. Errors name the path; the tree must have some file content.
+/// Makes an image of the directory `root`. Errors name the path; the tree must have some file
+/// content.
 pub fn pack(root: &Path) -> io::Result<Packed> {
     let found = fs::symlink_metadata(root)?;
     let mut packer = Packer {

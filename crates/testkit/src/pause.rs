@@ -11,8 +11,8 @@ use crate::{
     tarball::{self, Body, Entry},
 };
 
-/// `pause()` for ever: an x86-64 ELF file of one segment. As the first process of its namespace it gets no signal but
-/// SIGKILL.
+/// `pause()` for ever: an x86-64 ELF file of one segment. As the first process of its namespace it
+/// gets no signal but SIGKILL.
 fn program() -> Vec<u8> {
     /// Where the segment is mapped.
     const BASE: u64 = 0x40_0000;

@@ -5,9 +5,9 @@
 //!                                                               └─ cut ─▶ image of what survived
 //! ```
 //!
-//! The file is opened past the page cache, so every request of the block layer arrives, in order, and a flush
-//! (`REQ_FLUSH`) as an fsync. What came before the last flush survives a cut; of what came after it, any part may: a real
-//! disk writes its cache back as it likes.
+//! The file is opened past the page cache, so every request of the block layer arrives, in order,
+//! and a flush (`REQ_FLUSH`) as an fsync. What came before the last flush survives a cut; of what
+//! came after it, any part may: a real disk writes its cache back as it likes.
 
 use std::{
     ffi::CStr,
@@ -54,7 +54,8 @@ struct State {
     is_broken: bool,
 }
 
-/// The disk, as a file that a loop device can use. Whatever uses it has to be gone before it is dropped.
+/// The disk, as a file that a loop device can use. Whatever uses it has to be gone before it is
+/// dropped.
 pub struct Disk {
     state: Arc<Mutex<State>>,
     session: FuseSession,
@@ -155,8 +156,8 @@ impl History {
         self.log.iter().filter(|request| matches!(request, Request::Flush)).count()
     }
 
-    /// Writes the disk to `image` as it is after the power was cut at `moment`: of what was not flushed by then,
-    /// the blocks for which `survives` says so.
+    /// Writes the disk to `image` as it is after the power was cut at `moment`: of what was not
+    /// flushed by then, the blocks for which `survives` says so.
     pub fn cut(
         &self,
         moment: usize,
@@ -286,8 +287,8 @@ mod tests {
         kernel::{Feature, require},
     };
 
-    /// fsync reaches the disk as a flush: what was synced survives every later cut, and what was not is lost
-    /// in some.
+    /// fsync reaches the disk as a flush: what was synced survives every later cut, and what was
+    /// not is lost in some.
     #[test]
     fn what_was_synced_survives_every_cut() {
         if !ext4::able() || !require(Feature::Fuse) {

@@ -1,5 +1,5 @@
-//! What the program `reader` is told and what it says: files with known [content](crate::content), and
-//! one JSON object per line about the reads of them.
+//! What the program `reader` is told and what it says: files with known [content](crate::content),
+//! and one JSON object per line about the reads of them.
 
 use std::{
     path::PathBuf,
@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::content::Wrong;
 
-/// A read that took longer is reported on its own: no read of a healthy daemon with a registry nearby does.
+/// A read that took longer is reported on its own: no read of a healthy daemon with a registry
+/// nearby does.
 pub const LONG: Duration = Duration::from_millis(20);
 
 /// Bytes of the program `selfcheck` that are replaced by content of a seed of their own.

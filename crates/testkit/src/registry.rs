@@ -1,9 +1,9 @@
 //! A registry in this process, stricter than real ones, that fails on demand.
 //!
-//! It keeps everything in memory, serves each connection on a thread, and listens on two ports, of the
-//! loopback interface unless told otherwise: the registry itself, and the "storage" that it can redirect blob reads to.
-//! Whatever a client does that a strict server may refuse is answered with an error *and* noted, see
-//! [`FakeRegistry::violations`].
+//! It keeps everything in memory, serves each connection on a thread, and listens on two ports, of
+//! the loopback interface unless told otherwise: the registry itself, and the "storage" that it can
+//! redirect blob reads to. Whatever a client does that a strict server may refuse is answered with
+//! an error *and* noted, see [`FakeRegistry::violations`].
 //!
 //! ```no_run
 //! use lazuli_testkit::registry::{FakeRegistry, Fault};
@@ -73,7 +73,8 @@ impl Logged {
     }
 }
 
-/// The runs of bytes that were asked for in parts that follow each other, by what they were asked of.
+/// The runs of bytes that were asked for in parts that follow each other, by what they were asked
+/// of.
 ///
 /// # Panics
 /// If bytes were asked for twice.
@@ -105,7 +106,8 @@ pub struct Stats {
     pub connections: u64,
     /// Most requests that were in the registry at the same time.
     pub max_concurrency: u64,
-    /// Requests for the root of the API, which ask for nothing. They are counted and logged nowhere else, and have no faults.
+    /// Requests for the root of the API, which ask for nothing. They are counted and logged nowhere
+    /// else, and have no faults.
     pub pings: u64,
     /// Requests by path, without the query.
     pub by_path: BTreeMap<String, u64>,
@@ -188,8 +190,8 @@ impl FakeRegistry {
         Self::start_at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// The same at another address of this machine, or of the [`crate::network::Network`] that this thread is in. It has to be dropped
-    /// there.
+    /// The same at another address of this machine, or of the [`crate::network::Network`] that this
+    /// thread is in. It has to be dropped there.
     pub fn start_at(address: IpAddr) -> io::Result<Self> {
         let (ports, listeners) = Ports::two(address)?;
         let shared = Arc::new(Shared { ports, state: Mutex::default() });
@@ -262,7 +264,8 @@ impl FakeRegistry {
         self.shared.lock().tokens.clear();
     }
 
-    /// Gives tokens that allow nothing to those it does not know, as many token servers do, instead of refusing.
+    /// Gives tokens that allow nothing to those it does not know, as many token servers do, instead
+    /// of refusing.
     pub fn give_empty_tokens(&self) {
         self.shared.lock().empty_tokens = true;
     }

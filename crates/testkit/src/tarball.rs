@@ -249,7 +249,8 @@ pub fn write<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<u8> {
     out
 }
 
-/// `seconds + nanoseconds / 10⁹` as PAX writes it: a sign in front, the fraction counted away from zero.
+/// `seconds + nanoseconds / 10⁹` as PAX writes it: a sign in front, the fraction counted away from
+/// zero.
 fn decimal(seconds: i64, nanoseconds: u32) -> String {
     let total = i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
     let sign = if total < 0 { "-" } else { "" };

@@ -79,8 +79,8 @@ pub fn self_signed(host: &str) -> Certificate {
     Certificate { certificate: signed.pem(), key: key.serialize_pem() }
 }
 
-/// Listens with TLS on a port of its own and hands everything on to `server`, as long as the process lives. With `clients`, only those
-/// are let in who show a certificate of that authority.
+/// Listens with TLS on a port of its own and hands everything on to `server`, as long as the
+/// process lives. With `clients`, only those are let in who show a certificate of that authority.
 ///
 /// # Errors
 /// No port can be had.

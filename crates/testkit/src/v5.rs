@@ -9,8 +9,8 @@ use lazuli_image::{
 const SUPERBLOCK: u64 = 8192;
 const INODE: usize = 128;
 
-/// The v5 bootstrap of `tree`, whose files consist of chunks of `blobs`. Only chunks in use are in it, and decoded
-/// chunks lie one behind the other without gaps.
+/// The v5 bootstrap of `tree`, whose files consist of chunks of `blobs`. Only chunks in use are in
+/// it, and decoded chunks lie one behind the other without gaps.
 ///
 /// # Panics
 /// When a file has a chunk that no blob has, or `blobs` is empty.

@@ -1,9 +1,10 @@
 //! A long way between a client and a server on this machine.
 //!
-//! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte takes half a round trip, the
-//! handshake takes one before the first byte leaves, and what the server sends begins with a window of ten segments that
-//! doubles with each round trip (slow start), because it has to learn what the way bears, unless that is left out. All
-//! connections share the breadth of the way from the server, if it has one. Nothing is lost.
+//! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte
+//! takes half a round trip, the handshake takes one before the first byte leaves, and what the
+//! server sends begins with a window of ten segments that doubles with each round trip (slow
+//! start), because it has to learn what the way bears, unless that is left out. All connections
+//! share the breadth of the way from the server, if it has one. Nothing is lost.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What Linux sends on a new connection before the first acknowledgement: ten segments of an Ethernet.
+/// What Linux sends on a new connection before the first acknowledgement: ten segments of an
+/// Ethernet.
 const FIRST_WINDOW: usize = 10 * 1460;
 
 /// Biggest window, in bytes: that of a receiver whose buffers Linux grows by itself.
@@ -34,11 +36,13 @@ pub struct Distance {
     pub round_trip: Duration,
     /// Bytes per second from the server; `None` for as many as this machine carries.
     pub bytes_per_second: Option<u64>,
-    /// Whether connections begin with a small window; else they are bounded by nothing but the above.
+    /// Whether connections begin with a small window; else they are bounded by nothing but the
+    /// above.
     pub slow_start: bool,
 }
 
-/// A listener that forwards connections to a server far away. Those that are open live on when it is dropped.
+/// A listener that forwards connections to a server far away. Those that are open live on when it
+/// is dropped.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -55,7 +59,8 @@ struct Shared {
 }
 
 impl Wire {
-    /// Forwards from a free port of the loopback interface, over a way that is as broad as this machine.
+    /// Forwards from a free port of the loopback interface, over a way that is as broad as this
+    /// machine.
     pub fn to(server: SocketAddr, round_trip: Duration) -> io::Result<Self> {
         Self::through(server, Distance { round_trip, bytes_per_second: None, slow_start: true })
     }
@@ -113,7 +118,8 @@ impl Shared {
         far.set_nodelay(true)?;
         let Distance { round_trip, slow_start, .. } = self.distance;
         let half = round_trip / 2;
-        // The loopback interface took no time for the handshake: bytes leave when it would have been over.
+        // The loopback interface took no time for the handshake: bytes leave when it would have
+        // been over.
         let opened = Instant::now() + round_trip;
         let up = Way { from: near.try_clone()?, to: far.try_clone()?, half, opened };
         up.start(None, None);
@@ -269,8 +275,8 @@ mod tests {
         started.elapsed().as_micros() / ROUND_TRIP.as_micros()
     }
 
-    /// Expects exchanges on a new connection to take so many round trips: never fewer, and no more in
-    /// one of many attempts, since other processes may take the processor meanwhile.
+    /// Expects exchanges on a new connection to take so many round trips: never fewer, and no more
+    /// in one of many attempts, since other processes may take the processor meanwhile.
     fn expect(distance: Distance, answer: usize, expected: &[u128]) {
         let mut fewest = vec![u128::MAX; expected.len()];
         for _ in 0..50 {

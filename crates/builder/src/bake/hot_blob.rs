@@ -27,13 +27,15 @@ pub struct HotBlob {
 }
 
 impl HotBlob {
-    /// An empty one in the directory `scratch`, for an image whose chunks are compressed with `codec`.
+    /// An empty one in the directory `scratch`, for an image whose chunks are compressed with
+    /// `codec`.
     pub fn create(scratch: &Path, codec: Codec) -> Result<Self, BuildError> {
         let writer = BlobWriter::create(Scratch::new(scratch)?, "hot", codec)?;
         Ok(HotBlob { writer, codec, decoder: Decoder::new(), decoded: Vec::new() })
     }
 
-    /// Adds a chunk of `blob`, whose stored bytes somebody says are these. One from a batch is stored on its own.
+    /// Adds a chunk of `blob`, whose stored bytes somebody says are these. One from a batch is
+    /// stored on its own.
     ///
     /// # Errors
     /// They are not; or the blob is compressed in another way, and an image has one codec.
@@ -82,8 +84,9 @@ pub struct Optimized {
     pub kept: Vec<BlobRecord>,
 }
 
-/// The bootstrap of the same image with all content of `hot`, which has the chunks of `order`, taken from there. Content
-/// that an earlier hot blob had is taken from the first blob that has it, so hot blobs do not pile up.
+/// The bootstrap of the same image with all content of `hot`, which has the chunks of `order`,
+/// taken from there. Content that an earlier hot blob had is taken from the first blob that has it,
+/// so hot blobs do not pile up.
 pub fn optimize<B: AsRef<[u8]>>(
     image: &Bootstrap<B>,
     order: &Hot,
@@ -91,7 +94,8 @@ pub fn optimize<B: AsRef<[u8]>>(
 ) -> Result<Optimized, BuildError> {
     let mut tree = image.tree()?;
     let old = image.blob_records();
-    // Where each content is to be found: in the hot blob, which comes behind the old ones, or in the first that has it.
+    // Where each content is to be found: in the hot blob, which comes behind the old ones, or in
+    // the first that has it.
     let mut homes = HashMap::new();
     let all = old.iter().zip((0..).map(BlobIndex));
     let hot_blob = (&hot.record, BlobIndex(old.len() as u8));

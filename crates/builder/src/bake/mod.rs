@@ -5,8 +5,9 @@
 //!          ├─ hot_first   the same blobs, each with its hot chunks at the beginning
 //!          └─ HotBlob     one blob more, with copies of the hot chunks; all others stay as they are
 //! ```
-//! Either way the tree stays the same, and so does the digest of every chunk: only the places of chunks change. The new bootstrap
-//! also lists the files with hot chunks in its prefetch table, for readers of upstream.
+//! Either way the tree stays the same, and so does the digest of every chunk: only the places of
+//! chunks change. The new bootstrap also lists the files with hot chunks in its prefetch table, for
+//! readers of upstream.
 
 mod first;
 mod hot_blob;
@@ -67,8 +68,8 @@ fn rewrite(
     write_bootstrap_with_prefetch(&tree, blobs, options, &files(&tree, hot))
 }
 
-/// The files with these chunks, in their order. Of several files with the same chunk only the first one counts:
-/// fetching it brings the chunk for all of them.
+/// The files with these chunks, in their order. Of several files with the same chunk only the first
+/// one counts: fetching it brings the chunk for all of them.
 fn files(tree: &Tree, hot: &[ChunkRef]) -> Vec<InodeId> {
     let mut owners = HashMap::new();
     for id in (0..tree.len() as u32).map(InodeId) {

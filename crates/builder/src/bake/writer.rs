@@ -49,7 +49,8 @@ impl BlobWriter {
             let chunk = Chunk {
                 number: self.chunks.len() as u32,
                 stored: start,
-                // Blobs end long before 2^64 bytes: those that do not fit the format are refused in the end.
+                // Blobs end long before 2^64 bytes: those that do not fit the format are refused in
+                // the end.
                 decoded: Decoded(end.flatten().unwrap_or(0)),
                 ..*chunk
             };

@@ -18,8 +18,8 @@ use miniz_oxide::inflate::{
     },
 };
 
-/// Decoded bytes between two points, at least. Half of it costs twice the index, and saves a fifth of what
-/// a start fetches: the decision on indexes has the figures.
+/// Decoded bytes between two points, at least. Half of it costs twice the index, and saves a fifth
+/// of what a start fetches: the decision on indexes has the figures.
 const SPAN: u64 = 1 << 20;
 
 /// Decoded bytes that are kept: a window, and room for what comes.
@@ -82,14 +82,14 @@ impl Gunzip {
         Some((number, &self.marks[number]))
     }
 
-    /// At the end of the file: the points in their order, and for the ends of members the decoded places
-    /// with the stored ones behind the trailers.
+    /// At the end of the file: the points in their order, and for the ends of members the decoded
+    /// places with the stored ones behind the trailers.
     pub(super) fn finish(self) -> (Vec<Mark>, Vec<(u64, u64)>) {
         (self.marks, self.ends)
     }
 
-    /// Unpacks at most so many bytes as `out` has, and uses no more of `input` than they need. 0 at the
-    /// end.
+    /// Unpacks at most so many bytes as `out` has, and uses no more of `input` than they need. 0 at
+    /// the end.
     pub(super) fn read(&mut self, input: &mut impl BufRead, out: &mut [u8]) -> io::Result<usize> {
         if out.is_empty() {
             return Ok(0);

@@ -28,7 +28,8 @@ pub struct IndexLayer {
     pub digest: Digest,
     /// Bytes as stored; bounds what it may unpack to.
     pub stored_size: u64,
-    /// Its stored bytes. They are read to the last, so that a reader that checks a digest sees them all.
+    /// Its stored bytes. They are read to the last, so that a reader that checks a digest sees them
+    /// all.
     pub source: Box<dyn Read + Send>,
 }
 
@@ -43,8 +44,8 @@ pub(super) const BESIDE: u8 = 1 << 7;
 
 /// A layer that was read.
 pub(super) struct Indexed {
-    /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot lead to
-    /// them.
+    /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot
+    /// lead to them.
     pub(super) entries: Vec<Entry>,
     /// None of a layer without chunks.
     pub(super) index: Option<WrittenIndex>,
@@ -202,7 +203,8 @@ enum ChunkError {
     Build(BuildError),
 }
 
-/// Puts chunks on block borders one behind the other, and makes pieces of those that begin at one point.
+/// Puts chunks on block borders one behind the other, and makes pieces of those that begin at one
+/// point.
 fn layer_index(
     layer: Digest,
     stored_size: u64,
@@ -248,7 +250,8 @@ fn layer_index(
     Ok(LayerIndex { layer, stored_size, chunks, pieces })
 }
 
-/// The stored end of a chunk. With the last byte of a member comes its trailer: some readers want it.
+/// The stored end of a chunk. With the last byte of a member comes its trailer: some readers want
+/// it.
 fn stored_end(ends: &[(u64, u64)], end: Place) -> u64 {
     let at = ends.partition_point(|(decoded, _)| *decoded < end.decoded);
     match ends.get(at) {

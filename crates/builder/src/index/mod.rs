@@ -5,8 +5,8 @@
 //!            │          └─ chunks ──────────┐                 │
 //!            └─ points, thin windows ───────┴─ index ─────────┘
 //! ```
-//! The chunks are in the layers. What the index cannot lead to (sparse files, and files in a gzip layer
-//! that is one block for too long) is stored once more, in a blob beside it.
+//! The chunks are in the layers. What the index cannot lead to (sparse files, and files in a gzip
+//! layer that is one block for too long) is stored once more, in a blob beside it.
 
 mod gunzip;
 mod layer;

@@ -13,8 +13,8 @@ const BUFFER: usize = 128 << 10;
 /// A layer as stored, with its first bytes put back.
 type Raw<'a> = BufReader<Box<dyn Read + 'a>>;
 
-/// The tar in a layer. Of the stored bytes no more are used than the decoded ones need, so that it is
-/// known where each of them comes from.
+/// The tar in a layer. Of the stored bytes no more are used than the decoded ones need, so that it
+/// is known where each of them comes from.
 pub(super) struct Unpacked<'a> {
     raw: Raw<'a>,
     gzip: Option<Gunzip>,

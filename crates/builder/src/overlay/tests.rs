@@ -20,8 +20,8 @@ fn file() -> EntryKind {
     EntryKind::Regular { size: 0, chunks: Vec::new() }
 }
 
-/// `d a 1` is a directory with mtime 1, `f` a file, `s a 1 target` a symbolic and `h a 0 target` a hard
-/// link, `w a` a whiteout of a, `o a` an opaque a.
+/// `d a 1` is a directory with mtime 1, `f` a file, `s a 1 target` a symbolic and `h a 0 target` a
+/// hard link, `w a` a whiteout of a, `o a` an opaque a.
 fn parse(line: &str) -> Entry {
     let words: Vec<&str> = line.split(' ').collect();
     let mtime = words.get(2).map_or(0, |word| word.parse().unwrap());

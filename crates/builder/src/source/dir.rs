@@ -24,8 +24,8 @@ use crate::{
 };
 
 /// Reads everything below `root`: all entries of a directory in byte order of their names, then
-/// each subdirectory the same way, so that files that lie together are fetched together. If it `is_upper`, the marks of overlayfs
-/// mean what they mean to it.
+/// each subdirectory the same way, so that files that lie together are fetched together. If it
+/// `is_upper`, the marks of overlayfs mean what they mean to it.
 pub(crate) fn read(
     root: &Path,
     is_upper: bool,

@@ -11,12 +11,13 @@ use crate::{
     whiteout,
 };
 
-/// Bytes of all paths of a tree. Names that lie deep are many times as long as paths as they are in the image; the largest images
-/// have two million files with 200 MB of paths.
+/// Bytes of all paths of a tree. Names that lie deep are many times as long as paths as they are in
+/// the image; the largest images have two million files with 200 MB of paths.
 const MAX_PATHS: usize = 1 << 30;
 
-/// All entries, a directory before what is in it, with chunks as `place` says where they are. In the tree of a single layer some
-/// names are [whiteouts](whiteout), and directories that the layer did not list are left out.
+/// All entries, a directory before what is in it, with chunks as `place` says where they are. In
+/// the tree of a single layer some names are [whiteouts](whiteout), and directories that the layer
+/// did not list are left out.
 pub(crate) fn entries(
     tree: &Tree,
     is_layer: bool,

@@ -1,8 +1,10 @@
 //! The marks of overlayfs in an upper directory.
 //!
-//! A character device 0:0 hides what lower layers have under its name. All else is in attributes `trusted.overlay.…`, or `user.overlay.…` of
-//! a mount with `userxattr`. What a container itself sets in these name spaces the kernel keeps with one more `overlay.`, as
-//! `trusted.overlay.overlay.…`. Without the mount nobody can tell which of the two name spaces it used, so both count.
+//! A character device 0:0 hides what lower layers have under its name. All else is in attributes
+//! `trusted.overlay.…`, or `user.overlay.…` of a mount with `userxattr`. What a container itself
+//! sets in these name spaces the kernel keeps with one more `overlay.`, as
+//! `trusted.overlay.overlay.…`. Without the mount nobody can tell which of the two name spaces it
+//! used, so both count.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +29,8 @@ pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks,
         let Some((space, mark)) = mark(&name) else { continue };
         match mark {
             b"opaque" if *value == *b"y" => marks.opaque = true,
-            // How overlayfs itself finds its way: to what was copied up, and what to look at. Flags of chattr(1) have no place in images.
+            // How overlayfs itself finds its way: to what was copied up, and what to look at. Flags
+            // of chattr(1) have no place in images.
             b"origin" | b"impure" | b"uuid" | b"upper" | b"protattr" => {}
             b"redirect" => return Err(REDIRECT),
             b"metacopy" => return Err(METACOPY),

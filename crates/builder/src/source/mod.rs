@@ -28,13 +28,14 @@ pub struct Layer {
 
 /// Where a layer comes from.
 pub enum LayerSource {
-    /// A tar archive: plain, gzip or zstd. It is read to the last byte, also behind the end of the archive, so that a reader that
-    /// checks a digest sees all of it.
+    /// A tar archive: plain, gzip or zstd. It is read to the last byte, also behind the end of the
+    /// archive, so that a reader that checks a digest sees all of it.
     Tar(Box<dyn Read + Send>),
-    /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just names.
+    /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just
+    /// names.
     Directory(PathBuf),
-    /// The upper directory of an overlayfs: what was written on top of the layers below, with overlayfs' own marks for what was
-    /// removed.
+    /// The upper directory of an overlayfs: what was written on top of the layers below, with
+    /// overlayfs' own marks for what was removed.
     Upper(PathBuf),
     /// It was read before, and all of its content is in the dictionary.
     Known(Box<LayerRecord>),

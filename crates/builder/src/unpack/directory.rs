@@ -1,7 +1,8 @@
 //! A tree as files on this machine.
 //!
-//! The image is hostile, and somebody else may have the directory: every name is made in the descriptor of its parent, and parents
-//! are opened by the kernel with a path that may neither leave the directory nor have a symbolic link in it.
+//! The image is hostile, and somebody else may have the directory: every name is made in the
+//! descriptor of its parent, and parents are opened by the kernel with a path that may neither
+//! leave the directory nor have a symbolic link in it.
 
 use std::{
     fs::{self, File},
@@ -25,7 +26,8 @@ use super::{Content, Plan, UnpackError};
 /// Nobody else is let in until a directory is whole.
 const PRIVATE: Mode = Mode::RWXU;
 
-/// Writes all entries into the directory `root`, which has to be empty or absent. What it has when this fails stays there.
+/// Writes all entries into the directory `root`, which has to be empty or absent. What it has when
+/// this fails stays there.
 ///
 /// # Errors
 /// Those of `content`; an entry cannot be made.

@@ -6,8 +6,9 @@
 //!              └─ directory   files on this machine
 //! ```
 //!
-//! The order is that of a walk that has done a directory with all below it before the next one: who extracts a tar then knows
-//! when to set the time of a directory. What has been named before is a hard link.
+//! The order is that of a walk that has done a directory with all below it before the next one: who
+//! extracts a tar then knows when to set the time of a directory. What has been named before is a
+//! hard link.
 
 mod directory;
 mod layer;
@@ -87,8 +88,8 @@ impl<'a> Plan<'a> {
         Plan { tree, places, is_layer: false }
     }
 
-    /// The same for the tree of a single layer, as [`crate::build_layer`] makes it: the tar of it, too, does not list directories that
-    /// the layer did not.
+    /// The same for the tree of a single layer, as [`crate::build_layer`] makes it: the tar of it,
+    /// too, does not list directories that the layer did not.
     pub fn of_layer(tree: &'a Tree) -> Self {
         Plan { is_layer: true, ..Plan::new(tree) }
     }

@@ -23,8 +23,8 @@ fn blobs(built: &Built) -> Vec<Blob> {
     built.blobs.iter().map(|blob| blob.record.blob.clone()).collect()
 }
 
-/// Some chunks of every blob, from the back to the front, one of them twice; one that no blob has, and one of
-/// a blob that the image does not have.
+/// Some chunks of every blob, from the back to the front, one of them twice; one that no blob has,
+/// and one of a blob that the image does not have.
 fn trace(blobs: &[Blob]) -> Trace {
     let mut ids: Vec<Digest> = blobs.iter().map(|blob| blob.id).collect();
     let mut touched = Vec::new();
@@ -182,7 +182,8 @@ fn a_hot_blob_leaves_the_others_alone() {
     let used = |digest: &&Digest| !unused(&image).contains(digest);
     assert!(expected.iter().filter(used).all(|hot| prefetched(&bootstrap).contains(hot)));
 
-    // Another start reads less: what the hot blob has besides is taken from where it was, so it goes.
+    // Another start reads less: what the hot blob has besides is taken from where it was, so it
+    // goes.
     let stored = [&stored[..], &[content]].concat();
     let ids = bootstrap.blobs().iter().map(|blob| blob.id).collect();
     let less = Trace::of_start(ids, [(before.len() as u8, 1, 0)]);

@@ -1,4 +1,5 @@
-//! Indexes of layers as all kinds of programs write them: what a node finds with them is what is in the layers.
+//! Indexes of layers as all kinds of programs write them: what a node finds with them is what is in
+//! the layers.
 
 use std::io::{Cursor, Write as _};
 
@@ -130,7 +131,8 @@ impl Content for Shown<'_> {
     }
 }
 
-/// Indexes layers, reads every chunk as a node does, and compares the tree with what the layers hold.
+/// Indexes layers, reads every chunk as a node does, and compares the tree with what the layers
+/// hold.
 fn same(layers: &[Vec<u8>]) -> ImageIndex {
     let index = index_of(layers).unwrap();
     let Opened { bootstrap, .. } = open(&index);
@@ -189,7 +191,8 @@ fn an_image_with_every_oddity_has_an_index() {
 
 #[test]
 fn what_no_point_leads_to_is_stored_beside() {
-    // Zeros are one block, however many there are; what follows them in it is too far from its begin.
+    // Zeros are one block, however many there are; what follows them in it is too far from its
+    // begin.
     let zeros = Entry::file("zeros", vec![0; 40 << 20]);
     let pieces = vec![(5000, b"data".to_vec())];
     let sparse = Body::Sparse { format: SparseFormat::Pax10, size: 100_000, pieces };

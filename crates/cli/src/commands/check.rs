@@ -19,10 +19,12 @@ use crate::{
     progress, source,
 };
 
-/// Verify a lazy image: its format, every digest, and optionally that it shows what its source holds
+/// Verify a lazy image: its format, every digest, and optionally that it shows what its source
+/// holds
 ///
-/// Reads all of the image. With --against, every entry of the two file trees is compared: type, mode, owner, size,
-/// time, extended attributes, link target, hard links, device number and content.
+/// Reads all of the image. With --against, every entry of the two file trees is compared: type,
+/// mode, owner, size, time, extended attributes, link target, hard links, device number and
+/// content.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
@@ -69,8 +71,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the tables at its
-/// end, or in the index of a layer that nobody converted.
+/// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the
+/// tables at its end, or in the index of a layer that nobody converted.
 fn blob(
     repository: &Arc<dyn Repository>,
     record: &BlobRecord,
@@ -108,7 +110,8 @@ fn blob(
     Ok(())
 }
 
-/// A blob that is read once, of which ranges are wanted that may overlap, in the order of their begins.
+/// A blob that is read once, of which ranges are wanted that may overlap, in the order of their
+/// begins.
 struct Ahead<R> {
     reader: R,
     /// Where `bytes` begin.

@@ -21,12 +21,12 @@ use crate::{
 
 /// Make an image of what a container has written, on top of the container's own image
 ///
-/// Only content that the image does not have is stored, and its blobs are used where they are. The container goes on: what it
-/// writes meanwhile may be in the image or not.
+/// Only content that the image does not have is stored, and its blobs are used where they are. The
+/// container goes on: what it writes meanwhile may be in the image or not.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// A container on a lazy image: the id that containerd or `lazuli status` gives it, or the beginning of that. With --base,
-    /// the upper directory of an overlayfs
+    /// A container on a lazy image: the id that containerd or `lazuli status` gives it, or the
+    /// beginning of that. With --base, the upper directory of an overlayfs
     #[arg(value_name = "CONTAINER|DIR")]
     container: String,
     /// Where the new image goes: a registry reference or oci:DIR[:TAG]

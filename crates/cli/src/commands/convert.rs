@@ -30,10 +30,10 @@ use crate::{
 
 /// Convert an image into a lazy one and store it
 ///
-/// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE, tar:- for standard input, or dir:PATH;
-/// TARGET a registry reference or oci:DIR[:TAG]. Layers and chunks that a lazy image in TARGET's repository has are not made
-/// again: the image that has TARGET's name now, or those with the nearest tags. The same input, and the same images
-/// there, give the same bytes.
+/// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE, tar:- for standard
+/// input, or dir:PATH; TARGET a registry reference or oci:DIR[:TAG]. Layers and chunks that a lazy
+/// image in TARGET's repository has are not made again: the image that has TARGET's name now, or
+/// those with the nearest tags. The same input, and the same images there, give the same bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// What to convert
@@ -45,16 +45,18 @@ pub(crate) struct Arguments {
     /// Use the chunks of this lazy image in TARGET's registry, too
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["trace", "trace_run"])]
     dict: Option<String>,
-    /// Compress small files that lie together in batches of up to so many KiB, a power of two: smaller images, but a start
-    /// fetches more, and Nydus before 2.3 cannot mount them. Without it each is compressed on its own
+    /// Compress small files that lie together in batches of up to so many KiB, a power of two:
+    /// smaller images, but a start fetches more, and Nydus before 2.3 cannot mount them. Without it
+    /// each is compressed on its own
     #[arg(long, value_name = "KIB", default_value_t = 0, hide_default_value = true)]
     batch: u32,
-    /// Put first in each blob what this trace says that a start reads; it is one of SOURCE, converted without this
-    /// option
+    /// Put first in each blob what this trace says that a start reads; it is one of SOURCE,
+    /// converted without this option
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The same after running the image once, without a network, to see what a start reads: CMD, or the image's command
-    /// without one. Ends with CMD, or when nothing new was read for 5 s. Must be the last option; needs root and runc
+    /// The same after running the image once, without a network, to see what a start reads: CMD, or
+    /// the image's command without one. Ends with CMD, or when nothing new was read for 5 s. Must
+    /// be the last option; needs root and runc
     #[arg(
         long,
         value_name = "CMD",
@@ -63,8 +65,8 @@ pub(crate) struct Arguments {
         conflicts_with = "trace"
     )]
     trace_run: Option<Vec<OsString>>,
-    /// Store the image itself, too: TARGET becomes an index of both, of which nodes without Lazuli take the ordinary one. SOURCE is
-    /// an image in a registry or oci:DIR
+    /// Store the image itself, too: TARGET becomes an index of both, of which nodes without Lazuli
+    /// take the ordinary one. SOURCE is an image in a registry or oci:DIR
     #[arg(long)]
     keep_oci: bool,
     #[command(flatten)]
@@ -74,7 +76,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The options that make a difference to the image, for the statement of the conversion. The trace has a place of its own.
+    /// The options that make a difference to the image, for the statement of the conversion. The
+    /// trace has a place of its own.
     fn stated(&self) -> BTreeMap<String, String> {
         let batch = (self.batch > 0).then(|| self.batch.to_string());
         let keep_oci = self.keep_oci.then(|| "true".to_owned());
@@ -90,8 +93,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     lazuli_sys::heap::give_back();
     let source: Source = arguments.source.parse()?;
     let name: ImageName = arguments.target.parse()?;
-    // Teams keep lazy images beside the images that they come from, so the source's repository may hold the blobs of
-    // shared base layers already.
+    // Teams keep lazy images beside the images that they come from, so the source's repository may
+    // hold the blobs of shared base layers already.
     let neighbour = match &source {
         Source::Image(source) => push::neighbour(source, &name),
         _ => None,

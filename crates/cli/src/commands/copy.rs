@@ -9,9 +9,10 @@ use crate::{Session, progress, push};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
-/// Any image, lazy or not. Manifests stay to the letter, so digests do. With it go the artifacts that refer to it: traces,
-/// signatures (also those that cosign 2 keeps under tags), statements, lists of its parts. What DST has is not sent, what another
-/// repository of the same registry has is linked, and the rest passes through without touching the disk.
+/// Any image, lazy or not. Manifests stay to the letter, so digests do. With it go the artifacts
+/// that refer to it: traces, signatures (also those that cosign 2 keeps under tags), statements,
+/// lists of its parts. What DST has is not sent, what another repository of the same registry has
+/// is linked, and the rest passes through without touching the disk.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A registry reference or oci:DIR[:TAG]

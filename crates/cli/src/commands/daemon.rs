@@ -19,16 +19,16 @@ use crate::{Session, containerd, daemon as processes, exit, mirror};
 
 /// Run the node's daemon in the foreground
 ///
-/// One daemon serves every image of a node. `mount` and `run` start it when it is not running. It consists of
-/// two processes: a worker, and a small keeper that starts another worker when one dies, while readers wait. With the
-/// driver `loop` the worker has a helper.
+/// One daemon serves every image of a node. `mount` and `run` start it when it is not running. It
+/// consists of two processes: a worker, and a small keeper that starts another worker when one
+/// dies, while readers wait. With the driver `loop` the worker has a helper.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("handover").args(["takeover", "succeed", "check"])))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     role: Roles,
-    /// Take over also when FUSE mounts of an earlier version cannot be handed over (before Linux 6.9): what uses them
-    /// gets errors from then on
+    /// Take over also when FUSE mounts of an earlier version cannot be handed over (before Linux
+    /// 6.9): what uses them gets errors from then on
     #[arg(long, requires = "handover")]
     force: bool,
 }
@@ -36,8 +36,8 @@ pub(crate) struct Arguments {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 struct Roles {
-    /// Replace the running daemon with this program, under running containers. Returns when the new one
-    /// serves; if it cannot, the old one goes on
+    /// Replace the running daemon with this program, under running containers. Returns when the new
+    /// one serves; if it cannot, the old one goes on
     #[arg(long)]
     takeover: bool,
     /// The new keeper of a takeover
@@ -160,7 +160,8 @@ fn work(session: &Session) -> Result<ExitCode> {
         }
         anyhow::Ok(ended)
     });
-    // Not a destructor may run unless nothing is left to serve: each would take something away from the next worker.
+    // Not a destructor may run unless nothing is left to serve: each would take something away from
+    // the next worker.
     match ended {
         Ok(Ended::Stopped) => Ok(ExitCode::SUCCESS),
         Ok(Ended::Left) => std::process::exit(0),

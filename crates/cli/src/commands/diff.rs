@@ -20,8 +20,8 @@ use crate::{
 
 /// Show what differs between two lazy images, in files and in chunks
 ///
-/// Fetches the metadata only. The exit code is 0 when the file trees are the same, 1 when they differ, 2 when that could not be
-/// found out.
+/// Fetches the metadata only. The exit code is 0 when the file trees are the same, 1 when they
+/// differ, 2 when that could not be found out.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
@@ -84,7 +84,8 @@ struct Amount {
     stored_bytes: u64,
 }
 
-/// What a node that has all of A fetches for all of B: it copies chunks that it has of another blob.
+/// What a node that has all of A fetches for all of B: it copies chunks that it has of another
+/// blob.
 #[derive(Debug, Default, Serialize)]
 struct Fetch {
     blobs: u64,
@@ -157,7 +158,8 @@ fn files(a: &LazyImage, b: &LazyImage) -> Result<Vec<File>> {
             files.insert(path, File { path: shown, change, what: BTreeMap::new() });
         }
     }
-    // Where a directory became something else, or the reverse, only one of the trees has what is below.
+    // Where a directory became something else, or the reverse, only one of the trees has what is
+    // below.
     let changed: Vec<_> = files.iter().filter(|(_, file)| file.what.contains_key("type")).collect();
     let paths: Vec<_> = changed.into_iter().map(|(path, _)| path.clone()).collect();
     for path in paths {
@@ -202,7 +204,8 @@ fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
     })
 }
 
-/// The stored sizes of the chunks that files have. Blobs may have more, of layers below and of other images.
+/// The stored sizes of the chunks that files have. Blobs may have more, of layers below and of
+/// other images.
 fn stored(image: &LazyImage) -> Result<HashMap<Digest, u64>> {
     let bootstrap = &image.image.bootstrap;
     let (tree, blobs) = (bootstrap.tree()?, bootstrap.blobs());

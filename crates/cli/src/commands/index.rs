@@ -24,10 +24,10 @@ use crate::{
 
 /// Make an ordinary image start lazily as it is, with an index beside it
 ///
-/// Reads every layer once and stores where a reader can begin in it, and the digests of what is there. The
-/// image, its name and its digest stay as they are. Layers have to be gzip or plain tar. Nodes use the index
-/// when they are told to: `trust = "repository"` in the table [index] of their configuration. The same image
-/// gives the same index.
+/// Reads every layer once and stores where a reader can begin in it, and the digests of what is
+/// there. The image, its name and its digest stay as they are. Layers have to be gzip or plain tar.
+/// Nodes use the index when they are told to: `trust = "repository"` in the table [index] of their
+/// configuration. The same image gives the same index.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// An ordinary image: a registry reference or oci:DIR[:TAG]. The index goes to the same place
@@ -115,7 +115,8 @@ fn check_diff_ids(name: &ImageName, config: &ImageConfig, found: &[Digest]) -> R
     Ok(())
 }
 
-/// The bootstrap, with the tables of blobs beside the layers. Those of the layers are in their indexes.
+/// The bootstrap, with the tables of blobs beside the layers. Those of the layers are in their
+/// indexes.
 fn bootstrap_layer(indexed: &ImageIndex) -> BootstrapLayer {
     let metas = indexed.beside.iter().map(|blob| (blob.record.blob.id, &blob.meta_file[..]));
     pack_bootstrap(&indexed.bootstrap, metas)
@@ -142,7 +143,8 @@ fn describe(
     Ok(IndexImage::new(subject, &manifest.parsed.config, &layers, &beside, layer)?)
 }
 
-/// Stores blobs before the manifest, and has it listed. Returns the bytes that the target did not have.
+/// Stores blobs before the manifest, and has it listed. Returns the bytes that the target did not
+/// have.
 fn store(
     target: &dyn Repository,
     indexed: ImageIndex,

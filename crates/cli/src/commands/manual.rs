@@ -9,7 +9,8 @@ use clap_complete::Shell;
 /// They are made from the very definitions that the command line is read with.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Where to; it is made. Man pages: lazuli.1 and one per verb. Completions: as each shell names them
+    /// Where to; it is made. Man pages: lazuli.1 and one per verb. Completions: as each shell names
+    /// them
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }

@@ -19,9 +19,10 @@ use crate::{
 
 /// Make one lazy image of several, whose file trees are laid over each other
 ///
-/// The first image lies lowest: where two have a file of the same path, the later one's is seen; directories are merged. Config and command
-/// are those of the last image. All blobs stay as they are, so nothing is fetched but metadata unless TARGET is elsewhere. The same images
-/// give the same bytes.
+/// The first image lies lowest: where two have a file of the same path, the later one's is seen;
+/// directories are merged. Config and command are those of the last image. All blobs stay as they
+/// are, so nothing is fetched but metadata unless TARGET is elsewhere. The same images give the
+/// same bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Lazy images: registry references or oci:DIR[:TAG]

@@ -1,4 +1,5 @@
-//! The verbs, one file each: what the user types, and one function that only orchestrates and prints.
+//! The verbs, one file each: what the user types, and one function that only orchestrates and
+//! prints.
 
 mod check;
 mod commit;

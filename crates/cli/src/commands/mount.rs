@@ -11,8 +11,8 @@ use crate::{Session, image_args};
 
 /// Mount an image; its data arrives as it is read
 ///
-/// Returns when the image is mounted. The mount belongs to the node's daemon, which is started if it does not
-/// run, and stays until `lazuli umount`.
+/// Returns when the image is mounted. The mount belongs to the node's daemon, which is started if
+/// it does not run, and stays until `lazuli umount`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]

@@ -21,10 +21,12 @@ use crate::{
     push, sign, trace,
 };
 
-/// Give a lazy image one more blob with all that its starts read, to be fetched in a few large requests
+/// Give a lazy image one more blob with all that its starts read, to be fetched in a few large
+/// requests
 ///
-/// What starts read is known from a trace: the one that the node has recorded, else the one beside the image, else --trace.
-/// All other blobs are reused. The same image and trace give the same bytes.
+/// What starts read is known from a trace: the one that the node has recorded, else the one beside
+/// the image, else --trace. All other blobs are reused. The same image and trace give the same
+/// bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]

@@ -16,15 +16,16 @@ use crate::{
 
 /// Have Dragonfly fetch an image before a roll-out, so that nodes find it with its seed peers
 ///
-/// Asks the daemon that [p2p] in the configuration names, which fetches through the seed peers, as if this node needed all of it. Nothing
-/// of it is kept by Lazuli. Returns when everything has arrived.
+/// Asks the daemon that [p2p] in the configuration names, which fetches through the seed peers, as
+/// if this node needed all of it. Nothing of it is kept by Lazuli. Returns when everything has
+/// arrived.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// An image, lazy or not: a registry reference
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Only the metadata, and what starts read: as a trace says, the one that the node has recorded, else the one beside the image;
-    /// else as the image's maker says
+    /// Only the metadata, and what starts read: as a trace says, the one that the node has
+    /// recorded, else the one beside the image; else as the image's maker says
     #[arg(long)]
     hot: bool,
     #[command(flatten)]
@@ -148,7 +149,8 @@ struct Places {
 }
 
 impl Places {
-    /// Has something brought, and forgets it. What Dragonfly shows to the registry is renewed when it has expired.
+    /// Has something brought, and forgets it. What Dragonfly shows to the registry is renewed when
+    /// it has expired.
     async fn bring(&self, wanted: Wanted, bar: &ProgressBar) -> Result<()> {
         match self.fetch(&wanted, bar).await {
             Err(error) if is_denied(&error) => {

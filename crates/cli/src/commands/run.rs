@@ -32,8 +32,9 @@ use crate::{
 /// Start a container on an image that has not arrived yet
 ///
 /// The image is mounted lazily, overlayfs takes the writes, and runc runs the command in the
-/// foreground. The exit code is the command's; 125 means that Lazuli itself failed, 126 that the command
-/// cannot be executed, 127 that it is not there. What the container wrote is gone afterwards.
+/// foreground. The exit code is the command's; 125 means that Lazuli itself failed, 126 that the
+/// command cannot be executed, 127 that it is not there. What the container wrote is gone
+/// afterwards.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -50,7 +51,8 @@ pub(crate) struct Arguments {
     /// Most memory it may take, as in 512m or 2g [default: three quarters of the machine's]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<u64>,
-    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they are. Needs --network none
+    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they
+    /// are. Needs --network none
     #[arg(long)]
     user_namespace: bool,
     /// Replaces the image's command

@@ -12,8 +12,8 @@ use crate::{Session, daemon, progress};
 
 /// Read the whole cache back and check it, chunk by chunk
 ///
-/// What is wrong is reported, given up, and fetched again when somebody reads it; containers go on meanwhile. The exit code
-/// is 1 when something was wrong.
+/// What is wrong is reported, given up, and fetched again when somebody reads it; containers go on
+/// meanwhile. The exit code is 1 when something was wrong.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// For programs; docs/cli.md describes it

@@ -27,8 +27,8 @@ enum What {
 
 /// Have containerd pull through the mirror of this node
 ///
-/// Writes hosts.toml for all registries that have no directory of their own. The configuration needs
-/// [mirror], and containerd's needs `config_path`. Takes effect with the next pull.
+/// Writes hosts.toml for all registries that have no directory of their own. The configuration
+/// needs [mirror], and containerd's needs `config_path`. Takes effect with the next pull.
 #[derive(Debug, Args)]
 struct MirrorArguments {
     /// Remove the file again

@@ -25,8 +25,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The path without symbolic links. A mount point whose file system no longer answers cannot be looked at, but its
-/// parent can.
+/// The path without symbolic links. A mount point whose file system no longer answers cannot be
+/// looked at, but its parent can.
 fn real_path(directory: &Path) -> Result<PathBuf> {
     if let Ok(path) = directory.canonicalize() {
         return Ok(path);

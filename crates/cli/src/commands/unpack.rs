@@ -26,16 +26,16 @@ use crate::{
 
 /// Make something plain of a lazy image: a directory, a tar, or an ordinary image
 ///
-/// Everything is fetched in large ranges and checked; no daemon is asked. A directory gets owners, modes, times, extended
-/// attributes, hard links and device nodes, so it takes root; the others do not. A tar cannot have sockets. The same image gives the
-/// same bytes.
+/// Everything is fetched in large ranges and checked; no daemon is asked. A directory gets owners,
+/// modes, times, extended attributes, hard links and device nodes, so it takes root; the others do
+/// not. A tar cannot have sockets. The same image gives the same bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// A directory that is empty or does not exist; tar:FILE, or tar:- for standard output; oci:DIR[:TAG] for an
-    /// image of one layer
+    /// A directory that is empty or does not exist; tar:FILE, or tar:- for standard output;
+    /// oci:DIR[:TAG] for an image of one layer
     #[arg(value_name = "TARGET")]
     target: String,
     #[command(flatten)]

@@ -16,9 +16,10 @@ use crate::{Session, image_args};
 
 /// Say whether an image may run, by the policy of this node
 ///
-/// The exit code is 0 if it may; the reason is printed. containerd asks in this way before it pulls, with options that have one
-/// dash and a descriptor on standard input, if a link to this program with the name `lazuli-verify-image` is in the `bin_dir`
-/// of its plugin io.containerd.image-verifier.v1.bindir.
+/// The exit code is 0 if it may; the reason is printed. containerd asks in this way before it
+/// pulls, with options that have one dash and a descriptor on standard input, if a link to this
+/// program with the name `lazuli-verify-image` is in the `bin_dir` of its plugin
+/// io.containerd.image-verifier.v1.bindir.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The name that was asked for

@@ -44,7 +44,8 @@ impl Bundle {
         let prepare = || -> io::Result<(String, PathBuf, File)> {
             // What containers write may be set-user-id programs, which nobody else may reach.
             DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
-            // One at a time: a bundle that is just being made has no lock yet, and must not be swept.
+            // One at a time: a bundle that is just being made has no lock yet, and must not be
+            // swept.
             let turn = File::open(&run)?;
             turn.lock()?;
             sweep(root, &run);
@@ -80,7 +81,8 @@ impl Bundle {
 
     /// Mounts the writable layer over the image.
     pub(crate) fn mount_overlay(&self) -> Result<()> {
-        // `:` separates lower directories and `\` escapes it; upper and work take paths as they are.
+        // `:` separates lower directories and `\` escapes it; upper and work take paths as they
+        // are.
         let lower = path_text(&self.lower())?.replace('\\', r"\\").replace(':', r"\:");
         let mount = || -> rustix::io::Result<()> {
             let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -115,7 +117,8 @@ impl Bundle {
         command
     }
 
-    /// Whether the command was started: runc's own failures have the exit code 1, as many commands'.
+    /// Whether the command was started: runc's own failures have the exit code 1, as many
+    /// commands'.
     pub(crate) fn has_started(&self) -> bool {
         self.pid_file().exists()
     }

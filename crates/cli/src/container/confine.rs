@@ -1,4 +1,5 @@
-//! What a container may do: capabilities, system calls, limits and the parts of /proc and /sys that it does not see.
+//! What a container may do: capabilities, system calls, limits and the parts of /proc and /sys that
+//! it does not see.
 //!
 //! All of it is what `docker run` gives a container, since images are made with that in mind.
 
@@ -45,8 +46,8 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Processes and threads in a container. Podman's default: enough for any server, too few for a fork bomb to
-/// take the process ids of a node.
+/// Processes and threads in a container. Podman's default: enough for any server, too few for a
+/// fork bomb to take the process ids of a node.
 pub(crate) const DEFAULT_PIDS: u32 = 2048;
 
 /// What a container may take of the node.
@@ -58,13 +59,14 @@ pub(crate) struct Limits {
     pub(crate) memory: Option<u64>,
 }
 
-/// Root keeps the set across exec; for another user the kernel clears what is not inheritable, which is what
-/// Docker does too.
+/// Root keeps the set across exec; for another user the kernel clears what is not inheritable,
+/// which is what Docker does too.
 pub(super) fn capabilities() -> Value {
     json!({ "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES })
 }
 
-/// The `linux` member of the bundle's configuration for a container whose control group is `cgroup`.
+/// The `linux` member of the bundle's configuration for a container whose control group is
+/// `cgroup`.
 pub(super) fn linux(cgroup: &str, limits: Limits, network: bool, user_namespace: bool) -> Value {
     let mut kinds = vec!["pid", "ipc", "uts", "mount", "cgroup"];
     if !network {
@@ -87,8 +89,9 @@ pub(super) fn linux(cgroup: &str, limits: Limits, network: bool, user_namespace:
         linux["sysctl"] = json!({ "net.ipv4.ip_unprivileged_port_start": "0" });
     }
     if user_namespace {
-        // All ids as they are, so the image's owners need no translation. What the namespace takes away is the
-        // power of root: its capabilities count for what belongs to the container, and for nothing of the node.
+        // All ids as they are, so the image's owners need no translation. What the namespace takes
+        // away is the power of root: its capabilities count for what belongs to the container, and
+        // for nothing of the node.
         let every = json!([{ "containerID": 0, "hostID": 0, "size": u32::MAX }]);
         linux["uidMappings"] = every.clone();
         linux["gidMappings"] = every;
@@ -110,7 +113,8 @@ fn resources(limits: Limits, controllers: &[String]) -> Value {
     resources
 }
 
-/// Three quarters of the node's memory: the rest is for the daemon that serves the container's files, and for all else.
+/// Three quarters of the node's memory: the rest is for the daemon that serves the container's
+/// files, and for all else.
 fn default_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

@@ -35,8 +35,8 @@ impl fmt::Display for Misconfigured {
     }
 }
 
-/// Looks `program` up in the tree at `rootfs` as execvp(3) would: with a slash from `directory`, else in
-/// each directory of `search_path`.
+/// Looks `program` up in the tree at `rootfs` as execvp(3) would: with a slash from `directory`,
+/// else in each directory of `search_path`.
 pub(crate) fn look_up(
     program: &str,
     rootfs: &Path,

@@ -1,20 +1,23 @@
 //! Docker's default seccomp profile, for the capabilities that a container has here.
 //!
-//! It is a list of what is allowed. All else fails with EPERM, `clone3` with ENOSYS so that programs fall back to
-//! `clone`, whose flags a filter can see. runc passes over names that this architecture does not have.
+//! It is a list of what is allowed. All else fails with EPERM, `clone3` with ENOSYS so that
+//! programs fall back to `clone`, whose flags a filter can see. runc passes over names that this
+//! architecture does not have.
 
 use serde_json::{Value, json};
 
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-/// The namespace flags of clone(2), `CLONE_NEWNS` to `CLONE_NEWNET`: making namespaces needs `CAP_SYS_ADMIN`.
+/// The namespace flags of clone(2), `CLONE_NEWNS` to `CLONE_NEWNET`: making namespaces needs
+/// `CAP_SYS_ADMIN`.
 const NEW_NAMESPACES: u64 = 0x7e02_0000;
 
 /// `AF_VSOCK`: sockets to the hypervisor belong to the node.
 const VSOCK: u64 = 40;
 
-/// Personalities that programs use: Linux, `UNAME26`, `ADDR_NO_RANDOMIZE`-less 32 bits, both, and asking for it.
+/// Personalities that programs use: Linux, `UNAME26`, `ADDR_NO_RANDOMIZE`-less 32 bits, both, and
+/// asking for it.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// The `seccomp` member of a bundle's configuration.

@@ -1,7 +1,7 @@
 //! An image's config as an OCI runtime bundle config.
 //!
-//! The container is confined as one of `docker run` is. Other than there, it has the host's network or none, since
-//! Lazuli starts containers but does not manage networks.
+//! The container is confined as one of `docker run` is. Other than there, it has the host's network
+//! or none, since Lazuli starts containers but does not manage networks.
 
 use std::{ffi::OsString, path::Path};
 
@@ -135,7 +135,8 @@ pub(crate) fn bundle_config(
         mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
-        // Of the container's own control group: programs read their limits there, by either version.
+        // Of the container's own control group: programs read their limits there, by either
+        // version.
         mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ];
     // The host's names. Without a network only `localhost` leads anywhere.

@@ -16,8 +16,8 @@ const MARK: &str = "# Written by `lazuli setup mirror`. `lazuli setup mirror --u
 /// The directory that counts for registries without one of their own.
 const DEFAULT: &str = "_default";
 
-/// Directories as containerd's `config_path` has them. containerd takes the first that has something for
-/// a registry, be that the default.
+/// Directories as containerd's `config_path` has them. containerd takes the first that has
+/// something for a registry, be that the default.
 pub(crate) struct HostsDirectories(Vec<PathBuf>);
 
 impl HostsDirectories {
@@ -112,7 +112,8 @@ fn registries(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// The file's text. It is for all to read: the key is in a file of root's.
 fn text(address: SocketAddr, identity: &Identity) -> String {
-    // Debug output of paths is quoted as TOML wants it, but for characters that no state directory has.
+    // Debug output of paths is quoted as TOML wants it, but for characters that no state directory
+    // has.
     format!(
         "{MARK}\n\n[host.\"https://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n  \
          ca = {:?}\n  client = {:?}\n  dial_timeout = \"1s\"\n",

@@ -34,7 +34,8 @@ impl Given {
         self.argument.as_deref().or(self.option.as_deref()).unwrap_or(Path::new(""))
     }
 
-    /// Reads it. One that was taken out of its blob gets an id that no other blob has, unless the file is named by the right one.
+    /// Reads it. One that was taken out of its blob gets an id that no other blob has, unless the
+    /// file is named by the right one.
     pub(super) fn read(&self) -> Result<Bootstrap<Vec<u8>>> {
         let path = self.path();
         let context = || format!("cannot read the bootstrap {}", path.display());
@@ -48,7 +49,8 @@ impl Given {
     }
 }
 
-/// Reads the bootstrap of a layer, which is called as upstream calls it if the layer has content: by the SHA-256 of the layer's blob.
+/// Reads the bootstrap of a layer, which is called as upstream calls it if the layer has content:
+/// by the SHA-256 of the layer's blob.
 pub(super) fn of_layer(path: &Path) -> Result<Bootstrap<Vec<u8>>> {
     let context = || format!("cannot read the bootstrap {}", path.display());
     parse(fs::read(path).with_context(context)?, named(path)).with_context(context)

@@ -57,7 +57,8 @@ pub(super) struct Arguments {
     /// Size of chunks: a power of two, 0x1000 to 0x1000000
     #[arg(long, value_name = "chunk-size", value_parser = size, default_value = "0x100000")]
     chunk_size: u32,
-    /// Compress small chunks that lie together in batches of up to so many bytes: a power of two, 0x1000 to the size of chunks; 0 for none
+    /// Compress small chunks that lie together in batches of up to so many bytes: a power of two,
+    /// 0x1000 to the size of chunks; 0 for none
     #[arg(long, value_name = "batch-size", value_parser = size, default_value = "0")]
     batch_size: u32,
     /// Algorithm to compress chunks
@@ -125,7 +126,8 @@ fn size(text: &str) -> Result<u32, std::num::ParseIntError> {
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let context = || format!("cannot write {}", arguments.blob.display());
-    // At once: who reads from a pipe waits until there is a writer, also if nothing will be written for an error.
+    // At once: who reads from a pipe waits until there is a writer, also if nothing will be written
+    // for an error.
     let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
     let scratch = push::Scratch::new()?;

@@ -1,5 +1,6 @@
-//! The command under the name `nydus-image`: what upstream's tools (nydus-snapshotter's converter, and so nydusify, acceld, BuildKit and
-//! nerdctl) call to make images. The verbs and options that they pass, and no others: what is not here, the command line refuses.
+//! The command under the name `nydus-image`: what upstream's tools (nydus-snapshotter's converter,
+//! and so nydusify, acceld, BuildKit and nerdctl) call to make images. The verbs and options that
+//! they pass, and no others: what is not here, the command line refuses.
 //!
 //! ```text
 //! create  one layer ─▶ a blob that holds its own bootstrap, or a blob and a bootstrap

@@ -1,4 +1,5 @@
-//! Who may fetch an image, and from where: pull secrets of containerd's clients, and its directory of registries.
+//! Who may fetch an image, and from where: pull secrets of containerd's clients, and its directory
+//! of registries.
 
 use std::{
     collections::HashMap,
@@ -125,7 +126,8 @@ impl Rig {
         self.call(async |mut client| client.prepare(request).await).unwrap_err()
     }
 
-    /// Asks for both layers, as a client does that was given a pull secret; the answer to the second, or the first that is an error.
+    /// Asks for both layers, as a client does that was given a pull secret; the answer to the
+    /// second, or the first that is an error.
     fn pull(&self, password: Option<&str>) -> Status {
         let labels = |chain: &str, kind: &str| {
             let mut labels = Labels::from([
@@ -289,7 +291,8 @@ fn registries_are_reached_as_containerds_directory_says() {
     lazuli.ok(["mount", &image, "mnt"]);
     assert!(read(&at, "one"));
 
-    // The registry moves, behind another authority. Whoever reads waits until somebody has said where.
+    // The registry moves, behind another authority. Whoever reads waits until somebody has said
+    // where.
     let moved = serve(&newer, "second");
     drop(registry);
     thread::scope(|scope| {
@@ -303,7 +306,8 @@ fn registries_are_reached_as_containerds_directory_says() {
     });
     assert!(read(&at, "three"));
 
-    // Somebody breaks the file. What is in use is served as far as it is here, also by the next worker.
+    // Somebody breaks the file. What is in use is served as far as it is here, also by the next
+    // worker.
     fs::write(&hosts, "ca = [").unwrap();
     lazuli.kill(lazuli.worker());
     assert!(read(&at, "one") && read(&at, "three"));

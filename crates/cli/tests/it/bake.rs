@@ -1,4 +1,5 @@
-//! Images that know what their starts read: hot chunks first in each blob, or in a blob of their own.
+//! Images that know what their starts read: hot chunks first in each blob, or in a blob of their
+//! own.
 
 use std::{
     collections::BTreeMap,

@@ -15,7 +15,8 @@ use crate::{
     reliability::forge::{Forge, Tables},
 };
 
-/// Converts a tree with many small files to `oci:alone:latest`, and with batches to `oci:batched:latest`.
+/// Converts a tree with many small files to `oci:alone:latest`, and with batches to
+/// `oci:batched:latest`.
 fn images(lazuli: &Lazuli) {
     let source = lazuli.directory("source");
     for number in 0..300_usize {
@@ -88,7 +89,8 @@ fn both_drivers_show_the_same_tree_whoever_made_the_batches() {
         listing::assert_equal(lazuli.path("source"), mountpoint.clone());
         let status = node.mount_status(&mountpoint);
         assert_eq!(status["driver"], driver, "{status:#}");
-        // Each batch was fetched once, not for each of its chunks: that would be several times the image.
+        // Each batch was fetched once, not for each of its chunks: that would be several times the
+        // image.
         let (fetched, all) = (&status["bytes_fetched"], &status["bytes_total"]);
         assert!(fetched.as_u64().unwrap() <= all.as_u64().unwrap(), "{status:#}");
     }
@@ -153,8 +155,8 @@ fn a_damaged_batch_is_noticed() {
     assert!(error.contains("encryption is not supported"), "{error}");
 }
 
-/// The only request for the tables of the blob in the layout `bare`, and an answer of the same size in which the last batch is
-/// some bytes further on.
+/// The only request for the tables of the blob in the layout `bare`, and an answer of the same size
+/// in which the last batch is some bytes further on.
 fn wrong_tables(lazuli: &Lazuli) -> (String, Vec<u8>) {
     let forge = Forge::new(lazuli.path("bare"));
     let record = Bootstrap::open(forge.bootstrap()).unwrap().blob_records().remove(0);

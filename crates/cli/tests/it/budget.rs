@@ -46,7 +46,8 @@ fn blobs_that_are_not_mounted_go_and_those_that_are_stay() {
     let now = cache();
     assert_eq!((&now["evicted_blobs"], &now["blobs"]), (&1.into(), &1.into()), "{now:#}");
     assert!(now["bytes_used"].as_u64() <= now["max_bytes"].as_u64(), "{now:#}");
-    // With both mounted there is too much, and nothing of it may go for a minute, in this worker or in the next.
+    // With both mounted there is too much, and nothing of it may go for a minute, in this worker or
+    // in the next.
     lazuli.ok(["mount", first, first_at]);
     assert!(is_right(first_at, 1));
     lazuli.kill(lazuli.worker());

@@ -127,7 +127,8 @@ fn a_commit_is_what_the_kernel_shows() {
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     lazuli.ok(["check", "oci:lazy:new"]);
 
-    // The same writes on the same image give the same bytes; no writes but the root's give the image's tree.
+    // The same writes on the same image give the same bytes; no writes but the root's give the
+    // image's tree.
     let again = overlay.commit("oci:lazy:base", "oci:lazy:again");
     assert_eq!(stored(&again), 0, "{again}");
     let digest = |image: &str| {
@@ -170,7 +171,8 @@ fn what_an_upper_directory_does_not_hold_is_refused_by_name() {
     }
 }
 
-/// The development cycle: a change of 1 MB costs 1 MB and the metadata, in the image's repository and beside it.
+/// The development cycle: a change of 1 MB costs 1 MB and the metadata, in the image's repository
+/// and beside it.
 #[test]
 fn only_new_chunks_are_stored() {
     let lazuli = Lazuli::new();

@@ -28,7 +28,8 @@ fn a_trace_goes_along_to_a_registry_that_lists_no_referrers() {
     trace(false);
 }
 
-/// A node learns from one registry, and another one starts the copy in another; that has the API for referrers, or not.
+/// A node learns from one registry, and another one starts the copy in another; that has the API
+/// for referrers, or not.
 fn trace(api: bool) {
     let able =
         require(Feature::Root) && require(Feature::Fanotify) && require(Feature::ErofsFileBacked);
@@ -100,7 +101,8 @@ pub(crate) fn refer(
     )
 }
 
-/// An index of two images that share a layer of 20 MiB; one has a signed list of parts. All of these manifests.
+/// An index of two images that share a layer of 20 MiB; one has a signed list of parts. All of
+/// these manifests.
 fn everything(registry: &FakeRegistry) -> Vec<Digest> {
     let mut all = Vec::new();
     let shared = odd::random(1, 20 << 20);
@@ -150,7 +152,8 @@ fn every_platform_and_every_referrer() {
         assert_eq!(registry.violations(), [""; 0]);
         assert_eq!(registry.open_uploads(), 0);
     };
-    // To another registry; on to a directory; from there to one that lists no referrers, from there back.
+    // To another registry; on to a directory; from there to one that lists no referrers, from there
+    // back.
     let [first, second] = [&to, &old].map(|registry| format!("{}/copied/app:2", registry.host()));
     for pair in [[&*image, &*first], [&first, "oci:layout:2"], ["oci:layout:2", &second]] {
         let said = lazuli.ok(["copy", pair[0], pair[1]]);

@@ -1,7 +1,8 @@
-//! What readers see when the network fails: each fault at an in-process registry, a real mount, a reader.
+//! What readers see when the network fails: each fault at an in-process registry, a real mount, a
+//! reader.
 //!
-//! Every test is a row of the table in docs/reliability.md. With `LAZULI_RESULTS=DIR` the rows are written to
-//! `DIR/network-faults.json`.
+//! Every test is a row of the table in docs/reliability.md. With `LAZULI_RESULTS=DIR` the rows are
+//! written to `DIR/network-faults.json`.
 
 mod rows;
 mod scene;
@@ -37,7 +38,8 @@ struct Case {
     after: RangeInclusive<f64>,
     /// Seconds between the end of the fault, or the question if that is later, and right bytes.
     recovers: RangeInclusive<f64>,
-    /// Requests that servers saw before the first reader had its answer, and those that Lazuli counted.
+    /// Requests that servers saw before the first reader had its answer, and those that Lazuli
+    /// counted.
     requests: RangeInclusive<u64>,
 }
 

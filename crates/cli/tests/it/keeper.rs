@@ -141,7 +141,8 @@ fn a_worker_whose_keeper_dies_gets_another_one() {
     }
 }
 
-/// Keeper and worker die, and the worker has just started another keeper: it must not go on beside the next daemon.
+/// Keeper and worker die, and the worker has just started another keeper: it must not go on beside
+/// the next daemon.
 #[test]
 fn a_keeper_without_the_lock_does_not_go_on() {
     if !require(Feature::Root) {
@@ -288,7 +289,8 @@ fn workers_that_keep_ending_are_reported_and_their_readers_wait() {
     node.lazuli.status();
 }
 
-/// A takeover whose new worker gets stuck until told to go on: it reads records, and one of them is a pipe.
+/// A takeover whose new worker gets stuck until told to go on: it reads records, and one of them is
+/// a pipe.
 struct Stuck {
     pipe: PathBuf,
     takeover: std::process::Child,

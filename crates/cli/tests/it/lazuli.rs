@@ -28,13 +28,15 @@ impl Lazuli {
         lazuli
     }
 
-    /// Writes the configuration, without anything that fetches by itself: most tests count what readers cause.
+    /// Writes the configuration, without anything that fetches by itself: most tests count what
+    /// readers cause.
     pub(crate) fn configure(&self, text: &str) {
         let quiet = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n";
         self.configure_all(&format!("{text}\n{quiet}"));
     }
 
-    /// Writes the whole configuration. How full the machine's disk is makes no difference, unless `text` says so.
+    /// Writes the whole configuration. How full the machine's disk is makes no difference, unless
+    /// `text` says so.
     pub(crate) fn configure_all(&self, text: &str) {
         let (table, keep) = ("[cache]\n", "[cache]\nkeep_free = 0\n");
         let text = match text {
@@ -68,7 +70,8 @@ impl Lazuli {
         self
     }
 
-    /// The same on a node of another network, as far as [`Lazuli::output`] and what asks it are concerned.
+    /// The same on a node of another network, as far as [`Lazuli::output`] and what asks it are
+    /// concerned.
     pub(crate) fn on(mut self, node: Node) -> Self {
         self.node = Some(node);
         self

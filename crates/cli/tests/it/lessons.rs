@@ -71,7 +71,8 @@ fn convert(lazuli: &Lazuli, registry: &FakeRegistry, name: &str) -> String {
     image
 }
 
-/// The next version, as `name`: one of the files that are read has other bytes, one another name, and there is one more.
+/// The next version, as `name`: one of the files that are read has other bytes, one another name,
+/// and there is one more.
 fn next_version(lazuli: &Lazuli, registry: &FakeRegistry, name: &str) -> String {
     let source = lazuli.path("source");
     fs::write(source.join("a-new-file"), odd::random(100, SIZE)).unwrap();

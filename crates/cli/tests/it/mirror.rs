@@ -104,8 +104,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// A client that asks all the time meets a mirror, whatever becomes of the worker: a request may fail, the
-/// next one does not.
+/// A client that asks all the time meets a mirror, whatever becomes of the worker: a request may
+/// fail, the next one does not.
 #[test]
 fn a_worker_that_dies_or_is_replaced_costs_a_client_one_retry() {
     let Some(scene) = Scene::new() else { return };

@@ -1,4 +1,5 @@
-//! Two nodes and a registry, each with a network namespace and an address of its own: what one has learned, the other knows.
+//! Two nodes and a registry, each with a network namespace and an address of its own: what one has
+//! learned, the other knows.
 
 use std::net::IpAddr;
 
@@ -17,10 +18,12 @@ use crate::{
 /// Files of the image; each is one chunk, and they lie one behind the other.
 const FILES: usize = 100;
 
-/// Decoded bytes of a file, which do not compress: all that is read fits into the first window of 256 KiB.
+/// Decoded bytes of a file, which do not compress: all that is read fits into the first window of
+/// 256 KiB.
 const SIZE: usize = 30_000;
 
-/// What the start reads, in this order: three runs of neighbours, with more than a request may skip between them.
+/// What the start reads, in this order: three runs of neighbours, with more than a request may skip
+/// between them.
 const READ: [usize; 8] = [71, 70, 10, 40, 72, 11, 42, 41];
 
 const RUNS: usize = 3;
@@ -69,7 +72,8 @@ fn the_first_node_teaches_the_second_beside_a_registry_that_lists_no_referrers()
     teach(false);
 }
 
-/// One node starts an image and publishes its trace, and another one starts it; the registry has the API for referrers, or not.
+/// One node starts an image and publishes its trace, and another one starts it; the registry has
+/// the API for referrers, or not.
 fn teach(api: bool) {
     let able = require(Feature::Root)
         && require(Feature::Fanotify)

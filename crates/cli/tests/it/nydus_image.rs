@@ -101,7 +101,8 @@ fn section(blob: &[u8], wanted: &str) -> Option<Vec<u8>> {
     Some(content)
 }
 
-/// Makes a layer of each tar, with their bootstraps in the files that the converter names; returns both.
+/// Makes a layer of each tar, with their bootstraps in the files that the converter names; returns
+/// both.
 fn layers(lazuli: &Lazuli, tars: &[Vec<u8>]) -> (Vec<Digest>, Vec<String>) {
     layers_with(lazuli, tars, &[])
 }
@@ -163,7 +164,8 @@ fn image(lazuli: &Lazuli, blobs: &[Digest]) {
     fs::write(lazuli.path("made/oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
 }
 
-/// Whiteouts, opaque directories, directories and links that upper layers go through without listing them, a layer without content.
+/// Whiteouts, opaque directories, directories and links that upper layers go through without
+/// listing them, a layer without content.
 fn tars() -> Vec<Vec<u8>> {
     let directory = Entry::directory;
     let lower = [

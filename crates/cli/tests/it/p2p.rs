@@ -1,4 +1,5 @@
-//! Nodes that have blobs from each other, through a Dragonfly daemon on each: what that saves, and what readers see of its misfortunes.
+//! Nodes that have blobs from each other, through a Dragonfly daemon on each: what that saves, and
+//! what readers see of its misfortunes.
 //!
 //! The daemons are those of [`lazuli_testkit::dragonfly`].
 

@@ -1,4 +1,5 @@
-//! What is fetched before anybody asks: by traces, and the rest of an image. For traces of other nodes see [`crate::nodes`].
+//! What is fetched before anybody asks: by traces, and the rest of an image. For traces of other
+//! nodes see [`crate::nodes`].
 
 use std::{
     collections::BTreeSet,

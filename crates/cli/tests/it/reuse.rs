@@ -15,8 +15,9 @@ use crate::{
     registry::Registry,
 };
 
-/// A version of an app: a base of 4 MB, two small layers, of which the lower one differs from version to version, and in each version
-/// one of 2 MB that was made anew from mostly the same files.
+/// A version of an app: a base of 4 MB, two small layers, of which the lower one differs from
+/// version to version, and in each version one of 2 MB that was made anew from mostly the same
+/// files.
 fn write(lazuli: &Lazuli, version: u64) -> String {
     let built = [odd::random(3, 2 << 20), odd::random(200 + version, 3000)].concat();
     let tars = [
@@ -64,8 +65,8 @@ fn the_next_version_costs_what_changed() {
     let again = lazuli.ok(["convert", &versions[1], &image("1.1")]);
     assert!(again.contains("4 of them known") && stored(&again) == 0, "{again}");
 
-    // A machine that remembers nothing reads the layers and stores as little. Blobs that are too small to be looked into are made
-    // again, and are the same: nobody stores them twice.
+    // A machine that remembers nothing reads the layers and stores as little. Blobs that are too
+    // small to be looked into are made again, and are the same: nobody stores them twice.
     std::fs::remove_dir_all(lazuli.path("cache")).unwrap();
     let third = lazuli.ok(["convert", &versions[2], &image("1.2")]);
     assert!(!third.contains("known"), "{third}");
@@ -143,8 +144,8 @@ fn an_image_of_old_and_new_blobs_mounts_as_one() {
     }
 }
 
-/// What an update from `one` to `two` costs beside its metadata: stored, and fetched by a node that has all of `one`; and the chunks that
-/// only `two` has, as stored.
+/// What an update from `one` to `two` costs beside its metadata: stored, and fetched by a node that
+/// has all of `one`; and the chunks that only `two` has, as stored.
 fn update(lazuli: &Lazuli, one: &str, two: &str) -> (u64, u64, u64) {
     let registry = Registry::start();
     let [old, new] = ["app:1", "app:2"].map(|name| registry.image(name));
@@ -175,7 +176,8 @@ fn assert_cheap((stored, fetched, changed): (u64, u64, u64)) {
     assert!(fetched * 10 <= changed * 11, "{fetched} fetched for {changed} changed");
 }
 
-/// A layer that was made anew with a tenth of its files changed, some gone and some new, on a base that has not changed.
+/// A layer that was made anew with a tenth of its files changed, some gone and some new, on a base
+/// that has not changed.
 #[test]
 fn an_update_costs_the_chunks_that_changed() {
     if !require(Feature::Root) {

@@ -80,7 +80,8 @@ fn wrong_bytes_that_were_read_already_are_taken_back() {
         std::fs::read(&copy).unwrap() == odd::random(1, SIZE)
     };
     let events = || lazuli.mount_status(&mountpoint)["events"].as_u64().unwrap();
-    // The blob is complete when the kernel reads it without a question, a moment after the last chunk.
+    // The blob is complete when the kernel reads it without a question, a moment after the last
+    // chunk.
     for _ in 0..200 {
         let before = events();
         assert!(read_anew());
@@ -98,7 +99,8 @@ fn wrong_bytes_that_were_read_already_are_taken_back() {
 #[test]
 fn pages_of_chunks_that_are_missing_are_dropped() {
     let Some((lazuli, mountpoint, data)) = read_image("fanotify") else { return };
-    // The next worker knows of no chunk, but the kernel has pages of all of them. Nothing tells whether they are right.
+    // The next worker knows of no chunk, but the kernel has pages of all of them. Nothing tells
+    // whether they are right.
     let worker = lazuli.worker();
     rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
     for map in ["live", "durable"] {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::{FileType, InodeView};
 use crate::{FormatError, Mtime, rafs::Bootstrap};
 
-/// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text and
-/// the memory for it stay in proportion to the image.
+/// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text
+/// and the memory for it stay in proportion to the image.
 const TEXT_PER_BYTE: usize = 64;
 const MIN_TEXT: usize = 1 << 20;
 

@@ -279,7 +279,8 @@ impl<'a> Context<'a, '_> {
                     .into(),
             });
         }
-        // The kernel reads up to a chunk at once: where the file lies in one piece, call it one chunk.
+        // The kernel reads up to a chunk at once: where the file lies in one piece, call it one
+        // chunk.
         let image_bits = (chunk_size / BLOCK_SIZE).ilog2();
         let whole = size.next_power_of_two().max(chunk_size) / BLOCK_SIZE;
         let bits = match whole.ilog2() {

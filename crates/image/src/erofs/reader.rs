@@ -232,7 +232,8 @@ impl<'a> View<'a> {
     pub(crate) fn block(&self, inode: &InodeView, index: u64) -> Result<&'a [u8], FormatError> {
         let start = index * BLOCK_SIZE;
         let len = BLOCK_SIZE.min(inode.size.saturating_sub(start));
-        // The last block of an inline inode follows the inode; a full last block would not fit there.
+        // The last block of an inline inode follows the inode; a full last block would not fit
+        // there.
         let inline = inode.layout == DataLayout::FlatInline && start + len == inode.size;
         let offset = if inline { inode.tail() } else { u64::from(inode.data) * BLOCK_SIZE + start };
         if inline && offset % BLOCK_SIZE + len > BLOCK_SIZE {

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json, value::RawValue};
 use super::{OciError, Platform, parse};
 use crate::Digest;
 
-/// An image configuration. The fields keep their order, and their values the exact bytes that they had.
+/// An image configuration. The fields keep their order, and their values the exact bytes that they
+/// had.
 #[derive(Clone, Debug)]
 pub struct ImageConfig {
     fields: Vec<(String, Box<RawValue>)>,
@@ -74,8 +75,8 @@ impl ImageConfig {
         serde_json::to_vec(self).expect("strings and JSON values make JSON")
     }
 
-    /// The configuration of the lazy image made from this one: other layers, and one more step in the
-    /// history unless that is the last one already.
+    /// The configuration of the lazy image made from this one: other layers, and one more step in
+    /// the history unless that is the last one already.
     pub(super) fn lazy(&self, diff_ids: Vec<Digest>) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
@@ -88,8 +89,8 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// This configuration with one more step in the history, before that with the bootstrap: for the lazy image that has what a container
-    /// wrote on top of this one.
+    /// This configuration with one more step in the history, before that with the bootstrap: for
+    /// the lazy image that has what a container wrote on top of this one.
     pub fn committed(&self) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
@@ -99,8 +100,8 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// The configuration of the ordinary image of one layer made from this one. What the history tells of the former
-    /// layers stays, as steps that have none any more.
+    /// The configuration of the ordinary image of one layer made from this one. What the history
+    /// tells of the former layers stays, as steps that have none any more.
     pub(super) fn flat(&self, diff_id: Digest) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Map<String, Value>> = self.field("history")?.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The manifest of an index: what it takes to read an ordinary image in places, as a referrer of it.
+//! The manifest of an index: what it takes to read an ordinary image in places, as a referrer of
+//! it.
 //!
 //! ```text
 //! manifest ─ subject                the ordinary image

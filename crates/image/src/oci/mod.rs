@@ -5,7 +5,8 @@
 //!          ├ layers[0..n]           data blobs
 //!          └ layers[n]              bootstrap: a tar with image/image.boot and image/<id>.blob.meta
 //! ```
-//! The bootstrap is the last layer, because that is the only one that readers test for its annotation.
+//! The bootstrap is the last layer, because that is the only one that readers test for its
+//! annotation.
 
 mod config;
 mod index_image;
@@ -21,8 +22,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Algorithm, Digest};
 
-/// The chain ids of layers, lowest first, whose uncompressed tars have the digests `diff_ids`: containerd names a layer on
-/// top of the layers below it so. (OCI image specification, "Layer ChainID".)
+/// The chain ids of layers, lowest first, whose uncompressed tars have the digests `diff_ids`:
+/// containerd names a layer on top of the layers below it so. (OCI image specification, "Layer
+/// ChainID".)
 pub fn chain_ids(diff_ids: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
     let mut chain: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
@@ -45,8 +47,8 @@ pub mod media_type {
     pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
     /// An OCI image configuration.
     pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-    /// What upstream's converter calls the manifest of a lazy image that is in an index beside an ordinary one: no media type, but the
-    /// type of artifact in its descriptor.
+    /// What upstream's converter calls the manifest of a lazy image that is in an index beside an
+    /// ordinary one: no media type, but the type of artifact in its descriptor.
     pub const LAZY_MANIFEST: &str = "application/vnd.nydus.image.manifest.v1+json";
     /// A layer that is a gzipped tar.
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
@@ -58,7 +60,8 @@ pub mod media_type {
     pub const LAYER_INDEX: &str = "application/vnd.lazuli.index.v1";
     /// Docker's image configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-    /// A lazy image's configuration, from converters who do not want others to take it for one that they can run.
+    /// A lazy image's configuration, from converters who do not want others to take it for one that
+    /// they can run.
     pub const LAZY_CONFIG: &str = "application/vnd.nydus.image.config.v1+json";
     /// What has no content of its own: two bytes, `{}`.
     pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
@@ -76,7 +79,8 @@ pub mod annotation {
     pub const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
     /// On the bootstrap layer: `6`, or `5`.
     pub const FS_VERSION: &str = "containerd.io/snapshot/nydus-fs-version";
-    /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in decimal.
+    /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in
+    /// decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
     /// On the index of a layer that nobody converted: digest of that layer.
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
@@ -175,7 +179,8 @@ impl Descriptor {
         Some(if lazy { platform.with_lazy(true) } else { platform })
     }
 
-    /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its maker knew.
+    /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its
+    /// maker knew.
     pub fn hot_bytes(&self) -> Option<u64> {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
@@ -239,8 +244,8 @@ impl Manifest {
         self.layers.last().filter(|layer| layer.is_bootstrap())
     }
 
-    /// Data layers and bootstrap of a lazy image that has other layers on top: what a container wrote, or what a builder
-    /// added. Of a lazy image as it was converted, all of its layers.
+    /// Data layers and bootstrap of a lazy image that has other layers on top: what a container
+    /// wrote, or what a builder added. Of a lazy image as it was converted, all of its layers.
     pub fn lazy_base(&self) -> Option<(&[Descriptor], &Descriptor)> {
         let at = self.layers.iter().position(Descriptor::is_bootstrap)?;
         Some((&self.layers[..at], &self.layers[at]))
@@ -323,8 +328,9 @@ pub struct FlatImage {
 }
 
 impl FlatImage {
-    /// Describes an image of one gzipped layer of `size` bytes, made from the lazy image with the configuration `source`.
-    /// `diff_id` is the digest of its tar; `annotations` are those of the lazy image's manifest.
+    /// Describes an image of one gzipped layer of `size` bytes, made from the lazy image with the
+    /// configuration `source`. `diff_id` is the digest of its tar; `annotations` are those of the
+    /// lazy image's manifest.
     pub fn new(
         source: &ImageConfig,
         layer: Digest,
@@ -341,8 +347,9 @@ impl FlatImage {
     }
 }
 
-/// An index with an ordinary image and the lazy one made of it, both for `platform`. The ordinary one comes first: readers that do not
-/// know what a feature of a platform is take the first that fits.
+/// An index with an ordinary image and the lazy one made of it, both for `platform`. The ordinary
+/// one comes first: readers that do not know what a feature of a platform is take the first that
+/// fits.
 pub fn both(
     ordinary: Descriptor,
     lazy: Descriptor,

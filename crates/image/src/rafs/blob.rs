@@ -4,7 +4,8 @@
 //! chunks |H| CI table | CI header |H| digest array |H| bootstrap |H| table of contents |H|
 //! ```
 //! `H` is a [footer](super::footer). Upstream reads the CI table and header to find chunks, and the
-//! digest array to verify them. Only the blob of a single layer holds a [bootstrap](super::embedded).
+//! digest array to verify them. Only the blob of a single layer holds a
+//! [bootstrap](super::embedded).
 
 use std::io;
 
@@ -45,8 +46,8 @@ pub struct Tail {
     pub bytes: Vec<u8>,
     /// What the bootstrap says about `bytes`.
     pub info: TailInfo,
-    /// The file `<blob id>.blob.meta` that ships beside the bootstrap: the decoded CI table, zeros up
-    /// to a block border, the CI header.
+    /// The file `<blob id>.blob.meta` that ships beside the bootstrap: the decoded CI table, zeros
+    /// up to a block border, the CI header.
     pub meta_file: Vec<u8>,
     /// The blob's id: SHA-256 of chunk data and tail.
     pub id: Digest,
@@ -58,13 +59,14 @@ pub struct Tail {
 
 /// The tail for a blob of `chunks`, which must lie back to back from byte 0 in both address spaces.
 ///
-/// `chunk_data` is a SHA-256 computation that was fed the stored chunks and nothing else. Fails when
-/// the chunks leave gaps or there are none, or too many, for the format.
+/// `chunk_data` is a SHA-256 computation that was fed the stored chunks and nothing else. Fails
+/// when the chunks leave gaps or there are none, or too many, for the format.
 pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<Tail, FormatError> {
     tail(chunks, chunk_data, codec, None)
 }
 
-/// Writes the bootstrap that is to be embedded in the blob that it is told of, whose id does not count.
+/// Writes the bootstrap that is to be embedded in the blob that it is told of, whose id does not
+/// count.
 type Embed<'a> = &'a dyn Fn(BlobRecord) -> Result<Vec<u8>, FormatError>;
 
 /// [`blob_tail`] of a blob that holds its own bootstrap, compressed with zstd.
@@ -159,8 +161,8 @@ pub(super) fn compressed_ci(ci: &[u8], codec: Codec) -> Result<(Vec<u8>, Codec),
     Ok((stored.to_vec(), codec))
 }
 
-/// Writes the CI table `ci`, which is stored as `stored`, with its header, and says what the table of
-/// contents is to say about them.
+/// Writes the CI table `ci`, which is stored as `stored`, with its header, and says what the table
+/// of contents is to say about them.
 pub(super) fn write_ci(
     out: &mut Section,
     info: &TailInfo,
@@ -273,13 +275,14 @@ pub fn meta_file(tail: &[u8], record: &BlobRecord) -> Result<Vec<u8>, FormatErro
     Ok(join_meta_file(ci, header))
 }
 
-/// The decoded CI table of a blob, of which `tail` are the bytes from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].
+/// The decoded CI table of a blob, of which `tail` are the bytes from [`TailInfo::ci_offset`] to
+/// [`TailInfo::meta_end`].
 pub fn ci_table_of(tail: &[u8], info: &TailInfo) -> Result<Vec<u8>, FormatError> {
     TailReader { bytes: tail, info: *info }.ci().map(|(ci, _)| ci)
 }
 
-/// [`Tail::meta_file`] of a blob that [`blob_tail`] ended, from what a bootstrap says about it; `None` if it may have been another writer:
-/// they describe more, and list fewer chunks.
+/// [`Tail::meta_file`] of a blob that [`blob_tail`] ended, from what a bootstrap says about it;
+/// `None` if it may have been another writer: they describe more, and list fewer chunks.
 pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
     let BlobRecord { blob, tail } = record;
     if tail.features != written_features(&blob.chunks)
@@ -352,8 +355,8 @@ fn toc_entry(
     }
 }
 
-/// Whether `chunks` are numbered from 0 and lie back to back in both address spaces. Upstream searches
-/// them by either offset and refuses gaps between decoded chunks.
+/// Whether `chunks` are numbered from 0 and lie back to back in both address spaces. Upstream
+/// searches them by either offset and refuses gaps between decoded chunks.
 pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
     let (mut stored, mut decoded) = (0, Some(0));
     // Bytes of the last batch, or chunk, that chunks account for.
@@ -385,10 +388,11 @@ pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
 }
 
 /// Whether the tail of a blob agrees with what the bootstrap says about the blob: the CI table, its
-/// header, and, when the features name them, the footers, the digest array and the table of contents.
+/// header, and, when the features name them, the footers, the digest array and the table of
+/// contents.
 ///
-/// `tail` is the blob from [`TailInfo::ci_offset`] to its end. Chunks that the chunk table does not list
-/// are not checked.
+/// `tail` is the blob from [`TailInfo::ci_offset`] to its end. Chunks that the chunk table does not
+/// list are not checked.
 pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     let info = record.tail;
     let reader = TailReader { bytes: tail, info };
@@ -425,8 +429,8 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Whether `ci`, the decoded CI table, says the same about the chunks of a blob as the chunk table. Chunks that the chunk table does
-/// not list are not checked.
+/// Whether `ci`, the decoded CI table, says the same about the chunks of a blob as the chunk table.
+/// Chunks that the chunk table does not list are not checked.
 pub fn check_ci_table(record: &BlobRecord, ci: &[u8]) -> Result<(), FormatError> {
     let error = |at: u64, problem: String| FormatError::new("CI table", at, problem);
     let BlobRecord { blob, tail } = record;
@@ -441,8 +445,9 @@ pub fn check_ci_table(record: &BlobRecord, ci: &[u8]) -> Result<(), FormatError>
     Ok(())
 }
 
-/// Whether `entries`, a run of the decoded CI table of version 1 whose first entry is that of chunk `first`, say the same
-/// about the chunks of `blob` as the chunk table. Chunks that the chunk table does not list are not checked.
+/// Whether `entries`, a run of the decoded CI table of version 1 whose first entry is that of chunk
+/// `first`, say the same about the chunks of `blob` as the chunk table. Chunks that the chunk table
+/// does not list are not checked.
 pub fn check_ci_entries(blob: &Blob, first: u32, entries: &[u8]) -> Result<(), FormatError> {
     let from = blob.chunks.partition_point(|chunk| chunk.number < first);
     for chunk in &blob.chunks[from..] {

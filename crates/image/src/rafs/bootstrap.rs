@@ -16,8 +16,8 @@ use crate::{
 
 /// An image's metadata, with superblocks and tables validated.
 ///
-/// `B` holds the bytes of the file: a `Vec<u8>`, a mapping, `&[u8]`. Nothing is copied out of it but
-/// the tables. Inodes are validated when they are read.
+/// `B` holds the bytes of the file: a `Vec<u8>`, a mapping, `&[u8]`. Nothing is copied out of it
+/// but the tables. Inodes are validated when they are read.
 #[derive(Debug)]
 pub struct Bootstrap<B> {
     bytes: B,
@@ -36,7 +36,8 @@ pub struct Extent {
 }
 
 impl<B: AsRef<[u8]>> Bootstrap<B> {
-    /// Validates superblocks, blob table and chunk table. Takes time in the number of chunks, not of files.
+    /// Validates superblocks, blob table and chunk table. Takes time in the number of chunks, not
+    /// of files.
     pub fn open(bytes: B) -> Result<Self, FormatError> {
         let tables = tables::parse(bytes.as_ref())?;
         Ok(Bootstrap { bytes, tables })
@@ -47,7 +48,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         self.bytes.as_ref()
     }
 
-    /// The version of RAFS in which the image was made: 6, or 5 before it was [translated](super::v5).
+    /// The version of RAFS in which the image was made: 6, or 5 before it was
+    /// [translated](super::v5).
     pub fn version(&self) -> u8 {
         if self.tables.v5 { 5 } else { 6 }
     }
@@ -67,9 +69,9 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         self.tables.inode_count
     }
 
-    /// The blobs with the chunks that the chunk table lists. Checked: chunks ascend in number and in both
-    /// offsets, do not overlap, lie inside the sizes of the blob, start on block borders once decoded, and
-    /// have 1 to `chunk_size` bytes.
+    /// The blobs with the chunks that the chunk table lists. Checked: chunks ascend in number and
+    /// in both offsets, do not overlap, lie inside the sizes of the blob, start on block borders
+    /// once decoded, and have 1 to `chunk_size` bytes.
     pub fn blobs(&self) -> &[Blob] {
         &self.tables.blobs
     }
@@ -79,9 +81,9 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         &self.tables.tails
     }
 
-    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only CI tables say in which
-    /// units they are stored: see [`super::place`]. Indexes of gzip layers are so, and what others write
-    /// when they make batches.
+    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only CI tables say in
+    /// which units they are stored: see [`super::place`]. Indexes of gzip layers are so, and what
+    /// others write when they make batches.
     pub fn unplaced(&self) -> &[BlobIndex] {
         &self.tables.unplaced
     }
@@ -109,7 +111,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         rows.map(|(blob, tail)| BlobRecord { blob: blob.clone(), tail: *tail }).collect()
     }
 
-    /// Files and directories that the image asks to fetch first; empty in images whose starts nobody has seen.
+    /// Files and directories that the image asks to fetch first; empty in images whose starts
+    /// nobody has seen.
     pub fn prefetch(&self) -> &[Nid] {
         &self.tables.prefetch
     }
@@ -184,8 +187,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         Ok(Some(Extent { blob: chunk.blob, start: Decoded(start), len }))
     }
 
-    /// The whole tree. Hard links stay hard links. Takes memory in the size of the bootstrap, also for
-    /// hostile ones.
+    /// The whole tree. Hard links stay hard links. Takes memory in the size of the bootstrap, also
+    /// for hostile ones.
     pub fn tree(&self) -> Result<Tree, FormatError> {
         let mut builder = TreeBuilder {
             bootstrap: self,
@@ -247,9 +250,9 @@ fn resolve(
     Ok((ChunkRef { blob: BlobIndex(blob), number }, decoded))
 }
 
-/// Limits a walk over all inodes. Inodes and what belongs to them do not overlap in a sound image, so
-/// together they cannot be bigger than the file; without a limit a few KiB of overlapping inodes could
-/// stand for gigabytes.
+/// Limits a walk over all inodes. Inodes and what belongs to them do not overlap in a sound image,
+/// so together they cannot be bigger than the file; without a limit a few KiB of overlapping inodes
+/// could stand for gigabytes.
 #[derive(Debug)]
 pub(super) struct Budget(u64);
 

@@ -48,10 +48,10 @@ impl Link {
     }
 }
 
-/// Walks everything: every inode is read, every directory is sorted and has one parent, every entry's
-/// type is that of its inode, every chunk reference resolves to a chunk of the right size, the kernel's
-/// view of a file is the same as that of its index, and link counts are right. Memory and time are
-/// bounded by the size of the bootstrap.
+/// Walks everything: every inode is read, every directory is sorted and has one parent, every
+/// entry's type is that of its inode, every chunk reference resolves to a chunk of the right size,
+/// the kernel's view of a file is the same as that of its index, and link counts are right. Memory
+/// and time are bounded by the size of the bootstrap.
 pub fn check<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Summary, FormatError> {
     let mut summary = Summary {
         names: 1,

@@ -1,6 +1,6 @@
-//! The chunk information ("CI") table at the tail of a blob: 16 bytes for each chunk in version 1; in
-//! version 2 24 bytes, and behind them 40 bytes for each unit of several chunks: a batch, or a piece of
-//! a gzip file, which upstream calls context ("zran"). The windows of contexts come last.
+//! The chunk information ("CI") table at the tail of a blob: 16 bytes for each chunk in version 1;
+//! in version 2 24 bytes, and behind them 40 bytes for each unit of several chunks: a batch, or a
+//! piece of a gzip file, which upstream calls context ("zran"). The windows of contexts come last.
 
 use zerocopy::FromBytes;
 
@@ -250,7 +250,8 @@ pub(super) struct CiEntry {
     pub(super) part: Option<Part>,
 }
 
-/// Sizes have 24 bits and are stored less 1: the low 20 at bit 44, the high 4 wherever there is room.
+/// Sizes have 24 bits and are stored less 1: the low 20 at bit 44, the high 4 wherever there is
+/// room.
 const SIZE_LOW_SHIFT: u32 = 44;
 const SIZE_LOW_BITS: u32 = 20;
 const DECODED_MASK: u64 = 0xfff_ffff_f000;
@@ -270,8 +271,8 @@ impl CiEntry {
         }
     }
 
-    /// Turns the place in the stream, where the chunk's own bytes are, into one in the unit with the
-    /// number of `context`: from where that begins to where the chunk ends.
+    /// Turns the place in the stream, where the chunk's own bytes are, into one in the unit with
+    /// the number of `context`: from where that begins to where the chunk ends.
     fn place_in(&mut self, context: &Context, offset: u32) -> Result<(), String> {
         let size = offset.checked_add(self.decoded_size);
         let size = size.filter(|size| *size <= context.decoded_size.get().min(MAX_UNIT));
@@ -286,7 +287,8 @@ impl CiEntry {
         Ok(())
     }
 
-    /// The words of version 2 with these flags and this third word. `None` when a field does not fit.
+    /// The words of version 2 with these flags and this third word. `None` when a field does not
+    /// fit.
     fn words(&self, bits: u8, data: u64) -> Option<[u64; 3]> {
         let block = self.decoded.0 / BLOCK_SIZE;
         let size = u64::from(self.decoded_size).checked_sub(1)?;
@@ -303,8 +305,8 @@ impl CiEntry {
         fits.then_some(words)
     }
 
-    /// The words of version 2; `number` is that of the batch, if there is one. `None` when a field does
-    /// not fit.
+    /// The words of version 2; `number` is that of the batch, if there is one. `None` when a field
+    /// does not fit.
     fn encode_v2(&self, number: u64) -> Option<[u64; 3]> {
         match self.part {
             Some(part) => {

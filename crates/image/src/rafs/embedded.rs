@@ -1,7 +1,9 @@
-//! Bootstraps inside the blob that they describe, as upstream's converter makes them of single layers.
+//! Bootstraps inside the blob that they describe, as upstream's converter makes them of single
+//! layers.
 //!
-//! Such a bootstrap cannot have the id of its blob, which is a digest of the bootstrap, too: a placeholder has its place, in the device
-//! slot and in the blob table, until somebody who knows the id takes the bootstrap out.
+//! Such a bootstrap cannot have the id of its blob, which is a digest of the bootstrap, too: a
+//! placeholder has its place, in the device slot and in the blob table, until somebody who knows
+//! the id takes the bootstrap out.
 
 use zerocopy::FromBytes;
 
@@ -24,7 +26,8 @@ pub(super) fn forget_id(bootstrap: &mut [u8], id: &Digest) -> Result<(), FormatE
     rename(bootstrap, id.hex().as_bytes(), &EMBEDDED_ID, |_| {})
 }
 
-/// Gives the blob that `bootstrap` was embedded in its id. A bootstrap that was in no blob stays as it is.
+/// Gives the blob that `bootstrap` was embedded in its id. A bootstrap that was in no blob stays as
+/// it is.
 ///
 /// # Errors
 /// The superblocks are not those of a RAFS v6 bootstrap, or the tables are not inside of it.

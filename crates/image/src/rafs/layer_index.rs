@@ -1,9 +1,11 @@
-//! The index of a layer that nobody converted: a blob with what it takes to read the layer in places.
+//! The index of a layer that nobody converted: a blob with what it takes to read the layer in
+//! places.
 //!
 //! ```text
 //! CI table | CI header |H| digest array |H| table of contents |H|
 //! ```
-//! It is written as upstream writes "zran" blobs, so that upstream's readers serve such images, too.
+//! It is written as upstream writes "zran" blobs, so that upstream's readers serve such images,
+//! too.
 
 use zerocopy::IntoBytes;
 
@@ -25,7 +27,8 @@ pub struct LayerIndex {
     pub layer: Digest,
     /// Bytes of the layer as stored.
     pub stored_size: u64,
-    /// Its chunks in their order. Each is where its own bytes are in the stored layer, and in no unit.
+    /// Its chunks in their order. Each is where its own bytes are in the stored layer, and in no
+    /// unit.
     pub chunks: Vec<Chunk>,
     /// The pieces of a gzip layer that have chunks, in their order; none of a plain tar.
     pub pieces: Vec<Piece>,

@@ -13,9 +13,11 @@ pub const EXTENDED_OFFSET: u64 = 1152;
 pub const DEVICE_TABLE_OFFSET: u64 = 1408;
 /// Smallest and largest chunk size of an image, in bytes. A CI entry has 24 bits for a size.
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 0x1000..=0x100_0000;
-/// Most chunks in a blob: a chunk index has 24 bits for the number, and the last value stays unused.
+/// Most chunks in a blob: a chunk index has 24 bits for the number, and the last value stays
+/// unused.
 pub const MAX_CHUNKS: u32 = 0xff_ffff;
-/// Most chunks that an image may list, of all of its blobs. No limit of the format, but of what readers have room for.
+/// Most chunks that an image may list, of all of its blobs. No limit of the format, but of what
+/// readers have room for.
 pub const MAX_ROWS: u64 = 4 << 20;
 /// Alignment of blobs in the single-device view, in bytes.
 pub const MAPPED_ALIGN: u64 = 0x8_0000;
@@ -195,13 +197,13 @@ pub mod chunk_flags {
     pub const HOLE: u32 = 0x2;
     /// Unsupported.
     pub const ENCRYPTED: u32 = 0x4;
-    /// The stored place is that of a unit with several chunks, see `in_unit`. Upstream leaves it out, and
-    /// the place with it.
+    /// The stored place is that of a unit with several chunks, see `in_unit`. Upstream leaves it
+    /// out, and the place with it.
     pub const BATCH: u32 = 0x8;
 }
 
-/// [`ChunkEntry::file_offset`] of a chunk in a unit with others, where no reader looks for an offset:
-/// where it lies in the decoded unit.
+/// [`ChunkEntry::file_offset`] of a chunk in a unit with others, where no reader looks for an
+/// offset: where it lies in the decoded unit.
 pub(super) fn in_unit(part: Part) -> u64 {
     u64::from(part.size) << 32 | u64::from(part.offset)
 }
@@ -221,11 +223,12 @@ pub const CI_ENTRY_SIZE: u64 = 16;
 pub const CI_V2_ENTRY_SIZE: u64 = 24;
 /// Bytes of what a CI table of version 2 says about a unit: a batch, or a [`Context`].
 pub const CI_UNIT_SIZE: u64 = 40;
-/// Most bytes of the CI tables of an image that have to be held in memory, those of version 2: ten million chunks.
+/// Most bytes of the CI tables of an image that have to be held in memory, those of version 2: ten
+/// million chunks.
 pub const MAX_CI_V2: u64 = 256 << 20;
 
-/// What a CI table says about a piece of a gzip file: how to begin to decode it, and how long it is.
-/// Windows follow the last one.
+/// What a CI table says about a piece of a gzip file: how to begin to decode it, and how long it
+/// is. Windows follow the last one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Context {

@@ -1,8 +1,9 @@
 //! RAFS v6: what turns an EROFS image into the index of data blobs.
 //!
 //! A [`Bootstrap`] is an EROFS image with tables of blobs and chunks; [`write_bootstrap`] makes one
-//! from a tree. A data blob is chunks back to back with a [tail](blob_tail) that describes them once
-//! more, for readers that want the information without the bootstrap. `docs/format.md` has every byte.
+//! from a tree. A data blob is chunks back to back with a [tail](blob_tail) that describes them
+//! once more, for readers that want the information without the bootstrap. `docs/format.md` has
+//! every byte.
 
 pub mod layout;
 pub mod v5;
@@ -52,8 +53,8 @@ pub struct TailInfo {
     pub ci_offset: u64,
     /// Stored bytes of the CI table.
     pub ci_stored_size: u64,
-    /// Decoded bytes of the CI table: 16 for each chunk in version 1, 24 in version 2, 40 more for each
-    /// unit, and windows; 0 when there are no tables behind the chunks, as in RAFS v5.
+    /// Decoded bytes of the CI table: 16 for each chunk in version 1, 24 in version 2, 40 more for
+    /// each unit, and windows; 0 when there are no tables behind the chunks, as in RAFS v5.
     pub ci_size: u64,
     /// How the CI table is compressed.
     pub ci_codec: Codec,

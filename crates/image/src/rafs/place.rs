@@ -1,9 +1,9 @@
 //! Bootstraps that leave out where chunks are stored that lie in a unit with others.
 //!
-//! Upstream's do: what it knows about a batch, or about a piece of a gzip layer, is in the CI table of
-//! the blob only. Lazuli goes by the chunk table, which has the digests. So where such a bootstrap
-//! arrives, the places are written into its chunk table, as they are in bootstraps with batches made
-//! here, and what it takes to begin at them goes to a table of points.
+//! Upstream's do: what it knows about a batch, or about a piece of a gzip layer, is in the CI table
+//! of the blob only. Lazuli goes by the chunk table, which has the digests. So where such a
+//! bootstrap arrives, the places are written into its chunk table, as they are in bootstraps with
+//! batches made here, and what it takes to begin at them goes to a table of points.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -25,8 +25,9 @@ pub struct Placed {
     pub points: Vec<(BlobIndex, Points)>,
 }
 
-/// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and that are in one of `cis`, the decoded
-/// CI tables of some of its blobs. What else they say is not looked at.
+/// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and
+/// that are in one of `cis`, the decoded CI tables of some of its blobs. What else they say is not
+/// looked at.
 pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
     let (tables, chunk_table) = parse_blobs(bytes)?;
     let error = |object: String, problem: String| FormatError::new(object, 0, problem);

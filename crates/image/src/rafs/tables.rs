@@ -63,7 +63,8 @@ pub(super) fn rows(bytes: &[u8], (at, size): (u64, u64)) -> Result<&[u8], Format
     slice(bytes, at, size, || "chunk table".into())
 }
 
-/// How many rows the chunk table of `bytes` has, as it says itself; nothing else of it is looked at.
+/// How many rows the chunk table of `bytes` has, as it says itself; nothing else of it is looked
+/// at.
 pub fn chunk_rows(bytes: &[u8]) -> Result<u64, FormatError> {
     let ext: ExtendedSuperBlock =
         structure(bytes, EXTENDED_OFFSET, || "extended superblock".to_owned())?;
@@ -453,7 +454,8 @@ pub(super) fn validate_chunk(
     tail: &TailInfo,
     chunk_size: u32,
 ) -> Result<(), String> {
-    // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is known.
+    // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is
+    // known.
     let (in_context, is_unplaced) = match chunk.part {
         Some(_) => (tail.has_contexts(), false),
         None => (tail.has_contexts(), tail.has_contexts()),

@@ -39,8 +39,8 @@ impl Default for BootstrapOptions {
 
 /// The image of `tree`, whose files consist of chunks of `blobs`. Equal input gives equal bytes.
 ///
-/// The chunk table lists every chunk of every blob, as far as its record does. Fails when the tree or the blobs
-/// do not fit the format or each other; see `docs/format.md` for the limits.
+/// The chunk table lists every chunk of every blob, as far as its record does. Fails when the tree
+/// or the blobs do not fit the format or each other; see `docs/format.md` for the limits.
 pub fn write_bootstrap(
     tree: &Tree,
     blobs: &[BlobRecord],
@@ -49,8 +49,8 @@ pub fn write_bootstrap(
     write_bootstrap_with_prefetch(tree, blobs, options, &[])
 }
 
-/// The same image with a prefetch table: the files that readers of upstream fetch first. What no name leads to is
-/// left out.
+/// The same image with a prefetch table: the files that readers of upstream fetch first. What no
+/// name leads to is left out.
 pub fn write_bootstrap_with_prefetch(
     tree: &Tree,
     blobs: &[BlobRecord],
@@ -248,8 +248,8 @@ fn hex(blob: &Blob) -> [u8; 64] {
     blob.id.hex().as_bytes().try_into().expect("32 bytes are 64 hex digits")
 }
 
-/// Checks options and blobs, and returns the codec that the image is said to have: that of all blobs,
-/// but gzip layers may have blobs beside them with what they cannot give.
+/// Checks options and blobs, and returns the codec that the image is said to have: that of all
+/// blobs, but gzip layers may have blobs beside them with what they cannot give.
 fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
     let fail = |problem: String| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
     let chunk_size = options.chunk_size;

@@ -82,7 +82,8 @@ fn places_that_a_bootstrap_leaves_out_come_from_the_blob() {
     assert!(placed(&bare, &[]) == bare);
 }
 
-/// Whatever a table says, the chunks end inside blob and batch, and whoever decodes them stays inside, too.
+/// Whatever a table says, the chunks end inside blob and batch, and whoever decodes them stays
+/// inside, too.
 #[test]
 fn every_byte_of_a_table_changed() {
     let sample = batched_sample(Codec::None);
@@ -104,7 +105,8 @@ fn every_byte_of_a_table_changed() {
             }
             let same = check_ci_table(record, &tables[0].1).is_ok();
             let untouched = bootstrap.blobs()[0] == record.blob;
-            // A changed reserved byte changes nothing; what the bootstrap says itself is not taken from the table.
+            // A changed reserved byte changes nothing; what the bootstrap says itself is not taken
+            // from the table.
             assert!(!same || untouched, "byte {at} became {value:#x}");
         }
     }

@@ -1,4 +1,5 @@
-//! Processes of this machine that are not the mirror's clients, and servers that are not the mirror.
+//! Processes of this machine that are not the mirror's clients, and servers that are not the
+//! mirror.
 
 use lazuli_mirror::Identity;
 use lazuli_testkit::tls;
@@ -36,7 +37,8 @@ async fn plain_http_is_not_spoken() {
     assert!(!answer.windows(4).any(|part| part == b"HTTP"), "{answer:?}");
 }
 
-/// A process that binds the mirror's port while it is free has another node's certificate, or its own.
+/// A process that binds the mirror's port while it is free has another node's certificate, or its
+/// own.
 #[tokio::test]
 async fn a_server_in_the_mirrors_place_is_shown_no_login() {
     let scene = Scene::new().await;

@@ -97,7 +97,8 @@ async fn tokens_outlast_the_mirrors_process_and_are_for_one_registry() {
     assert_eq!(other.log(), []);
 }
 
-/// What was allowed is asked for again when it is no longer in memory, and ends with the first refusal.
+/// What was allowed is asked for again when it is no longer in memory, and ends with the first
+/// refusal.
 #[tokio::test]
 async fn a_login_that_the_registry_no_longer_takes_sees_nothing() {
     let scene = Scene::new().await;

@@ -4,7 +4,8 @@ use lazuli_registry::Login;
 
 use crate::scene::{APP, Scene, header};
 
-/// containerd's questions for an ordinary image, and the registry's log: one request for each object.
+/// containerd's questions for an ordinary image, and the registry's log: one request for each
+/// object.
 #[tokio::test]
 async fn each_object_of_a_pull_is_asked_for_once() {
     let scene = Scene::new().await;

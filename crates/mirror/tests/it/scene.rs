@@ -115,8 +115,8 @@ impl Scene {
         answer["access_token"].as_str().unwrap().to_owned()
     }
 
-    /// Puts an ordinary image under `tag`: an index of one manifest with one layer. Returns the digests of
-    /// index, manifest and configuration.
+    /// Puts an ordinary image under `tag`: an index of one manifest with one layer. Returns the
+    /// digests of index, manifest and configuration.
     pub(crate) fn put_image(&self, tag: &str, layer: &[u8]) -> [Digest; 3] {
         let config =
             br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
@@ -132,8 +132,8 @@ impl Scene {
         [index, manifest.0, Algorithm::Sha256.digest(config)]
     }
 
-    /// Puts an index with an ordinary image and a lazy one. Returns the digests of index, ordinary and lazy
-    /// manifest.
+    /// Puts an index with an ordinary image and a lazy one. Returns the digests of index, ordinary
+    /// and lazy manifest.
     pub(crate) fn put_both(&self, tag: &str) -> [Digest; 3] {
         let config =
             br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;

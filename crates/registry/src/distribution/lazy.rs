@@ -1,10 +1,10 @@
 //! Which manifest is meant when a lazy image is wanted.
 //!
 //! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a
-//! manifest whose `subject` is the ordinary one (nydusify's `--with-referrer`). Indexes are referrers
-//! always. Permission to push to a repository is enough to put one there, also where tags cannot be
-//! changed, and nothing compares its content with the subject's. So they count only where the operator
-//! says so, or where a policy has them verified.
+//! manifest whose `subject` is the ordinary one (nydusify's `--with-referrer`). Indexes are
+//! referrers always. Permission to push to a repository is enough to put one there, also where tags
+//! cannot be changed, and nothing compares its content with the subject's. So they count only where
+//! the operator says so, or where a policy has them verified.
 
 use lazuli_image::oci::{Descriptor, Platform, media_type};
 
@@ -16,10 +16,12 @@ use crate::{
     route::trusted::{IndexTrust, TrustedReferrers},
 };
 
-/// Referrers that are looked at: each is a request. Converters write one, and signatures and traces are told by their types.
+/// Referrers that are looked at: each is a request. Converters write one, and signatures and traces
+/// are told by their types.
 const LOOKED_AT: usize = 8;
 
-/// Types of artifacts that may be images. Registries take the type of the configuration where a manifest names none.
+/// Types of artifacts that may be images. Registries take the type of the configuration where a
+/// manifest names none.
 const MAY_BE_IMAGES: [&str; 4] = [
     media_type::CONFIG,
     media_type::DOCKER_CONFIG,
@@ -27,17 +29,17 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
-/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, that of a
-/// referrer:
+/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, that
+/// of a referrer:
 ///
-/// - If it `may_replace` the image, the first lazy image. Not where the name has a digest: a referrer is
-///   not covered by it.
+/// - If it `may_replace` the image, the first lazy image. Not where the name has a digest: a
+///   referrer is not covered by it.
 /// - An [index](lazuli_image::oci::IndexImage) of the image, whose data is the image's own, where
 ///   `indexes` trusts those.
 ///
 /// # Errors
-/// The manifest cannot be had. What cannot be found out about referrers is not an error: the image is an
-/// ordinary one then.
+/// The manifest cannot be had. What cannot be found out about referrers is not an error: the image
+/// is an ordinary one then.
 pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,
@@ -63,8 +65,9 @@ pub async fn lazy_manifest(
     Ok(manifest)
 }
 
-/// The lazy form of what `name`, which is a tag, means: `document` itself, an entry of the index that it
-/// is, or in a `trusted` repository an image that refers to it. None if there is none for this machine.
+/// The lazy form of what `name`, which is a tag, means: `document` itself, an entry of the index
+/// that it is, or in a `trusted` repository an image that refers to it. None if there is none for
+/// this machine.
 ///
 /// # Errors
 /// The index has no image for this machine, or its entry cannot be had.
@@ -119,8 +122,8 @@ async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manife
     referrer(repository, subject, kind, |_| true, is_index).await
 }
 
-/// The first manifest that refers to `subject` and is what is wanted, of those whose entry in the list of
-/// referrers looks like it.
+/// The first manifest that refers to `subject` and is what is wanted, of those whose entry in the
+/// list of referrers looks like it.
 async fn referrer(
     repository: &dyn Repository,
     subject: &Manifest,

@@ -124,7 +124,8 @@ pub(crate) async fn has_blob(
     match response.status() {
         StatusCode::OK => Ok(true),
         StatusCode::NOT_FOUND => Ok(false),
-        // Only what exists has another place; signed storage would refuse HEAD with a signature for GET.
+        // Only what exists has another place; signed storage would refuse HEAD with a signature for
+        // GET.
         status if status.is_redirection() => Ok(true),
         _ => Err(client.refuse(response, &object).await),
     }

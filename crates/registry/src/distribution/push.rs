@@ -66,7 +66,8 @@ struct Upload<'a> {
     content: Content,
     /// Bytes sent, also the ones that were lost.
     sent: u64,
-    /// Where in the blob that ends what was sent since the upload has begun: the registry cannot have more.
+    /// Where in the blob that ends what was sent since the upload has begun: the registry cannot
+    /// have more.
     reached: u64,
 }
 
@@ -234,8 +235,8 @@ impl Upload<'_> {
         Ok(Step::At(0))
     }
 
-    /// Sends the next piece. `position` is `None` before the upload has begun, and again once the blob is
-    /// complete, `passing` where reading from another place is.
+    /// Sends the next piece. `position` is `None` before the upload has begun, and again once the
+    /// blob is complete, `passing` where reading from another place is.
     async fn advance(
         &mut self,
         position: &mut Option<Position>,
@@ -249,7 +250,8 @@ impl Upload<'_> {
                 (begun.location.clone(), begun.offset)
             }
         };
-        // What is there of a blob without a size is more than a piece, so that something is left for the end.
+        // What is there of a blob without a size is more than a piece, so that something is left
+        // for the end.
         self.grow(offset + PIECE).await?;
         let length = self.identity.map_or(PIECE, |(_, size)| (size - offset).min(PIECE));
         let end = offset + length;
@@ -337,7 +339,8 @@ impl Upload<'_> {
         }
     }
 
-    /// Where `response` says that the upload goes on. The registry may have kept less than `sent` bytes.
+    /// Where `response` says that the upload goes on. The registry may have kept less than `sent`
+    /// bytes.
     fn position(&self, response: &Response, sent: u64) -> Result<Position, RegistryError> {
         let malformed = |p: &str| RegistryError::malformed(&self.client.place, &self.object, p);
         let location = location(response)
@@ -387,7 +390,8 @@ impl Upload<'_> {
 }
 
 impl Passing {
-    /// Reads on to these bytes of a blob of `size` bytes. At the end of the blob, after it was checked.
+    /// Reads on to these bytes of a blob of `size` bytes. At the end of the blob, after it was
+    /// checked.
     async fn advance(mut self, offset: u64, length: u64, size: u64) -> io::Result<Self> {
         let known = self.start + self.piece.len() as u64;
         if known < offset {
@@ -407,8 +411,8 @@ impl Passing {
     }
 }
 
-/// How many bytes the registry has, from `Range: 0-N`. An upload without bytes is `0-0`, which is also
-/// what one byte would be: no piece is that short, so it means none.
+/// How many bytes the registry has, from `Range: 0-N`. An upload without bytes is `0-0`, which is
+/// also what one byte would be: no piece is that short, so it means none.
 fn accepted(response: &Response) -> Option<u64> {
     let text = response.headers().get(RANGE)?.to_str().ok()?;
     let last: u64 = text.strip_prefix("bytes=").unwrap_or(text).strip_prefix("0-")?.parse().ok()?;

@@ -1,8 +1,8 @@
 //! Ranged reads of blobs: what a container waits for.
 //!
-//! Many registries answer a read of a blob with a redirect to signed storage. The target is remembered
-//! for each blob, so that only its first range pays for the detour, and forgotten when the storage
-//! refuses it, because signatures expire.
+//! Many registries answer a read of a blob with a redirect to signed storage. The target is
+//! remembered for each blob, so that only its first range pays for the detour, and forgotten when
+//! the storage refuses it, because signatures expire.
 
 use std::{
     collections::HashMap,
@@ -28,8 +28,8 @@ use crate::{
     },
 };
 
-/// Memory taken ahead of the bytes that arrive, in bytes: a caller's range may be wrong, what arrives
-/// has been paid for by the other side.
+/// Memory taken ahead of the bytes that arrive, in bytes: a caller's range may be wrong, what
+/// arrives has been paid for by the other side.
 const RESERVE_LIMIT: u64 = 4 << 20;
 
 /// Where blobs really are, by digest. As long as the image has blobs.
@@ -54,8 +54,9 @@ impl Locations {
     }
 }
 
-/// Cuts `range` into `count` parts that differ by one byte at most, to be asked for at the same time: at least one, at most
-/// [`CONNECTIONS`], and not more than it has bytes. Of a server that is near, or of none, it is one: there is nothing to gain.
+/// Cuts `range` into `count` parts that differ by one byte at most, to be asked for at the same
+/// time: at least one, at most [`CONNECTIONS`], and not more than it has bytes. Of a server that is
+/// near, or of none, it is one: there is nothing to gain.
 pub fn parts(
     range: &Range<Stored>,
     count: u64,
@@ -180,8 +181,8 @@ pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
     });
 }
 
-/// Storage refuses an old signature with 401, 403 or 410, and one of the big ones with 400; 404 is what
-/// remains when a blob was moved. The registry knows better in each case.
+/// Storage refuses an old signature with 401, 403 or 410, and one of the big ones with 400; 404 is
+/// what remains when a blob was moved. The registry knows better in each case.
 fn has_expired(status: StatusCode) -> bool {
     matches!(status.as_u16(), 400 | 401 | 403 | 404 | 410)
 }
@@ -197,7 +198,8 @@ async fn exactly(
     let place = || response.url().host_str().unwrap_or(&client.place).to_owned();
     match response.status() {
         StatusCode::PARTIAL_CONTENT => {}
-        // The connection is given up with the answer: reading a whole blob to keep it would be worse.
+        // The connection is given up with the answer: reading a whole blob to keep it would be
+        // worse.
         StatusCode::OK => {
             return Err(RegistryError::RangeUnsupported {
                 place: place(),

@@ -4,7 +4,8 @@
 //! GET referrers/sha256:HEX?artifactType=…     an index; perhaps with a Link to its next page
 //! GET manifests/sha256-HEX                    the same, kept by the clients of a registry without that API
 //! ```
-//! Whatever they say comes from whoever may push to the repository, and is not covered by any digest.
+//! Whatever they say comes from whoever may push to the repository, and is not covered by any
+//! digest.
 
 mod index;
 mod push;
@@ -33,8 +34,8 @@ use crate::{
 pub(crate) use index::Index;
 pub(crate) use push::{Referrer, enlist, push};
 
-/// Most pages of a list that are read. Registries that page at all put hundreds of entries on each, and most of them filter,
-/// so that what we look for is on the first.
+/// Most pages of a list that are read. Registries that page at all put hundreds of entries on each,
+/// and most of them filter, so that what we look for is on the first.
 const PAGE_LIMIT: usize = 4;
 
 /// The referrers of `subject`, of one type or of all.
@@ -50,7 +51,8 @@ pub(crate) async fn list(
     }
     match tagged(client, subject, &client.scope("pull")).await {
         Ok(index) => Ok(index.map_or_else(Vec::new, |index| index.of_type(artifact_type))),
-        // "If the tag schema does not return a valid image index, the client SHOULD assume there are no referrers."
+        // "If the tag schema does not return a valid image index, the client SHOULD assume there
+        // are no referrers."
         Err(error @ RegistryError::Malformed { .. }) => {
             tracing::debug!(%error, "taken for no referrers");
             Ok(Vec::new())
@@ -132,8 +134,8 @@ async fn page(
     Ok(Page { index, size: raw.len() as u64, next })
 }
 
-/// Whether the answer means that there is no referrers API. The specification has 404 for this. Others answer that such paths,
-/// or methods there, are none of theirs, or show a page for humans.
+/// Whether the answer means that there is no referrers API. The specification has 404 for this.
+/// Others answer that such paths, or methods there, are none of theirs, or show a page for humans.
 fn denies(response: &Response) -> bool {
     let status = response.status();
     matches!(status.as_u16(), 400 | 404 | 405 | 501)
@@ -183,7 +185,8 @@ fn is_index(response: &Response) -> bool {
     content_type(response).is_some_and(|found| found == media_type::INDEX)
 }
 
-/// "Referrers Tag Schema". Algorithm and digits of all our digests are short enough, and legal in tags.
+/// "Referrers Tag Schema". Algorithm and digits of all our digests are short enough, and legal in
+/// tags.
 pub(crate) fn tag(subject: &Digest) -> String {
     format!("{}-{}", subject.algorithm.name(), subject.hex())
 }
@@ -202,7 +205,8 @@ pub(crate) fn is_beside_image(name: &str) -> bool {
     name.replacen('-', ":", 1).parse().is_ok_and(|subject| tag(&subject) == name)
 }
 
-/// The target of relation type `next` in a Link header, RFC 8288: `<target>; rel="next", <target>; …`.
+/// The target of relation type `next` in a Link header, RFC 8288: `<target>; rel="next", <target>;
+/// …`.
 pub(crate) fn next_link(header: &str) -> Option<&str> {
     let mut rest = header;
     loop {

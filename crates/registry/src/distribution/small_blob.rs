@@ -1,7 +1,8 @@
 //! Small blobs, whole: configurations and bootstraps, which a mount waits for.
 //!
-//! A new connection carries ten segments, 14.6 kB, in the first round trip, and twice as many in each that follows: a blob of 300 kB
-//! takes five. So it is asked for in parts at the same time, over as many connections, each with a beginning of its own: it takes two.
+//! A new connection carries ten segments, 14.6 kB, in the first round trip, and twice as many in
+//! each that follows: a blob of 300 kB takes five. So it is asked for in parts at the same time,
+//! over as many connections, each with a beginning of its own: it takes two.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use crate::{
 /// Smallest part, in bytes: about what a connection carries in its first round trip.
 const SMALLEST_PART: u64 = 16 << 10;
 
-/// Fetches and checks a whole blob. In parts, if it has two of the smallest and the server reads ranges.
+/// Fetches and checks a whole blob. In parts, if it has two of the smallest and the server reads
+/// ranges.
 pub(crate) async fn read<R: Repository + ?Sized>(
     repository: &R,
     blob: &Descriptor,

@@ -8,10 +8,10 @@
 //!   .lazuli.lock                 held while index.json is changed
 //! ```
 //!
-//! Every file appears whole under its name or not at all: it is written or linked beside, synced, renamed.
-//! A tag is moved after the blobs are durable. Two processes that add images at once wait for each other at the
-//! lock file, which stays there, because a removed one could be locked twice. A push that is given up takes
-//! its blobs back.
+//! Every file appears whole under its name or not at all: it is written or linked beside, synced,
+//! renamed. A tag is moved after the blobs are durable. Two processes that add images at once wait
+//! for each other at the lock file, which stays there, because a removed one could be locked twice.
+//! A push that is given up takes its blobs back.
 
 mod files;
 mod referrers;
@@ -58,7 +58,8 @@ const VERSION: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 /// Bytes that are copied at a time.
 const COPY_BUFFER: usize = 1 << 20;
 
-/// Biggest range that is read at once, in bytes. Chunks have at most 16 MiB, and merged reads stay below.
+/// Biggest range that is read at once, in bytes. Chunks have at most 16 MiB, and merged reads stay
+/// below.
 const READ_LIMIT: u64 = 256 << 20;
 
 /// An OCI image layout directory, opened at one image.
@@ -308,7 +309,8 @@ impl Layout {
         Ok(lock)
     }
 
-    /// Replaces the entry of `image`. The caller holds the lock. Entries of others are kept to the letter.
+    /// Replaces the entry of `image`. The caller holds the lock. Entries of others are kept to the
+    /// letter.
     fn update_index(
         &self,
         image: Option<&Selector>,

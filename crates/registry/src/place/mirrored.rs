@@ -32,12 +32,14 @@ use crate::{
     transport::{health::Health, preconnect::Preconnect},
 };
 
-/// How long one place may be silent before the next is asked as well. A cold proxy needs most of a second for a manifest.
+/// How long one place may be silent before the next is asked as well. A cold proxy needs most of a
+/// second for a manifest.
 const HEDGE_AFTER: Duration = Duration::from_secs(2);
 
-/// A repository of which there are several servers. Reads ask those that may be asked for it in their order, the registry
-/// itself last, but those that did well lately first, and take the first answer that is one; pushes go to the registry itself, or
-/// to the first that may be pushed to when it may not.
+/// A repository of which there are several servers. Reads ask those that may be asked for it in
+/// their order, the registry itself last, but those that did well lately first, and take the first
+/// answer that is one; pushes go to the registry itself, or to the first that may be pushed to when
+/// it may not.
 ///
 /// What a tag names is whatever the first of them says; name a digest to depend on nobody.
 pub struct Mirrored {
@@ -280,7 +282,8 @@ impl Repository for Mirrored {
         self.target()?.push_document(document, named).await
     }
 
-    /// A mirror that knows of none has the last word only if nobody else answers: many never copy referrers.
+    /// A mirror that knows of none has the last word only if nobody else answers: many never copy
+    /// referrers.
     async fn referrers(
         &self,
         subject: &Digest,

@@ -17,7 +17,8 @@ use crate::{
     repository::{BlobContent, Repository, SmallBlob},
 };
 
-/// Says why to whoever asks. Images that are in use already must not suffer from a file that somebody is just writing.
+/// Says why to whoever asks. Images that are in use already must not suffer from a file that
+/// somebody is just writing.
 #[derive(Debug)]
 pub(crate) struct Misconfigured {
     name: String,

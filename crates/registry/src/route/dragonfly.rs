@@ -1,12 +1,14 @@
 //! Blobs from other nodes, through the Dragonfly daemon of this one.
 //!
-//! Its proxy stands for a registry that each request names. What is asked of it is fetched from the nodes that have it, or from the
-//! registry by one of them for all, in pieces of 4 MiB and more. It is asked for blobs alone, and never believed: digests are checked
-//! as always.
+//! Its proxy stands for a registry that each request names. What is asked of it is fetched from the
+//! nodes that have it, or from the registry by one of them for all, in pieces of 4 MiB and more. It
+//! is asked for blobs alone, and never believed: digests are checked as always.
 //!
-//! On this node it can say who has what, and there is another way to the data than its proxy, see `socket`.
+//! On this node it can say who has what, and there is another way to the data than its proxy, see
+//! `socket`.
 //!
-//! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it lives, at another port.
+//! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it
+//! lives, at another port.
 
 mod socket;
 
@@ -24,18 +26,20 @@ use self::socket::Socket;
 
 use crate::{error::RegistryError, name::InvalidName, route::mirror::Mirror};
 
-/// Smallest blob that is asked of it, in bytes. To find out who has it takes about as long as a registry nearby needs for so much.
+/// Smallest blob that is asked of it, in bytes. To find out who has it takes about as long as a
+/// registry nearby needs for so much.
 pub(crate) const LEAST: u64 = 128 << 10;
 
-/// How long it may be silent before it is asked whether it lives, and between two such questions. What is on this node comes within
-/// 20 ms, what another one has within 100 ms.
+/// How long it may be silent before it is asked whether it lives, and between two such questions.
+/// What is on this node comes within 20 ms, what another one has within 100 ms.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// How long that answer may take. It needs neither disk nor network.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// How long it may bring nothing, as long as it lives, before others are asked as well. Whom it waits for is the registry, on behalf of
-/// all nodes: if every one of them hedged its requests, the registry would have to serve each.
+/// How long it may bring nothing, as long as it lives, before others are asked as well. Whom it
+/// waits for is the registry, on behalf of all nodes: if every one of them hedged its requests, the
+/// registry would have to serve each.
 pub(crate) const HEDGE_AFTER: Duration = Duration::from_secs(3);
 
 /// Bytes of a piece, of blobs of up to 2 GiB; it has more of those that are bigger.
@@ -57,8 +61,9 @@ pub struct Dragonfly {
 }
 
 impl Dragonfly {
-    /// The daemon whose proxy is at `proxy`, `http://HOST:PORT`, and which says at `health` that it lives; port 4003 of the same
-    /// host by default. `credentials`: it may be shown what this node shows to registries.
+    /// The daemon whose proxy is at `proxy`, `http://HOST:PORT`, and which says at `health` that it
+    /// lives; port 4003 of the same host by default. `credentials`: it may be shown what this node
+    /// shows to registries.
     ///
     /// # Errors
     /// These are no addresses of servers.
@@ -75,13 +80,15 @@ impl Dragonfly {
         Ok(Dragonfly { proxy, health: alive, credentials, socket: None })
     }
 
-    /// The same daemon, which is on this node and can be asked at its Unix socket, too. Hard links to its files are made in `links`.
+    /// The same daemon, which is on this node and can be asked at its Unix socket, too. Hard links
+    /// to its files are made in `links`.
     pub fn with_socket(self, socket: &Path, links: &Path) -> Self {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// Whether a part of a blob of `size` bytes should be asked for here: it is much of its pieces, or somebody has it. Where that cannot be
-    /// found out readers who wait try it, since a second fetch by another node would cost the registry more; nobody else does.
+    /// Whether a part of a blob of `size` bytes should be asked for here: it is much of its pieces,
+    /// or somebody has it. Where that cannot be found out readers who wait try it, since a second
+    /// fetch by another node would cost the registry more; nobody else does.
     pub(crate) async fn is_shared(
         &self,
         blob: &Digest,
@@ -126,16 +133,18 @@ impl Dragonfly {
         root
     }
 
-    /// Headers that tell it which registry is meant and how a blob is to be fetched. `None` if the origin
-    /// cannot be a header.
+    /// Headers that tell it which registry is meant and how a blob is to be fetched. `None` if the
+    /// origin cannot be a header.
     pub(crate) fn headers(upstream: &Url) -> Option<HeaderMap> {
         let origin = upstream.origin().ascii_serialization();
         let headers = [
             ("x-dragonfly-use-p2p", "true"),
             ("x-dragonfly-registry", origin.as_str()),
-            // By itself it fetches ranges of up to one piece from the registry, and tells no other node.
+            // By itself it fetches ranges of up to one piece from the registry, and tells no other
+            // node.
             ("x-dragonfly-scheduling-policy", "always"),
-            // A blob has the same name for all nodes, whatever registry and repository they know it from.
+            // A blob has the same name for all nodes, whatever registry and repository they know it
+            // from.
             ("x-dragonfly-enable-task-id-based-blob-digest", "true"),
         ];
         let header = |(name, value)| {
@@ -186,8 +195,9 @@ impl fmt::Debug for Dragonfly {
     }
 }
 
-/// Whether `range` is at least a quarter of the pieces that it lies in, of a blob of `size` bytes: what a start reads of an image that was made for
-/// that. Of other images it is a tenth, and a start through Dragonfly took ten times as long.
+/// Whether `range` is at least a quarter of the pieces that it lies in, of a blob of `size` bytes:
+/// what a start reads of an image that was made for that. Of other images it is a tenth, and a
+/// start through Dragonfly took ten times as long.
 fn fills_pieces(size: u64, range: &Range<Stored>) -> bool {
     let (first, last) = (range.start.0 / PIECE, range.end.0.saturating_sub(1) / PIECE);
     let end = (last + 1).saturating_mul(PIECE).min(size);

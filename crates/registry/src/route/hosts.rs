@@ -9,8 +9,8 @@
 //!   _default/                    for all others
 //! ```
 //!
-//! Everything is read when an image is opened, as containerd does; what is wrong with a file is said when an image of that
-//! registry is used.
+//! Everything is read when an image is opened, as containerd does; what is wrong with a file is
+//! said when an image of that registry is used.
 
 mod file;
 
@@ -87,14 +87,15 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Directories as containerd's `config_path` has them: separated by colons, the first one counts that has something for
-    /// a registry. Nothing is read yet.
+    /// Directories as containerd's `config_path` has them: separated by colons, the first one
+    /// counts that has something for a registry. Nothing is read yet.
     pub fn new(directories: &str) -> Self {
         let directories = directories.split(':').filter(|directory| !directory.is_empty());
         Hosts { directories: directories.map(PathBuf::from).collect(), warned: Arc::default() }
     }
 
-    /// The servers that have what `reference` names, in the order in which they are to be asked, the registry itself last.
+    /// The servers that have what `reference` names, in the order in which they are to be asked,
+    /// the registry itself last.
     pub(crate) fn servers(
         &self,
         reference: &Reference,
@@ -159,7 +160,8 @@ fn registry(
     let name = reference.registry();
     let loopback = reference.is_loopback();
     let port = name.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.contains(']'));
-    // Registries on this machine usually have no certificate, and at the port of HTTPS one that nobody knows.
+    // Registries on this machine usually have no certificate, and at the port of HTTPS one that
+    // nobody knows.
     let usual_port = matches!(port, None | Some("443"));
     let plain = plain_http || loopback && !usual_port && !settings.tls.is_set();
     let root = api(if plain { "http" } else { "https" }, name);
@@ -171,7 +173,8 @@ fn registry(
     Ok(server)
 }
 
-/// A directory as docker has it: `*.crt` are authorities, `*.cert` with `*.key` is what is shown to the server.
+/// A directory as docker has it: `*.crt` are authorities, `*.cert` with `*.key` is what is shown to
+/// the server.
 fn certificates_only(directory: &Path) -> Result<Configured, HostsError> {
     let io = |error: io::Error| HostsError::new(directory, error.to_string());
     let entries = fs::read_dir(directory).map_err(io)?;

@@ -41,7 +41,8 @@ pub struct Options {
     pub referrers: TrustedReferrers,
     /// Which index makes an ordinary image a lazy one.
     pub indexes: IndexTrust,
-    /// How servers have done so far, and connections to them; whoever opens several images shares it.
+    /// How servers have done so far, and connections to them; whoever opens several images shares
+    /// it.
     pub endpoints: ClientPool,
     /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
     /// it is left out here, because it would ask itself.
@@ -68,7 +69,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The servers that have what `reference` names, in the order in which they are to be asked, the registry itself last.
+    /// The servers that have what `reference` names, in the order in which they are to be asked,
+    /// the registry itself last.
     pub(crate) fn servers(&self, reference: &Reference) -> Result<Vec<Server>, HostsError> {
         let mirrors = self.mirrors.of(reference.registry()).iter().map(Server::from);
         let mut servers: Vec<_> = mirrors.collect();
@@ -82,12 +84,14 @@ impl Options {
         Ok(servers)
     }
 
-    /// Sets up the client for plain registries on this machine, ahead of the first image. What takes some milliseconds of it is to load
-    /// the code, which is that of all clients; the system's TLS roots are left to the first server that needs them.
+    /// Sets up the client for plain registries on this machine, ahead of the first image. What
+    /// takes some milliseconds of it is to load the code, which is that of all clients; the
+    /// system's TLS roots are left to the first server that needs them.
     pub fn warm_up(&self) {
         let (tls, timeouts) = (Arc::default(), self.timeouts);
         let manner = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
-        // What is wrong with this machine's TLS is told when an image is opened, with the image's name.
+        // What is wrong with this machine's TLS is told when an image is opened, with the image's
+        // name.
         let _ = self.endpoints.http(&manner);
     }
 }

@@ -135,8 +135,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The headers that the upstream is sent with each request, unless the daemon must not see them: they
-    /// may be passwords.
+    /// The headers that the upstream is sent with each request, unless the daemon must not see
+    /// them: they may be passwords.
     pub(crate) fn headers(&self) -> HeaderMap {
         match self.daemon.takes_credentials() {
             true => self.upstream.headers.clone(),

@@ -53,8 +53,8 @@ pub(crate) struct Client {
     /// What the user calls the image, for messages.
     pub(crate) place: String,
     reference: Reference,
-    /// The registry that this server is a mirror of, in `ns` of each request: proxies for several registries, those that
-    /// containerd knows, go by it.
+    /// The registry that this server is a mirror of, in `ns` of each request: proxies for several
+    /// registries, those that containerd knows, go by it.
     mirrors: Option<String>,
     server: Server,
     base: Url,
@@ -77,8 +77,8 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// What `image` names, at one of its servers. Credentials in files are those for that server's host; logins that
-    /// came with images are for the registry itself.
+    /// What `image` names, at one of its servers. Credentials in files are those for that server's
+    /// host; logins that came with images are for the registry itself.
     pub(crate) fn new(
         image: &Reference,
         server: Server,
@@ -133,12 +133,14 @@ impl Client {
         })
     }
 
-    /// Whether everything that it has given came without credentials, see [`Repository::is_open`](crate::Repository::is_open).
+    /// Whether everything that it has given came without credentials, see
+    /// [`Repository::is_open`](crate::Repository::is_open).
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && !self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Notes an answer to a request with or without credentials. What the operator has set for the server is as good as those.
+    /// Notes an answer to a request with or without credentials. What the operator has set for the
+    /// server is as good as those.
     fn note_access(&self, status: StatusCode, tried: &Tried) {
         if status.is_success() || status.is_redirection() {
             let is_open = tried.is_open() && self.server.headers.is_empty();
@@ -177,8 +179,9 @@ impl Client {
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately or the server is near. With requests
-    /// for nothing: the HTTP library has no other way to put connections into its pool.
+    /// Opens connections for requests that are about to come, unless that was done lately or the
+    /// server is near. With requests for nothing: the HTTP library has no other way to put
+    /// connections into its pool.
     pub(crate) fn prepare(&self) -> Preconnect {
         if self.health.is_near()
             || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
@@ -191,13 +194,15 @@ impl Client {
         let ping = move |_| {
             let request = http.get(url.clone()).timeout(limit);
             async move {
-                // Whatever the answer is, 401 is usual. A connection goes to the pool when all of it has arrived.
+                // Whatever the answer is, 401 is usual. A connection goes to the pool when all of
+                // it has arrived.
                 if let Ok(response) = request.send().await {
                     let _ = read_bounded(response, DETAIL_LIMIT, "", "").await;
                 }
             }
         };
-        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config, and the question for a trace.
+        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config,
+        // and the question for a trace.
         Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
     }
 
@@ -211,7 +216,8 @@ impl Client {
         self.endpoints.lists_referrers(&self.base.origin().ascii_serialization(), has);
     }
 
-    /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives, if that can be told.
+    /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives,
+    /// if that can be told.
     pub(crate) async fn watch<T>(
         &self,
         object: &str,
@@ -272,7 +278,8 @@ impl Client {
         }
     }
 
-    /// Reads a part of a blob from somebody who fetches for several nodes, at his socket; `None` if he has none, or does not deliver.
+    /// Reads a part of a blob from somebody who fetches for several nodes, at his socket; `None` if
+    /// he has none, or does not deliver.
     pub(crate) async fn by_socket(
         &self,
         digest: &Digest,
@@ -292,8 +299,8 @@ impl Client {
         Ok(peer.daemon.by_socket(url, digest, range, &headers).await)
     }
 
-    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered with everything that is
-    /// known, once. A call without body must change nothing.
+    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered
+    /// with everything that is known, once. A call without body must change nothing.
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
@@ -337,8 +344,8 @@ impl Client {
         }
     }
 
-    /// Sends `call` and follows redirects, leaving the credentials at the registry. Also returns where
-    /// the answer came from, if that was another host.
+    /// Sends `call` and follows redirects, leaving the credentials at the registry. Also returns
+    /// where the answer came from, if that was another host.
     pub(crate) async fn follow(
         &self,
         mut call: Call<'_>,

@@ -1,7 +1,8 @@
 //! What images that are opened share, by the servers they come from: health, and connections.
 //!
-//! A node opens the same image again and again, to check it, to mount it and to read it, and other images of the same registry.
-//! Each is an object of its own; what was learned and set up for one is there for the next.
+//! A node opens the same image again and again, to check it, to mount it and to read it, and other
+//! images of the same registry. Each is an object of its own; what was learned and set up for one
+//! is there for the next.
 
 use std::{
     collections::HashMap,
@@ -13,19 +14,20 @@ use tokio::time::Instant;
 
 use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol};
 
-/// How long images that are opened share one client. It has read the system's TLS roots once, and who adds one
-/// does not expect to restart anything; connections that nobody uses end after 90 s.
+/// How long images that are opened share one client. It has read the system's TLS roots once, and
+/// who adds one does not expect to restart anything; connections that nobody uses end after 90 s.
 const CLIENT_AGE: Duration = Duration::from_secs(300);
 
-/// How long a server is taken for one without referrers API. One that was upgraded is used as such after that.
+/// How long a server is taken for one without referrers API. One that was upgraded is used as such
+/// after that.
 const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
-/// Connections that nobody uses at the moment and that are kept, for each server: what two starts use. A burst may need more, which
-/// end with it.
+/// Connections that nobody uses at the moment and that are kept, for each server: what two starts
+/// use. A burst may need more, which end with it.
 const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
 
-/// How long connections are taken for warm that were opened ahead: servers that close idle ones early do so after a minute or more, nginx
-/// after 75 s.
+/// How long connections are taken for warm that were opened ahead: servers that close idle ones
+/// early do so after a minute or more, nginx after 75 s.
 const WARM: Duration = Duration::from_secs(60);
 
 /// What is known about the servers that are in use. Clones are the same collection.
@@ -36,16 +38,16 @@ pub struct ClientPool(Arc<Mutex<Servers>>);
 #[derive(Debug, Default)]
 struct Servers {
     health: HashMap<String, Weak<Health>>,
-    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in use: an hour's servers
-    /// are few.
+    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in
+    /// use: an hour's servers are few.
     without_referrers: HashMap<String, Instant>,
     /// When connections to a server were opened ahead.
     prepared: HashMap<String, Instant>,
     clients: Vec<SharedClient>,
 }
 
-/// A pool of connections, and for whom: only servers that are spoken to in the same way have the same, so that what one
-/// of them is trusted with or shown is never taken for another.
+/// A pool of connections, and for whom: only servers that are spoken to in the same way have the
+/// same, so that what one of them is trusted with or shown is never taken for another.
 #[derive(Debug)]
 struct SharedClient {
     manner: Protocol,
@@ -66,8 +68,9 @@ impl ClientPool {
         health
     }
 
-    /// The client for requests without a body, to servers that are spoken to like this: images share its connections, and what
-    /// it takes to read the system's roots. Or what is wrong with the TLS of this machine.
+    /// The client for requests without a body, to servers that are spoken to like this: images
+    /// share its connections, and what it takes to read the system's roots. Or what is wrong with
+    /// the TLS of this machine.
     pub(crate) fn http(&self, manner: &Protocol) -> Result<reqwest::Client, String> {
         let clients = &mut self.lock().clients;
         clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
@@ -82,7 +85,8 @@ impl ClientPool {
         Ok(http)
     }
 
-    /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody did within the last minute.
+    /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody
+    /// did within the last minute.
     pub(crate) fn should_prepare(&self, origin: &str) -> bool {
         let prepared = &mut self.lock().prepared;
         prepared.retain(|_, when| when.elapsed() < WARM);

@@ -1,7 +1,7 @@
 //! Credentials, found where docker, podman and skopeo leave them.
 //!
-//! The first file that knows the registry decides; without any, access is anonymous. Inside a file a
-//! credential helper goes before the entry itself, as in docker.
+//! The first file that knows the registry decides; without any, access is anonymous. Inside a file
+//! a credential helper goes before the entry itself, as in docker.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use crate::{error::RegistryError, name::Reference};
 /// Biggest credential file that is read, in bytes; real ones have some KiB.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// How long a credential helper may take. Some ask a cloud's metadata service over the network; none
-/// can ask the user, because its standard input is taken.
+/// How long a credential helper may take. Some ask a cloud's metadata service over the network;
+/// none can ask the user, because its standard input is taken.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The key under which docker keeps the credentials of Docker Hub.
@@ -49,7 +49,8 @@ pub(crate) enum Credential {
     Identity(Secret),
 }
 
-/// A user's name and password that came with an image: a pull secret. Its `Debug` output does not show the password.
+/// A user's name and password that came with an image: a pull secret. Its `Debug` output does not
+/// show the password.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Login {
     user: String,
@@ -72,8 +73,8 @@ impl From<Login> for Credential {
     }
 }
 
-/// The files that are consulted by default, most important first: `$REGISTRY_AUTH_FILE` alone if it is
-/// set, else `$XDG_RUNTIME_DIR/containers/auth.json` and `$DOCKER_CONFIG/config.json`
+/// The files that are consulted by default, most important first: `$REGISTRY_AUTH_FILE` alone if it
+/// is set, else `$XDG_RUNTIME_DIR/containers/auth.json` and `$DOCKER_CONFIG/config.json`
 /// (`~/.docker/config.json`).
 pub fn default_files() -> Vec<PathBuf> {
     let variable =
@@ -246,7 +247,8 @@ async fn ask_helper(
         Err(_) => return Err(wrong(format!("no answer within {} s", HELPER_TIMEOUT.as_secs()))),
     };
     if !output.status.success() {
-        // The protocol has no error codes, only this text, which every helper takes from one library.
+        // The protocol has no error codes, only this text, which every helper takes from one
+        // library.
         let text = String::from_utf8_lossy(&output.stdout);
         if text.contains("credentials not found") {
             return Ok(None);

@@ -1,8 +1,9 @@
 //! How the servers that are asked have done lately.
 //!
-//! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost one reader a moment and not
-//! every reader its deadline. What happened last is remembered for each server, over all of its repositories and
-//! blobs, in memory; whoever has a choice asks the others first.
+//! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost
+//! one reader a moment and not every reader its deadline. What happened last is remembered for each
+//! server, over all of its repositories and blobs, in memory; whoever has a choice asks the others
+//! first.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -24,18 +25,20 @@ const LONGEST_REST: Duration = Duration::from_secs(30);
 /// Longest Retry-After that is believed. Readers wait behind it, and some servers name hours.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
-/// A server is near whose quickest answer took less. A new connection carries a megabyte within seven round trips, so in 20 ms: several
-/// at the same time cost both sides more than they save.
+/// A server is near whose quickest answer took less. A new connection carries a megabyte within
+/// seven round trips, so in 20 ms: several at the same time cost both sides more than they save.
 const NEAR: Duration = Duration::from_millis(3);
 
-/// The same for the first answer of all, which may say more than those that come when both sides are busy: it takes two round trips,
-/// for the connection, and up to 9 ms from a registry on the same machine if code that never ran is read from the disk.
+/// The same for the first answer of all, which may say more than those that come when both sides
+/// are busy: it takes two round trips, for the connection, and up to 9 ms from a registry on the
+/// same machine if code that never ran is read from the disk.
 pub(crate) const NEAR_AT_FIRST: Duration = Duration::from_millis(10);
 
 /// What is known about one server, or one blob at it.
 ///
-/// It is well until something fails, and again after the first success. In between it rests, for longer after each failure:
-/// 1 to 30 s, varied by half in both directions so that nodes do not come back together.
+/// It is well until something fails, and again after the first success. In between it rests, for
+/// longer after each failure: 1 to 30 s, varied by half in both directions so that nodes do not
+/// come back together.
 #[derive(Debug)]
 pub struct Health {
     /// For messages.
@@ -64,8 +67,9 @@ impl Health {
         Health { name: name.into(), state: Mutex::default(), quickest, first }
     }
 
-    /// A request that began at `started` failed for a reason that may pass. `retry_after` is how long the server asks to be
-    /// left alone. Requests that were under way together count as one failure.
+    /// A request that began at `started` failed for a reason that may pass. `retry_after` is how
+    /// long the server asks to be left alone. Requests that were under way together count as one
+    /// failure.
     pub fn failed(&self, started: Instant, retry_after: Option<Duration>) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -99,8 +103,8 @@ impl Health {
         self.quickest.fetch_min(micros, Ordering::Relaxed);
     }
 
-    /// Whether the server has answered so quickly that there is nothing to gain from asking it for parts at the same time, or
-    /// before they are needed.
+    /// Whether the server has answered so quickly that there is nothing to gain from asking it for
+    /// parts at the same time, or before they are needed.
     pub fn is_near(&self) -> bool {
         let quickest = Duration::from_micros(self.quickest.load(Ordering::Relaxed));
         quickest < NEAR || self.first.get().is_some_and(|first| *first < NEAR_AT_FIRST)
@@ -113,7 +117,8 @@ impl Health {
         state.rests_until.max(state.asked_until).is_none_or(|until| until <= now)
     }
 
-    /// Whether anything failed since then for a reason that may pass: the server was busy, asked to be left alone, or was away.
+    /// Whether anything failed since then for a reason that may pass: the server was busy, asked to
+    /// be left alone, or was away.
     pub fn has_failed_since(&self, since: Instant) -> bool {
         self.lock().last_failure.is_some_and(|failed| failed >= since)
     }

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Logins beside those in files, each for one repository of a registry, and the tokens that they got. Clones share one
-/// collection.
+/// Logins beside those in files, each for one repository of a registry, and the tokens that they
+/// got. Clones share one collection.
 #[derive(Clone, Default)]
 pub struct Keyring {
     logins: Logins,
@@ -26,8 +26,9 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// Uses `login` for the repository of `image` first, until there is a newer one or it is [removed](Keyring::remove).
-    /// Forgets the earlier login of `owner`. Images in directories need no login.
+    /// Uses `login` for the repository of `image` first, until there is a newer one or it is
+    /// [removed](Keyring::remove). Forgets the earlier login of `owner`. Images in directories need
+    /// no login.
     pub fn set(&self, owner: &str, image: &ImageName, login: Login) {
         self.logins.set(owner, image, login);
     }

@@ -10,10 +10,12 @@ use crate::{
     transport::credentials::Login,
 };
 
-/// Logins for one repository that are tried, at most: each one costs a request when they are refused.
+/// Logins for one repository that are tried, at most: each one costs a request when they are
+/// refused.
 const TRIED: usize = 4;
 
-/// Logins beside those in files, each for one repository of a registry. Clones share one collection.
+/// Logins beside those in files, each for one repository of a registry. Clones share one
+/// collection.
 #[derive(Clone, Default)]
 pub(crate) struct Logins(Arc<Mutex<State>>);
 
@@ -32,8 +34,9 @@ struct Owned {
 }
 
 impl Logins {
-    /// Uses `login` for the repository of `image` first, until there is a newer one or it is [removed](Logins::remove).
-    /// What `owner` had before is forgotten. Images in directories need no login.
+    /// Uses `login` for the repository of `image` first, until there is a newer one or it is
+    /// [removed](Logins::remove). What `owner` had before is forgotten. Images in directories need
+    /// no login.
     pub(crate) fn set(&self, owner: &str, image: &ImageName, login: Login) {
         let ImageName::Registry(reference) = image else { return };
         let mut state = self.lock();

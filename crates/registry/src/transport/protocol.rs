@@ -9,11 +9,11 @@ use crate::transport::tls::Tls;
 /// How long to wait, for each thing that can hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a connection, TLS included. 5 s: three SYN retransmissions (1 + 2 s) get through, and a reader
-    /// who waits in the kernel learns early that a host is gone.
+    /// For a connection, TLS included. 5 s: three SYN retransmissions (1 + 2 s) get through, and a
+    /// reader who waits in the kernel learns early that a host is gone.
     pub connect: Duration,
-    /// For the next bytes of an answer. 15 s: longer than the worst stall of storage behind a registry,
-    /// short enough that a retry still fits into a reader's deadline.
+    /// For the next bytes of an answer. 15 s: longer than the worst stall of storage behind a
+    /// registry, short enough that a retry still fits into a reader's deadline.
     pub idle: Duration,
     /// For one piece of an upload, sent and accepted. 5 min: 8 MiB over 256 kbit/s.
     pub upload: Duration,
@@ -41,7 +41,8 @@ pub(crate) struct Protocol {
 }
 
 impl Protocol {
-    /// What clients that speak like this have in common; or what is wrong with the TLS of this machine.
+    /// What clients that speak like this have in common; or what is wrong with the TLS of this
+    /// machine.
     pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
         // From plain HTTP only a redirect leads to TLS.
         let tls = self.tls.config(!self.is_plain);

@@ -15,9 +15,9 @@ use crate::error::RegistryError;
 pub(crate) const DETAIL_LIMIT: u64 = 16 << 10;
 const DETAIL_SHOWN: usize = 300;
 
-/// Whether a request may have met a connection that the server was just closing. Some close theirs after
-/// an error without saying so, docker-registry 2.8 after each 416. A request that changes nothing is then
-/// sent again, once, as every client with a connection pool has to.
+/// Whether a request may have met a connection that the server was just closing. Some close theirs
+/// after an error without saying so, docker-registry 2.8 after each 416. A request that changes
+/// nothing is then sent again, once, as every client with a connection pool has to.
 pub(crate) fn stale(error: &reqwest::Error) -> bool {
     error.is_request() && !error.is_connect() && !error.is_timeout()
 }

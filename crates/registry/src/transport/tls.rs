@@ -151,10 +151,12 @@ impl fmt::Debug for Tls {
 /// Who trusts the system's authorities and some certificates more; or why nobody does.
 type System = Result<Verifier, Error>;
 
-/// Trusts the system's authorities and some certificates more, also those that stand for themselves.
+/// Trusts the system's authorities and some certificates more, also those that stand for
+/// themselves.
 #[derive(Debug)]
 struct Named {
-    /// Some three hundred files, on Debian: 15 to 20 ms of a processor, and longer if they come from a disk. Plain HTTP never needs them.
+    /// Some three hundred files, on Debian: 15 to 20 ms of a processor, and longer if they come
+    /// from a disk. Plain HTTP never needs them.
     system: LazyLock<System, Box<dyn FnOnce() -> System + Send>>,
     known: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,
@@ -185,8 +187,9 @@ impl ServerCertVerifier for Named {
         let checked =
             system.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match checked {
-            // What `openssl req -x509` makes is at once a server's certificate and its own authority, which the
-            // specification does not allow. Such a certificate is known in full; its dates have been looked at before.
+            // What `openssl req -x509` makes is at once a server's certificate and its own
+            // authority, which the specification does not allow. Such a certificate is known in
+            // full; its dates have been looked at before.
             Err(Error::InvalidCertificate(CertificateError::Other(_)))
                 if self.known.iter().any(|known| known == end_entity) =>
             {

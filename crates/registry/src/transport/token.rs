@@ -1,9 +1,9 @@
 //! What a request says in its `Authorization` header.
 //!
-//! A registry tells what it wants in its first 401: `Basic`, or `Bearer` with the address of a token
-//! server. A token is kept for each scope until the registry refuses it; many requests that are refused
-//! at once cause one renewal. Then whatever is known at that moment is tried, the newest first: passwords change
-//! while containers run.
+//! A registry tells what it wants in its first 401: `Basic`, or `Bearer` with the address of a
+//! token server. A token is kept for each scope until the registry refuses it; many requests that
+//! are refused at once cause one renewal. Then whatever is known at that moment is tried, the
+//! newest first: passwords change while containers run.
 
 use std::{
     collections::HashMap,
@@ -37,8 +37,8 @@ const TOKEN_LIMIT: u64 = 1 << 20;
 /// Who we are to token servers, which show it in lists of sessions.
 const CLIENT_ID: &str = "lazuli";
 
-/// How long nothing is tried again that was refused, unless there is something new: readers ask again and again, and some
-/// token servers lock accounts.
+/// How long nothing is tried again that was refused, unless there is something new: readers ask
+/// again and again, and some token servers lock accounts.
 const REFUSED: Duration = Duration::from_secs(1);
 
 /// Makes and keeps authorizations for one repository at one server.
@@ -106,8 +106,8 @@ impl Authorizer {
         Tried { header, is_secret, credentials: Vec::new() }
     }
 
-    /// Answers the challenge in `refusal`, a 401 to a request that was sent with [`Tried::header`]. Whether there is something
-    /// else to send.
+    /// Answers the challenge in `refusal`, a 401 to a request that was sent with [`Tried::header`].
+    /// Whether there is something else to send.
     pub(crate) async fn renew(
         &self,
         http: &reqwest::Client,
@@ -278,7 +278,8 @@ impl Authorizer {
 }
 
 impl Tried {
-    /// Whether it is of no use any more. A token that was refused may have ended in this very moment, so two are fetched.
+    /// Whether it is of no use any more. A token that was refused may have ended in this very
+    /// moment, so two are fetched.
     fn is_spent(&self, credential: &Credential) -> bool {
         self.credentials.iter().filter(|tried| *tried == credential).count() >= 2
     }
@@ -294,9 +295,10 @@ impl Tried {
     }
 }
 
-/// Whether a registry may send the node to this token server. What the server answers comes back to the registry, so a realm
-/// must not reach what only the node reaches: plain HTTP is for the registry's own host, and so are the node's own
-/// addresses and those of its link, where clouds answer with the machine's identity.
+/// Whether a registry may send the node to this token server. What the server answers comes back to
+/// the registry, so a realm must not reach what only the node reaches: plain HTTP is for the
+/// registry's own host, and so are the node's own addresses and those of its link, where clouds
+/// answer with the machine's identity.
 fn check_realm(realm: &Url, registry: &Url) -> Result<(), String> {
     let same_host = realm.host_str() == registry.host_str();
     match realm.scheme() {

@@ -118,8 +118,8 @@ impl Far {
         Cost { manifest, metadata, misses, windows, connections }
     }
 
-    /// The same for an image that is opened when another one has been started. The best of three: others use this
-    /// machine, too.
+    /// The same for an image that is opened when another one has been started. The best of three:
+    /// others use this machine, too.
     async fn start_again(&self) -> Cost {
         let mut best = self.start().await;
         for _ in 0..2 {
@@ -133,7 +133,8 @@ impl Far {
         best
     }
 
-    /// What starts cost, told to whoever measures; the second one has to be free of whatever the first one set up.
+    /// What starts cost, told to whoever measures; the second one has to be free of whatever the
+    /// first one set up.
     #[allow(clippy::print_stderr)]
     async fn check(&self, what: &str) -> Cost {
         let cold = self.start().await;
@@ -172,11 +173,13 @@ async fn a_start_over_plain_http() {
     let cold = Far::new(&server.host(), None).check("plain HTTP").await;
     // The handshake, and the request.
     assert!(cold.manifest >= 2.0, "{cold:?}");
-    // Those that are opened ahead and the manifest's, and as many again if that comes before others are ready.
+    // Those that are opened ahead and the manifest's, and as many again if that comes before others
+    // are ready.
     assert!((17..=36).contains(&cold.connections), "{cold:?}");
 }
 
-/// Whether a cold start so far away makes fewer connections. On a busy machine answers come late, so one of ten has to.
+/// Whether a cold start so far away makes fewer connections. On a busy machine answers come late,
+/// so one of ten has to.
 async fn makes_fewer_than(connections: u64, round_trip: Duration) -> bool {
     let server = FakeRegistry::start().unwrap();
     push_image(&server.host()).await;

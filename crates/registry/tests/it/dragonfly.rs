@@ -69,7 +69,8 @@ impl Scene {
         lazuli_registry::open(&name, &options).unwrap()
     }
 
-    /// Reads much of the big blob, and tells how long that took, and how much of it came through the daemon.
+    /// Reads much of the big blob, and tells how long that took, and how much of it came through
+    /// the daemon.
     async fn read(&self, image: &Arc<dyn Repository>) -> (Duration, u64) {
         let (before, begun) = (self.daemon.stats().served, Instant::now());
         assert!(read(&**image, &self.blob, 5..40_000).await.unwrap() == self.blob[5..40_000]);

@@ -149,7 +149,8 @@ async fn an_upload_that_has_more_than_was_sent_begins_anew() {
     assert_eq!(server.violations(), Vec::<String>::new());
 }
 
-/// One that is whole before a request is full is asked for first; a directory takes it when it is whole.
+/// One that is whole before a request is full is asked for first; a directory takes it when it is
+/// whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_ones_are_pushed_like_others() {
     let server = FakeRegistry::start().unwrap();

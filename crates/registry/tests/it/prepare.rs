@@ -45,8 +45,9 @@ async fn pinged(server: &FakeRegistry) {
     sleep(ANSWERS).await;
 }
 
-/// Attempts that a check has. On a busy machine the end of an answer may not have been read yet, and its connection
-/// is not free then; if connections were not used again at all, no attempt would succeed.
+/// Attempts that a check has. On a busy machine the end of an answer may not have been read yet,
+/// and its connection is not free then; if connections were not used again at all, no attempt would
+/// succeed.
 const ATTEMPTS: usize = 5;
 
 /// Repeats a check until it finds nothing wrong.
@@ -77,7 +78,8 @@ async fn check_near(login: Login) -> Result<(), String> {
     let image = open(&name, &options).unwrap();
     image.prepare();
     pinged(&server).await;
-    // Brings the token: whoever is refused asks again while the refusal is still being read, over another connection.
+    // Brings the token: whoever is refused asks again while the refusal is still being read, over
+    // another connection.
     read(&*image, &noise(CONTENT, 21), 0..1000).await.unwrap();
     sleep(ANSWERS).await;
     server.fault("GET", "/blobs/", 100, Fault::Latency(Duration::from_millis(300)));

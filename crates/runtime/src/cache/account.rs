@@ -1,7 +1,7 @@
 //! Which image is charged for what is done about a blob.
 //!
-//! Whatever the images of a node share is shared out by account: events that wait, memory for answers, processors, and the
-//! disk.
+//! Whatever the images of a node share is shared out by account: events that wait, memory for
+//! answers, processors, and the disk.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,8 @@ use super::{CachedBlob, durable::lock};
 pub enum Account {
     /// The only image in use that has the blob, by its manifest.
     Image(Digest),
-    /// A blob that several images have, or that none has opened. No image may use up in its name what another one needs for
-    /// its other blobs.
+    /// A blob that several images have, or that none has opened. No image may use up in its name
+    /// what another one needs for its other blobs.
     Shared(Digest),
 }
 

@@ -48,8 +48,8 @@ use crate::{
 /// Sources of one blob that are kept, mirrors included; the oldest is forgotten first.
 const SOURCES: usize = 32;
 
-/// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one, and only a chunk that came
-/// after minutes is given up at once.
+/// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one,
+/// and only a chunk that came after minutes is given up at once.
 pub(super) const TAKEOVERS: usize = 3;
 
 thread_local! {
@@ -59,14 +59,16 @@ thread_local! {
 
 /// One blob in the cache, as a set of images describes it.
 ///
-/// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks, and
-/// holes where chunks are missing. Only [`CachedBlob::ensure`] tells which is which.
+/// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks,
+/// and holes where chunks are missing. Only [`CachedBlob::ensure`] tells which is which.
 pub struct CachedBlob {
     pub(super) layout: Layout,
     pub(super) store: Store,
-    /// Chunks that are in the file and were checked by this process, or left by one whose seal fits.
+    /// Chunks that are in the file and were checked by this process, or left by one whose seal
+    /// fits.
     pub(super) ready: ReadyMap,
-    /// Chunks that are in the file as far as the maps say. Nobody reads them before they are checked.
+    /// Chunks that are in the file as far as the maps say. Nobody reads them before they are
+    /// checked.
     pub(super) suspect: ReadyMap,
     /// Held by everybody who changes the data file or the maps.
     pub(super) touch: Mutex<Touch>,
@@ -207,9 +209,9 @@ impl CachedBlob {
         Ok(blob)
     }
 
-    /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes between
-    /// chunks, up to the next block, are zeros. Any number of callers may ask at once; dropping the future is harmless, what is being
-    /// fetched arrives for others.
+    /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes
+    /// between chunks, up to the next block, are zeros. Any number of callers may ask at once;
+    /// dropping the future is harmless, what is being fetched arrives for others.
     ///
     /// # Errors
     /// The range could not be brought in; a later call tries again. Parts of it may be ready.
@@ -238,7 +240,8 @@ impl CachedBlob {
                     return Err(error);
                 }
             }
-            // What came long after it was asked for may have been given up again, and flights may be abandoned.
+            // What came long after it was asked for may have been given up again, and flights may
+            // be abandoned.
             self.asked.note(wanted.clone());
             if self.ready.all_ready(wanted.clone()) {
                 return Ok(());
@@ -267,8 +270,9 @@ impl CachedBlob {
         range.end.0 <= self.layout.file_size() && self.ready.all_ready(chunks)
     }
 
-    /// Notes that the kernel is about to let a thread through to a range. The range stays until the thread
-    /// was seen to have left the kernel's wait, even if it is frozen there. 0 is a thread that the kernel does not name.
+    /// Notes that the kernel is about to let a thread through to a range. The range stays until the
+    /// thread was seen to have left the kernel's wait, even if it is frozen there. 0 is a thread
+    /// that the kernel does not name.
     pub fn let_through(self: &Arc<Self>, thread: i32, range: &Range<Decoded>) {
         self.released.note(thread, self, self.layout.chunks_in(range));
     }
@@ -279,8 +283,8 @@ impl CachedBlob {
         chunks.all(|at| self.ready.is_ready(at) || self.suspect.is_ready(at))
     }
 
-    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are missing or
-    /// have to be checked. What is started is tried until `deadline`.
+    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are
+    /// missing or have to be checked. What is started is tried until `deadline`.
     fn start_missing(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Waiter> {
         let chunks = self.layout.chunks();
         let mut waiters = Vec::new();
@@ -290,8 +294,9 @@ impl CachedBlob {
         let mut ahead = Vec::new();
         {
             let mut flights = self.flights.lock();
-            // InFlight first: one that lands in between has set the bit before it left the map. Suspicion before
-            // readiness: who checks a chunk makes it ready before it is no longer suspect.
+            // InFlight first: one that lands in between has set the bit before it left the map.
+            // Suspicion before readiness: who checks a chunk makes it ready before it is no longer
+            // suspect.
             let is_suspect = |at: usize| self.suspect.is_ready(at) && !self.ready.is_ready(at);
             let is_missing = |at: usize| {
                 !flights.has(at) && !self.suspect.is_ready(at) && !self.ready.is_ready(at)
@@ -367,7 +372,8 @@ impl CachedBlob {
         }
     }
 
-    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the chunk.
+    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the
+    /// chunk.
     pub(crate) fn decode<'a>(
         &self,
         chunk: &Chunk,
@@ -385,7 +391,8 @@ impl CachedBlob {
         ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
     }
 
-    /// Takes a chunk out of what its stored bytes [decode](CachedBlob::decode) to, checks it, writes it and marks it ready. Blocks.
+    /// Takes a chunk out of what its stored bytes [decode](CachedBlob::decode) to, checks it,
+    /// writes it and marks it ready. Blocks.
     pub(crate) fn accept(self: &Arc<Self>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
         let chunk = self.chunk(at);
         let bytes = chunk
@@ -418,8 +425,9 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Cuts the file to nothing, unless the blob is complete: for the end of a daemon that leaves readers
-    /// behind, who get EIO from then on instead of seeing holes. What was cached of the blob is lost.
+    /// Cuts the file to nothing, unless the blob is complete: for the end of a daemon that leaves
+    /// readers behind, who get EIO from then on instead of seeing holes. What was cached of the
+    /// blob is lost.
     pub fn cut_off(&self) -> io::Result<()> {
         // Waits for writes under way; a later one would make the file longer again.
         let mut cut_off = self.cut_off.write().unwrap_or_else(PoisonError::into_inner);
@@ -505,8 +513,8 @@ impl CachedBlob {
         self.layout.blob().id
     }
 
-    /// The file with the decoded bytes, open for reading and writing. It was opened before anybody could ask for events
-    /// on the file, so using it raises none.
+    /// The file with the decoded bytes, open for reading and writing. It was opened before anybody
+    /// could ask for events on the file, so using it raises none.
     pub fn file(&self) -> &File {
         self.store.data()
     }

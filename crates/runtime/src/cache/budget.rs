@@ -1,7 +1,8 @@
 //! How much of the disk the cache takes, and what goes when that is too much.
 //!
-//! First whole blobs that no image in use has, the one whose last use is longest ago first; then chunks of blobs in
-//! use, of images that have more than their share first, by when they were asked for last, see [`super::evict`].
+//! First whole blobs that no image in use has, the one whose last use is longest ago first; then
+//! chunks of blobs in use, of images that have more than their share first, by when they were asked
+//! for last, see [`super::evict`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,7 +28,8 @@ use super::{
 /// How often the cache is measured, at least.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// When the budget is exceeded, it is brought to this part below it, so that not every chunk costs an eviction.
+/// When the budget is exceeded, it is brought to this part below it, so that not every chunk costs
+/// an eviction.
 const SLACK: u64 = 20;
 
 /// Least that is freed for a reader on a full disk.
@@ -72,8 +74,8 @@ pub struct EvictionStats {
 }
 
 impl Cache {
-    /// Begins to give up what is too much. To be called when every blob that is mounted is open: those that
-    /// are not may go.
+    /// Begins to give up what is too much. To be called when every blob that is mounted is open:
+    /// those that are not may go.
     pub fn start_evicting(self: &Arc<Self>) {
         if self.budget.since.set(Instant::now()).is_ok() {
             self.workers.runtime().spawn(keep(Arc::downgrade(self), self.budget.clone()));
@@ -101,7 +103,8 @@ impl Cache {
         }
     }
 
-    /// Gives something up for a reader of `account` that needs `bytes` on a full disk. Blocks, but not while others do the same.
+    /// Gives something up for a reader of `account` that needs `bytes` on a full disk. Blocks, but
+    /// not while others do the same.
     pub(super) fn make_room(&self, bytes: u64, account: Account) {
         let before = lock(&self.budget.full).replace(Instant::now());
         if before.is_none_or(|before| before.elapsed() > REMINDER) {
@@ -154,7 +157,8 @@ impl Cache {
     fn free(&self, bytes: u64, reader: Option<Account>) -> u64 {
         let Some(since) = self.budget.since.get() else { return 0 };
         let mut freed = self.free_unused(bytes);
-        // Before that, a process before this one may have let a reader through who is still on the way.
+        // Before that, a process before this one may have let a reader through who is still on the
+        // way.
         if freed < bytes && since.elapsed() >= self.settings.grace {
             freed += self.free_chunks(bytes - freed, reader);
         }
@@ -180,7 +184,8 @@ impl Cache {
         self.remove(dir).inspect_err(cannot).unwrap_or(0)
     }
 
-    /// Removes what is here of `blobs`, unless somebody has it open, and says whether nothing is left. Blocks.
+    /// Removes what is here of `blobs`, unless somebody has it open, and says whether nothing is
+    /// left. Blocks.
     pub(crate) fn discard(&self, blobs: &HashSet<Digest>) -> bool {
         let turn = lock(&self.budget.evicting);
         for dir in self.unused() {
@@ -214,7 +219,8 @@ impl Cache {
         dirs.into_iter().map(|(_, dir)| dir).collect()
     }
 
-    /// Removes the files of a blob unless somebody has it open. Returns the bytes that they occupied.
+    /// Removes the files of a blob unless somebody has it open. Returns the bytes that they
+    /// occupied.
     fn remove(&self, dir: &Path) -> io::Result<u64> {
         let Some(key) = dir.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
         let away = self.dir.join(format!("{AWAY}{key}"));
@@ -238,7 +244,8 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Gives up chunks of blobs in use, those first of images above their share, and that were asked for longest ago.
+    /// Gives up chunks of blobs in use, those first of images above their share, and that were
+    /// asked for longest ago.
     fn free_chunks(&self, bytes: u64, reader: Option<Account>) -> u64 {
         self.released.sweep(self.settings.grace);
         let blobs = self.open_blobs();
@@ -265,7 +272,8 @@ impl Cache {
                 Err(error) => tracing::warn!(blob = ?blobs[blob], %error, "cannot evict chunks"),
             }
         }
-        // Complete blobs are read without a question, so nobody knows what of them is idle. They are watched now.
+        // Complete blobs are read without a question, so nobody knows what of them is idle. They
+        // are watched now.
         let mut missing = bytes.saturating_sub(freed);
         for blob in blobs {
             let open = blob.open_bytes();

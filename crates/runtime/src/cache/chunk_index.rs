@@ -1,8 +1,9 @@
 //! Chunks that another blob in the cache has: copied instead of fetched.
 //!
-//! Two versions of an image, or two images with the same package in them, have chunks in common although their blobs differ.
-//! The index knows the chunks that are in the cache by a part of their digests. That makes it small and wrong at times, which
-//! is harmless: what is copied is checked like what is fetched, and what does not fit is fetched.
+//! Two versions of an image, or two images with the same package in them, have chunks in common
+//! although their blobs differ. The index knows the chunks that are in the cache by a part of their
+//! digests. That makes it small and wrong at times, which is harmless: what is copied is checked
+//! like what is fetched, and what does not fit is fetched.
 
 use std::{
     collections::HashMap,
@@ -20,7 +21,8 @@ use super::{
 };
 use crate::{error::ReadError, fetch};
 
-/// Chunks that are known at most, in up to 36 MB. As many as forty images of python:3.12's size have.
+/// Chunks that are known at most, in up to 36 MB. As many as forty images of python:3.12's size
+/// have.
 const MAX_CHUNKS: usize = 1 << 20;
 
 /// See the module.
@@ -80,7 +82,8 @@ impl ChunkIndex {
         }
     }
 
-    /// The directory and the first block of a blob, another one than that in `own`, that has a chunk.
+    /// The directory and the first block of a blob, another one than that in `own`, that has a
+    /// chunk.
     fn find(&self, own: &str, chunk: &Chunk) -> Option<(Arc<str>, u32)> {
         let index = lock(&self.0);
         let place = index.chunks.get(&beginning(&chunk.digest))?;
@@ -115,7 +118,8 @@ impl CachedBlob {
         missing.extract_if(.., is_there).collect()
     }
 
-    /// Copies chunks from other blobs; what turns out not to be there is fetched if somebody waits for it.
+    /// Copies chunks from other blobs; what turns out not to be there is fetched if somebody waits
+    /// for it.
     pub(super) fn copy(
         self: &Arc<Self>,
         leases: Vec<Lease>,
@@ -174,7 +178,8 @@ impl Cache {
             drop(blobs);
             return blob.file().read_exact_at(bytes, start);
         }
-        // Under the lock: a file that was opened before it is marked can be read without a question of the kernel's to us.
+        // Under the lock: a file that was opened before it is marked can be read without a question
+        // of the kernel's to us.
         let file = Store::open_closed(&self.dir.join(key))?;
         drop(blobs);
         file.read_exact_at(bytes, start)

@@ -1,22 +1,25 @@
 //! Time that passes while this process runs.
 //!
-//! Between its look at what is ready and its answer a thread of ours may be stopped together with the whole process: by a
-//! signal, a debugger, a freezer. When all goes on, eviction must not find that the chunk has been idle for all that time: the
-//! answer, or the read of the FUSE driver, is still to come. So a leap of the clock counts for a few seconds only.
+//! Between its look at what is ready and its answer a thread of ours may be stopped together with
+//! the whole process: by a signal, a debugger, a freezer. When all goes on, eviction must not find
+//! that the chunk has been idle for all that time: the answer, or the read of the FUSE driver, is
+//! still to come. So a leap of the clock counts for a few seconds only.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Instant,
 };
 
-/// The most that may pass between two looks at the clock, in tenths of a second. Eviction looks every few seconds.
+/// The most that may pass between two looks at the clock, in tenths of a second. Eviction looks
+/// every few seconds.
 const LEAP: u32 = 100;
 
 /// Counts tenths of a second; enough for 13 years.
 #[derive(Debug)]
 pub(super) struct Clock {
     opened: Instant,
-    /// When it was looked at last, in tenths of a second since `opened`, and below that what it showed.
+    /// When it was looked at last, in tenths of a second since `opened`, and below that what it
+    /// showed.
     seen: AtomicU64,
 }
 

@@ -25,8 +25,8 @@ impl WaitForRoom {
 }
 
 impl CachedBlob {
-    /// Waits until the disk has room for what is missing of `wanted`, and takes it, so that nobody else does
-    /// until it is fetched. `false` when waiting ends first.
+    /// Waits until the disk has room for what is missing of `wanted`, and takes it, so that nobody
+    /// else does until it is fetched. `false` when waiting ends first.
     pub(super) async fn find_room(
         self: &Arc<Self>,
         wanted: Range<usize>,
@@ -54,8 +54,8 @@ impl CachedBlob {
         }
     }
 
-    /// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like a hole. Whether there
-    /// was room. Blocks.
+    /// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like
+    /// a hole. Whether there was room. Blocks.
     fn reserve(self: &Arc<Self>, wanted: Range<usize>) -> bool {
         let missing = |at: &usize| !self.ready.is_ready(*at) && !self.suspect.is_ready(*at);
         let reserved = self.change(|data| {
@@ -65,7 +65,8 @@ impl CachedBlob {
                 Ok(fallocate(data, FallocateFlags::KEEP_SIZE, chunk.decoded.0, size)?)
             })
         });
-        // Another error, such as a file system without this call, leaves it to the write to find out.
+        // Another error, such as a file system without this call, leaves it to the write to find
+        // out.
         !reserved.is_err_and(|error: io::Error| is_full(&error))
     }
 }

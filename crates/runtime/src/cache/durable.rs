@@ -43,8 +43,8 @@ pub(super) struct Durable {
 }
 
 impl CachedBlob {
-    /// Locks the maps, after a look at whether somebody else has changed the data file. If so, nothing in it is
-    /// believed any more.
+    /// Locks the maps, after a look at whether somebody else has changed the data file. If so,
+    /// nothing in it is believed any more.
     pub(super) fn look(self: &Arc<Self>) -> io::Result<MutexGuard<'_, Touch>> {
         let mut touch = lock(&self.touch);
         let times = self.store.times()?;
@@ -81,8 +81,9 @@ impl CachedBlob {
         let end = start + bytes.len() as u64;
         let padding = (end.next_multiple_of(BLOCK_SIZE) - end) as usize;
         let touch = self.change(|data| {
-            // Nothing there is worth keeping. After a failed writeback ext4 takes such blocks for written once they are in its
-            // cache, and never notes it on the disk: what is written over them would read as zeros one day.
+            // Nothing there is worth keeping. After a failed writeback ext4 takes such blocks for
+            // written once they are in its cache, and never notes it on the disk: what is written
+            // over them would read as zeros one day.
             if seek(data, SeekFrom::Data(start)).is_ok_and(|found| found < end) {
                 let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let _ = fallocate(data, punch, start, end + padding as u64 - start);
@@ -143,12 +144,12 @@ impl CachedBlob {
         });
     }
 
-    /// Makes everything that is in the file now survive a power cut, and seals it if all of it is ready. Blocks
-    /// until the disk has it.
+    /// Makes everything that is in the file now survive a power cut, and seals it if all of it is
+    /// ready. Blocks until the disk has it.
     ///
     /// # Errors
-    /// The disk did not take it. What was not on the disk before counts as missing from then on, since
-    /// the kernel drops pages that it could not write.
+    /// The disk did not take it. What was not on the disk before counts as missing from then on,
+    /// since the kernel drops pages that it could not write.
     pub fn flush(self: &Arc<Self>) -> io::Result<()> {
         let mut durable = lock(&self.durable);
         self.unflushed.store(0, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! Giving up chunks that nobody has read for long, under a mounted image.
 //!
-//! A bit that is cleared is seen by everybody who asks. Who has asked already and was let through may still be on the way
-//! to the page, and cannot be called back. So chunks are given up only when nobody has asked for them for
-//! [`Settings::grace`], and only in a file that the kernel asks about; docs/cache.md has the whole argument.
+//! A bit that is cleared is seen by everybody who asks. Who has asked already and was let through
+//! may still be on the way to the page, and cannot be called back. So chunks are given up only when
+//! nobody has asked for them for [`Settings::grace`], and only in a file that the kernel asks
+//! about; docs/cache.md has the whole argument.
 //!
 //! [`Settings::grace`]: super::Settings::grace
 
@@ -43,8 +44,8 @@ impl Asked {
         self.clock.now()
     }
 
-    /// Notes that somebody asks. To be called *before* the caller looks whether the chunks are ready: either
-    /// the one who gives chunks up sees this, or the caller sees that they are gone.
+    /// Notes that somebody asks. To be called *before* the caller looks whether the chunks are
+    /// ready: either the one who gives chunks up sees this, or the caller sees that they are gone.
     pub(super) fn note(&self, chunks: Range<usize>) {
         let now = self.now();
         for chunk in &self.chunks[chunks] {
@@ -67,7 +68,8 @@ pub(super) struct Guarded {
     pub(super) is_open: AtomicBool,
     /// When it was last like that, as [`Asked::now`].
     since: AtomicU32,
-    /// Whether the blob is not to be complete although everything is there: chunks of it are going to be given up.
+    /// Whether the blob is not to be complete although everything is there: chunks of it are going
+    /// to be given up.
     pub(super) is_held: AtomicBool,
 }
 
@@ -97,9 +99,9 @@ pub(super) struct Evicted {
 }
 
 impl CachedBlob {
-    /// Sets what has to succeed before any chunk of a blob that was complete can be given up: afterwards the kernel
-    /// has to ask again before it reads the file. Each `driver` has its own. Without a guard the file is read only through
-    /// [`CachedBlob::ensure`].
+    /// Sets what has to succeed before any chunk of a blob that was complete can be given up:
+    /// afterwards the kernel has to ask again before it reads the file. Each `driver` has its own.
+    /// Without a guard the file is read only through [`CachedBlob::ensure`].
     pub fn set_guard(&self, driver: &'static str, guard: Guard) {
         lock(&self.guarded.guards).insert(driver, guard);
     }
@@ -109,8 +111,8 @@ impl CachedBlob {
         !lock(&self.guarded.guards).is_empty()
     }
 
-    /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when everything is there,
-    /// until [`CachedBlob::release`]. Blocks.
+    /// Has the kernel ask again about a file that was complete. With `hold` it goes on asking when
+    /// everything is there, until [`CachedBlob::release`]. Blocks.
     pub(super) fn stand_guard(&self, hold: bool) -> io::Result<()> {
         // One at a time: what one has just seen of the mark another could be changing.
         let guards = lock(&self.guarded.guards);
@@ -175,7 +177,8 @@ impl CachedBlob {
         if self.guarded.is_open.load(Ordering::Acquire) { self.layout.file_size() } else { 0 }
     }
 
-    /// Gives up those of `chunks` that nobody asks for: their bits go first, here and on the disk, then their bytes. Blocks.
+    /// Gives up those of `chunks` that nobody asks for: their bits go first, here and on the disk,
+    /// then their bytes. Blocks.
     pub(super) fn evict(self: &Arc<Self>, chunks: &[usize]) -> io::Result<Evicted> {
         let leases = self.take_away(chunks);
         let chunks: Vec<_> = leases.iter().map(Lease::chunk).collect();
@@ -200,14 +203,15 @@ impl CachedBlob {
         Ok(evicted)
     }
 
-    /// Clears the bits of chunks that nobody asks for or fetches. Until the leases are dropped, who asks for one
-    /// of them waits: it must not be written before it is punched.
+    /// Clears the bits of chunks that nobody asks for or fetches. Until the leases are dropped, who
+    /// asks for one of them waits: it must not be written before it is punched.
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();
         let mut flights = self.flights.lock();
         let _touch = lock(&self.touch);
-        // Under the lock: a flush may have completed the blob since its chunks were chosen, and nobody asks about it then.
+        // Under the lock: a flush may have completed the blob since its chunks were chosen, and
+        // nobody asks about it then.
         if self.guarded.is_open.load(Ordering::Acquire) {
             return leases;
         }

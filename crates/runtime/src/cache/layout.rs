@@ -97,8 +97,9 @@ impl Layout {
         format!("{}-{}", self.blob.id.hex(), self.digest.hex())
     }
 
-    /// Whether every block of `range` belongs to a chunk. What does not is a hole of the file, and no image has
-    /// bytes there: the kernel asks for it only if a bootstrap refers to chunks that it does not list.
+    /// Whether every block of `range` belongs to a chunk. What does not is a hole of the file, and
+    /// no image has bytes there: the kernel asks for it only if a bootstrap refers to chunks that
+    /// it does not list.
     pub(crate) fn covers(&self, range: &Range<Decoded>) -> bool {
         let mut covered = range.start.0;
         for chunk in &self.blob.chunks[self.chunks_in(range)] {
@@ -123,7 +124,8 @@ impl Layout {
 
 fn digest(blob: &Blob) -> Digest {
     let mut hasher = Algorithm::Blake3.hasher();
-    // Not all at once, which would be as much again as the chunks; not one by one, since a hasher likes long inputs.
+    // Not all at once, which would be as much again as the chunks; not one by one, since a hasher
+    // likes long inputs.
     let mut said = Vec::with_capacity(SAID + 128);
     said.extend_from_slice(b"lazuli chunk layout 1");
     let number = |said: &mut Vec<u8>, number: u64| said.extend_from_slice(&number.to_le_bytes());

@@ -5,9 +5,9 @@
 //! <dir>/blobs/<blob id>-<layout digest>/     one per blob and per claim about it, see `store`
 //! ```
 //!
-//! [`CachedBlob::ensure`] is the one question that every driver asks. It returns when the range is in the
-//! blob's file and every chunk of it was checked against its digest. Files are shared by all images that
-//! say the same about a blob. docs/cache.md explains what survives which crash.
+//! [`CachedBlob::ensure`] is the one question that every driver asks. It returns when the range is
+//! in the blob's file and every chunk of it was checked against its digest. Files are shared by all
+//! images that say the same about a blob. docs/cache.md explains what survives which crash.
 
 mod account;
 mod blob;
@@ -66,10 +66,11 @@ use crate::source::BlobSource;
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Neighbouring chunks that are missing too come along with a miss until there are this many stored bytes, and more of them when
-    /// readers go on there. 0 fetches only what is asked for.
+    /// Neighbouring chunks that are missing too come along with a miss until there are this many
+    /// stored bytes, and more of them when readers go on there. 0 fetches only what is asked for.
     pub amplify: u64,
-    /// Time between the first chunk that is written and the moment when it is made to survive a power cut.
+    /// Time between the first chunk that is written and the moment when it is made to survive a
+    /// power cut.
     pub flush_after: Duration,
     /// Longest wait of a reader for data, over all sources and retries, before it gets an error.
     pub deadline: Duration,
@@ -79,8 +80,8 @@ pub struct Settings {
     pub keep_free: Option<KeepFree>,
     /// A directory with a directory for each image, whose files count as well.
     pub metadata: Option<PathBuf>,
-    /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has to be longer than
-    /// any reader needs from the kernel's question to the page.
+    /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has
+    /// to be longer than any reader needs from the kernel's question to the page.
     pub grace: Duration,
 }
 
@@ -195,8 +196,9 @@ impl Cache {
         }))
     }
 
-    /// Gives the cache data files that an earlier process opened and marked. The cache uses them in place of opening
-    /// those files anew, because a file that is opened under a mark raises events for its own user.
+    /// Gives the cache data files that an earlier process opened and marked. The cache uses them in
+    /// place of opening those files anew, because a file that is opened under a mark raises events
+    /// for its own user.
     pub fn give(&self, files: Vec<OwnedFd>) {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         for file in files.into_iter().map(File::from) {
@@ -222,13 +224,15 @@ impl Cache {
         self.settings.max_bytes.is_none_or(|max| bytes <= max)
     }
 
-    /// Whether `bytes` more leave a fiftieth of the disk free: less, and others get into trouble for what is a hint.
+    /// Whether `bytes` more leave a fiftieth of the disk free: less, and others get into trouble
+    /// for what is a hint.
     pub(crate) fn has_room_for_hints(&self, bytes: u64) -> bool {
         self.leaves_free(bytes, 50)
     }
 
-    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], and [`Settings::keep_free`] free: else
-    /// background work slows others down, and eviction undoes it. Blocks, briefly.
+    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], and
+    /// [`Settings::keep_free`] free: else background work slows others down, and eviction undoes
+    /// it. Blocks, briefly.
     pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes;
         let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
@@ -306,7 +310,8 @@ impl Cache {
         Ok(cached)
     }
 
-    /// Blobs that have files in the cache, and the bytes that these and [`Settings::metadata`] occupy on the disk.
+    /// Blobs that have files in the cache, and the bytes that these and [`Settings::metadata`]
+    /// occupy on the disk.
     pub fn usage(&self) -> Result<(u64, u64), CacheError> {
         let (mut blobs, mut bytes) = (0, 0);
         for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
@@ -318,8 +323,8 @@ impl Cache {
         Ok((blobs, bytes))
     }
 
-    /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end of a process;
-    /// meanwhile the cache does it by itself.
+    /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end
+    /// of a process; meanwhile the cache does it by itself.
     pub fn flush(&self) {
         let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
         let blobs: Vec<_> = blobs.values().filter_map(Weak::upgrade).collect();
@@ -331,7 +336,8 @@ impl Cache {
     }
 }
 
-/// Bytes on the disk of the files in `dir`, and how many there are. One that goes meanwhile counts as gone.
+/// Bytes on the disk of the files in `dir`, and how many there are. One that goes meanwhile counts
+/// as gone.
 pub(crate) fn occupied(dir: &Path) -> (u64, u64) {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     // st_blocks counts 512 bytes, whatever the file system's block size.

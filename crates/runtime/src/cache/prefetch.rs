@@ -15,13 +15,15 @@ use crate::{
     source::early::Early,
 };
 
-/// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so long in vain.
+/// Longest time that is spent on what nobody waits for: who joins in towards its end waits for so
+/// long in vain.
 const AHEAD: Duration = Duration::from_secs(10);
 
 impl CachedBlob {
-    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way, for readers to come. Those
-    /// who wait already go first. Returns the requests, whose bytes are counted as stored; what another blob has needs none.
-    /// `part` is what one connection is asked for at most, in bytes. What was asked for `early` is not asked for again, unless it is
+    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way,
+    /// for readers to come. Those who wait already go first. Returns the requests, whose bytes are
+    /// counted as stored; what another blob has needs none. `part` is what one connection is asked
+    /// for at most, in bytes. What was asked for `early` is not asked for again, unless it is
     /// little and the start needs it first, see [`fetch::FIRST_NEEDED`].
     pub(crate) fn bring(
         self: &Arc<Self>,
@@ -70,8 +72,8 @@ impl CachedBlob {
         copies.chain(requests.into_iter().map(spawn)).collect()
     }
 
-    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it, readers go before him, and a full disk is
-    /// not waited for.
+    /// The same as [`CachedBlob::ensure`] for somebody who is no reader: nobody hears of it,
+    /// readers go before him, and a full disk is not waited for.
     pub(crate) async fn bring_range(
         self: &Arc<Self>,
         range: &Range<Decoded>,

@@ -10,10 +10,12 @@ use crate::fetch::{GAP, MAX_REQUEST, gap};
 /// Runs that are followed in one blob: the files that a program goes through at the same time.
 const RUNS: usize = 8;
 
-/// Misses after which something is fetched ahead. In big files programs jump about, and sometimes to where they have been.
+/// Misses after which something is fetched ahead. In big files programs jump about, and sometimes
+/// to where they have been.
 const SURE: u32 = 3;
 
-/// Stored bytes that one connection is asked for ahead: one answer in a few round trips, and few requests.
+/// Stored bytes that one connection is asked for ahead: one answer in a few round trips, and few
+/// requests.
 pub(super) const PART: u64 = 1 << 20;
 
 /// What readers go through in one blob, as far as their misses show it. The latest run is the last.
@@ -32,9 +34,10 @@ struct Run {
 }
 
 impl Runs {
-    /// Follows a miss whose missing chunks begin at `first`, and for which `bytes` stored bytes up to the chunk `end` are asked for. Returns the
-    /// end of what is to be fetched ahead after it: of the missing chunks that follow, as many as have the bytes of the run so far, so
-    /// a run has twice as much with each miss, but no more than one request.
+    /// Follows a miss whose missing chunks begin at `first`, and for which `bytes` stored bytes up
+    /// to the chunk `end` are asked for. Returns the end of what is to be fetched ahead after it:
+    /// of the missing chunks that follow, as many as have the bytes of the run so far, so a run has
+    /// twice as much with each miss, but no more than one request.
     pub(super) fn follow(
         &self,
         chunks: &[Chunk],

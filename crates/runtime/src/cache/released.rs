@@ -1,12 +1,14 @@
 //! Readers that were let through and may not have left the kernel's wait yet.
 //!
-//! An answer wakes a reader that sleeps in the wait for pre-content events, and some instructions later the
-//! reader is at the page. A cgroup v1 freezer holds a sleeper where it is: it leaves the wait when it is
-//! thawed, hours later maybe, and then reads what the file has. So a chunk that a reader was let through to
-//! stays until the reader was seen outside the wait, and [`Settings::grace`] longer. (The freezer of cgroup v2
-//! leaves sleepers in the kernel alone: they read, and stop on their way back to the program.)
+//! An answer wakes a reader that sleeps in the wait for pre-content events, and some instructions
+//! later the reader is at the page. A cgroup v1 freezer holds a sleeper where it is: it leaves the
+//! wait when it is thawed, hours later maybe, and then reads what the file has. So a chunk that a
+//! reader was let through to stays until the reader was seen outside the wait, and
+//! [`Settings::grace`] longer. (The freezer of cgroup v2 leaves sleepers in the kernel alone: they
+//! read, and stop on their way back to the program.)
 //!
-//! A thread waits for one event at a time. So the last one that it was let through to is all that has to be known.
+//! A thread waits for one event at a time. So the last one that it was let through to is all that
+//! has to be known.
 //!
 //! [`Settings::grace`]: super::Settings::grace
 
@@ -24,16 +26,16 @@ use std::{
 use super::{CachedBlob, durable::lock};
 use crate::kernel::threads::{self, Whereabouts};
 
-/// Between the note and the answer a reader may be awake although it still has to wait: the kernel wakes
-/// all of them for each answer.
+/// Between the note and the answer a reader may be awake although it still has to wait: the kernel
+/// wakes all of them for each answer.
 const ANSWERED: Duration = Duration::from_secs(1);
 
 /// All of a cache.
 #[derive(Default)]
 pub(super) struct Released {
     threads: Mutex<HashMap<i32, Reader>>,
-    /// Threads that were found frozen in the wait. A process before this one may have let them through, to chunks that
-    /// this one does not know.
+    /// Threads that were found frozen in the wait. A process before this one may have let them
+    /// through, to chunks that this one does not know.
     strangers: Mutex<HashMap<i32, Option<Instant>>>,
     /// Whether strangers have been looked for, and none can have come since.
     counted: AtomicBool,
@@ -49,7 +51,8 @@ struct Reader {
 }
 
 impl Released {
-    /// To be called before the thread is let through. 0 is a thread of which the kernel does not tell.
+    /// To be called before the thread is let through. 0 is a thread of which the kernel does not
+    /// tell.
     pub(super) fn note(&self, thread: i32, blob: &Arc<CachedBlob>, chunks: Range<usize>) {
         if thread == 0 {
             self.counted.store(false, Ordering::Release);
@@ -104,8 +107,8 @@ impl Released {
     }
 }
 
-/// Whether a thread may not be at its page yet. `left` is when it was first seen outside the wait: in another
-/// one later it is about something else.
+/// Whether a thread may not be at its page yet. `left` is when it was first seen outside the wait:
+/// in another one later it is about something else.
 fn is_here(thread: i32, left: &mut Option<Instant>, now: Instant, grace: Duration) -> bool {
     match (threads::find(thread), *left) {
         (Whereabouts::Gone, _) => false,

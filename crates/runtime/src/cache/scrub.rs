@@ -33,9 +33,10 @@ pub struct WrongChunk {
 }
 
 impl CachedBlob {
-    /// Reads chunks back from the disk and checks them, some MiB of them, from the position `from` in the blob's list of chunks on.
-    /// Goes out of the way of readers. What is wrong is missing afterwards and fetched again when
-    /// somebody wants it; pages that the kernel has of it are the caller's to drop.
+    /// Reads chunks back from the disk and checks them, some MiB of them, from the position `from`
+    /// in the blob's list of chunks on. Goes out of the way of readers. What is wrong is missing
+    /// afterwards and fetched again when somebody wants it; pages that the kernel has of it are the
+    /// caller's to drop.
     pub async fn scrub(self: &Arc<Self>, from: usize) -> Scrubbed {
         let chunks = self.layout.chunks();
         let mut result = Scrubbed::default();

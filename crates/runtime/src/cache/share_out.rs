@@ -39,8 +39,9 @@ impl Excess {
         self.0.contains_key(account)
     }
 
-    /// Chooses chunks with about `bytes`, those first that were asked for longest ago: of images above their share, and of others
-    /// when none is any more, or when `for_others` of them need room.
+    /// Chooses chunks with about `bytes`, those first that were asked for longest ago: of images
+    /// above their share, and of others when none is any more, or when `for_others` of them need
+    /// room.
     pub(super) fn choose(
         &mut self,
         mut idle: Vec<Idle>,
@@ -112,7 +113,8 @@ mod tests {
         let chunks = idle(&[OTHER, OTHER, HOG, HOG, HOG]);
         let held = [(HOG, 100), (OTHER, 20)];
         assert_eq!(chosen(&held, chunks.clone(), 20, false), [2, 3]);
-        // Nothing of another one goes as long as it has more than its share, although that is too young to go.
+        // Nothing of another one goes as long as it has more than its share, although that is too
+        // young to go.
         assert_eq!(chosen(&held, chunks.clone(), 50, false), [2, 3, 4]);
         assert_eq!(chosen(&[(HOG, 70), (OTHER, 20)], chunks.clone(), 50, false), [2, 3, 0, 1, 4]);
         // A reader of an image within its share finds room all the same.

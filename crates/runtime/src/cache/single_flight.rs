@@ -17,7 +17,8 @@ type Outcome = Option<Result<(), ReadError>>;
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<HashMap<usize, watch::Receiver<Outcome>>>>);
 
-/// The duty to fetch one chunk. Dropping it unfinished wakes the waiters, and one of them takes over.
+/// The duty to fetch one chunk. Dropping it unfinished wakes the waiters, and one of them takes
+/// over.
 pub(crate) struct Lease {
     chunk: usize,
     wanted: bool,
@@ -62,7 +63,8 @@ impl LockedInFlight<'_> {
         self.map.contains_key(&chunk)
     }
 
-    /// Starts the fetch of `chunk`, which must not be in flight. `wanted` says that a reader waits for it.
+    /// Starts the fetch of `chunk`, which must not be in flight. `wanted` says that a reader waits
+    /// for it.
     pub(crate) fn start(&mut self, chunk: usize, wanted: bool) -> Lease {
         let (outcome, waiter) = watch::channel(None);
         self.map.insert(chunk, waiter);
@@ -83,8 +85,8 @@ impl Lease {
         self.wanted || self.outcome.receiver_count() > 1
     }
 
-    /// [`Lease::is_wanted`] as a function that outlives the lease. Waiters notice an abandoned fetch
-    /// only after this is dropped, too.
+    /// [`Lease::is_wanted`] as a function that outlives the lease. Waiters notice an abandoned
+    /// fetch only after this is dropped, too.
     pub(crate) fn wish(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let (wanted, outcome) = (self.wanted, self.outcome.clone());
         move || wanted || outcome.receiver_count() > 1
@@ -139,7 +141,8 @@ impl Waiter {
 mod tests {
     use super::*;
 
-    /// Statements of their own: the lock is held to the end of each, and a lease takes it when it ends.
+    /// Statements of their own: the lock is held to the end of each, and a lease takes it when it
+    /// ends.
     fn start(flights: &InFlight, chunk: usize, wanted: bool) -> Lease {
         flights.lock().start(chunk, wanted)
     }

@@ -7,12 +7,12 @@
 //!   live     chunks whose bytes are known to be in `data` as long as this kernel runs
 //! ```
 //!
-//! `durable` is replaced as a whole, after an fdatasync of `data`, and ends with a checksum. `live` gets
-//! a word written after each chunk and is never synced: it survives the process, but when the kernel goes
-//! down it can reach the disk before the bytes that it speaks of, so it counts only under the same boot.
-//! Both begin with a binding to the layout and to the very file `data` that they speak of. `durable` may
-//! also have a seal, the times of `data` when its chunks were known to be right: as long as it fits, nobody
-//! has touched the file. docs/cache.md has the whole argument.
+//! `durable` is replaced as a whole, after an fdatasync of `data`, and ends with a checksum. `live`
+//! gets a word written after each chunk and is never synced: it survives the process, but when the
+//! kernel goes down it can reach the disk before the bytes that it speaks of, so it counts only
+//! under the same boot. Both begin with a binding to the layout and to the very file `data` that
+//! they speak of. `durable` may also have a seal, the times of `data` when its chunks were known to
+//! be right: as long as it fits, nobody has touched the file. docs/cache.md has the whole argument.
 
 use std::{
     collections::HashMap,
@@ -41,7 +41,8 @@ pub(crate) type Given = Mutex<HashMap<(u64, u64), File>>;
 /// A seal that no file fits.
 const UNSEALED: [u8; HASH] = [0; HASH];
 
-/// Kernels before 6.13 count file times in ticks of 1 to 10 ms: two changes within one look like one.
+/// Kernels before 6.13 count file times in ticks of 1 to 10 ms: two changes within one look like
+/// one.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 /// See the module.
@@ -55,8 +56,8 @@ pub(crate) struct Store {
     binding: [u8; HASH],
 }
 
-/// Which file it is, and when it was last changed by anybody, as the kernel keeps it. Reading leaves it alone; the file's
-/// owner cannot set it back (`st_ctime`).
+/// Which file it is, and when it was last changed by anybody, as the kernel keeps it. Reading
+/// leaves it alone; the file's owner cannot set it back (`st_ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     /// Seconds and nanoseconds since 1970.
@@ -161,7 +162,8 @@ impl Store {
         Ok((Store { dir, data, live, boot: boot.clone(), binding }, found))
     }
 
-    /// The chunks that are in the files of `layout` in `dir`, which nobody has open, as far as the maps say.
+    /// The chunks that are in the files of `layout` in `dir`, which nobody has open, as far as the
+    /// maps say.
     pub(crate) fn peek(dir: &Path, layout: &Layout, boot: &str) -> Option<Vec<u64>> {
         let metadata = fs::symlink_metadata(dir.join(DATA)).ok()?;
         let bindings = Bindings::new(layout, &metadata, boot);
@@ -178,7 +180,8 @@ impl Store {
         self.dir.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// The decoded bytes. Opened for reading and writing, before anybody could have marked the file.
+    /// The decoded bytes. Opened for reading and writing, before anybody could have marked the
+    /// file.
     pub(crate) fn data(&self) -> &File {
         &self.data
     }
@@ -187,8 +190,9 @@ impl Store {
         self.dir.join(DATA)
     }
 
-    /// Notes one word of the ready map for the case that this process dies. The caller makes sure that
-    /// calls do not overtake each other. The file has all its blocks, so this does not fail for space.
+    /// Notes one word of the ready map for the case that this process dies. The caller makes sure
+    /// that calls do not overtake each other. The file has all its blocks, so this does not fail
+    /// for space.
     pub(crate) fn note(&self, word: usize, bits: u64) -> io::Result<()> {
         let Some(live) = &self.live else { return Ok(()) };
         live.write_all_at(&bits.to_le_bytes(), (HASH + word * 8) as u64)
@@ -204,9 +208,9 @@ impl Store {
         self.data.sync_data()
     }
 
-    /// Makes `words` the chunks that are believed after a power cut. [`Store::sync_data`] has to have
-    /// returned since the last of their bytes was written. With `sealed`, the next process believes them
-    /// without reading them back if these are still the file's times.
+    /// Makes `words` the chunks that are believed after a power cut. [`Store::sync_data`] has to
+    /// have returned since the last of their bytes was written. With `sealed`, the next process
+    /// believes them without reading them back if these are still the file's times.
     pub(crate) fn save_durable(&self, words: &[u64], sealed: Option<&Times>) -> io::Result<()> {
         let mut bytes = self.binding.to_vec();
         let seal = sealed.map_or(UNSEALED, |times| seal(&self.binding, &self.boot, times));
@@ -273,8 +277,8 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
     }
 }
 
-/// Makes an empty data file. Old maps are gone from the disk before it exists, because a file system may give its inode
-/// number to the new one.
+/// Makes an empty data file. Old maps are gone from the disk before it exists, because a file
+/// system may give its inode number to the new one.
 fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let mut removed = false;
@@ -290,8 +294,8 @@ fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     Ok(data)
 }
 
-/// Replaces the map of an earlier process with what is believed now. `None` when the disk is full: then
-/// there is none at all, since an old one would claim what is given up later.
+/// Replaces the map of an earlier process with what is believed now. `None` when the disk is full:
+/// then there is none at all, since an old one would claim what is given up later.
 fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<Option<File>> {
     let new = path.with_extension("new");
     let mut bytes = binding.to_vec();
@@ -337,8 +341,8 @@ fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HA
     hasher.finish().hash
 }
 
-/// What says that the data file has not been touched since it had these times. Under another boot it never
-/// fits: meanwhile the disk may have been anywhere, and a clock can be set.
+/// What says that the data file has not been touched since it had these times. Under another boot
+/// it never fits: meanwhile the disk may have been anywhere, and a clock can be set.
 fn seal(binding: &[u8; HASH], boot: &str, times: &Times) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
     hasher.update(format!("lazuli seal\n{boot}\n").as_bytes());

@@ -44,7 +44,8 @@ struct Sample {
 }
 
 impl Sample {
-    /// A blob of random chunks of these sizes, of which every third is stored compressed with zeros behind it.
+    /// A blob of random chunks of these sizes, of which every third is stored compressed with zeros
+    /// behind it.
     fn new(sizes: &[usize]) -> Self {
         let (mut stored, mut file, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
         for (number, size) in sizes.iter().enumerate() {
@@ -137,8 +138,8 @@ impl Node {
     }
 }
 
-/// Runs `life` in a runtime of its own on a node with the cache in `dir`. At the end everything that is under way
-/// stops wherever it is, as when the process is killed.
+/// Runs `life` in a runtime of its own on a node with the cache in `dir`. At the end everything
+/// that is under way stops wherever it is, as when the process is killed.
 fn live<R>(dir: &Path, boot: &str, sample: &Sample, life: impl AsyncFnOnce(&Node) -> R) -> R {
     live_with(settings(0), dir, boot, sample, life)
 }
@@ -477,8 +478,8 @@ impl Drop for SmallDisk<'_> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for in whatever order from a source that fails now and then: what was promised is there and
-    /// right, and what is not ready is a hole.
+    /// Whatever is asked for in whatever order from a source that fails now and then: what was
+    /// promised is there and right, and what is not ready is a hole.
     #[test]
     fn behaves_like_a_set_of_chunks(
         sizes in prop::collection::vec(1_usize..30_000, 1..60),

@@ -1,5 +1,5 @@
-//! Chunks that an earlier process left, or that somebody else may have changed: read back and checked before
-//! anybody sees them.
+//! Chunks that an earlier process left, or that somebody else may have changed: read back and
+//! checked before anybody sees them.
 //!
 //! ```text
 //! suspect ── asked for, or in the background ──▶ read back ─▶ digest ── right ──▶ ready
@@ -23,10 +23,12 @@ use crate::{
     fetch::{self, FetchRequest, JOB},
 };
 
-/// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes first.
+/// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes
+/// first.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a chunk is read back while somebody else goes on changing the file. Then it counts as wrong.
+/// How often a chunk is read back while somebody else goes on changing the file. Then it counts as
+/// wrong.
 const ATTEMPTS: usize = 3;
 
 impl CachedBlob {
@@ -44,8 +46,8 @@ impl CachedBlob {
         }
     }
 
-    /// Finds out whether a chunk in the file is right: then it is ready, else missing, and in no case suspect any
-    /// longer. Blocks.
+    /// Finds out whether a chunk in the file is right: then it is ready, else missing, and in no
+    /// case suspect any longer. Blocks.
     pub(super) fn resolve(self: &Arc<Self>, at: usize) -> bool {
         let (right, touch) = self.verdict(at);
         let (was_ready, was_suspect) = (self.ready.is_ready(at), self.suspect.is_ready(at));
@@ -172,7 +174,8 @@ pub(super) async fn settle(
 async fn check_all(blob: Weak<CachedBlob>) {
     let Some(strong) = blob.upgrade() else { return };
     let workers = strong.workers.clone();
-    // If the kernel reads the file without asking, because it was complete, it must not go on like that.
+    // If the kernel reads the file without asking, because it was complete, it must not go on like
+    // that.
     let guarded = tokio::task::spawn_blocking(move || strong.stand_guard(false)).await;
     if let Ok(Err(error)) = guarded {
         tracing::error!(%error, "a blob that somebody else has changed is read without a check");

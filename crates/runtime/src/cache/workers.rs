@@ -1,4 +1,5 @@
-//! What all fetches of a node share: threads that decode, check and write chunks, and room for answers.
+//! What all fetches of a node share: threads that decode, check and write chunks, and room for
+//! answers.
 
 use std::{
     collections::HashMap,
@@ -17,20 +18,23 @@ use tokio::{
 use super::{account::Account, durable::lock};
 use crate::source::priority_semaphore::{Claim, PrioritySemaphore};
 
-/// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest requests. Half of a megabyte
-/// fills 100 Mbit/s at 40 ms, so this fills any link of a node.
+/// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest
+/// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
 const ROOM: u64 = 64 << 20;
 
-/// Readers of an image to which nothing has come for so long wait for a server and not for the link: nothing has to make way
-/// for them. Well above the time in which registries answer, and below the one after which a start counts as over.
+/// Readers of an image to which nothing has come for so long wait for a server and not for the
+/// link: nothing has to make way for them. Well above the time in which registries answer, and
+/// below the one after which a start counts as over.
 const STALLED: Duration = Duration::from_secs(2);
 
-/// Bounds how many chunks are decoded at a time, over all blobs: one per processor. Images take turns.
+/// Bounds how many chunks are decoded at a time, over all blobs: one per processor. Images take
+/// turns.
 #[derive(Debug)]
 pub(crate) struct Workers {
     runtime: Handle,
     all: Arc<PrioritySemaphore>,
-    /// As many as `all`, taken first by work that nobody waits for: so it stands in no queue in front of a reader.
+    /// As many as `all`, taken first by work that nobody waits for: so it stands in no queue in
+    /// front of a reader.
     background: Arc<PrioritySemaphore>,
     /// Half of them, taken in addition while any reader waits.
     polite: Arc<PrioritySemaphore>,
@@ -117,8 +121,8 @@ impl Workers {
         &self.runtime
     }
 
-    /// Waits until no other blob is worked through in the background, and keeps the others waiting until the result
-    /// is dropped.
+    /// Waits until no other blob is worked through in the background, and keeps the others waiting
+    /// until the result is dropped.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         self.turn.acquire().await.ok()
     }
@@ -141,7 +145,8 @@ impl Workers {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(reason) => panic::resume_unwind(reason),
-                // Blocking tasks are cancelled only when the runtime shuts down, and this future with it.
+                // Blocking tasks are cancelled only when the runtime shuts down, and this future
+                // with it.
                 Err(_) => std::future::pending().await,
             },
         }

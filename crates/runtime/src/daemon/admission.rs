@@ -1,4 +1,5 @@
-//! Whether an image may run: asked before anything of it is looked at, and again for each container.
+//! Whether an image may run: asked before anything of it is looked at, and again for each
+//! container.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ impl MountRequest {
 }
 
 impl Node {
-    /// Whether a lazy image that refers to the ordinary one with the name `name` may take its place.
+    /// Whether a lazy image that refers to the ordinary one with the name `name` may take its
+    /// place.
     pub(super) fn may_replace(&self, name: &ImageName, options: &Options) -> bool {
         options.referrers.trust(name) || self.gate.takes_statements(name)
     }
@@ -35,7 +37,8 @@ impl Node {
         Ok(self.gate.admit(question.by_client(request.asked.is_some())).await?)
     }
 
-    /// The same of an image that is named by the digest of its manifest, before the manifest is here.
+    /// The same of an image that is named by the digest of its manifest, before the manifest is
+    /// here.
     pub(super) async fn admit_pinned(
         &self,
         request: &MountRequest,
@@ -48,8 +51,8 @@ impl Node {
 }
 
 impl Images {
-    /// Waits until `admission` is through. What it takes to mount the image is fetched meanwhile and after that: containerd asks
-    /// for the mount as soon as it has its answer.
+    /// Waits until `admission` is through. What it takes to mount the image is fetched meanwhile
+    /// and after that: containerd asks for the mount as soon as it has its answer.
     pub(super) async fn admit_ahead(
         &self,
         request: &MountRequest,

@@ -1,8 +1,8 @@
 //! What a worker does about the mounts of the one before it.
 //!
-//! Usually nothing happened in between: the keeper held the fanotify group, and readers waited. Only when keeper
-//! and worker died together was there a gap, in which the kernel let readers through to the holes of files; whatever
-//! it may have cached then is dropped.
+//! Usually nothing happened in between: the keeper held the fanotify group, and readers waited.
+//! Only when keeper and worker died together was there a gap, in which the kernel let readers
+//! through to the holes of files; whatever it may have cached then is dropped.
 
 use std::{
     path::{Path, PathBuf},
@@ -44,7 +44,8 @@ pub(super) struct Adoption {
 }
 
 impl Node {
-    /// Finds the mounts of an earlier worker, and gets everything ready to serve them again. Nobody is answered yet.
+    /// Finds the mounts of an earlier worker, and gets everything ready to serve them again. Nobody
+    /// is answered yet.
     pub(super) async fn adopt(
         &self,
         mut given: Descriptors,
@@ -120,8 +121,8 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on with file systems on loop devices. Reads are answered from here on: nothing may be missing that the kernel
-    /// has, since every read of what is missing waits.
+    /// Goes on with file systems on loop devices. Reads are answered from here on: nothing may be
+    /// missing that the kernel has, since every read of what is missing waits.
     async fn adopt_disks(
         &self,
         records: Vec<FilesystemRecord>,
@@ -309,9 +310,9 @@ impl Node {
         }
     }
 
-    /// Starts to answer readers, those first who wait since before; the keeper learns when all of them have their answer.
-    /// Files whose file systems are lost are cut to nothing, which makes errors of their holes; marks that nobody needs any
-    /// more go.
+    /// Starts to answer readers, those first who wait since before; the keeper learns when all of
+    /// them have their answer. Files whose file systems are lost are cut to nothing, which makes
+    /// errors of their holes; marks that nobody needs any more go.
     pub(super) async fn answer(
         self: &Arc<Self>,
         adoption: Adoption,

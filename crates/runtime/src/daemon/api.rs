@@ -44,7 +44,8 @@ pub enum Request {
     },
     /// Report what is served.
     Status,
-    /// Fetch everything that an image has, and report how far that is. The same request again reports again.
+    /// Fetch everything that an image has, and report how far that is. The same request again
+    /// reports again.
     Prefetch(PrefetchRequest),
     /// Report what is in the cache, for [`Request::Scrub`].
     ScrubPlan,
@@ -70,7 +71,8 @@ pub enum Request {
 pub struct MountRequest {
     /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
     pub image: String,
-    /// The name that a client asked for, where `image` is what that was resolved to: the policy goes by it.
+    /// The name that a client asked for, where `image` is what that was resolved to: the policy
+    /// goes by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
     /// An absolute path to an existing directory.
@@ -165,7 +167,8 @@ pub struct SnapshotsStatus {
     pub active: usize,
     /// What is only read.
     pub views: usize,
-    /// Those of all of them that a containerd made whose state was deleted since, and whose names were given again.
+    /// Those of all of them that a containerd made whose state was deleted since, and whose names
+    /// were given again.
     pub former: usize,
     /// Removed ones whose files are not deleted yet, or are still mounted somewhere.
     pub removed: usize,
@@ -181,8 +184,8 @@ pub struct SnapshotStatus {
     pub name: String,
     /// Keys of active snapshots on top of it, `NAMESPACE/NUMBER/CONTAINER`.
     pub containers: Vec<String>,
-    /// For each of these the directories on top of the image, lowest first, each the upper one of an overlayfs; none if
-    /// user ids are mapped for it.
+    /// For each of these the directories on top of the image, lowest first, each the upper one of
+    /// an overlayfs; none if user ids are mapped for it.
     #[serde(default)]
     pub layers: BTreeMap<String, Vec<PathBuf>>,
 }
@@ -252,7 +255,8 @@ pub struct MountStatus {
     pub driver: DriverChoice,
     /// Why this one.
     pub driver_reason: String,
-    /// Bytes fetched for this image since the daemon opened it: manifest, config, bootstrap and data.
+    /// Bytes fetched for this image since the daemon opened it: manifest, config, bootstrap and
+    /// data.
     pub bytes_fetched: u64,
     /// Requests for them.
     pub requests: u64,
@@ -267,8 +271,8 @@ pub struct MountStatus {
     pub chunks_total: u64,
     /// Questions of the kernel that the daemon answered for this image.
     pub events: u64,
-    /// Pages in which programs may see zeros, because keeper and worker died together while they had them mapped,
-    /// and this kernel cannot take them away (before 6.17).
+    /// Pages in which programs may see zeros, because keeper and worker died together while they
+    /// had them mapped, and this kernel cannot take them away (before 6.17).
     pub stale_pages: u64,
     /// The snapshot that it is, if it was made for containerd.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -16,14 +16,15 @@ use super::{
 
 use crate::keeper::{self, KeeperInfo};
 
-/// How long a worker may leave a client waiting before the keeper is asked how it is. A new worker after one that died
-/// needs a tenth of that.
+/// How long a worker may leave a client waiting before the keeper is asked how it is. A new worker
+/// after one that died needs a tenth of that.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long the keeper may need to end after its worker.
 const END: Duration = Duration::from_secs(10);
 
-/// How often a request is repeated that met the end of a worker: 10 s, twice as long as one may take to leave.
+/// How often a request is repeated that met the end of a worker: 10 s, twice as long as one may
+/// take to leave.
 const REPEATS: usize = 200;
 
 /// Pause before a request is repeated.

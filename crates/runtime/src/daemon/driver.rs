@@ -56,7 +56,8 @@ impl Node {
         }
     }
 
-    /// The session of the driver `loop`, which is started and tried when it is first needed; or why there is none.
+    /// The session of the driver `loop`, which is started and tried when it is first needed; or why
+    /// there is none.
     pub(super) async fn loops(&self) -> Result<Arc<blobfs::Session>, String> {
         let start = async {
             let link = self.link.clone();

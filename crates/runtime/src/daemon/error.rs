@@ -89,7 +89,8 @@ pub enum DaemonError {
         list(images)
     )]
     StillUsed {
-        /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when unknown.
+        /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when
+        /// unknown.
         images: Vec<(Digest, String)>,
     },
     /// A takeover would end what uses these mounts.
@@ -156,7 +157,8 @@ fn list(images: &[(Digest, String)]) -> String {
 }
 
 impl DaemonError {
-    /// Whether the same may work a little later or in another process: something has run out, or the disk failed.
+    /// Whether the same may work a little later or in another process: something has run out, or
+    /// the disk failed.
     pub(super) fn is_passing(&self) -> bool {
         let mut error: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(this) = error {

@@ -1,4 +1,5 @@
-//! Images that are about to be pulled: their metadata are fetched before containerd asks for a layer.
+//! Images that are about to be pulled: their metadata are fetched before containerd asks for a
+//! layer.
 
 use std::{
     collections::HashMap,
@@ -25,8 +26,8 @@ const STAY: Duration = Duration::from_secs(30);
 pub(super) struct Expected(Mutex<HashMap<Digest, watch::Receiver<()>>>);
 
 impl Expected {
-    /// Takes note that an image's metadata are on their way, until the result is dropped. None if they were
-    /// before, or if too many are.
+    /// Takes note that an image's metadata are on their way, until the result is dropped. None if
+    /// they were before, or if too many are.
     fn begin(&self, image: Digest) -> Option<watch::Sender<()>> {
         let mut coming = self.lock();
         coming.retain(|_, arrives| arrives.has_changed().is_ok());
@@ -54,8 +55,9 @@ impl Expected {
 }
 
 impl Images {
-    /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with `login`.
-    /// Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a runtime.
+    /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
+    /// `login`. Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a
+    /// runtime.
     pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
         let manifest = Arc::new(manifest);
         self.0.recent.insert(&name, manifest.clone());

@@ -5,8 +5,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-/// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds what that left. The same image
-/// under another name does not wait: its registry may be another one.
+/// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds
+/// what that left. The same image under another name does not wait: its registry may be another
+/// one.
 #[derive(Debug, Default)]
 pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 

@@ -1,9 +1,9 @@
 //! The EROFS file systems of images: mounted ones, and what is left of them after the last unmount.
 //!
 //! A file system lives as long as anybody uses it: an overlay mount on top, another mount
-//! namespace, an open file. Without marks on the files behind it such a user would read holes as zeros, and without a
-//! daemon behind its disks errors. So both stay until the kernel says that the file system is gone, and so does a record on
-//! disk, for the next worker.
+//! namespace, an open file. Without marks on the files behind it such a user would read holes as
+//! zeros, and without a daemon behind its disks errors. So both stay until the kernel says that the
+//! file system is gone, and so does a record on disk, for the next worker.
 
 use std::{
     io, mem,
@@ -27,10 +27,12 @@ use crate::kernel::{
     mount::{Backing, Erofs},
 };
 
-/// How long the kernel may take to take a file system down that nobody uses; milliseconds in practice.
+/// How long the kernel may take to take a file system down that nobody uses; milliseconds in
+/// practice.
 const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
 
-/// How long it may take if the helper is known to be about it: the kernel forgets a million names in a second.
+/// How long it may take if the helper is known to be about it: the kernel forgets a million names
+/// in a second.
 const RELEASE: Duration = Duration::from_secs(30);
 
 /// How often file systems that outlive their mounts are looked after.
@@ -85,8 +87,8 @@ impl Behind {
         matches!(self, Behind::Disks(session, _) if session.is_releasing())
     }
 
-    /// Has readers that are left get errors, instead of holes, from the end of this process on. Disks do that by
-    /// themselves.
+    /// Has readers that are left get errors, instead of holes, from the end of this process on.
+    /// Disks do that by themselves.
     fn cut_off(self) {
         if let Behind::Watches(watches) = self {
             watches.into_iter().for_each(Watch::cut_off);
@@ -111,7 +113,8 @@ impl ErofsMount {
         self.is_on_files() && self.filesystems.reads_directly
     }
 
-    /// Whether the kernel reads the files of the cache through their page cache as long as data arrives.
+    /// Whether the kernel reads the files of the cache through their page cache as long as data
+    /// arrives.
     pub(super) fn is_on_files(&self) -> bool {
         matches!(self.behind, Behind::Watches(_))
     }
@@ -189,7 +192,8 @@ impl Filesystems {
         Arc::new(ErofsMount { erofs, stale_pages, behind, record, filesystems })
     }
 
-    /// Keeps what is behind a file system that has no mount of ours any more, until nothing uses it.
+    /// Keeps what is behind a file system that has no mount of ours any more, until nothing uses
+    /// it.
     pub(super) fn linger(&self, behind: Behind, record: FilesystemRecord) {
         self.lock().push(Remains { record, behind });
     }
@@ -220,7 +224,8 @@ impl Filesystems {
         }
     }
 
-    /// Images that somebody still uses, and who; waits a moment for those that are just going. Blocks.
+    /// Images that somebody still uses, and who; waits a moment for those that are just going.
+    /// Blocks.
     pub(super) fn settle(&self) -> Vec<(Digest, String)> {
         let started = Instant::now();
         loop {
@@ -239,8 +244,8 @@ impl Filesystems {
         }
     }
 
-    /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not cached
-    /// fail with EIO then, instead of showing holes.
+    /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not
+    /// cached fail with EIO then, instead of showing holes.
     pub(super) fn cut_off(&self) {
         let all = mem::take(&mut *self.lock());
         for remains in all {

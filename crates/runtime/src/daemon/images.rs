@@ -1,4 +1,5 @@
-//! Images of the node for other parts of the worker than the control socket: mounted, and remembered.
+//! Images of the node for other parts of the worker than the control socket: mounted, and
+//! remembered.
 
 use std::{
     collections::HashMap,
@@ -31,7 +32,8 @@ const OTHERS: Duration = Duration::from_millis(10);
 /// Questions to a registry at the same time.
 const PARALLEL: usize = 8;
 
-/// Who had images mounted here and says what for, see [`Images::explained_by`]. Blocks while it reads.
+/// Who had images mounted here and says what for, see [`Images::explained_by`]. Blocks while it
+/// reads.
 pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) + Send + Sync;
 
 /// What the mirror did so far.
@@ -84,7 +86,8 @@ impl Images {
         let _ = self.0.explanation.mirror.set(activity);
     }
 
-    /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the image came with, if anything.
+    /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the
+    /// image came with, if anything.
     pub async fn check(
         &self,
         request: &MountRequest,
@@ -118,8 +121,9 @@ impl Images {
             .await
     }
 
-    /// Mounts an image, unless its mount point has a mount of this daemon; whether it may run is asked in any case. `login` replaces what the mount had before;
-    /// it is kept until [`Images::unmount`], also while nothing is mounted.
+    /// Mounts an image, unless its mount point has a mount of this daemon; whether it may run is
+    /// asked in any case. `login` replaces what the mount had before; it is kept until
+    /// [`Images::unmount`], also while nothing is mounted.
     pub async fn mount(
         &self,
         request: MountRequest,
@@ -144,7 +148,8 @@ impl Images {
         }
     }
 
-    /// Takes a mount away, if there is one; also one that is in use, whose users are served until they are done.
+    /// Takes a mount away, if there is one; also one that is in use, whose users are served until
+    /// they are done.
     pub async fn unmount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
         let Ok(_working) = self.0.working.clone().try_read_owned() else {
             return Err(DaemonError::Stopping);
@@ -175,8 +180,8 @@ fn data_of(manifest: &Manifest) -> Vec<Digest> {
     data.iter().flat_map(|layer| layer.index_of().into_iter().chain([layer.digest])).collect()
 }
 
-/// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks, which take four times as much
-/// memory for as long as that takes.
+/// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks,
+/// which take four times as much memory for as long as that takes.
 const REMEMBERED: u64 = 16 << 20;
 
 /// How long the first mount waits for it: about a round trip.
@@ -187,8 +192,9 @@ const LOOK_WITHIN: Duration = Duration::from_millis(50);
 pub(super) struct Remembering(AtomicBool);
 
 impl Node {
-    /// Finds out what the cache has of images that are not mounted, once, when the first image is mounted that may have the
-    /// same chunks. It goes on in the background when the mount waits no longer.
+    /// Finds out what the cache has of images that are not mounted, once, when the first image is
+    /// mounted that may have the same chunks. It goes on in the background when the mount waits no
+    /// longer.
     pub(super) fn remember_images(&self) -> impl Future<Output = ()> + use<> {
         let is_first = !self.remembering.0.swap(true, Ordering::Relaxed);
         let (images, cache) = (self.root.join("images"), self.cache.clone());

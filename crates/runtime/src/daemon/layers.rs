@@ -1,4 +1,5 @@
-//! What the layers of a lazy image have to be called, for the snapshot service to compare with what containerd calls them.
+//! What the layers of a lazy image have to be called, for the snapshot service to compare with what
+//! containerd calls them.
 
 use std::{
     collections::VecDeque,
@@ -11,11 +12,12 @@ use lazuli_registry::{ImageName, Login, Manifest, Selector};
 use super::{DaemonError, Images, api::MountRequest};
 use crate::image::{ImageError, chain};
 
-/// Bytes of manifests that are remembered. Those of lazy images have a few kilobytes, and the largest 4 MiB.
+/// Bytes of manifests that are remembered. Those of lazy images have a few kilobytes, and the
+/// largest 4 MiB.
 const KEPT: usize = 8 << 20;
 
-/// The last manifests that were fetched by digest: containerd asks for one layer after the other, and then the image is
-/// mounted.
+/// The last manifests that were fetched by digest: containerd asks for one layer after the other,
+/// and then the image is mounted.
 #[derive(Debug, Default)]
 pub(super) struct Recent(Mutex<VecDeque<(String, Arc<Manifest>)>>);
 
@@ -40,7 +42,8 @@ impl Recent {
 }
 
 impl Images {
-    /// The chain ids of the data layers of the image that `request` names by the digest of its manifest, lowest first.
+    /// The chain ids of the data layers of the image that `request` names by the digest of its
+    /// manifest, lowest first.
     pub async fn data_layers(
         &self,
         request: &MountRequest,
@@ -86,8 +89,8 @@ impl Images {
         })
     }
 
-    /// The chain id of the bootstrap layer of the image that `request` names by the digest of its manifest. What was unpacked
-    /// tells, so the image's metadata are fetched unless they are here.
+    /// The chain id of the bootstrap layer of the image that `request` names by the digest of its
+    /// manifest. What was unpacked tells, so the image's metadata are fetched unless they are here.
     pub async fn bootstrap_layer(
         &self,
         request: &MountRequest,

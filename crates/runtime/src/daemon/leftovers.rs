@@ -1,7 +1,9 @@
-//! What an image leaves that containerd has removed: its metadata, and the blobs that no other image on the node has.
+//! What an image leaves that containerd has removed: its metadata, and the blobs that no other
+//! image on the node has.
 //!
-//! containerd removes an image while its last container ends, so that a file system of it may live a moment longer, and a
-//! worker that takes over needs the metadata as long as that. What cannot go at once is marked, and looked at again.
+//! containerd removes an image while its last container ends, so that a file system of it may live
+//! a moment longer, and a worker that takes over needs the metadata as long as that. What cannot go
+//! at once is marked, and looked at again.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -110,7 +112,8 @@ impl Node {
                 let discarded = cache.discard(&only);
                 {
                     let pinned = pins.lock();
-                    // What was pinned since may be used by now, and a blob that is being flushed goes a little later.
+                    // What was pinned since may be used by now, and a blob that is being flushed
+                    // goes a little later.
                     if pinned.ever != before || !discarded {
                         continue;
                     }

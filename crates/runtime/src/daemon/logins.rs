@@ -1,7 +1,8 @@
-//! Pull secrets that came with images, on disk: containers that run have to be served by the next worker, too.
+//! Pull secrets that came with images, on disk: containers that run have to be served by the next
+//! worker, too.
 //!
-//! `ROOT/logins` has one file per mount point, for its owner alone. A login is kept from the first mount of an image until it is
-//! unmounted for good, and so outlasts a start of the machine.
+//! `ROOT/logins` has one file per mount point, for its owner alone. A login is kept from the first
+//! mount of an image until it is unmounted for good, and so outlasts a start of the machine.
 
 use std::{
     io,

@@ -1,4 +1,5 @@
-//! The node's daemon: a [keeper](crate::keeper) and its worker, which serves every image of a root directory.
+//! The node's daemon: a [keeper](crate::keeper) and its worker, which serves every image of a root
+//! directory.
 //!
 //! ```text
 //! ROOT/
@@ -143,7 +144,8 @@ pub enum Ended {
 }
 
 impl Worker {
-    /// Meets the keeper, which waits at standard input. To be called before the process opens anything.
+    /// Meets the keeper, which waits at standard input. To be called before the process opens
+    /// anything.
     pub fn enter() -> io::Result<(Arc<Link>, Given<Left>)> {
         Link::enter(|journal| Journal::open(journal, most_unanswered()))
     }
@@ -188,8 +190,8 @@ impl Worker {
         let snapshots = descriptors.remove(SNAPSHOTS);
         let mirror = descriptors.remove(MIRROR);
         let node = Arc::new(node);
-        // Marks, connections and mounts go when `stop` takes them away, and never because something went out of
-        // scope: not when a part of this fails, and not in a panic.
+        // Marks, connections and mounts go when `stop` takes them away, and never because something
+        // went out of scope: not when a part of this fails, and not in a panic.
         std::mem::forget(node.clone());
         let adoption = node.adopt(descriptors, gap).await?;
         node.find_default().await;
@@ -227,8 +229,9 @@ impl Worker {
         self.mirror.take()
     }
 
-    /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop --force` does:
-    /// every mount is detached first, because a reader without a daemon would see holes.
+    /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop
+    /// --force` does: every mount is detached first, because a reader without a daemon would see
+    /// holes.
     pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
@@ -265,7 +268,8 @@ fn listen(root: &Path, control: Option<OwnedFd>, link: &Arc<Link>) -> io::Result
     hold_open(CONTROL, listener, link)
 }
 
-/// The socket of the snapshot service, if there is to be one. Without it readers are served all the same.
+/// The socket of the snapshot service, if there is to be one. Without it readers are served all the
+/// same.
 fn listen_for_containerd(
     address: Option<&Path>,
     given: Option<OwnedFd>,
@@ -287,8 +291,8 @@ fn listen_for_containerd(
     listening.inspect_err(failed).ok()
 }
 
-/// The mirror's socket, if there is to be one: systemd's, or the one that the worker before had, or a new one. Without it
-/// clients pull from the registry.
+/// The mirror's socket, if there is to be one: systemd's, or the one that the worker before had, or
+/// a new one. Without it clients pull from the registry.
 fn listen_for_pulls(
     address: Option<SocketAddr>,
     given: Option<OwnedFd>,
@@ -328,8 +332,9 @@ fn hold_open(
     UnixListener::from_std(listener)
 }
 
-/// Finds out whether this program could serve `root`: whether it can read what is recorded there, and which drivers
-/// work. Unless told to `end_readers`, it must also be able to go on with every mount. Changes nothing.
+/// Finds out whether this program could serve `root`: whether it can read what is recorded there,
+/// and which drivers work. Unless told to `end_readers`, it must also be able to go on with every
+/// mount. Changes nothing.
 pub fn check(root: &Path, end_readers: bool) -> Result<(), DaemonError> {
     let io = |path: &Path| {
         let path = path.to_owned();

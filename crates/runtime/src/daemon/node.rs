@@ -81,8 +81,8 @@ pub(super) struct Node {
     started: Instant,
 }
 
-/// What is known of a mount point. A slot is taken before work on it starts, so that slow work on one
-/// mount point never blocks another.
+/// What is known of a mount point. A slot is taken before work on it starts, so that slow work on
+/// one mount point never blocks another.
 #[derive(Debug)]
 enum Slot {
     /// Somebody mounts or unmounts here.
@@ -184,8 +184,9 @@ impl Node {
         })
     }
 
-    /// Makes a fanotify session, if this machine can. Nobody is answered before [`Node::answer`]: what the kernel kept from
-    /// holes is told by which chunks are missing, so none may arrive before it is gone.
+    /// Makes a fanotify session, if this machine can. Nobody is answered before [`Node::answer`]:
+    /// what the kernel kept from holes is told by which chunks are missing, so none may arrive
+    /// before it is gone.
     pub(super) fn start_fanotify(&mut self) {
         if self.probe.fanotify.is_err() {
             return;
@@ -240,8 +241,9 @@ impl Node {
         let platform = platform.map(|platform| platform.with_lazy(true));
         let mut options = self.options(&request);
         if request.base {
-            // containerd names layers by what the image's configuration claims of their content, and
-            // shares them between images: what only the repository vouches for must not decide that.
+            // containerd names layers by what the image's configuration claims of their content,
+            // and shares them between images: what only the repository vouches for must not decide
+            // that.
             options.indexes = IndexTrust::Nothing;
         }
         let way = ImageRoute::to(&name, &options);
@@ -345,7 +347,8 @@ impl Node {
         Ok(image)
     }
 
-    /// Mounts, with a record of it on disk before it can be seen. In the place of a mount that is dead, if there is one.
+    /// Mounts, with a record of it on disk before it can be seen. In the place of a mount that is
+    /// dead, if there is one.
     pub(super) async fn attach(
         &self,
         image: &Arc<ServedImage>,
@@ -407,7 +410,8 @@ impl Node {
         matches!(mounts.get(mountpoint), Some(Slot::Mounted(_)))
     }
 
-    /// Takes a mount away; with `also_busy` from under its users, who are served until they are done.
+    /// Takes a mount away; with `also_busy` from under its users, who are served until they are
+    /// done.
     pub(super) async fn umount(
         &self,
         mountpoint: &Path,
@@ -530,7 +534,8 @@ impl Node {
         })
     }
 
-    /// Lets requests under way get done, for a while; later ones are answered with [`super::Response::Again`] for ever.
+    /// Lets requests under way get done, for a while; later ones are answered with
+    /// [`super::Response::Again`] for ever.
     pub(super) async fn quiesce(&self, limit: Duration) {
         self.leaving.send_replace(true);
         match tokio::time::timeout(limit, self.working.clone().write_owned()).await {
@@ -539,8 +544,8 @@ impl Node {
         }
     }
 
-    /// Makes the node ready to end; nothing is mounted afterwards. Without `force` it refuses while anybody
-    /// uses an image. With it, mounts are detached, and what still holds them open gets
+    /// Makes the node ready to end; nothing is mounted afterwards. Without `force` it refuses while
+    /// anybody uses an image. With it, mounts are detached, and what still holds them open gets
     /// errors instead of data that is not here.
     pub(super) async fn stop(&self, force: bool) -> Result<(), DaemonError> {
         let mut mounts = loop {

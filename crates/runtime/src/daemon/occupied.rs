@@ -27,7 +27,8 @@ pub struct Occupied {
 pub(super) struct Counted(Mutex<Option<(Instant, HashMap<PathBuf, Occupied>)>>);
 
 impl Images {
-    /// What the image that is mounted at a place takes. What images share counts once, with one of them.
+    /// What the image that is mounted at a place takes. What images share counts once, with one of
+    /// them.
     pub async fn occupied(&self, mountpoint: &Path) -> Occupied {
         let node = &self.0;
         if let Some(known) = node.counted.get(mountpoint) {

@@ -1,7 +1,7 @@
 //! Fetching whole images on request.
 //!
-//! A client asks again and again how far it is, so that nothing is lost when a worker dies: the next one begins
-//! where it was.
+//! A client asks again and again how far it is, so that nothing is lost when a worker dies: the
+//! next one begins where it was.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,8 @@ use super::{
 };
 use crate::image::{self, StoredImage};
 
-/// Pauses after which an image of the configuration is tried again; the registry may come up after the node.
+/// Pauses after which an image of the configuration is tried again; the registry may come up after
+/// the node.
 const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
@@ -51,7 +52,8 @@ pub struct PrefetchStatus {
     pub done: bool,
 }
 
-/// How long the end of a prefetch is kept for whoever asks first. Who asks after that wants another one.
+/// How long the end of a prefetch is kept for whoever asks first. Who asks after that wants another
+/// one.
 const NEWS: Duration = Duration::from_secs(10);
 
 /// The prefetches that go on, and those that ended a moment ago.

@@ -1,8 +1,8 @@
 //! What is mounted, on disk: how a worker finds the mounts of its predecessor again.
 //!
-//! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A record is written
-//! before anybody can use what it speaks of, and removed after it is gone. A record of something that does not exist is left
-//! from a crash between the two, and harmless.
+//! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A
+//! record is written before anybody can use what it speaks of, and removed after it is gone. A
+//! record of something that does not exist is left from a crash between the two, and harmless.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -40,8 +40,8 @@ pub(super) struct MountRecord {
     pub(super) driver_reason: String,
     /// What the kernel calls the file system behind an EROFS mount.
     pub(super) backing: Option<Backing>,
-    /// Whether a FUSE mount was made by a version that keeps a journal of requests. Earlier ones had the kernel check ACLs of
-    /// every image.
+    /// Whether a FUSE mount was made by a version that keeps a journal of requests. Earlier ones
+    /// had the kernel check ACLs of every image.
     #[serde(default)]
     pub(super) journal: bool,
 }

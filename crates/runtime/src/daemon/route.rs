@@ -1,7 +1,8 @@
 //! How the blobs of an image that is in use are reached.
 //!
-//! What containerd was told about registries may change while containers run: a certificate is renewed, a mirror comes or goes.
-//! So it is looked at every few seconds, and images go other ways without being mounted anew.
+//! What containerd was told about registries may change while containers run: a certificate is
+//! renewed, a mirror comes or goes. So it is looked at every few seconds, and images go other ways
+//! without being mounted anew.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,8 @@ use crate::{
     source::{BlobSource, RepositorySource},
 };
 
-/// How often files are looked at: well within the deadline of a reader who waits for somebody to put them right.
+/// How often files are looked at: well within the deadline of a reader who waits for somebody to
+/// put them right.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// A name of an image, and how the registry in it is reached.
@@ -42,7 +44,8 @@ impl ImageRoute {
         }
     }
 
-    /// The repository at its end. Always the same one: over the connections that brought the metadata comes the first data.
+    /// The repository at its end. Always the same one: over the connections that brought the
+    /// metadata comes the first data.
     pub(super) fn open(&self) -> Result<Arc<dyn Repository>, DaemonError> {
         if let Some(repository) = self.repository.get() {
             return Ok(repository.clone());
@@ -119,7 +122,8 @@ impl ImageRoutes {
         self.lock().newest.clone()
     }
 
-    /// Adds a way to `blobs`, which are open as `cached`, or replaces the one that was known under that name.
+    /// Adds a way to `blobs`, which are open as `cached`, or replaces the one that was known under
+    /// that name.
     pub(super) fn add(
         &self,
         way: ImageRoute,
@@ -176,7 +180,8 @@ fn attach(blob: &CachedBlob, sources: &[Arc<dyn BlobSource>]) {
     sources.iter().rev().for_each(|source| blob.attach(source.clone()));
 }
 
-/// Finds out again and again whether the registries of images in use are reached in another way by now, for as long as the node serves.
+/// Finds out again and again whether the registries of images in use are reached in another way by
+/// now, for as long as the node serves.
 pub(super) async fn keep_current(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;

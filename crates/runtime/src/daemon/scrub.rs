@@ -1,5 +1,5 @@
-//! Reading the whole cache back. The client goes from step to step, so that nothing is lost when a worker dies, and a
-//! client that goes away ends it.
+//! Reading the whole cache back. The client goes from step to step, so that nothing is lost when a
+//! worker dies, and a client that goes away ends it.
 
 use std::{
     collections::HashMap,
@@ -118,8 +118,8 @@ impl Node {
         Ok(plan)
     }
 
-    /// Checks some chunks of the blob at `position` in an image's table, from `from` on. Wrong bytes go from the page cache,
-    /// too, as far as images are mounted that have the blob.
+    /// Checks some chunks of the blob at `position` in an image's table, from `from` on. Wrong
+    /// bytes go from the page cache, too, as far as images are mounted that have the blob.
     pub(super) async fn scrub(
         &self,
         image: Digest,
@@ -150,7 +150,8 @@ impl Node {
                         tracing::warn!(mountpoint = %mountpoint.display(), "dropping its pages");
                         forget_pages(mountpoint).and(image.close_gap(mountpoint))
                     } else {
-                        // No reader should have got anything of what is missing, but the disk is not all there is to check.
+                        // No reader should have got anything of what is missing, but the disk is
+                        // not all there is to check.
                         image.forget_missing(mountpoint)
                     };
                     dropped.unwrap_or_else(
@@ -173,8 +174,8 @@ struct Described {
     position: usize,
 }
 
-/// The blobs of all images in a directory, by the names of their directories in the cache; and images that cannot be
-/// used.
+/// The blobs of all images in a directory, by the names of their directories in the cache; and
+/// images that cannot be used.
 fn describe(images: &Path) -> io::Result<(HashMap<String, Described>, Vec<String>)> {
     let mut damaged = Vec::new();
     let mut described: HashMap<String, Described> = HashMap::new();

@@ -37,8 +37,9 @@ use crate::{
     prefetch,
 };
 
-/// A container that waited for nothing for so long has started: 5 s is well above the longest pause between two
-/// fetches of one start that was seen, and well below the life of anything worth tuning for.
+/// A container that waited for nothing for so long has started: 5 s is well above the longest pause
+/// between two fetches of one start that was seen, and well below the life of anything worth tuning
+/// for.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// One image. All of its mounts share it.
@@ -146,7 +147,8 @@ impl ServedImage {
         stale_pages::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
-    /// Drops pages of chunks that are not here while readers are served, see [`stale_pages::clean`]. Blocks.
+    /// Drops pages of chunks that are not here while readers are served, see
+    /// [`stale_pages::clean`]. Blocks.
     pub(super) fn forget_missing(&self, mountpoint: &Path) -> io::Result<()> {
         stale_pages::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
     }
@@ -250,7 +252,8 @@ impl ServedImage {
         &self.blobs
     }
 
-    /// Takes over a file system of an earlier worker on loop devices, which is bound at one of `places` or nowhere.
+    /// Takes over a file system of an earlier worker on loop devices, which is bound at one of
+    /// `places` or nowhere.
     pub(super) async fn adopt_disks(
         &self,
         session: &Arc<blobfs::Session>,
@@ -278,8 +281,8 @@ impl ServedImage {
         Ok(None)
     }
 
-    /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`, nobody listened for
-    /// a time. `None` when another file system is seen there.
+    /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`,
+    /// nobody listened for a time. `None` when another file system is seen there.
     pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,
@@ -408,7 +411,8 @@ impl Attachment {
 /// everything is here.
 async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
     let mut before = None;
-    // Nothing of the mount is held while it waits: others see from the blobs that nobody can read any more.
+    // Nothing of the mount is held while it waits: others see from the blobs that nobody can read
+    // any more.
     while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
         let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
         drop(blobs);
@@ -463,8 +467,9 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been quiet, until the
-/// kernel reads the files itself. Not at once: what was just written would have to be on the disk before.
+/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been
+/// quiet, until the kernel reads the files itself. Not at once: what was just written would have to
+/// be on the disk before.
 async fn forget_pages_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
     let (mut before, mut forgotten) = (0, 0);
     loop {

@@ -80,7 +80,8 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
         }
         if stopping && matches!(response, Response::Done) {
             stop.send_replace(true);
-            // The client waits for the connection to close: it closes with the process, see `Client::stop`.
+            // The client waits for the connection to close: it closes with the process, see
+            // `Client::stop`.
             std::future::pending::<()>().await;
         }
     }

@@ -1,8 +1,9 @@
-//! After a time without a daemon: keeper and worker died together, the kernel let readers through to the holes of blob
-//! files, and keeps zeros where the image has something else.
+//! After a time without a daemon: keeper and worker died together, the kernel let readers through
+//! to the holes of blob files, and keeps zeros where the image has something else.
 //!
-//! What is wrong can only be in pages of chunks that were not here then. They are dropped. A page that a program has mapped
-//! survives that, for everybody; so if one is left, the kernel is told to reclaim all of its page cache, mapped or not.
+//! What is wrong can only be in pages of chunks that were not here then. They are dropped. A page
+//! that a program has mapped survives that, for everybody; so if one is left, the kernel is told to
+//! reclaim all of its page cache, mapped or not.
 
 use std::{
     fs::File,
@@ -30,17 +31,20 @@ const PASSES: usize = 40;
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks at which nothing may be seen while pages are being read. They are those of readers that wait for us, since the
-/// marks are back; but one that the kernel had let through before that may still be on its way to the hole. It does not
-/// wait for anything there, and 500 ms are a long time to be without a processor.
+/// Looks at which nothing may be seen while pages are being read. They are those of readers that
+/// wait for us, since the marks are back; but one that the kernel had let through before that may
+/// still be on its way to the hole. It does not wait for anything there, and 500 ms are a long time
+/// to be without a processor.
 const CALM: usize = 10;
 
-/// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read` keeps what it has found while
-/// the kernel reads ahead for it, and if that has to be asked for, it waits with pages of holes that nobody can drop.
+/// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read`
+/// keeps what it has found while the kernel reads ahead for it, and if that has to be asked for, it
+/// waits with pages of holes that nobody can drop.
 const RECLAIM_ATTEMPTS: usize = 3;
 
-/// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages cannot be dropped.
-/// Blocks. Nobody may be filling the blobs meanwhile. `deny_queued` has those go on who wait for us.
+/// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages
+/// cannot be dropped. Blocks. Nobody may be filling the blobs meanwhile. `deny_queued` has those go
+/// on who wait for us.
 pub(super) fn close(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
@@ -73,7 +77,8 @@ pub(super) fn close(
     Ok(left)
 }
 
-/// The same while readers are served, for pages that should not exist. As a rule there are none, and nothing else is done.
+/// The same while readers are served, for pages that should not exist. As a rule there are none,
+/// and nothing else is done.
 pub(super) fn clean(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
@@ -147,8 +152,8 @@ fn holes(
     Ok(holes.into_iter().map(|hole| hole.start..hole.end.next_multiple_of(4096)).collect())
 }
 
-/// Drops these pages of a file; how many are left. Only once: a page that was to be dropped is put where the kernel does not look
-/// for pages to reclaim.
+/// Drops these pages of a file; how many are left. Only once: a page that was to be dropped is put
+/// where the kernel does not look for pages to reclaim.
 fn forget(path: &Path, holes: &[Range<u64>]) -> io::Result<u64> {
     sum(path, holes, |file, hole| {
         pages::forget(file, hole)?;

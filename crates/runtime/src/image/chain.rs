@@ -1,9 +1,10 @@
 //! The names that containerd may give to the layers of a lazy image: their chain ids, by content.
 //!
-//! containerd computes a layer's chain id from what the image's configuration claims, and does not look at the content of a
-//! layer that a snapshotter says is there. So a snapshotter has to compare: a data layer is stored as it is, and its digest in
-//! the manifest is that of its tar; of the bootstrap layer, whose compressed form the manifest names, the tar is hashed when it
-//! is unpacked.
+//! containerd computes a layer's chain id from what the image's configuration claims, and does not
+//! look at the content of a layer that a snapshotter says is there. So a snapshotter has to
+//! compare: a data layer is stored as it is, and its digest in the manifest is that of its tar; of
+//! the bootstrap layer, whose compressed form the manifest names, the tar is hashed when it is
+//! unpacked.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -23,15 +24,16 @@ pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {
     Some(oci::chain_ids(data.iter().map(|layer| layer.digest)))
 }
 
-/// The chain id of the bootstrap layer of the image with the digest `manifest`, if `images` has what it takes to know it.
+/// The chain id of the bootstrap layer of the image with the digest `manifest`, if `images` has
+/// what it takes to know it.
 pub fn stored(images: &Path, manifest: &Digest) -> Option<Digest> {
     let directory = images.join(manifest.hex());
     let raw = read(&directory, MANIFEST).ok().filter(|raw| manifest.matches(raw))?;
     of_bootstrap(&Manifest::parse(&raw).ok()?, diff_id(&directory)?)
 }
 
-/// The same, with everything fetched that is missing once the image is admitted: all of its metadata, or of one that an earlier
-/// version fetched, the bootstrap layer once more.
+/// The same, with everything fetched that is missing once the image is admitted: all of its
+/// metadata, or of one that an earlier version fetched, the bootstrap layer once more.
 pub async fn fetched<T, E: From<ImageError>>(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,

@@ -1,9 +1,10 @@
 //! The `.blob.meta` files of a bootstrap layer.
 //!
-//! They say once more where chunks lie, for readers that have no use for the chunk table: the decoded CI table,
-//! zeros up to a block border, the CI header. Lazuli goes by the chunk table alone, which has the digests. But
-//! upstream's reader goes by these files, so one that contradicts the bootstrap means that the two would not
-//! read the same image, and somebody meant to deceive one of them.
+//! They say once more where chunks lie, for readers that have no use for the chunk table: the
+//! decoded CI table, zeros up to a block border, the CI header. Lazuli goes by the chunk table
+//! alone, which has the digests. But upstream's reader goes by these files, so one that contradicts
+//! the bootstrap means that the two would not read the same image, and somebody meant to deceive
+//! one of them.
 
 use std::io::{self, Read};
 
@@ -23,9 +24,9 @@ pub(super) fn blob_of(name: &[u8]) -> Option<&str> {
     std::str::from_utf8(name.strip_suffix(b".blob.meta")?).ok()
 }
 
-/// Compares `file`, the `.blob.meta` of the blob `id`, with the bootstrap. Blobs that the bootstrap does not use
-/// may have one, too. No reader of RAFS v5 looks at one. A CI table of version 2, which may be needed to place chunks, is
-/// returned, and is not compared.
+/// Compares `file`, the `.blob.meta` of the blob `id`, with the bootstrap. Blobs that the bootstrap
+/// does not use may have one, too. No reader of RAFS v5 looks at one. A CI table of version 2,
+/// which may be needed to place chunks, is returned, and is not compared.
 pub(super) fn check<B: AsRef<[u8]>>(
     file: impl Read,
     id: &str,
@@ -36,7 +37,8 @@ pub(super) fn check<B: AsRef<[u8]>>(
     let (blob, tail) = (&bootstrap.blobs()[index], &bootstrap.tails()[index]);
     let is_v2 = tail.features & layout::features::CHUNK_INFO_V2 != 0;
     let mut rest = Rest { file, id, at: 0 };
-    // Only as much as was read: all of an image's tables of version 2 have at most `MAX_CI_V2` bytes.
+    // Only as much as was read: all of an image's tables of version 2 have at most `MAX_CI_V2`
+    // bytes.
     let mut table = Vec::new();
     while rest.at < tail.ci_size {
         let first = (rest.at / layout::CI_ENTRY_SIZE) as u32;

@@ -11,8 +11,9 @@
 //!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
 //!
-//! A directory appears whole (it is filled under another name and renamed) and is never changed. Nothing is synced, since a start
-//! waits for it: what a power cut damages is found by the digests when it is opened, and fetched again.
+//! A directory appears whole (it is filled under another name and renamed) and is never changed.
+//! Nothing is synced, since a start waits for it: what a power cut damages is found by the digests
+//! when it is opened, and fetched again.
 
 pub mod chain;
 mod meta;
@@ -149,7 +150,8 @@ pub struct StoredImage {
     pub bootstrap: Arc<Bootstrap<Map>>,
     /// Bytes of all its lazy layers as stored: what a pull fetches.
     pub bytes_total: u64,
-    /// Whether that is all of the image. Otherwise ordinary layers are on top of it, which are not ours.
+    /// Whether that is all of the image. Otherwise ordinary layers are on top of it, which are not
+    /// ours.
     pub whole: bool,
 }
 
@@ -169,13 +171,14 @@ const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
 const DIFF_ID: &str = "layer.diff-id";
 
 impl StoredImage {
-    /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless somebody else sees to
-    /// them.
+    /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless
+    /// somebody else sees to them.
     pub fn must_be_whole_unless(&self, base: bool, image: String) -> Result<(), ImageError> {
         if self.whole || base { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }
 
-    /// Fetches what is not in `images` yet of the image with this manifest, of which some upper layers may be ordinary.
+    /// Fetches what is not in `images` yet of the image with this manifest, of which some upper
+    /// layers may be ordinary.
     pub async fn fetch(
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
@@ -187,8 +190,8 @@ impl StoredImage {
         Ok((image, fetched))
     }
 
-    /// The same for an image that has to be admitted. Its layers are asked for meanwhile; nothing in them is looked at before
-    /// that, and nothing kept.
+    /// The same for an image that has to be admitted. Its layers are asked for meanwhile; nothing
+    /// in them is looked at before that, and nothing kept.
     pub async fn fetch_admitted<T, E: From<ImageError>>(
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
@@ -340,8 +343,8 @@ impl StoredImage {
     }
 }
 
-/// Waits until all of the image in `directory` is on the disk. A start does not: what a power cut leaves damaged is noticed and
-/// fetched again.
+/// Waits until all of the image in `directory` is on the disk. A start does not: what a power cut
+/// leaves damaged is noticed and fetched again.
 pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
     let files = names.iter().map(|name| directory.join(name));
@@ -410,8 +413,9 @@ async fn fill<T, E: From<ImageError>>(
         let admitted = admitted?;
         Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
     };
-    // Both at the same time: a mount waits for one round trip less. Both to their ends: the directory goes if one fails, and
-    // the bootstrap is written to it by a thread that nobody can stop.
+    // Both at the same time: a mount waits for one round trip less. Both to their ends: the
+    // directory goes if one fails, and the bootstrap is written to it by a thread that nobody can
+    // stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, bootstrap);
     let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
@@ -436,7 +440,8 @@ struct Begun {
     requests: u64,
 }
 
-/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it arrives as it is read.
+/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
+/// arrives as it is read.
 async fn begin(repository: &dyn Repository, layer: &Descriptor) -> Result<Begun, RegistryError> {
     if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
@@ -454,8 +459,8 @@ struct Unpacked {
     diff_id: Digest,
 }
 
-/// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from whichever place has the right
-/// bytes.
+/// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from
+/// whichever place has the right bytes.
 async fn find_bootstrap(
     repository: &Arc<dyn Repository>,
     from: (&Manifest, &Descriptor),
@@ -537,9 +542,9 @@ async fn fetch_bootstrap(
     let diff_id = unpacked.diff_id();
     let open = move || {
         let (bootstrap, opening) = unpacked.open()?;
-        // Refuse a bad image here, where its name is known, and before anything of it is kept. Everything is walked once,
-        // since the kernel will believe what it says: all chunks that files refer to have to be in the chunk table, or nobody
-        // could check them.
+        // Refuse a bad image here, where its name is known, and before anything of it is kept.
+        // Everything is walked once, since the kernel will believe what it says: all chunks that
+        // files refer to have to be in the chunk table, or nobody could check them.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
         Ok(Unpacked { bootstrap, opening, diff_id })
     };

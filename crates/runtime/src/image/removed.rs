@@ -1,4 +1,5 @@
-//! Images that containerd has removed: marked on the disk until nothing uses them, so that a restart forgets none.
+//! Images that containerd has removed: marked on the disk until nothing uses them, so that a
+//! restart forgets none.
 
 use std::{
     collections::HashSet,
@@ -36,7 +37,8 @@ pub(crate) fn marked(images: &Path) -> Vec<Digest> {
         .collect()
 }
 
-/// Takes an image out of `images`, in one step; what is left of it has to be deleted with [`delete`].
+/// Takes an image out of `images`, in one step; what is left of it has to be deleted with
+/// [`delete`].
 pub(crate) fn take_away(images: &Path, manifest: &Digest) -> io::Result<()> {
     let hex = manifest.hex();
     fs::rename(images.join(&hex), images.join(format!("{PARTIAL}{hex}")))
@@ -47,7 +49,8 @@ pub(crate) fn delete(images: &Path, manifest: &Digest) -> io::Result<()> {
     fs::remove_dir_all(images.join(format!("{PARTIAL}{}", manifest.hex())))
 }
 
-/// The layers of an image that no other one has, data blobs among them, as far as manifests can be read.
+/// The layers of an image that no other one has, data blobs among them, as far as manifests can be
+/// read.
 pub(crate) fn only_in(images: &Path, manifest: &Digest) -> HashSet<Digest> {
     let own = images.join(manifest.hex());
     let mut layers = layers_in(&own);

@@ -1,8 +1,9 @@
 //! How many chunks all images in memory have together.
 //!
-//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so who makes images must not
-//! choose how many there are: one image may have [`MAX_ROWS`], and all of them together a reserve more. An image that
-//! is opened beside others may take half of what is left, so that none can take all of it.
+//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so who makes
+//! images must not choose how many there are: one image may have [`MAX_ROWS`], and all of them
+//! together a reserve more. An image that is opened beside others may take half of what is left, so
+//! that none can take all of it.
 //!
 //! Images with the same bootstrap share one table, however often they are opened.
 
@@ -44,7 +45,8 @@ pub(super) enum Purpose {
 #[must_use]
 pub(super) struct Preconnect(u64);
 
-/// Makes sure that there is room for so many rows. To be called before they are read. `Err` has how many there may be.
+/// Makes sure that there is room for so many rows. To be called before they are read. `Err` has how
+/// many there may be.
 pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Preconnect, u64> {
     let mut open = lock();
     let left = left_beside(

@@ -2,10 +2,10 @@
 //!
 //! Of a layer that nobody converted they are in its index, a blob of the manifest.
 //!
-//! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only the tables at the end of the
-//! blob say so, and no digest covers them. A wrong one would be kept with the image, and its chunks could not be read for
-//! as long as it is. So some of the chunks are read where the tables lead, and compared with their digests, before the
-//! image is used.
+//! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only
+//! the tables at the end of the blob say so, and no digest covers them. A wrong one would be kept
+//! with the image, and its chunks could not be read for as long as it is. So some of the chunks are
+//! read where the tables lead, and compared with their digests, before the image is used.
 
 use std::sync::Arc;
 
@@ -45,8 +45,9 @@ pub(super) struct Tables {
     pub(super) read: u64,
 }
 
-/// Tables of a blob, from the first of `places` that has them: never from other nodes unless a digest
-/// covers them. Of a layer that nobody converted they are in its index, which `manifest` has.
+/// Tables of a blob, from the first of `places` that has them: never from other nodes unless a
+/// digest covers them. Of a layer that nobody converted they are in its index, which `manifest`
+/// has.
 pub(super) async fn fetch(
     places: &[Mirror],
     manifest: &Manifest,
@@ -130,8 +131,8 @@ async fn read_whole(place: &Mirror, index: IndexBlob) -> Result<Bytes, RegistryE
     Ok(bytes.into())
 }
 
-/// Reads the first, the middle and the last batch of a blob. A place with other bytes says nothing about the tables,
-/// as long as another one has the right ones.
+/// Reads the first, the middle and the last batch of a blob. A place with other bytes says nothing
+/// about the tables, as long as another one has the right ones.
 pub(super) async fn prove(places: &[Mirror], blob: &Blob) -> Result<Read, RegistryError> {
     let batched: Vec<_> = blob.chunks.iter().filter(|chunk| chunk.part.is_some()).collect();
     let mut chosen: Vec<_> = [0, batched.len() / 2, batched.len().saturating_sub(1)]

@@ -1,4 +1,5 @@
-//! The bootstrap layer: a tar with `image/image.boot` in it, compressed with zstd, or with gzip by others.
+//! The bootstrap layer: a tar with `image/image.boot` in it, compressed with zstd, or with gzip by
+//! others.
 
 use std::{
     fs::{self, File},
@@ -19,13 +20,15 @@ use super::{
     rows::{self, Preconnect, Purpose},
 };
 
-/// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some ten million files.
+/// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some
+/// ten million files.
 const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 
 /// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
 const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
 
-/// Longer than any header that describes a member of these layers: their names have less than 100 bytes.
+/// Longer than any header that describes a member of these layers: their names have less than 100
+/// bytes.
 const EXTENSION_LIMIT: u64 = 64 << 10;
 
 /// How zstd begins, RFC 8878.
@@ -141,9 +144,9 @@ impl Unpacked {
     }
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5, and compares the `.blob.meta`
-/// files behind it with it. Reads `layer` to its end in any case, so that a reader which checks a digest there gets to do so: its
-/// error explains every other one.
+/// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5,
+/// and compares the `.blob.meta` files behind it with it. Reads `layer` to its end in any case, so
+/// that a reader which checks a digest there gets to do so: its error explains every other one.
 pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackError> {
     let mut layer = BufReader::with_capacity(PIECE, layer);
     let mut tables = Vec::new();
@@ -170,7 +173,8 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// The bootstrap in `layer`, and the digest of the tar that the layer holds, to the tar's last byte.
+/// The bootstrap in `layer`, and the digest of the tar that the layer holds, to the tar's last
+/// byte.
 fn search(
     layer: &mut impl BufRead,
     to: &Path,

@@ -27,7 +27,8 @@ pub const JOURNAL: &str = "journal";
 /// The connection to the keeper before, which goes on if a worker on trial fails.
 pub(super) const PREDECESSOR: &str = "predecessor";
 
-/// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier version never says that it has.
+/// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier
+/// version never says that it has.
 const PASSED_ON: Duration = Duration::from_secs(1);
 
 /// Pause before a keeper is started again that could not be started.
@@ -69,7 +70,8 @@ pub enum Order {
 
 type Shared = Arc<dyn AsFd + Send + Sync>;
 
-/// See the module. Descriptors that were handed over are also kept here, for the next keeper if this one dies.
+/// See the module. Descriptors that were handed over are also kept here, for the next keeper if
+/// this one dies.
 pub struct Link {
     inner: Mutex<Inner>,
     orders: UnboundedSender<Order>,
@@ -118,8 +120,8 @@ pub struct Given<T> {
 }
 
 impl Link {
-    /// Meets the keeper at standard input. `journal` gets the journal before any other descriptor is open, standard
-    /// input, output and error aside: it may have to reserve numbers.
+    /// Meets the keeper at standard input. `journal` gets the journal before any other descriptor
+    /// is open, standard input, output and error aside: it may have to reserve numbers.
     pub fn enter<T>(
         journal: impl FnOnce(OwnedFd) -> io::Result<T>,
     ) -> io::Result<(Arc<Self>, Given<T>)> {
@@ -220,7 +222,8 @@ impl Link {
                 tracing::error!("the takeover failed");
                 std::process::exit(1);
             }
-            // The keeper died at the very end of the takeover. Fails when it had told the old one before.
+            // The keeper died at the very end of the takeover. Fails when it had told the old one
+            // before.
             Some(trial) => drop(trial.predecessor.send(Kind::Done, "", None)),
             None => {}
         }
@@ -254,9 +257,10 @@ impl Link {
         Ok(())
     }
 
-    /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns, the descriptor stays open
-    /// whatever happens to this process, and to the keeper if there is a service manager. Under a name that a worker before this
-    /// one has used and nobody [released](Link::release), it has to be what was [`Given`].
+    /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns,
+    /// the descriptor stays open whatever happens to this process, and to the keeper if there is a
+    /// service manager. Under a name that a worker before this one has used and nobody
+    /// [released](Link::release), it has to be what was [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> KeptDescriptor {
         let mut inner = self.lock();
         let is_new = !inner.given.remove(&name);
@@ -288,7 +292,8 @@ impl Link {
         }
     }
 
-    /// Lets the keeper close a descriptor that a predecessor had handed over and nobody wants any more.
+    /// Lets the keeper close a descriptor that a predecessor had handed over and nobody wants any
+    /// more.
     pub fn release(&self, name: &str) {
         let mut inner = self.lock();
         inner.held.remove(name);

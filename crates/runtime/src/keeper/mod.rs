@@ -9,11 +9,12 @@
 //!   control socket, lock
 //! ```
 //!
-//! The keeper holds descriptors under names and starts workers, and does nothing else: no network, no images, no
-//! threads. A worker hands every descriptor that must not close to the keeper before anything depends on it
-//! ([`Link::hold`]). When it dies, the keeper starts the next one and gives it all of them. When the keeper
-//! dies, the worker starts another keeper and hands over what the old one held. When both are replaced by another version, the
-//! old keeper waits until the new pair serves, and goes on with its own if that fails.
+//! The keeper holds descriptors under names and starts workers, and does nothing else: no network,
+//! no images, no threads. A worker hands every descriptor that must not close to the keeper before
+//! anything depends on it ([`Link::hold`]). When it dies, the keeper starts the next one and gives
+//! it all of them. When the keeper dies, the worker starts another keeper and hands over what the
+//! old one held. When both are replaced by another version, the old keeper waits until the new pair
+//! serves, and goes on with its own if that fails.
 //!
 //! Nobody has to end properly for any of this: a worker that gives way to another one just exits.
 

@@ -17,8 +17,8 @@ use rustix::net::{
 /// Its name in the root directory.
 pub(super) const NAME: &str = "keeper.sock";
 
-/// The address of the keeper's socket. `sun_path` holds 108 bytes and a root directory may be deeper than that, so
-/// it is reached through the directory's descriptor.
+/// The address of the keeper's socket. `sun_path` holds 108 bytes and a root directory may be
+/// deeper than that, so it is reached through the directory's descriptor.
 fn address(directory: &File) -> io::Result<SocketAddrUnix> {
     let path = format!("/proc/self/fd/{}/{NAME}", directory.as_raw_fd());
     Ok(SocketAddrUnix::new(path)?)

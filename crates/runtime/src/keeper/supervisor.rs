@@ -37,8 +37,8 @@ pub(super) const LOCK: &str = "lock";
 pub(super) const LISTENER: &str = "keeper";
 pub(super) const LOG: &str = "log";
 
-/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest one below the
-/// root is `/images/<64 digits>/bootstrap`.
+/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
+/// one below the root is `/images/<64 digits>/bootstrap`.
 const ROOT_LIMIT: usize = 255 - 82;
 
 /// A worker has not failed that has answered what its predecessors left, and lived for so long.
@@ -53,7 +53,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: how much later than necessary readers go on when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to say what it wants. Whoever connects speaks at once, and meanwhile nobody else is heard.
+/// How long a client may take to say what it wants. Whoever connects speaks at once, and meanwhile
+/// nobody else is heard.
 const CLIENT_LIMIT: Duration = Duration::from_millis(100);
 
 /// Quiet time after which the keeper makes itself small.
@@ -67,11 +68,13 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 pub enum Role {
     /// Serves readers; its standard input is the connection to its keeper.
     Worker,
-    /// Holds descriptors; its standard input is the connection to a worker that has lost its keeper.
+    /// Holds descriptors; its standard input is the connection to a worker that has lost its
+    /// keeper.
     Keeper,
     /// Finds out whether this program could serve here, and ends.
     Check,
-    /// Makes system calls for the worker that wait for the worker; its standard input is where it is told.
+    /// Makes system calls for the worker that wait for the worker; its standard input is where it
+    /// is told.
     Helper,
 }
 
@@ -145,9 +148,11 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Takes the root directory for this process, and what an earlier one of this service left with systemd.
+    /// Takes the root directory for this process, and what an earlier one of this service left with
+    /// systemd.
     pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
-        // Nobody else may reach set-user-id programs of images or containers below it, nor the sockets.
+        // Nobody else may reach set-user-id programs of images or containers below it, nor the
+        // sockets.
         let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
         created.map_err(KeeperError::io(root))?;
         // The kernel shows mounts by their real paths.
@@ -195,7 +200,8 @@ impl Keeper {
             Ok((channel, pid, descriptors, whole))
         };
         let (channel, pid, descriptors, whole) = connect().map_err(failed)?;
-        // Both died, then: who has no lock cannot keep another daemon from starting, and would serve beside it.
+        // Both died, then: who has no lock cannot keep another daemon from starting, and would
+        // serve beside it.
         if descriptors.get(LOCK).is_none() {
             return Err(KeeperError::Abandoned);
         }
@@ -219,7 +225,8 @@ impl Keeper {
         programs: Programs,
         descriptors: Descriptors,
     ) -> Result<Self, KeeperError> {
-        // One descriptor for every blob that is in use; the worker says so when they do not suffice.
+        // One descriptor for every blob that is in use; the worker says so when they do not
+        // suffice.
         if let Err(error) = lazuli_sys::limit::raise_descriptors() {
             tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
         }
@@ -247,7 +254,8 @@ impl Keeper {
         })
     }
 
-    /// Serves until nothing is left to serve: when a client or a signal says so, or another keeper goes on.
+    /// Serves until nothing is left to serve: when a client or a signal says so, or another keeper
+    /// goes on.
     pub fn run(mut self) -> Result<Ended, KeeperError> {
         if self.worker.is_none() {
             self.start_worker();
@@ -356,8 +364,8 @@ impl Keeper {
         self.service.forget(name);
     }
 
-    /// Starts a worker and gives it everything. It is on trial as long as the daemon at the other end of
-    /// `predecessor` may go on.
+    /// Starts a worker and gives it everything. It is on trial as long as the daemon at the other
+    /// end of `predecessor` may go on.
     pub(super) fn spawn(&self, predecessor: Option<&Channel>) -> io::Result<Worker> {
         let (ours, theirs) = Channel::pair()?;
         let mut command = (self.programs)(Role::Worker);
@@ -442,7 +450,8 @@ impl Keeper {
             }
             Ok(None) => self.worker_ended(),
             Err(error) => {
-                // Most likely a descriptor for which there was no number. Whoever sent it lives, and has it.
+                // Most likely a descriptor for which there was no number. Whoever sent it lives,
+                // and has it.
                 tracing::error!(%error, "cannot understand the worker");
                 None
             }

@@ -8,7 +8,8 @@
 //!         ─────────────── Done ──▶ exits
 //! ```
 //!
-//! Until `Done`, the old keeper starts a worker of its own again as soon as the successor goes away.
+//! Until `Done`, the old keeper starts a worker of its own again as soon as the successor goes
+//! away.
 
 use std::{
     io,
@@ -38,7 +39,8 @@ const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 /// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// After so long without a word the old keeper goes on: what all of a takeover may take, and some more.
+/// After so long without a word the old keeper goes on: what all of a takeover may take, and some
+/// more.
 const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why nothing was taken over. The old daemon goes on.
@@ -108,8 +110,8 @@ impl Keeper {
         let failed =
             |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
         let root = root.canonicalize().map_err(|error| failed(root, error))?;
-        // Whether there is anything to take over. The old keeper hangs up on who says nothing, and the check may take
-        // longer than that.
+        // Whether there is anything to take over. The old keeper hangs up on who says nothing, and
+        // the check may take longer than that.
         drop(dial(&root)?);
         let check = programs(Role::Check).status().map_err(|error| failed(&root, error))?;
         if !check.success() {
@@ -124,7 +126,8 @@ impl Keeper {
         let mut keeper = Keeper::new(root, programs, descriptors)?;
         match keeper.try_worker(&old) {
             Ok(worker) => {
-                // An old keeper that has died meanwhile is no reason to fail: nobody else would go on.
+                // An old keeper that has died meanwhile is no reason to fail: nobody else would go
+                // on.
                 if let Err(error) = old.send(Kind::Done, "", None) {
                     tracing::warn!(%error, "the old keeper is gone");
                 }
@@ -209,7 +212,8 @@ fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
     };
     match ask() {
         Ok((descriptors, true)) => Ok(descriptors),
-        // The old keeper died while it handed over. Its worker was gone before that: nobody else can go on.
+        // The old keeper died while it handed over. Its worker was gone before that: nobody else
+        // can go on.
         Ok((descriptors, false)) if descriptors.get(LOCK).is_some() => Ok(descriptors),
         Ok(_) => Err(TakeoverError::Failed(io::ErrorKind::UnexpectedEof.into())),
         Err(error) => match error.downcast::<Refusal>() {

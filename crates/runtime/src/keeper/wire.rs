@@ -1,8 +1,8 @@
 //! What keeper, worker and successor say to each other.
 //!
-//! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte that says what it is, text
-//! in UTF-8, and at most one descriptor. Two versions of the program speak this to each other during a takeover, so
-//! kinds are added and never changed.
+//! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte that says what it is,
+//! text in UTF-8, and at most one descriptor. Two versions of the program speak this to each other
+//! during a takeover, so kinds are added and never changed.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -27,7 +27,8 @@ const LIMIT: usize = 1024;
 /// See [`Kind::Go`].
 pub(super) const TRIAL: &str = "trial";
 
-/// How long a peer may leave messages unread. It reads whenever it lives; a stopped one must not stop us.
+/// How long a peer may leave messages unread. It reads whenever it lives; a stopped one must not
+/// stop us.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a message is.
@@ -38,7 +39,8 @@ pub(super) enum Kind {
     Keeper = 1,
     /// Here is the descriptor of this name.
     Descriptor = 2,
-    /// Keeper: these were all descriptors, go ahead. With the text [`TRIAL`]: on trial until [`Kind::Confirmed`].
+    /// Keeper: these were all descriptors, go ahead. With the text [`TRIAL`]: on trial until
+    /// [`Kind::Confirmed`].
     Go = 3,
     /// Keeper: the worker's trial is over.
     Confirmed = 4,
@@ -54,15 +56,15 @@ pub(super) enum Kind {
     Settled = 9,
     /// Worker: nothing is mounted any more, the keeper can end with me.
     Stopped = 10,
-    /// Successor: hand over everything. The text is the socket of its service manager, empty if it has none. With a descriptor,
-    /// whichever, from versions that know the groups of images.
+    /// Successor: hand over everything. The text is the socket of its service manager, empty if it
+    /// has none. With a descriptor, whichever, from versions that know the groups of images.
     Takeover = 11,
     /// Old keeper: these were all descriptors, and no worker of mine is left.
     End = 12,
     /// Successor: my worker serves, you can go.
     Done = 13,
-    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON. Worker: have you dealt with what I said?
-    /// Answered with the same kind.
+    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON. Worker:
+    /// have you dealt with what I said? Answered with the same kind.
     Report = 14,
     /// Old keeper: no, and why.
     Refused = 15,
@@ -116,7 +118,8 @@ impl<F: AsFd> Channel<F> {
         Ok(Channel(socket))
     }
 
-    /// Sends one message. When this returns the descriptor is safe: it is open until the other side has read it.
+    /// Sends one message. When this returns the descriptor is safe: it is open until the other side
+    /// has read it.
     pub(super) fn send(
         &self,
         kind: Kind,
@@ -138,8 +141,8 @@ impl<F: AsFd> Channel<F> {
     /// Waits for a message; `None` when the other side is gone.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is none of ours, and when its descriptor got lost for want of a
-    /// free number.
+    /// [`io::ErrorKind::InvalidData`] when it is none of ours, and when its descriptor got lost for
+    /// want of a free number.
     pub(super) fn receive(&self) -> io::Result<Option<Message>> {
         let mut buffer = [0; LIMIT];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

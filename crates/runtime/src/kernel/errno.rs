@@ -10,8 +10,8 @@ pub fn errno(error: &ReadError) -> Errno {
         // The disk of the node is full, and saying so helps whoever looks.
         ReadError::NoSpace { .. } => Errno::NOSPC,
         ReadError::OutOfRange { .. } => Errno::INVAL,
-        // Retries happened below; what arrives here is final. Never EAGAIN or ETIMEDOUT: programs do
-        // not expect those from a regular file.
+        // Retries happened below; what arrives here is final. Never EAGAIN or ETIMEDOUT: programs
+        // do not expect those from a regular file.
         ReadError::Corrupt { .. }
         | ReadError::NoChunk { .. }
         | ReadError::Source { .. }

@@ -1,7 +1,7 @@
 //! How the kernel gets to the bytes of an image.
 //!
-//! Every driver is a directory with the same files: `abi` (bytes of the kernel interface), `session` (the
-//! loop that answers the kernel), `mod` (what it is and what it needs), `tests`.
+//! Every driver is a directory with the same files: `abi` (bytes of the kernel interface),
+//! `session` (the loop that answers the kernel), `mod` (what it is and what it needs), `tests`.
 
 pub mod blobfs;
 pub mod errno;

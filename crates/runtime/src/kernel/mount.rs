@@ -1,7 +1,7 @@
 //! EROFS mounts of images, and bind mounts of them.
 //!
-//! The mount API (`fsopen`, `fsconfig`, `fsmount`) takes one device at a time. mount(2) takes 4095 bytes of
-//! options, which some 40 blobs exceed.
+//! The mount API (`fsopen`, `fsconfig`, `fsmount`) takes one device at a time. mount(2) takes 4095
+//! bytes of options, which some 40 blobs exceed.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Read-ahead of image mounts in KiB. The kernel's 128 would make a round trip of every 128 KiB of a cold
-/// file, and costs a third of the speed of a warm one.
+/// Read-ahead of image mounts in KiB. The kernel's 128 would make a round trip of every 128 KiB of
+/// a cold file, and costs a third of the speed of a warm one.
 const READ_AHEAD_KB: u32 = 1024;
 
 const BDI: &str = "/sys/class/bdi";
@@ -39,7 +39,8 @@ const SEQUENCE: &str = "diskseq";
 /// What set-user-id bits and file capabilities of an image mean at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suid {
-    /// As on any root file system: containers need them. The mode of the directories above has to keep users of the node out.
+    /// As on any root file system: containers need them. The mode of the directories above has to
+    /// keep users of the node out.
     Keep,
     /// Nothing: a user of the node may run what is there, and must not become another one by it.
     Ignore,
@@ -75,11 +76,11 @@ impl From<MountError> for io::Error {
     }
 }
 
-/// The backing device of an EROFS file system, which the kernel removes with the last user of the file system: a device of
-/// its own for one on files, else the loop device with its metadata.
+/// The backing device of an EROFS file system, which the kernel removes with the last user of the
+/// file system: a device of its own for one on files, else the loop device with its metadata.
 ///
-/// A file system can live longer than every mount of it that we know: in an overlay mount on top, in another
-/// mount namespace, or in a file that is still open.
+/// A file system can live longer than every mount of it that we know: in an overlay mount on top,
+/// in another mount namespace, or in a file that is still open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backing(Vec<String>);
 
@@ -89,7 +90,8 @@ impl Backing {
         self.0.is_empty() || self.0.iter().any(|name| is_alive(name))
     }
 
-    /// Of a file system on a loop device: `loop7-123`, with the number that the kernel gives each file behind it anew.
+    /// Of a file system on a loop device: `loop7-123`, with the number that the kernel gives each
+    /// file behind it anew.
     fn of_disk(device: &LoopDevice) -> io::Result<Self> {
         let name = format!("loop{}", device.number());
         let sequence = fs::read_to_string(Path::new(BLOCK).join(&name).join(SEQUENCE))?;
@@ -122,7 +124,8 @@ impl fmt::Display for Backing {
     }
 }
 
-/// An EROFS image, mounted where nobody sees it. Dropping it lets go of the file system; what was bound stays.
+/// An EROFS image, mounted where nobody sees it. Dropping it lets go of the file system; what was
+/// bound stays.
 #[derive(Debug)]
 pub struct Erofs {
     tree: OwnedFd,
@@ -134,10 +137,10 @@ pub struct Erofs {
 impl Erofs {
     /// Mounts the image `bootstrap` with `devices`, in the order of its device table.
     ///
-    /// The mount is read-only and `nodev`: device nodes of an image are data of the image and must not open
-    /// devices of the node. Containers are not limited by that, as overlayfs opens device nodes by
-    /// the flags of its own mount, and runtimes mount their own /dev. Whether set-user-id programs and file
-    /// capabilities work is decided where it is bound.
+    /// The mount is read-only and `nodev`: device nodes of an image are data of the image and must
+    /// not open devices of the node. Containers are not limited by that, as overlayfs opens device
+    /// nodes by the flags of its own mount, and runtimes mount their own /dev. Whether set-user-id
+    /// programs and file capabilities work is decided where it is bound.
     ///
     /// Pre-content marks on the devices must exist before this is called: the kernel looks for them
     /// when it opens the files, and never again.
@@ -148,8 +151,8 @@ impl Erofs {
         Ok(Erofs { tree, backing, _last: None })
     }
 
-    /// Mounts the image whose bootstrap is on the disk `primary`, with `devices` in the order of its device table. As
-    /// [`Erofs::mount`] otherwise.
+    /// Mounts the image whose bootstrap is on the disk `primary`, with `devices` in the order of
+    /// its device table. As [`Erofs::mount`] otherwise.
     pub fn mount_disks(primary: &LoopDevice, devices: &[PathBuf]) -> Result<Self, MountError> {
         let source = primary.path();
         let name = format!("loop{}", primary.number());
@@ -173,8 +176,8 @@ impl Erofs {
         Erofs { _last: Some(Box::new(last)), ..self }
     }
 
-    /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted below it. Marks have
-    /// to be back on its devices before anybody reads.
+    /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted
+    /// below it. Marks have to be back on its devices before anybody reads.
     pub fn adopt(path: &Path, backing: Backing) -> Result<Self, MountError> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
@@ -197,8 +200,8 @@ impl Erofs {
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH;
         match (open_tree(&self.tree, c"", flags), self.backing.disk()) {
-            // Before Linux 6.15 a mount that is attached nowhere cannot be cloned. To mount a disk again is to mount the
-            // file system that is on it.
+            // Before Linux 6.15 a mount that is attached nowhere cannot be cloned. To mount a disk
+            // again is to mount the file system that is on it.
             (Err(Errno::INVAL), Some(disk)) => {
                 let context = configure(&disk, &[])?;
                 let again = fsconfig_create(context.as_fd());
@@ -209,10 +212,11 @@ impl Erofs {
         }
     }
 
-    /// Has the kernel read the devices past their page cache from now on: one copy of the data in memory instead
-    /// of two, and a speed that does not collapse when processors are busy. While data still
-    /// arrives, that would make every reader wait until the disk has what was just written, so a mount
-    /// starts without. Fails on kernels (before 6.15) and file systems that cannot do it.
+    /// Has the kernel read the devices past their page cache from now on: one copy of the data in
+    /// memory instead of two, and a speed that does not collapse when processors are busy. While
+    /// data still arrives, that would make every reader wait until the disk has what was just
+    /// written, so a mount starts without. Fails on kernels (before 6.15) and file systems that
+    /// cannot do it.
     pub fn read_directly(&self) -> io::Result<()> {
         self.reconfigure(Some(c"directio"))
     }
@@ -254,8 +258,8 @@ impl AsFd for Erofs {
     }
 }
 
-/// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when somebody
-/// else mounted at the same moment.
+/// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when
+/// somebody else mounted at the same moment.
 pub(super) fn create(
     bootstrap: &Path,
     devices: &[BorrowedFd<'_>],
@@ -315,8 +319,8 @@ fn refused(context: &OwnedFd, bootstrap: &Path, error: Errno) -> MountError {
     MountError { log: log.join("; "), ..MountError::new("mount", bootstrap, error) }
 }
 
-/// Runs `create` and tells which EROFS backing devices it made: the kernel does not say which device is whose,
-/// but only a new file system makes one.
+/// Runs `create` and tells which EROFS backing devices it made: the kernel does not say which
+/// device is whose, but only a new file system makes one.
 fn watch_bdi<T>(create: impl FnOnce() -> T) -> (Vec<String>, T) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -338,8 +342,9 @@ fn preread(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The device number of the file system at `path`, as stat(2) shows it. Asks nothing of that file system: it may be one that
-/// this process answers for, and a thread that waits for its own process keeps it from ending.
+/// The device number of the file system at `path`, as stat(2) shows it. Asks nothing of that file
+/// system: it may be one that this process answers for, and a thread that waits for its own process
+/// keeps it from ending.
 pub fn device(path: &Path) -> io::Result<u64> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
@@ -351,7 +356,8 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd()))
 }
 
-/// Puts a mount that is nowhere in the place of the one that is at `path`. On Linux 6.5 and later, at no instant nothing is there.
+/// Puts a mount that is nowhere in the place of the one that is at `path`. On Linux 6.5 and later,
+/// at no instant nothing is there.
 pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     if move_mount(mount, c"", CWD, path, flags | MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok() {
@@ -361,7 +367,8 @@ pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_mount(mount, c"", CWD, path, flags)?)
 }
 
-/// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody uses it.
+/// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody
+/// uses it.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)?)
 }

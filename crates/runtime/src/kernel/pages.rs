@@ -16,8 +16,8 @@ pub fn forget(file: &File, range: &Range<u64>) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, range.start, len, Advice::DontNeed)?)
 }
 
-/// How many pages of `range` are in memory and can be read there; not those that are just being read from the
-/// file below.
+/// How many pages of `range` are in memory and can be read there; not those that are just being
+/// read from the file below.
 pub fn visible(file: &File, range: &Range<u64>) -> io::Result<u64> {
     lazuli_sys::resident::visible_pages(file.as_fd(), range.clone())
 }
@@ -32,10 +32,11 @@ pub fn forget_all() -> io::Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "1")
 }
 
-/// Has the kernel reclaim all of its page cache, also what programs have mapped: they read it again when they
-/// touch it. Linux 6.17 and later; earlier ones have no such file, and nothing happens.
+/// Has the kernel reclaim all of its page cache, also what programs have mapped: they read it again
+/// when they touch it. Linux 6.17 and later; earlier ones have no such file, and nothing happens.
 pub fn reclaim_all() -> io::Result<()> {
-    // The kernel does nothing while less than this share of the memory is page cache that nobody has mapped.
+    // The kernel does nothing while less than this share of the memory is page cache that nobody
+    // has mapped.
     let threshold = Path::new("/proc/sys/vm/min_unmapped_ratio");
     let before = fs::read(threshold).ok();
     if before.is_some() {
@@ -60,7 +61,8 @@ fn reclaim_nodes() -> io::Result<()> {
     for node in fs::read_dir("/sys/devices/system/node")? {
         // "Less" is not enough when there is none at all: this program is some.
         fs::read("/proc/self/exe")?;
-        // Swap would only make memory of programs slow. EAGAIN: less could be reclaimed than was asked for.
+        // Swap would only make memory of programs slow. EAGAIN: less could be reclaimed than was
+        // asked for.
         match write(&node?.path().join("reclaim"), &format!("{total}K swappiness=0")) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

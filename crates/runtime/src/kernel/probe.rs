@@ -43,8 +43,8 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Tries both, the first one with a small image in `cache`, which is made when it does not exist. Blocks for
-    /// some milliseconds.
+    /// Tries both, the first one with a small image in `cache`, which is made when it does not
+    /// exist. Blocks for some milliseconds.
     pub fn run(cache: &Path) -> Self {
         let release = Release::of_this_machine();
         let fanotify = release.buffered_reads().and_then(|()| fanotify(cache));

@@ -1,8 +1,9 @@
 //! The release of the running kernel, and the faults that Lazuli has to work around in it.
 //!
 //! Distributions name their kernels after the upstream release that they are built from:
-//! `6.12.74+deb13-amd64`, `6.17.0-8-generic`. A distribution that backports a fix keeps the number, so
-//! a kernel can be better than its release says; the configuration can overrule what is decided here.
+//! `6.12.74+deb13-amd64`, `6.17.0-8-generic`. A distribution that backports a fix keeps the number,
+//! so a kernel can be better than its release says; the configuration can overrule what is decided
+//! here.
 
 use std::fs;
 
@@ -40,8 +41,8 @@ impl Release {
         ))
     }
 
-    /// Whether EROFS reads files as it should at all. CVE-2025-37999: buffered reads count the parts of
-    /// a folio wrongly.
+    /// Whether EROFS reads files as it should at all. CVE-2025-37999: buffered reads count the
+    /// parts of a folio wrongly.
     pub(super) fn buffered_reads(&self) -> Result<(), String> {
         let faulty =
             [(Version(6, 12, 0), Version(6, 12, 29)), (Version(6, 13, 0), Version(6, 14, 7))];
@@ -54,7 +55,8 @@ impl Release {
         ))
     }
 
-    /// Whether it is in one of these ranges, ends excluded. A release that cannot be read has every fault.
+    /// Whether it is in one of these ranges, ends excluded. A release that cannot be read has every
+    /// fault.
     fn is_within(&self, ranges: &[(Version, Version)]) -> bool {
         let version = Version::parse(&self.0);
         version.is_none_or(|version| ranges.iter().any(|(from, to)| (from..to).contains(&&version)))

@@ -25,8 +25,8 @@ pub(crate) fn find(thread: i32) -> Whereabouts {
     at(&Path::new("/proc").join(thread.to_string()))
 }
 
-/// The threads that a freezer of cgroup v1 holds in the wait for an answer. Where its groups cannot be seen, all threads
-/// that wait.
+/// The threads that a freezer of cgroup v1 holds in the wait for an answer. Where its groups cannot
+/// be seen, all threads that wait.
 pub(crate) fn frozen() -> io::Result<Vec<i32>> {
     // name, hierarchy, groups, whether it is enabled
     let controllers = fs::read_to_string("/proc/cgroups")?;
@@ -83,7 +83,8 @@ fn at(thread: &Path) -> Whereabouts {
     let Ok(stat) = fs::read_to_string(thread.join("stat")) else { return Whereabouts::Gone };
     match state(&stat) {
         Some('Z' | 'X') => Whereabouts::Gone,
-        // Killable and frozen sleepers look like this. The kernel names the function only if it was built with names.
+        // Killable and frozen sleepers look like this. The kernel names the function only if it was
+        // built with names.
         Some('D') => match fs::read_to_string(thread.join("wchan")) {
             Ok(name) if name != "0" && !name.starts_with(FANOTIFY) => Whereabouts::Elsewhere,
             _ => Whereabouts::Waits,

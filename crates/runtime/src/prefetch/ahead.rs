@@ -1,7 +1,8 @@
 //! Fetching chunks in a given order before readers ask for them.
 //!
-//! What is wanted first is asked for first, in windows: chunks of one window that lie near each other share a request, and as many
-//! windows are under way as the link carries. Readers who wait go before all of it.
+//! What is wanted first is asked for first, in windows: chunks of one window that lie near each
+//! other share a request, and as many windows are under way as the link carries. Readers who wait
+//! go before all of it.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +26,8 @@ use crate::{
     source::early::Early,
 };
 
-/// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first reader comes soon.
+/// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first
+/// reader comes soon.
 const FIRST: u64 = 256 << 10;
 
 /// Stored bytes of a later window.
@@ -34,12 +36,13 @@ const WINDOW: u64 = 2 << 20;
 /// Stored bytes under way at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
 
-/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader who comes meanwhile waits behind them. Twice as many were 8 % faster at
-/// 100 ms, and no faster at 50 ms.
+/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader who comes meanwhile waits behind them.
+/// Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
 
-/// Stored bytes of a window of what somebody has ordered while readers of something else wait: as much as one of them asks for, and one
-/// window at a time. On the way, and at the registry, their answers queue behind it.
+/// Stored bytes of a window of what somebody has ordered while readers of something else wait: as
+/// much as one of them asks for, and one window at a time. On the way, and at the registry, their
+/// answers queue behind it.
 const BESIDE: u64 = 256 << 10;
 
 /// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
@@ -48,8 +51,8 @@ pub(crate) type ChunkAt = (usize, usize);
 /// The blobs of an image, as long as it is served.
 pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
 
-/// How many bytes under way fill the link to the registries. More are tried as long as that makes it faster, so that it comes to the
-/// product of bandwidth and delay.
+/// How many bytes under way fill the link to the registries. More are tried as long as that makes
+/// it faster, so that it comes to the product of bandwidth and delay.
 #[derive(Debug)]
 pub(crate) struct Pace {
     bytes: AtomicU64,
@@ -80,7 +83,8 @@ impl Pace {
 pub(crate) enum Purpose<'a> {
     /// Nobody's: a start will most likely need it, if there is room.
     Hint(&'a Cache),
-    /// Somebody's who waits for it; readers go first, but not for long, and then it comes in small pieces.
+    /// Somebody's who waits for it; readers go first, but not for long, and then it comes in small
+    /// pieces.
     Order(&'a Cache),
 }
 
@@ -137,8 +141,8 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// Fetches what is missing of `order`, in place of which `early` may have the bytes already. Returns when it is here, the image is
-/// not served any more, or the disk is nearly full.
+/// Fetches what is missing of `order`, in place of which `early` may have the bytes already.
+/// Returns when it is here, the image is not served any more, or the disk is nearly full.
 ///
 /// # Errors
 /// Nobody delivers: it ends with the first request that fails.
@@ -153,7 +157,8 @@ pub(crate) async fn fetch(
     fetch_by(blobs, order, wanted, early, &mut Gauge::new(pace), manner).await
 }
 
-/// The same, measured by `gauge`, for an order that may be made while it is followed. `wanted` is how many stored bytes it has.
+/// The same, measured by `gauge`, for an order that may be made while it is followed. `wanted` is
+/// how many stored bytes it has.
 pub(super) async fn fetch_by(
     blobs: &Blobs,
     order: impl IntoIterator<Item = ChunkAt>,

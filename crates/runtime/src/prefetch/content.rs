@@ -1,4 +1,5 @@
-//! Files of an image as the guess reads them: through the cache, checked as for any reader, but not as one.
+//! Files of an image as the guess reads them: through the cache, checked as for any reader, but not
+//! as one.
 
 use std::{os::unix::fs::FileExt as _, sync::Arc};
 
@@ -16,7 +17,8 @@ use super::{
     lessons,
 };
 
-/// Fetches what a start most likely reads, from the image alone. Whoever hears of misses is told what is going to be asked for.
+/// Fetches what a start most likely reads, from the image alone. Whoever hears of misses is told
+/// what is going to be asked for.
 pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, heard: &Heard) {
     let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
     let (found_by_guess, mut found) = mpsc::unbounded_channel();

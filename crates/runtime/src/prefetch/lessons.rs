@@ -5,8 +5,9 @@
 //!                                                     └─▶ of each program that ran ─▶ images with the same program
 //! ```
 //!
-//! What programs were seen to read is shared between repositories only if anyone may read the one that it comes from. A lesson
-//! is a hint: a wrong one costs bytes, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes), and fades.
+//! What programs were seen to read is shared between repositories only if anyone may read the one
+//! that it comes from. A lesson is a hint: a wrong one costs bytes, up to
+//! [`Settings::escalate_bytes`](super::Settings::escalate_bytes), and fades.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -27,13 +28,15 @@ use lazuli_registry::{RegistryError, Repository};
 use super::{Image, ahead::ChunkAt, small_files::SmallFiles};
 use crate::cache::CachedBlob;
 
-/// What an artifact with a lesson calls itself. Older versions ask for traces only, and never see it.
+/// What an artifact with a lesson calls itself. Older versions ask for traces only, and never see
+/// it.
 const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v2";
 
 /// Its annotation with the lesson, in base64.
 const ANNOTATION: &str = "vnd.lazuli.trace";
 
-/// What the artifacts of all images of a repository refer to: the next version has another manifest, and knows no earlier one.
+/// What the artifacts of all images of a repository refer to: the next version has another
+/// manifest, and knows no earlier one.
 const SUBJECT: &[u8] = b"lazuli: what starts of this repository's images read\n";
 
 /// Artifacts of one repository that are looked at.
@@ -43,7 +46,8 @@ const ARTIFACTS: usize = 16;
 const NAMES: usize = 1 << 20;
 const DEPTH: usize = 64;
 
-/// Programs of one start whose lessons are kept: wrappers, a shell, an interpreter, and what they run.
+/// Programs of one start whose lessons are kept: wrappers, a shell, an interpreter, and what they
+/// run.
 const PROGRAMS: usize = 8;
 
 /// The lessons that this node keeps.
@@ -66,7 +70,8 @@ impl Lessons {
         self.get(&of_program(first))
     }
 
-    /// Adds a start of an image of `repository`, in which `programs` ran. Who may read the repository is everybody if it `is_open`.
+    /// Adds a start of an image of `repository`, in which `programs` ran. Who may read the
+    /// repository is everybody if it `is_open`.
     pub(super) fn add(
         &self,
         repository: &str,
@@ -146,7 +151,8 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
     (Lesson::of_start(parts), programs)
 }
 
-/// Calls `file` with the path and the inode of each regular file, up to a limit. What is damaged is not there.
+/// Calls `file` with the path and the inode of each regular file, up to a limit. What is damaged is
+/// not there.
 fn walk<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, mut file: impl FnMut(&[u8], Nid)) {
     let mut names = NAMES;
     let mut ahead: Vec<(Vec<u8>, Nid, usize)> = vec![(Vec::new(), bootstrap.root(), 0)];
@@ -168,8 +174,8 @@ fn walk<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, mut file: impl FnMut(&[u8], Ni
     }
 }
 
-/// Where an image has what is hot in a lesson: the same parts of files of the same names, and what is elsewhere by now. Together
-/// they have no more than `most` stored bytes that are missing.
+/// Where an image has what is hot in a lesson: the same parts of files of the same names, and what
+/// is elsewhere by now. Together they have no more than `most` stored bytes that are missing.
 pub(super) fn places<B: AsRef<[u8]>>(
     lesson: &Lesson,
     bootstrap: &Bootstrap<B>,

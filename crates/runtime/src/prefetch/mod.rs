@@ -8,8 +8,8 @@
 //!                                             └──▶ whole: the rest, politely
 //! ```
 //!
-//! An order is a hint: every byte is checked as always, what the image does not have is ignored, and readers who
-//! wait go first.
+//! An order is a hint: every byte is checked as always, what the image does not have is ignored,
+//! and readers who wait go first.
 
 pub(crate) mod ahead;
 mod content;
@@ -52,7 +52,8 @@ use crate::{
 pub enum Ahead {
     /// Nothing, and nothing is recorded.
     Nothing,
-    /// Nothing, but what is touched is recorded: for trials, which are to see all that a start reads.
+    /// Nothing, but what is touched is recorded: for trials, which are to see all that a start
+    /// reads.
     Record,
     /// What a start most likely reads, from the image alone; nothing is recorded.
     Guess,
@@ -70,7 +71,8 @@ pub struct Settings {
     pub publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
     pub rest_bytes_per_second: u64,
-    /// Stored bytes that the misses of one start without a trace may bring beside what they ask for.
+    /// Stored bytes that the misses of one start without a trace may bring beside what they ask
+    /// for.
     pub escalate_bytes: u64,
 }
 
@@ -80,7 +82,8 @@ impl Settings {
         self.ahead == Ahead::Learn && self.escalate_bytes > 0
     }
 
-    /// Stored bytes that a trace may bring that came from the registry: whoever may push there has written it.
+    /// Stored bytes that a trace may bring that came from the registry: whoever may push there has
+    /// written it.
     fn foreign_bytes(&self) -> u64 {
         match self.escalate_bytes {
             0 => Settings::default().escalate_bytes,
@@ -101,8 +104,8 @@ impl Default for Settings {
     }
 }
 
-/// How long a registry may take to answer whether it has a trace, from when the image's metadata is here. A guess is better than
-/// one that comes late.
+/// How long a registry may take to answer whether it has a trace, from when the image's metadata is
+/// here. A guess is better than one that comes late.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// The node's.
@@ -125,7 +128,8 @@ pub(crate) struct Image {
     pub(crate) manifest: Descriptor,
     pub(crate) config: serde_json::Value,
     pub(crate) bootstrap: Arc<Bootstrap<Map>>,
-    /// Stored bytes at the beginning of each blob that a start most likely reads, as its maker says.
+    /// Stored bytes at the beginning of each blob that a start most likely reads, as its maker
+    /// says.
     pub(crate) hot: Vec<u64>,
     pub(crate) blobs: Blobs,
     pub(crate) repository: Arc<dyn Repository>,
@@ -138,7 +142,8 @@ pub(crate) struct Known {
     trace: Option<Trace>,
     /// The registry is asked.
     asked: Option<JoinHandle<Option<Trace>>>,
-    /// What this node has seen of other versions of the image, or else what the registry is asked for.
+    /// What this node has seen of other versions of the image, or else what the registry is asked
+    /// for.
     lesson: Option<Lesson>,
     asked_lesson: Option<JoinHandle<Option<Lesson>>>,
     /// What is under way already.
@@ -153,8 +158,8 @@ impl Prefetcher {
         Arc::new(Prefetcher { settings, traces, lessons, cache, pace, escalation, early, turn })
     }
 
-    /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is. To be called as soon as it is
-    /// known which image it is.
+    /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is.
+    /// To be called as soon as it is known which image it is.
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
@@ -204,8 +209,8 @@ impl Prefetcher {
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
-        // From a near server they come as soon when the metadata are here, which would share the link with them. Who fetches for
-        // several nodes is near, but what it fetches is not.
+        // From a near server they come as soon when the metadata are here, which would share the
+        // link with them. Who fetches for several nodes is near, but what it fetches is not.
         let is_near = |place: &Arc<dyn Repository>| {
             !place.is_for_all() && place.health().is_some_and(|server| server.is_near())
         };
@@ -266,8 +271,9 @@ impl Prefetcher {
         tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
     }
 
-    /// Fetches what the start will most likely read; without a trace also what follows from what is `heard` of its misses, until it `is_over`. Returns
-    /// whether a trace of it would be news for the registry.
+    /// Fetches what the start will most likely read; without a trace also what follows from what is
+    /// `heard` of its misses, until it `is_over`. Returns whether a trace of it would be news for
+    /// the registry.
     async fn fetch_ahead(
         &self,
         image: &Image,
@@ -291,7 +297,8 @@ impl Prefetcher {
                 trace.map_or_else(|| of_maker(&image.hot, &blobs), |trace| of_trace(trace, &blobs)),
             )
         };
-        // What the image's maker calls hot is on its way already: readers find it there before the registry has answered.
+        // What the image's maker calls hot is on its way already: readers find it there before the
+        // registry has answered.
         let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
         let mut is_foreseen = !baked.is_empty();
         let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));

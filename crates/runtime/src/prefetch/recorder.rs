@@ -11,8 +11,8 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::cache::{CachedBlob, Listener, ReadyMap};
 
-/// A container that touched nothing new for so long has started: 5 s is well above the longest pause of one start that
-/// was seen, and well below the life of anything worth tuning for.
+/// A container that touched nothing new for so long has started: 5 s is well above the longest
+/// pause of one start that was seen, and well below the life of anything worth tuning for.
 pub(crate) const QUIET: Duration = Duration::from_secs(5);
 
 /// A start is over after this time in any case: what comes later is work.
@@ -69,8 +69,9 @@ impl Recorder {
         }
     }
 
-    /// Waits until the start is over, or `gone` says that nobody can touch anything any more. While a reader of any image waits for
-    /// data, as `waits` says, the start is not over. Returns what was touched, if anybody could see it.
+    /// Waits until the start is over, or `gone` says that nobody can touch anything any more. While
+    /// a reader of any image waits for data, as `waits` says, the start is not over. Returns what
+    /// was touched, if anybody could see it.
     pub(crate) async fn record(
         self,
         gone: impl Fn() -> bool,

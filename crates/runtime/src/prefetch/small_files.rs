@@ -1,4 +1,5 @@
-//! Small files in a directory of the state, named by digests. The oldest goes when there are too many.
+//! Small files in a directory of the state, named by digests. The oldest goes when there are too
+//! many.
 
 use std::{
     fs::{self, DirBuilder},

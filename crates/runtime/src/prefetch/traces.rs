@@ -1,8 +1,8 @@
 //! Where traces are kept: on the node, and beside the image in its registry.
 //!
-//! In the registry a trace is an artifact whose subject is the image's manifest (OCI 1.1, *referrers*). It is an annotation of the
-//! artifact's manifest, and nothing else: registries repeat annotations in their lists of referrers, so one request finds it and
-//! brings it.
+//! In the registry a trace is an artifact whose subject is the image's manifest (OCI 1.1,
+//! *referrers*). It is an annotation of the artifact's manifest, and nothing else: registries
+//! repeat annotations in their lists of referrers, so one request finds it and brings it.
 
 use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
 
@@ -39,8 +39,8 @@ impl Traces {
         trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
     }
 
-    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen, and `stored` where the chunk
-    /// with a number is.
+    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen,
+    /// and `stored` where the chunk with a number is.
     pub(crate) fn add(
         &self,
         manifest: &Digest,

@@ -15,8 +15,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Does `work` when it is its turn. After `longest` the next one begins, whether or not it is done: its registry may
-    /// never answer.
+    /// Does `work` when it is its turn. After `longest` the next one begins, whether or not it is
+    /// done: its registry may never answer.
     pub(super) async fn take<T>(&self, longest: Duration, work: impl Future<Output = T>) -> T {
         // The semaphore is never closed.
         let turn = self.0.acquire().await;

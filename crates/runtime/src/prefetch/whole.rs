@@ -1,4 +1,5 @@
-//! Fetching everything that an image has: politely when its start is over, or as fast as the link allows.
+//! Fetching everything that an image has: politely when its start is over, or as fast as the link
+//! allows.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,19 +14,23 @@ use crate::{
     error::ReadError,
 };
 
-/// How long background work waits for readers before each request: a second of demand on the whole node, at most.
+/// How long background work waits for readers before each request: a second of demand on the whole
+/// node, at most.
 const COURTESY: Duration = Duration::from_secs(1);
 
-/// The same for a prefetch that somebody wants soon: long enough for a reader at a registry nearby. It goes on in small requests then.
+/// The same for a prefetch that somebody wants soon: long enough for a reader at a registry nearby.
+/// It goes on in small requests then.
 pub(super) const HASTE: Duration = STEP;
 
 /// How often it is looked whether readers still wait.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Stored bytes of a request in the background: small beside what readers ask for, large beside what a request costs.
+/// Stored bytes of a request in the background: small beside what readers ask for, large beside
+/// what a request costs.
 const PIECE: u64 = 1 << 20;
 
-/// How long a piece keeps others waiting, if its rate allows that: a second is what one takes at 10 Mbit/s.
+/// How long a piece keeps others waiting, if its rate allows that: a second is what one takes at 10
+/// Mbit/s.
 const PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
@@ -39,7 +44,8 @@ pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
     }
 }
 
-/// Fetches everything that is missing, as fast as the link allows. Returns when it is here, checked, and on the disk.
+/// Fetches everything that is missing, as fast as the link allows. Returns when it is here,
+/// checked, and on the disk.
 ///
 /// # Errors
 /// Nobody delivers some of it, or there is no room.
@@ -53,7 +59,8 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     }
     expect(&all);
     ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache)).await?;
-    // What others were fetching, what nobody has checked yet, and what did not arrive, with the reason.
+    // What others were fetching, what nobody has checked yet, and what did not arrive, with the
+    // reason.
     for blob in all.iter() {
         for chunk in blob.unready() {
             let chunk = blob.chunk(chunk);
@@ -64,8 +71,8 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     Ok(())
 }
 
-/// Fetches everything that is missing at `rate` stored bytes per second, one request at a time for all images, while no
-/// reader waits and the disk has room.
+/// Fetches everything that is missing at `rate` stored bytes per second, one request at a time for
+/// all images, while no reader waits and the disk has room.
 pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
     loop {
         match try_politely(prefetcher, blobs, rate).await {
@@ -79,7 +86,8 @@ pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
 struct Pause;
 
 async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
-    // Again as long as that brings anything: what turned out not to be in another blob was left out.
+    // Again as long as that brings anything: what turned out not to be in another blob was left
+    // out.
     let mut before = usize::MAX;
     if let Some(all) = blobs.upgrade() {
         let missing = missing(&all);
@@ -141,8 +149,8 @@ async fn bring(
     Ok(())
 }
 
-/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one blob, to
-/// the end of a unit, of which the begin would be fetched twice otherwise.
+/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one
+/// blob, to the end of a unit, of which the begin would be fetched twice otherwise.
 fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;

@@ -1,7 +1,7 @@
 //! Hot bytes that are fetched together with the image's metadata.
 //!
-//! Which chunks they are is known when the bootstrap is here. Until then they are bytes in memory, unchecked; then they take the place of
-//! an answer, and are checked like one.
+//! Which chunks they are is known when the bootstrap is here. Until then they are bytes in memory,
+//! unchecked; then they take the place of an answer, and are checked like one.
 
 use std::{
     fmt,

@@ -1,7 +1,8 @@
 //! Where blobs come from.
 //!
-//! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything above sees the trait
-//! alone. `race` reads from several of them, and is the only one that repeats anything.
+//! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything
+//! above sees the trait alone. `race` reads from several of them, and is the only one that repeats
+//! anything.
 
 pub(crate) mod early;
 mod memory;
@@ -30,26 +31,29 @@ pub use lazuli_registry::Progress;
 /// - The same range always yields the same bytes.
 /// - Exactly the requested bytes or an error; there are no short reads.
 /// - An empty range yields no bytes, without asking anybody.
-/// - A range that ends behind the blob is an error that is not [transient](SourceError::is_transient).
+/// - A range that ends behind the blob is an error that is not
+///   [transient](SourceError::is_transient).
 /// - Any number of reads may be under way at once.
 /// - Dropping the future abandons the transfer.
 ///
 /// Nothing is said about the bytes being right: whoever asks checks their digest.
 #[async_trait]
 pub trait BlobSource: fmt::Debug + Send + Sync {
-    /// Reads the stored bytes in `range`. `arrived` is told of all bytes as they arrive: a source that is silent is taken for
-    /// one that hangs.
+    /// Reads the stored bytes in `range`. `arrived` is told of all bytes as they arrive: a source
+    /// that is silent is taken for one that hangs.
     async fn read(&self, range: Range<Stored>, arrived: Progress<'_>)
     -> Result<Bytes, SourceError>;
 
     /// What it is, for messages.
     fn describe(&self) -> String;
 
-    /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads work.
+    /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads
+    /// work.
     fn expect_whole(&self) {}
 
-    /// Whether `range` should be asked for here, by a reader who `waits` or ahead of him: who fetches for several nodes fetches more than
-    /// that, and takes longer, when none of them has it.
+    /// Whether `range` should be asked for here, by a reader who `waits` or ahead of him: who
+    /// fetches for several nodes fetches more than that, and takes longer, when none of them has
+    /// it.
     async fn is_shared(&self, _range: &Range<Stored>, _waits: bool) -> bool {
         true
     }

@@ -18,8 +18,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// `wanted` tells whether a reader waits for it. Asked whenever a turn is given, since a reader may come while a
-    /// fetch that nobody waited for stands in the queue.
+    /// `wanted` tells whether a reader waits for it. Asked whenever a turn is given, since a reader
+    /// may come while a fetch that nobody waited for stands in the queue.
     pub(crate) fn new(account: Account, wanted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Claim { account, wanted: Arc::new(wanted) }
     }
@@ -30,11 +30,13 @@ impl Claim {
     }
 }
 
-/// An amount of something, bytes or requests, that fetches take before they begin and give back when they end.
+/// An amount of something, bytes or requests, that fetches take before they begin and give back
+/// when they end.
 ///
-/// A fetch that a reader waits for goes before all others, also before those that came earlier and need less. Of the total,
-/// those that none waits for get half at most, so that a reader never waits for all of them to end. Among the images that have
-/// readers, as among those that have none, the one that holds least goes first.
+/// A fetch that a reader waits for goes before all others, also before those that came earlier and
+/// need less. Of the total, those that none waits for get half at most, so that a reader never
+/// waits for all of them to end. Among the images that have readers, as among those that have none,
+/// the one that holds least goes first.
 pub(crate) struct PrioritySemaphore {
     total: u64,
     /// Kept for images that hold nothing, see [`PrioritySemaphore::shared`].
@@ -94,13 +96,14 @@ impl PrioritySemaphore {
         Arc::new(PrioritySemaphore { total, reserve: 0, state: Mutex::default() })
     }
 
-    /// Of something that images may hold for long. One image leaves an eighth to others. One that holds nothing is let
-    /// in also when all is taken, as long as no more than twice the total is.
+    /// Of something that images may hold for long. One image leaves an eighth to others. One that
+    /// holds nothing is let in also when all is taken, as long as no more than twice the total is.
     pub(crate) fn shared(total: u64) -> Arc<Self> {
         Arc::new(PrioritySemaphore { total, reserve: total / 8, state: Mutex::default() })
     }
 
-    /// Waits for `amount`, or for everything if that is less. Dropping the future gives the place in the queue up.
+    /// Waits for `amount`, or for everything if that is less. Dropping the future gives the place
+    /// in the queue up.
     pub(crate) async fn take(self: &Arc<Self>, amount: u64, claim: &Claim) -> Permit {
         let (turn, granted) = oneshot::channel();
         let amount = amount.min(self.total);
@@ -114,7 +117,8 @@ impl PrioritySemaphore {
         drop(lost);
         match granted.await {
             Ok(permit) => permit,
-            // Only a bug leaves the queue without a turn; a fetch that is not counted is better than a reader who hangs.
+            // Only a bug leaves the queue without a turn; a fetch that is not counted is better
+            // than a reader who hangs.
             Err(_) => {
                 let (budget, account) = (self.clone(), claim.account);
                 Permit { budget, account, amount: 0, background: false }
@@ -122,7 +126,8 @@ impl PrioritySemaphore {
         }
     }
 
-    /// Gives requests while there are enough. Returns permits that nobody waited for any more, to be dropped without the lock.
+    /// Gives requests while there are enough. Returns permits that nobody waited for any more, to
+    /// be dropped without the lock.
     fn grant(self: &Arc<Self>, state: &mut State) -> Vec<Permit> {
         let mut lost = Vec::new();
         state.shares.retain(|_, share| {
@@ -142,7 +147,8 @@ impl PrioritySemaphore {
         lost
     }
 
-    /// Whose turn it is, if there is enough. What does not fit holds up those after it, but for images that hold nothing.
+    /// Whose turn it is, if there is enough. What does not fit holds up those after it, but for
+    /// images that hold nothing.
     fn next(&self, state: &State) -> Option<(Account, Next)> {
         let next = |(account, share): (&Account, &Share)| {
             let reader = share.queue.iter().position(|waiting| waiting.claim.is_wanted());

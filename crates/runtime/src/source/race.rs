@@ -20,18 +20,20 @@ use super::{
     tracked_source::{Attempt, Meter, TrackedSource},
 };
 
-/// Pause before a place that failed is asked again. Lost connections and restarts are over in this time.
+/// Pause before a place that failed is asked again. Lost connections and restarts are over in this
+/// time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest pause: how much later than necessary a reader goes on when a registry comes back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// How long a place may bring nothing, or next to nothing, before another one that is well is asked, too. Registries and their storage
-/// answer within half a second nearly always; what was asked twice in vain costs one answer.
+/// How long a place may bring nothing, or next to nothing, before another one that is well is
+/// asked, too. Registries and their storage answer within half a second nearly always; what was
+/// asked twice in vain costs one answer.
 const HEDGE_AFTER: Duration = Duration::from_secs(1);
 
-/// The same when there is no other that is well: then others are asked, or the same once more over another connection,
-/// because connections die silently in firewalls and balancers.
+/// The same when there is no other that is well: then others are asked, or the same once more over
+/// another connection, because connections die silently in firewalls and balancers.
 pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// What to read, and for whom.
@@ -58,7 +60,8 @@ pub(crate) struct Answer {
 
 enum Event {
     Answered(usize, Result<(Bytes, Permit), SourceError>),
-    /// The attempt with this number began [`HEDGE_AFTER`] ago or, when the flag is set, [`LAST_HEDGE_AFTER`].
+    /// The attempt with this number began [`HEDGE_AFTER`] ago or, when the flag is set,
+    /// [`LAST_HEDGE_AFTER`].
     Late(usize, bool),
     /// A pause is over.
     Again,
@@ -102,8 +105,8 @@ struct Race<'a> {
 /// Reads from whichever of `places`, most preferred first, delivers first.
 ///
 /// # Errors
-/// Final ones of all places as soon as they are known, else [`SourceError::TimedOut`] at the deadline, or before when
-/// nobody may be asked again until then.
+/// Final ones of all places as soon as they are known, else [`SourceError::TimedOut`] at the
+/// deadline, or before when nobody may be asked again until then.
 pub(crate) async fn read(
     places: &[Arc<TrackedSource>],
     need: &Need<'_>,
@@ -158,7 +161,8 @@ pub(crate) async fn read(
 }
 
 impl<'a> Race<'a> {
-    /// Asks the next place: the first one that is well or, if none is at all and `any` allows it, the first of the others.
+    /// Asks the next place: the first one that is well or, if none is at all and `any` allows it,
+    /// the first of the others.
     fn ask_next(&mut self, any: bool) -> bool {
         let now = Instant::now();
         let open = |candidate: &&Candidate<'_>| !candidate.hopeless && candidate.under_way == 0;
@@ -178,7 +182,8 @@ impl<'a> Race<'a> {
         next.is_some()
     }
 
-    /// Who is too slow for what nobody waits for is good enough for a reader who has come meanwhile.
+    /// Who is too slow for what nobody waits for is good enough for a reader who has come
+    /// meanwhile.
     fn reconsider(&mut self) {
         let is_elsewhere = |candidate: &Candidate<'_>| {
             matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
@@ -284,7 +289,8 @@ impl<'a> Race<'a> {
     fn won(&mut self, number: usize, bytes: Bytes, permit: Permit) -> Answer {
         let Try { candidate, started, .. } = self.tries[number];
         let place = self.candidates[candidate].place.clone();
-        // Whoever was overtaken although it had been asked early enough is not asked first any more.
+        // Whoever was overtaken although it had been asked early enough is not asked first any
+        // more.
         for other in self.tries.iter().filter(|t| !t.over && t.candidate != candidate) {
             let place = self.candidates[other.candidate].place;
             let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);

@@ -40,7 +40,8 @@ impl BlobSource for RepositorySource {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, SourceError> {
-        // Servers cut a range short that ends behind the blob; asked here, it is not taken for a passing fault.
+        // Servers cut a range short that ends behind the blob; asked here, it is not taken for a
+        // passing fault.
         if range.end.0 > self.size || range.start > range.end {
             return Err(SourceError::OutOfRange { range, size: self.size });
         }

@@ -24,22 +24,24 @@ use super::{
     race::Need,
 };
 
-/// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that are spread over
-/// [`CONNECTIONS`], which are a few more where chunks lie apart.
+/// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that
+/// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
 const REQUESTS: u64 = 4 * CONNECTIONS;
 
-/// After this time without an answer a request gives its room back until something arrives: places that hang must not hold up
-/// those that do not.
+/// After this time without an answer a request gives its room back until something arrives: places
+/// that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
-/// A request that brings less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s is longer than the worst stall of
-/// storage behind a registry, and short enough that another attempt still fits into a reader's deadline.
+/// A request that brings less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s is
+/// longer than the worst stall of storage behind a registry, and short enough that another attempt
+/// still fits into a reader's deadline.
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// See [`PERIOD`].
 const LEAST: u64 = 16 << 10;
 
-/// Bytes per second below which others are asked as well: what is slower brings a page after a second and a library after a minute.
+/// Bytes per second below which others are asked as well: what is slower brings a page after a
+/// second and a library after a minute.
 const USEFUL: f64 = 16_384.0;
 
 /// A source of one blob, and what is known about it.
@@ -127,7 +129,8 @@ impl TrackedSource {
         server.max(self.health.asked_until())
     }
 
-    /// An attempt that began at `started` delivered, or failed. What is final says nothing about other blobs there.
+    /// An attempt that began at `started` delivered, or failed. What is final says nothing about
+    /// other blobs there.
     pub(crate) fn note(&self, started: Instant, error: Option<&SourceError>) {
         let server = self.source.endpoint().map(Arc::as_ref);
         match error {
@@ -150,7 +153,8 @@ impl TrackedSource {
         self.health.failed(started, None);
     }
 
-    /// Reads what is needed once, when there is a turn and room for it. The permit belongs to the bytes.
+    /// Reads what is needed once, when there is a turn and room for it. The permit belongs to the
+    /// bytes.
     pub(crate) async fn read(
         &self,
         need: &Need<'_>,
@@ -187,7 +191,8 @@ impl TrackedSource {
                 }
             }
         };
-        // While room is waited for, nothing is taken from the connection, and the sender has to wait, too.
+        // While room is waited for, nothing is taken from the connection, and the sender has to
+        // wait, too.
         let permit = match permit {
             Some(permit) => permit,
             None => room.take(size, claim).await,

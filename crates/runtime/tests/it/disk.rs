@@ -92,7 +92,8 @@ async fn an_image_far_larger_than_the_budget_is_read_and_never_mounted_again() {
     let grace = Duration::from_millis(300);
     let settings = Settings { max_bytes: Some(max), grace, ..Settings::default() };
     let node = Node::with_cache(Sample::new(files), dir, &cache, settings);
-    // Complete first: the kernel is alone with the files, and has to ask again before anything goes.
+    // Complete first: the kernel is alone with the files, and has to ask again before anything
+    // goes.
     node.compare().await;
     for blob in &node.blobs {
         tokio::time::timeout(Duration::from_secs(60), blob.completed()).await.unwrap();

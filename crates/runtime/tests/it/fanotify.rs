@@ -65,7 +65,8 @@ impl Node {
         Self::with_cache(sample, dir, &cache, Settings::default())
     }
 
-    /// The same with the cache elsewhere, and settings of its own; those for time and amplification are the tests'.
+    /// The same with the cache elsewhere, and settings of its own; those for time and amplification
+    /// are the tests'.
     pub(crate) fn with_cache(
         sample: Sample,
         dir: TempDir,
@@ -444,7 +445,8 @@ async fn a_file_that_a_second_image_has_is_in_the_group_of_neither() {
     let second = node.session.watch(node.blobs[0].clone(), other).unwrap();
     assert!(matches!(node.blobs[0].account(), Account::Shared(_)));
     assert!(matches!(node.blobs[1].account(), Account::Image(_)));
-    // A reader that waited since before is answered in the group in which it asked, others in the new one.
+    // A reader that waited since before is answered in the group in which it asked, others in the
+    // new one.
     gate.add_permits(1000);
     assert!(timeout(TIMEOUT, waits).await.unwrap().unwrap() == node.sample.files["a"]);
     node.compare().await;

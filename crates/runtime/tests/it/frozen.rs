@@ -26,7 +26,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Files that are read in turns, so that there is always too much.
 const OTHERS: usize = 24;
 
-/// Between two of them. A turn takes more than twice the grace period, or nothing would ever be idle on a quick machine.
+/// Between two of them. A turn takes more than twice the grace period, or nothing would ever be
+/// idle on a quick machine.
 const PAUSE: Duration = Duration::from_millis(40);
 
 /// How many readers are frozen, one after the other, where a test has a long form.
@@ -72,7 +73,8 @@ async fn freeze_a_reader(freezer: &Freezer) -> (Node, Child) {
     (node, reader)
 }
 
-/// The last to be made goes first: a session ends when no reader is left in its wait, frozen or not.
+/// The last to be made goes first: a session ends when no reader is left in its wait, frozen or
+/// not.
 fn thawed_first(freezer: Freezer) -> Freezer {
     freezer
 }
@@ -117,7 +119,8 @@ async fn thaw_late() {
     let freezer = Freezer::create(Version::V1).unwrap();
     let (node, reader) = freeze_a_reader(&freezer).await;
     let freezer = thawed_first(freezer);
-    // Its chunk is the one that was asked for longest ago, and all others come and go several times.
+    // Its chunk is the one that was asked for longest ago, and all others come and go several
+    // times.
     let before = node.cache.evictions().chunks;
     let all = 3 * OTHERS as u64 * 300_000_u64.div_ceil(CHUNK as u64);
     read_others_until(&node, "others go", || node.cache.evictions().chunks > before + all).await;
@@ -129,8 +132,8 @@ async fn thaw_late() {
     read_others_until(&node, "nobody needs it any more", is_gone).await;
 }
 
-/// To a cache that was opened later, a reader that is frozen in the wait may be one of its own that an earlier worker
-/// has let through.
+/// To a cache that was opened later, a reader that is frozen in the wait may be one of its own that
+/// an earlier worker has let through.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_reader_is_frozen_since_before_nothing_in_use_goes() {
     if !able() || !require(Feature::Freezer(Version::V1)) {

@@ -178,7 +178,8 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
     }
 }
 
-/// What the layers of an image have to be called is told by their content, also of an image that an earlier version fetched.
+/// What the layers of an image have to be called is told by their content, also of an image that an
+/// earlier version fetched.
 #[tokio::test(flavor = "multi_thread")]
 async fn chain_ids_are_of_what_was_unpacked() {
     let pushed = Pushed::new();
@@ -215,7 +216,8 @@ async fn chain_ids_are_of_what_was_unpacked() {
     assert_eq!(std::fs::read_dir(images).unwrap().count(), 1);
 }
 
-/// One mirror has wrong bytes, which shows when they have arrived, and the next one cannot be reached then.
+/// One mirror has wrong bytes, which shows when they have arrived, and the next one cannot be
+/// reached then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bootstrap_comes_from_whoever_has_it() {
     let pushed = Pushed::behind(5 << 20);

@@ -321,7 +321,8 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     layers(&rig, &["one"]).await;
     rig.snapshotter.prepare(wanted("gone", "one", &[])).await.unwrap();
     let path = rig.directory.path().to_owned();
-    // Between the end of a removal and that of its files; a directory whose record was never written.
+    // Between the end of a removal and that of its files; a directory whose record was never
+    // written.
     rig.snapshotter.local.store.remove("gone").unwrap();
     fs::create_dir_all(path.join("7/fs")).unwrap();
     rig.images.mounted.lock().unwrap().insert(

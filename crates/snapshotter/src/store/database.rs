@@ -17,7 +17,8 @@ use crate::SnapshotError;
 const OPEN_ATTEMPTS: u32 = 400;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A database that survives a full disk: redb refuses everything after the first failure, until the file is opened again.
+/// A database that survives a full disk: redb refuses everything after the first failure, until the
+/// file is opened again.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,

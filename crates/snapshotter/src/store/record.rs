@@ -46,8 +46,8 @@ pub(crate) struct Snapshot {
     /// The lazy image that is mounted in its directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<Image>,
-    /// Whether the image was found to be what the snapshot's name says. Of a snapshot that an earlier version committed that is
-    /// not known.
+    /// Whether the image was found to be what the snapshot's name says. Of a snapshot that an
+    /// earlier version committed that is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) proven: bool,
     /// The name that it had before it was committed.
@@ -94,8 +94,9 @@ pub(super) fn put(snapshots: &mut Table<'_, &str, &[u8]>, snapshot: &Snapshot) -
     Ok(())
 }
 
-/// Whether containerd's metadata made this name: `NAMESPACE/NUMBER/NAME`. It counts the names that it makes in each name
-/// space, and never makes one twice. Names of layers of lazy images are made by us.
+/// Whether containerd's metadata made this name: `NAMESPACE/NUMBER/NAME`. It counts the names that
+/// it makes in each name space, and never makes one twice. Names of layers of lazy images are made
+/// by us.
 pub(super) fn is_numbered(name: &str) -> bool {
     let mut parts = name.splitn(3, '/');
     let [space, number, rest] = [parts.next(), parts.next(), parts.next()];

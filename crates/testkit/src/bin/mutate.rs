@@ -1,9 +1,10 @@
 //! Damages an image again and again, in memory, and sees whether that is found.
 //!
-//! `mutate DIR SEED COUNT`, with `DIR/bootstrap` and `DIR/<blob id>`. Each time one thing is damaged, and the
-//! bytes are then believed to be the right ones, as if their digests had been forged too: what is found is found
-//! by the format and by the digests of chunks. What is not found must not matter: the tree and every
-//! byte of every file are the same. A bootstrap may describe another image, which only its digest can tell.
+//! `mutate DIR SEED COUNT`, with `DIR/bootstrap` and `DIR/<blob id>`. Each time one thing is
+//! damaged, and the bytes are then believed to be the right ones, as if their digests had been
+//! forged too: what is found is found by the format and by the digests of chunks. What is not found
+//! must not matter: the tree and every byte of every file are the same. A bootstrap may describe
+//! another image, which only its digest can tell.
 //!
 //! Prints how often what happened, as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
@@ -53,8 +54,8 @@ impl Outcome {
     }
 }
 
-/// What an image shows: of each inode that a name leads to, everything; of files, the digest unless reading them
-/// is an error.
+/// What an image shows: of each inode that a name leads to, everything; of files, the digest unless
+/// reading them is an error.
 #[derive(Default)]
 struct Shown {
     entries: Vec<(Vec<u8>, String, Option<Digest>)>,

@@ -1,4 +1,5 @@
-//! Reads files with known content, at random places, until its standard input ends, and says what it saw.
+//! Reads files with known content, at random places, until its standard input ends, and says what
+//! it saw.
 //!
 //! See [`lazuli_testkit::reading`] for the two ends of the conversation.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]

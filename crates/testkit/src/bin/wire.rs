@@ -1,4 +1,5 @@
-//! A long and narrow way to a server on this machine, for scripts. Prints the address of its near end, and goes on until it is ended.
+//! A long and narrow way to a server on this machine, for scripts. Prints the address of its near
+//! end, and goes on until it is ended.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use std::{

@@ -237,7 +237,8 @@ impl Task {
         Ok(content)
     }
 
-    /// What there is already or, after everybody else who claimed it is done, the right to fetch it.
+    /// What there is already or, after everybody else who claimed it is done, the right to fetch
+    /// it.
     fn once<T>(&self, find: impl Fn(&mut State) -> Result<T, Claim>) -> Result<T, Claim> {
         let mut state = self.pool.lock();
         loop {

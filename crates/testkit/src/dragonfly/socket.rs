@@ -1,7 +1,7 @@
 //! What clients on the same machine talk to: gRPC through a Unix socket, and files.
 //!
-//! Blobs are in files of the fake's own, each piece at its place in the blob. Who asks for a part is told which pieces that is, then of
-//! each that it is there, and reads them through a hard link.
+//! Blobs are in files of the fake's own, each piece at its place in the blob. Who asks for a part
+//! is told which pieces that is, then of each that it is there, and reads them through a hard link.
 
 use std::{
     fs, io,
@@ -36,7 +36,8 @@ mod api {
     tonic::include_proto!("dfdaemon.v2");
 }
 
-/// How much later than the last piece the end of a download is told: the scheduler has to hear of it before.
+/// How much later than the last piece the end of a download is told: the scheduler has to hear of
+/// it before.
 const END: Duration = Duration::from_millis(30);
 
 /// `SchedulingPolicy.ALWAYS`.

@@ -11,8 +11,8 @@ pub enum Fault {
     Coded(u16, &'static str),
     /// This status, and the seconds of Retry-After.
     Busy(u16, u64),
-    /// The connection is reset after this many bytes of the body: the request's if it has one (they are
-    /// kept), else the answer's.
+    /// The connection is reset after this many bytes of the body: the request's if it has one (they
+    /// are kept), else the answer's.
     ResetAfter(u64),
     /// The connection is closed after this many bytes of the answer's body.
     TruncateAfter(u64),

@@ -88,8 +88,8 @@ pub(super) fn subject<'a>(state: &State, manifest: &'a Value) -> Option<&'a str>
     manifest["subject"]["digest"].as_str().filter(|_| !state.referrers.absent)
 }
 
-/// What is wrong with an index that is pushed as `name`: its manifests have to be there, and a list of referrers has to
-/// say what they say.
+/// What is wrong with an index that is pushed as `name`: its manifests have to be there, and a list
+/// of referrers has to say what they say.
 pub(super) fn problem(
     state: &State,
     repository: &str,

@@ -1,9 +1,9 @@
 //! Files of a crate import each other in one direction.
 //!
-//! A circle of files can only be understood, moved and tested as a whole. The test reads the imports of
-//! each crate as text: `use` declarations and paths that begin with `crate`, `super` or `self`. A name
-//! that a module re-exports counts as an import of the file that defines it, and unit tests at the end
-//! of a file don't count.
+//! A circle of files can only be understood, moved and tested as a whole. The test reads the
+//! imports of each crate as text: `use` declarations and paths that begin with `crate`, `super` or
+//! `self`. A name that a module re-exports counts as an import of the file that defines it, and
+//! unit tests at the end of a file don't count.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -278,7 +278,8 @@ fn expand<'a>(text: &'a str, prefix: &[String], found: &mut Vec<Module>) -> &'a 
         _ => {
             found.push(path);
             let rest = rest.trim_start();
-            // A new name, which imports from here would use: the path's own last part is looked up instead.
+            // A new name, which imports from here would use: the path's own last part is looked up
+            // instead.
             rest.strip_prefix("as ").map_or(rest, |rest| {
                 let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
                 &rest[end.unwrap_or(rest.len())..]

@@ -55,8 +55,8 @@ pub(super) fn to_kernel(text: &[u8], owner: Owner<'_>) -> Result<Vec<u8>, String
     Ok(bytes)
 }
 
-/// The permission bits of a file with this access ACL, which Linux sets together with it: those of the group
-/// are the mask. libarchive stores the owning group's own instead.
+/// The permission bits of a file with this access ACL, which Linux sets together with it: those of
+/// the group are the mask. libarchive stores the owning group's own instead.
 pub(super) fn permissions(kernel: &[u8]) -> u16 {
     let mut bits = [0; 3];
     for entry in kernel[4..].chunks_exact(8) {

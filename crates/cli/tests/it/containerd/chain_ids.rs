@@ -1,7 +1,7 @@
 //! Images whose configurations claim layers that are other images' own.
 //!
-//! containerd names a layer by what the configuration of an image says, and asks nobody for a layer of whose name it has a
-//! snapshot. So what one image may be called decides what others show.
+//! containerd names a layer by what the configuration of an image says, and asks nobody for a layer
+//! of whose name it has a snapshot. So what one image may be called decides what others show.
 
 use std::{fs, io::Read as _};
 
@@ -87,7 +87,8 @@ impl Scene {
         serde_json::from_slice(&self.registry.blob("evil", &digest).unwrap()).unwrap()
     }
 
-    /// Puts the lazy image into the registry with other layers, and a configuration that says what they are.
+    /// Puts the lazy image into the registry with other layers, and a configuration that says what
+    /// they are.
     fn forge(&self, tag: &str, layers: &[Value], diff_ids: &[String]) -> String {
         let mut config = self.config();
         config["rootfs"]["diff_ids"] = json!(diff_ids);
@@ -188,7 +189,8 @@ fn an_image_that_claims_the_layers_of_another_is_refused(containerd: Containerd)
     scene.rig.nothing_left();
 }
 
-/// The genuine tar of another image's layer, as a data blob: what is said of it is true, and it has no files.
+/// The genuine tar of another image's layer, as a data blob: what is said of it is true, and it has
+/// no files.
 fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd) else { return };
     let [data, bootstrap] = scene.made();
@@ -222,7 +224,8 @@ fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) 
     scene.rig.nothing_left();
 }
 
-/// A client that adds no labels lets an image's own annotations pass for them. A pipe that nobody writes to is never opened.
+/// A client that adds no labels lets an image's own annotations pass for them. A pipe that nobody
+/// writes to is never opened.
 fn an_annotation_that_names_a_file_of_the_node_is_refused(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd) else { return };
     let volume = scene.rig.lazuli.directory("volume");

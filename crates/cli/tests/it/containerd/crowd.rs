@@ -28,10 +28,12 @@ on_both!(a_crowd_from_a_cold_image_fetches_every_chunk_once);
 /// What a request to a registry nearby takes.
 const LATENCY: Duration = Duration::from_millis(5);
 
-/// Starts at the same time after the first ones: as many as a node that is busy anyway can do something for.
+/// Starts at the same time after the first ones: as many as a node that is busy anyway can do
+/// something for.
 const WAVE: usize = 10;
 
-/// What a container does before it counts as ready: it starts an interpreter and reads some megabytes.
+/// What a container does before it counts as ready: it starts an interpreter and reads some
+/// megabytes.
 const GET_READY: [&str; 3] = ["sh", "-c", "perl -e 'print 1' && cat /usr/bin/[a-p]* | wc -c"];
 
 fn a_crowd_from_a_cold_image_fetches_every_chunk_once(containerd: Containerd) {
@@ -101,8 +103,8 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// Pulls the image and starts a pod, `count` times, at most `parallel` at the same time. The result is when each was
-    /// ready, from the begin of all.
+    /// Pulls the image and starts a pod, `count` times, at most `parallel` at the same time. The
+    /// result is when each was ready, from the begin of all.
     fn start(&self, count: usize, parallel: usize) -> Vec<Duration> {
         let (began, ready) = (Instant::now(), Mutex::new(Vec::new()));
         let left = AtomicUsize::new(count);
@@ -145,13 +147,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// A request begins and ends with a chunk that was missing, so no two of them share a border. In between it goes over
-    /// small chunks that are here or on the way, when that is cheaper than another request.
+    /// A request begins and ends with a chunk that was missing, so no two of them share a border.
+    /// In between it goes over small chunks that are here or on the way, when that is cheaper than
+    /// another request.
     #[track_caller]
     fn has_every_chunk_once(&self) {
         assert_eq!(self.same_border, 0, "{self:?}");
-        // What escalation fetches lies here and there, and a request goes over what is here in between: 12 to 16 % of the
-        // bytes.
+        // What escalation fetches lies here and there, and a request goes over what is here in
+        // between: 12 to 16 % of the bytes.
         assert!(self.twice * 4 < self.bytes, "{self:?}");
     }
 }

@@ -17,8 +17,8 @@ use super::{
 /// Of manifests that docker and older converters write.
 const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
-/// Images of the corpus, each with a layout of what upstream made of it: `LAZULI_UPSTREAM` names a directory in which
-/// `IMAGE` or `IMAGE--VARIANT` is one. `make compat` makes them.
+/// Images of the corpus, each with a layout of what upstream made of it: `LAZULI_UPSTREAM` names a
+/// directory in which `IMAGE` or `IMAGE--VARIANT` is one. `make compat` makes them.
 fn upstream() -> Vec<(String, PathBuf)> {
     let directory = env::var_os("LAZULI_UPSTREAM").expect("LAZULI_UPSTREAM names a directory");
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
@@ -89,8 +89,8 @@ fn current_images_of_upstream_are_pulled_and_run() {
     images_of_upstream_are_pulled_and_run(Containerd::Current);
 }
 
-/// What upstream made of images of the corpus, in its media types and in docker's: every byte of every file, and the reason when a
-/// blob is lost.
+/// What upstream made of images of the corpus, in its media types and in docker's: every byte of
+/// every file, and the reason when a blob is lost.
 fn images_of_upstream_are_pulled_and_run(containerd: Containerd) {
     let images = upstream();
     assert!(!images.is_empty(), "LAZULI_UPSTREAM has no images");

@@ -18,8 +18,8 @@ use super::{names, rig::Rig};
 /// How long removal may go on in the background.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections may come and go while one counts: of clients, and to registries, of which 32 are kept for a while, for each
-/// server and way to speak to it.
+/// Connections may come and go while one counts: of clients, and to registries, of which 32 are
+/// kept for a while, for each server and way to speak to it.
 const CONNECTIONS: usize = 80;
 
 /// The descriptor whose marks are counted.
@@ -126,8 +126,9 @@ fn holders(rig: &Rig) -> Vec<Holder> {
     names(Path::new("/proc")).into_iter().filter_map(holder).collect()
 }
 
-/// Ends containers that were created but not started when containerd was killed: after that it knows nothing of some of them,
-/// and they keep their mounts for as long as they wait. Returns how many there were.
+/// Ends containers that were created but not started when containerd was killed: after that it
+/// knows nothing of some of them, and they keep their mounts for as long as they wait. Returns how
+/// many there were.
 pub(super) fn end_forgotten(rig: &Rig) -> usize {
     let mut forgotten = holders(rig);
     forgotten.retain(|holder| holder.command == "runc init");

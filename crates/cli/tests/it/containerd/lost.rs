@@ -15,7 +15,8 @@ use super::{
 
 on_both!(a_new_containerd_gets_on_with_what_the_old_one_left, lost_snapshots_are_pulled_again);
 
-/// Names collide, and pulls and containers go on; containers of the old one keep their files, until they end.
+/// Names collide, and pulls and containers go on; containers of the old one keep their files, until
+/// they end.
 fn a_new_containerd_gets_on_with_what_the_old_one_left(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let images = [rig.push_ordinary(), rig.push_lazy()];

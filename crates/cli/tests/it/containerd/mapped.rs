@@ -4,8 +4,8 @@ use std::{fs, os::unix::fs::MetadataExt};
 
 use super::{programs::Containerd, rig::Rig};
 
-/// With the image's mount shown under other ids, and with a copy of the image whose files containerd gives away one by one:
-/// the container's root owns them, and is somebody else outside.
+/// With the image's mount shown under other ids, and with a copy of the image whose files
+/// containerd gives away one by one: the container's root owns them, and is somebody else outside.
 #[test]
 fn files_belong_to_the_containers_own_users() {
     let Some(rig) = Rig::new(Containerd::Current, "busybox") else { return };

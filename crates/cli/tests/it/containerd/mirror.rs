@@ -55,7 +55,8 @@ fn read(rig: &Rig, container: &str) -> cri::Output {
     rig.cri.exec(container, &["sh", "-c", "cat /bin/busybox | wc -c"]).unwrap()
 }
 
-/// Two tenants, and a client without a login: each has what the registry shows to it, also later, and after the worker died.
+/// Two tenants, and a client without a login: each has what the registry shows to it, also later,
+/// and after the worker died.
 fn a_pull_secret_is_used_for_what_it_may_see(containerd: Containerd) {
     for required in [
         registry::Login::Basic("ann".to_owned(), "secret".to_owned()),
@@ -101,8 +102,8 @@ fn a_tag_means_the_lazy_image_where_the_operator_says_so(containerd: Containerd)
     }
 }
 
-/// What the registry is asked for one pull with the mirror and without it, in requests that follow each
-/// other.
+/// What the registry is asked for one pull with the mirror and without it, in requests that follow
+/// each other.
 fn an_ordinary_pull_asks_the_registry_for_each_object_once(containerd: Containerd) {
     let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
     let registry = FakeRegistry::start().unwrap();

@@ -131,7 +131,8 @@ fn the_driver_is_the_configurations(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// Data that is not where it should be is noticed while the image is pulled, and not by the container.
+/// Data that is not where it should be is noticed while the image is pulled, and not by the
+/// container.
 fn an_image_without_its_data_is_refused(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let image = rig.push_lazy();
@@ -146,7 +147,8 @@ fn an_image_without_its_data_is_refused(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// An index of both images: nodes without Lazuli run the ordinary one, whatever containerd they have.
+/// An index of both images: nodes without Lazuli run the ordinary one, whatever containerd they
+/// have.
 fn one_tag_has_an_image_for_each_snapshotter(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let ordinary = rig.push_ordinary();
@@ -182,7 +184,8 @@ fn one_tag_has_an_image_for_each_snapshotter(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// Without a directory that exists, the kubelet's statistics of the node fail, and with them every eviction.
+/// Without a directory that exists, the kubelet's statistics of the node fail, and with them every
+/// eviction.
 fn the_kubelet_is_told_where_images_are(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let directories = rig.cri.image_directories().unwrap();

@@ -52,21 +52,23 @@ impl Containerd {
         command
     }
 
-    /// Its configuration: everything is kept in `directory`, and Lazuli is its snapshotter unless somebody asks for
-    /// another one.
+    /// Its configuration: everything is kept in `directory`, and Lazuli is its snapshotter unless
+    /// somebody asks for another one.
     pub(super) fn configuration(self, directory: &Path) -> String {
         let path = |name: &str| directory.join(name);
         let lazuli = path("root");
         let [root, state, socket, ttrpc, snapshotter, hosts, verifiers] =
             ["containerd", "state", "c.sock", "t.sock", "s.sock", HOSTS, VERIFIERS].map(path);
-        // Two plugins have one place for the whole machine; of two containerds that start with NRI, one may end.
+        // Two plugins have one place for the whole machine; of two containerds that start with NRI,
+        // one may end.
         let common = format!(
             "root = {root:?}\nstate = {state:?}\n\
              disabled_plugins = [\"io.containerd.internal.v1.opt\", \"io.containerd.nri.v1.nri\"]\n\
              [grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {ttrpc:?}\n\
              [proxy_plugins.lazuli]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n"
         );
-        // A test may run where nobody may lower the score of its processes for the kernel's choice of a victim.
+        // A test may run where nobody may lower the score of its processes for the kernel's choice
+        // of a victim.
         let own = match self {
             Containerd::Debian => format!(
                 "[plugins.\"io.containerd.grpc.v1.cri\"]\n\
@@ -99,7 +101,8 @@ impl Containerd {
 /// The directory with settings of registries.
 pub(super) const HOSTS: &str = "hosts";
 
-/// The directory with programs that containerd 2 asks whether an image may be pulled, if it is there.
+/// The directory with programs that containerd 2 asks whether an image may be pulled, if it is
+/// there.
 pub(super) const VERIFIERS: &str = "verifiers";
 
 /// The image of sandboxes.

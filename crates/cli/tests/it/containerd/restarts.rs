@@ -65,7 +65,8 @@ fn containers_outlive_containerd_worker_and_keeper(containerd: Containerd) {
         }),
     ];
     for (part, (who, die)) in deaths.into_iter().enumerate() {
-        // Of Lazuli's own deaths a reader that waits meanwhile notices nothing, unless both are gone.
+        // Of Lazuli's own deaths a reader that waits meanwhile notices nothing, unless both are
+        // gone.
         let meanwhile = part < 2;
         let seen = thread::scope(|scope| {
             let reader = meanwhile.then(|| scope.spawn(|| sums(&pod.container, part)));

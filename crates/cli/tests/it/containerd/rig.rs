@@ -39,8 +39,9 @@ use crate::{
 /// How long things may take that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The name space of Kubernetes' containers, which `ctr` can be told to use as well. Names of containers of all machines'
-/// containerds meet there, in directories of shims and of runc: see [`Rig::own`].
+/// The name space of Kubernetes' containers, which `ctr` can be told to use as well. Names of
+/// containers of all machines' containerds meet there, in directories of shims and of runc: see
+/// [`Rig::own`].
 const SPACE: &str = "k8s.io";
 
 pub(super) struct Rig {
@@ -229,13 +230,15 @@ impl Rig {
         self.registry.remove_blob(blob);
     }
 
-    /// Tells containerd that a registry speaks HTTP. It would try TLS first, which not every registry answers.
+    /// Tells containerd that a registry speaks HTTP. It would try TLS first, which not every
+    /// registry answers.
     pub(super) fn plain_http(&self, host: &str) {
         let directory = self.lazuli.directory(&format!("{HOSTS}/{host}"));
         fs::write(directory.join("hosts.toml"), format!("server = \"http://{host}\"\n")).unwrap();
     }
 
-    /// Pulls an image as Kubernetes does, for Lazuli. The result is the name of the snapshot with all of its layers.
+    /// Pulls an image as Kubernetes does, for Lazuli. The result is the name of the snapshot with
+    /// all of its layers.
     pub(super) fn pull(&self, image: &str) -> Result<String, CriError> {
         self.cri.pull(image, None)?;
         Ok(self.chain_id(image))
@@ -261,7 +264,8 @@ impl Rig {
         line.unwrap_or_else(|| panic!("{list}")).split_whitespace().nth(2).unwrap().to_owned()
     }
 
-    /// What is seen of a committed snapshot. (`ctr image mount` of 1.6 does not heed its `--snapshotter`.)
+    /// What is seen of a committed snapshot. (`ctr image mount` of 1.6 does not heed its
+    /// `--snapshotter`.)
     pub(super) fn tree(&self, snapshotter: &str, chain_id: &str) -> Listing {
         // Not a view, which the garbage collector takes at any time.
         self.ctr(&["snapshot", "--snapshotter", snapshotter, "prepare", "tree", chain_id]);
@@ -377,7 +381,8 @@ impl Rig {
         }
     }
 
-    /// After everything was removed: no snapshot, no directory, no mount, and nothing that was not held at the begin.
+    /// After everything was removed: no snapshot, no directory, no mount, and nothing that was not
+    /// held at the begin.
     pub(super) fn nothing_left(&self) {
         leaks::assert_none(self, &self.idle);
     }
@@ -419,7 +424,8 @@ impl Drop for Rig {
     }
 }
 
-/// Compares two trees. The time of the root is that of the moment when somebody made a directory for it.
+/// Compares two trees. The time of the root is that of the moment when somebody made a directory
+/// for it.
 #[track_caller]
 pub(super) fn assert_same(a: &Listing, b: &Listing) {
     assert!(a.paths().eq(b.paths()));
@@ -438,7 +444,8 @@ fn chain(parent: &str, diff_id: &str) -> String {
     Algorithm::Sha256.digest(format!("{parent} {diff_id}").as_bytes()).to_string()
 }
 
-/// Unmounts what nobody uses any more. A program that another test is just starting has what was open here until it runs.
+/// Unmounts what nobody uses any more. A program that another test is just starting has what was
+/// open here until it runs.
 #[track_caller]
 pub(super) fn unmount_free(mountpoint: &Path) {
     wait("an unmount", || match unmount(mountpoint, UnmountFlags::empty()) {

@@ -1,5 +1,5 @@
-//! A node's life: pods come and go, images too, and every process of the node dies again and again. What is read is right,
-//! and in the end nothing is left.
+//! A node's life: pods come and go, images too, and every process of the node dies again and again.
+//! What is read is right, and in the end nothing is left.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -41,7 +41,8 @@ const IMAGES: [(&str, bool); 4] =
 /// Things that happened that are shown after a failure.
 const LATEST: usize = 30;
 
-/// How long containerd may go on to refuse starts after something died: it tries to connect again every 3 s at least.
+/// How long containerd may go on to refuse starts after something died: it tries to connect again
+/// every 3 s at least.
 const RETURN: Duration = Duration::from_secs(15);
 
 /// What a container does all the time.
@@ -95,7 +96,8 @@ struct Node<'a> {
     /// Names that were given to pods.
     named: u64,
     began: Instant,
-    /// Longest time from a start that failed because something died to the same start that succeeded.
+    /// Longest time from a start that failed because something died to the same start that
+    /// succeeded.
     longest_return: Duration,
 }
 
@@ -169,8 +171,8 @@ fn files(tree: &Listing) -> Vec<(String, String)> {
     tree.paths().filter_map(of).collect()
 }
 
-/// From here on what fails is told when it fails, and not only behind all tests: what happens here never happens again in the
-/// same way, and logs are cut off.
+/// From here on what fails is told when it fails, and not only behind all tests: what happens here
+/// never happens again in the same way, and logs are cut off.
 fn tell_at_once() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {

@@ -9,8 +9,8 @@ use super::{
 
 on_both!(what_a_container_writes_is_what_it_writes_on_overlayfs);
 
-/// Writes of all kinds, each with its result: copy-up, deletion, directories that are renamed, replaced and emptied, links.
-/// What happened gets the same time everywhere.
+/// Writes of all kinds, each with its result: copy-up, deletion, directories that are renamed,
+/// replaced and emptied, links. What happened gets the same time everywhere.
 const SCRIPT: &str = r#"
 export LC_ALL=C
 touch /begin; sleep 0.05

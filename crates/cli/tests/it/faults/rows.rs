@@ -1,4 +1,5 @@
-//! The faults, in the table's order: passing ones, those that end a read, slow ones, lies, outages, mirrors.
+//! The faults, in the table's order: passing ones, those that end a read, slow ones, lies, outages,
+//! mirrors.
 
 use std::{os::unix::process::ExitStatusExt as _, process::Command, thread, time::Duration};
 
@@ -154,7 +155,8 @@ fn wrong_bytes_always() {
         .check(arm(ALWAYS, Fault::WrongBytes), clear);
 }
 
-/// A valid frame with the stored and the decoded size of a chunk, but other content: padded with a frame that decoders skip.
+/// A valid frame with the stored and the decoded size of a chunk, but other content: padded with a
+/// frame that decoders skip.
 fn forged(scene: &Scene) -> Vec<u8> {
     let (_, blob) = scene.blob();
     // The three chunks follow each other, each a zstd frame.
@@ -294,7 +296,8 @@ fn both_fail_at_first() {
     );
 }
 
-/// Manifest, configuration and bootstrap come from the registry when its mirror fails in any of them.
+/// Manifest, configuration and bootstrap come from the registry when its mirror fails in any of
+/// them.
 #[test]
 fn mounts_go_around_a_mirror() {
     if !able("fanotify") {

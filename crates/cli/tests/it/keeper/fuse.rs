@@ -1,4 +1,5 @@
-//! Mounts whose reads are FUSE requests, on any kernel: nothing here uses what only some kernels can do.
+//! Mounts whose reads are FUSE requests, on any kernel: nothing here uses what only some kernels
+//! can do.
 
 use std::{
     io::ErrorKind,
@@ -62,7 +63,8 @@ impl Drop for Readers {
     }
 }
 
-/// A process with its working directory in a mount, which ends when something there is not as in `source`.
+/// A process with its working directory in a mount, which ends when something there is not as in
+/// `source`.
 struct Resident(Child);
 
 impl Resident {
@@ -159,7 +161,8 @@ fn notice_nothing(driver: &str) {
             registry.set_latency(Duration::ZERO);
             lazuli.ok(["daemon", "--takeover"]);
         }
-        // Not to wait for it: this process would not end as long as one of its threads waits for the daemon.
+        // Not to wait for it: this process would not end as long as one of its threads waits for
+        // the daemon.
         until("the reader has its bytes", || reader.is_finished());
         assert!(reader.join().unwrap().unwrap() == part(number), "round {number}: wrong bytes");
         assert!(residents.iter_mut().all(Resident::is_well), "round {number}");

@@ -1,4 +1,5 @@
-//! `dist/dragonfly/seed-peers`, which adds to the text of Dragonfly's Helm chart what no value of the chart does.
+//! `dist/dragonfly/seed-peers`, which adds to the text of Dragonfly's Helm chart what no value of
+//! the chart does.
 
 use std::{
     io::Write as _,

@@ -1,5 +1,5 @@
-//! What readers see when the daemon of their node fails. Every test is a row of the table in docs/p2p.md. With
-//! `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
+//! What readers see when the daemon of their node fails. Every test is a row of the table in
+//! docs/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
 
 use std::{panic::Location, thread, time::Instant};
 
@@ -12,11 +12,12 @@ use crate::{
     reliability::{able, report_row, round_seconds},
 };
 
-/// Seconds that a busy machine may add: less than lie between a daemon that is found to hang and one that is waited for.
+/// Seconds that a busy machine may add: less than lie between a daemon that is found to hang and
+/// one that is waited for.
 const SLACK: f64 = 1.0;
 
-/// Seconds within which a daemon is asked again that is well. It rests for up to a second and a half after a failure, and for up to
-/// three after another.
+/// Seconds within which a daemon is asked again that is well. It rests for up to a second and a
+/// half after a failure, and for up to three after another.
 const RESTS: f64 = 5.0;
 
 /// When something happens to the daemon.
@@ -163,7 +164,8 @@ fn without_scheduler() {
     Case { is_replaced: false, ..case }.check();
 }
 
-/// No fault of anybody, but nothing comes through the daemon, and it sees nothing that it should not.
+/// No fault of anybody, but nothing comes through the daemon, and it sees nothing that it should
+/// not.
 #[test]
 fn not_trusted_with_a_login() {
     let line = line!();
@@ -197,7 +199,8 @@ fn not_trusted_with_a_login() {
     report_row("p2p-faults", line, row);
 }
 
-/// Neither the daemon nor the registry delivers: a reader has its answer when the operator's deadline is over.
+/// Neither the daemon nor the registry delivers: a reader has its answer when the operator's
+/// deadline is over.
 #[test]
 fn nobody_delivers() {
     if !able("fanotify") {

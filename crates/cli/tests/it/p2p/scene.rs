@@ -73,7 +73,8 @@ impl Image {
         Image { registry, swarm: Swarm::with_pieces_of(PIECE), name }
     }
 
-    /// A node that does not serve yet, with `config` and how it finds its daemon; `credentials`: what it shows to that.
+    /// A node that does not serve yet, with `config` and how it finds its daemon; `credentials`:
+    /// what it shows to that.
     pub(super) fn node(&self, config: &str, credentials: bool) -> Node {
         self.node_with(config, credentials, false)
     }

@@ -1,4 +1,5 @@
-//! Images as somebody with bad intentions would change them, with every digest that he can make right.
+//! Images as somebody with bad intentions would change them, with every digest that he can make
+//! right.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! An image that stays cold for a while: thousands of chunks with known content, behind a registry that
-//! takes its time.
+//! An image that stays cold for a while: thousands of chunks with known content, behind a registry
+//! that takes its time.
 
 use std::{
     fs,

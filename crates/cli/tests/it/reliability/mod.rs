@@ -58,7 +58,8 @@ pub(crate) fn report(name: &str, figures: &Value) {
     }
 }
 
-/// Adds a row to a table that several tests make, and reports those that it has so far, in the order of the lines that check them.
+/// Adds a row to a table that several tests make, and reports those that it has so far, in the
+/// order of the lines that check them.
 pub(crate) fn report_row(name: &'static str, line: u32, row: Value) {
     static TABLES: Mutex<BTreeMap<&str, BTreeMap<u32, Value>>> = Mutex::new(BTreeMap::new());
     let mut tables = TABLES.lock().unwrap();

@@ -96,7 +96,8 @@ fn the_daemon_survives_damaged_images() {
     let (mut refused, mut errors, mut equal) = (0, 0, 0);
     let (mut longest, mut longest_read) = (Duration::ZERO, Duration::ZERO);
     let lazuli = Lazuli::new();
-    // Bytes that stay wrong are what these readers wait for: each of them so long, for one file after the other.
+    // Bytes that stay wrong are what these readers wait for: each of them so long, for one file
+    // after the other.
     lazuli.configure(&format!("[fetch]\ndeadline_seconds = {DEADLINE}\n"));
     image(&lazuli);
     fs::rename(lazuli.path("lazy"), lazuli.path("sound")).unwrap();
@@ -106,7 +107,8 @@ fn the_daemon_survives_damaged_images() {
         let forge = Forge::new(lazuli.path("lazy"));
         let target = ["bootstrap", "meta", "blob"][number % 3];
         damage(&forge, target, &mut choices);
-        // Nobody hands the kernel a bootstrap that its digests do not vouch for; FUSE reads it itself.
+        // Nobody hands the kernel a bootstrap that its digests do not vouch for; FUSE reads it
+        // itself.
         let driver = if target != "bootstrap" && number % 2 == 0 { "fanotify" } else { "fuse" };
         let began = Instant::now();
         let arguments = ["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", driver];
@@ -167,8 +169,9 @@ fn damage(forge: &Forge, target: &str, choices: &mut Choices) {
     }
 }
 
-/// Reads every file of the image. Returns whether anything was not as in the sound image, and how long it took to read the
-/// slowest file; wrong bytes in a file fail the test unless the bootstrap itself may describe others.
+/// Reads every file of the image. Returns whether anything was not as in the sound image, and how
+/// long it took to read the slowest file; wrong bytes in a file fail the test unless the bootstrap
+/// itself may describe others.
 fn read_all(mountpoint: &Path, another_image: bool) -> (bool, Duration) {
     let (mut differs, mut longest) = (false, Duration::ZERO);
     for (name, content) in files() {

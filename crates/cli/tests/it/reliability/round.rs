@@ -1,4 +1,5 @@
-//! A node with a cold image under load, on which something happens again and again until nothing is cold.
+//! A node with a cold image under load, on which something happens again and again until nothing is
+//! cold.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +21,8 @@ use super::{
 };
 use crate::lazuli::Lazuli;
 
-/// Part of the image that may have been fetched before a round ends: the rest keeps readers missing.
+/// Part of the image that may have been fetched before a round ends: the rest keeps readers
+/// missing.
 const WARM: f64 = 0.85;
 /// How long after a worker's return a read may end that waited for it.
 const AFTERMATH: u64 = 100_000;
@@ -77,8 +79,8 @@ impl Round {
         pids(&self.lazuli.status())
     }
 
-    /// Runs a command that needs a daemon because mounts are left, and so starts one. It has nothing else
-    /// to do.
+    /// Runs a command that needs a daemon because mounts are left, and so starts one. It has
+    /// nothing else to do.
     pub(crate) fn revive(&self) {
         let nothing = self.lazuli.directory("nothing");
         let error = self.lazuli.fails(["umount", nothing.to_str().unwrap()]);
@@ -102,8 +104,8 @@ impl Round {
         }
     }
 
-    /// Whether so much of the image was fetched that readers seldom miss. The registry knows: the daemon counts
-    /// what it has checked, which after each death is nothing.
+    /// Whether so much of the image was fetched that readers seldom miss. The registry knows: the
+    /// daemon counts what it has checked, which after each death is nothing.
     pub(crate) fn is_warm(&self) -> bool {
         let image = ColdImage::shared();
         image.registry.stats().bytes as f64 > WARM * image.size as f64
@@ -165,8 +167,8 @@ pub(crate) fn figures(driver: &str, rounds: usize, blows: &[Blow], seen: &Seen) 
     })
 }
 
-/// Does `blow` to fresh nodes under load, `count` times in all, and returns the figures when every byte
-/// was right and no read failed.
+/// Does `blow` to fresh nodes under load, `count` times in all, and returns the figures when every
+/// byte was right and no read failed.
 pub(crate) fn under_load(driver: &str, count: usize, mut blow: impl FnMut(&Round)) -> Value {
     let (mut blows, mut seen, mut rounds) = (Vec::new(), Seen::default(), 0);
     while blows.len() < count {

@@ -42,7 +42,8 @@ struct Scale {
     files: (u64, u64),
     /// How long readers read.
     duration: Duration,
-    /// What the daemon may use when memory is limited, page cache of what it writes included, in MiB.
+    /// What the daemon may use when memory is limited, page cache of what it writes included, in
+    /// MiB.
     memory: u64,
 }
 
@@ -262,7 +263,8 @@ fn many_images_mounts_and_readers() {
     report("scale", &run(Scale::now(), &Limits::default()));
 }
 
-/// More readers wait than a process may have descriptors, and each waiting reader's event holds one.
+/// More readers wait than a process may have descriptors, and each waiting reader's event holds
+/// one.
 #[test]
 fn a_thousand_and_twentyfour_descriptors_are_enough() {
     if !able("fanotify") {

@@ -1,5 +1,5 @@
-//! Manifest digest → bootstrap → chunk table → chunk: whatever is forged on the way is found and named, and
-//! nobody reads a byte of it.
+//! Manifest digest → bootstrap → chunk table → chunk: whatever is forged on the way is found and
+//! named, and nobody reads a byte of it.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,8 @@ use crate::lazuli::Lazuli;
 
 const DRIVERS: [&str; 2] = ["fanotify", "fuse"];
 
-/// A lazy image of two layers: `one/…` and `two/…`, each with a file that compresses and one that does not.
+/// A lazy image of two layers: `one/…` and `two/…`, each with a file that compresses and one that
+/// does not.
 fn image() -> (Lazuli, Forge) {
     use lazuli_testkit::oci::{Compression, Image, Layer};
     let lazuli = Lazuli::new();
@@ -185,7 +186,8 @@ fn devices_in_another_order() {
     });
     refused(&lazuli, "oci:lazy:x", &["blob table entry 0", "device tag"]);
 
-    // Slots and blob table: chunks are looked for in the other blob, whose chunk table rows move along or not.
+    // Slots and blob table: chunks are looked for in the other blob, whose chunk table rows move
+    // along or not.
     let both = |bootstrap: &mut Vec<u8>| {
         exchange(bootstrap, DEVICE_SLOTS, DEVICE_SLOTS + 128, 128);
         let (start, rows) = Tables::of(bootstrap).blobs;

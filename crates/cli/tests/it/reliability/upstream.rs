@@ -1,4 +1,5 @@
-//! The same load on upstream's nydusd when it is killed, for comparison: nothing here is ours but the image.
+//! The same load on upstream's nydusd when it is killed, for comparison: nothing here is ours but
+//! the image.
 
 use std::{
     collections::BTreeMap,

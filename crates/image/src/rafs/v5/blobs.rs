@@ -80,8 +80,9 @@ impl<'a> Blobs<'a> {
         Ok(ChunkRef { blob: BlobIndex(index as u8), number: chunk.number })
     }
 
-    /// Numbers the chunks of each blob as they are stored, puts them on block borders one behind the other, leaves out
-    /// blobs without chunks, and changes the references in `tree` accordingly.
+    /// Numbers the chunks of each blob as they are stored, puts them on block borders one behind
+    /// the other, leaves out blobs without chunks, and changes the references in `tree`
+    /// accordingly.
     pub(super) fn place(self, tree: &mut Tree) -> Result<Vec<BlobRecord>, FormatError> {
         let mut records = Vec::new();
         // New references by old ones: blob, then number.

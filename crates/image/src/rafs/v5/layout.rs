@@ -65,8 +65,8 @@ pub struct ExtendedBlob {
     pub reserved: [u8; 40],
 }
 
-/// An inode: of one name, so that hard links have one each. Its name, link target, extended attributes
-/// and chunks follow.
+/// An inode: of one name, so that hard links have one each. Its name, link target, extended
+/// attributes and chunks follow.
 #[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InodeEntry {

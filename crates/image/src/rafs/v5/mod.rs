@@ -1,9 +1,10 @@
 //! RAFS v5, the format before EROFS, which upstream wrote by default until 2.1.
 //!
-//! A v5 bootstrap becomes one of v6 where it arrives, and everything else knows v6 only. Chunks, digests and
-//! stored places stay as they are; where decoded chunks lie is no business of the image but of the node's cache,
-//! so they get places on block borders. The result is for this node: upstream's readers of v6 would look for
-//! tables in the blobs that are not there. `docs/format.md` has the bytes.
+//! A v5 bootstrap becomes one of v6 where it arrives, and everything else knows v6 only. Chunks,
+//! digests and stored places stay as they are; where decoded chunks lie is no business of the image
+//! but of the node's cache, so they get places on block borders. The result is for this node:
+//! upstream's readers of v6 would look for tables in the blobs that are not there. `docs/format.md`
+//! has the bytes.
 
 pub mod layout;
 
@@ -18,8 +19,8 @@ use crate::FormatError;
 /// Label of a translated bootstrap.
 pub(super) const LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
 
-/// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes four times as much memory,
-/// and up to nine times if somebody means it to.
+/// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes
+/// four times as much memory, and up to nine times if somebody means it to.
 const LIMIT: usize = 128 << 20;
 
 /// Whether `bytes` begin as a v5 bootstrap does.
@@ -27,8 +28,9 @@ pub fn is_v5(bytes: &[u8]) -> bool {
     bytes.starts_with(layout::MAGIC)
 }
 
-/// The v6 bootstrap that shows the same tree, made of the same chunks of the same blobs. Blobs that no file uses
-/// are left out. Equal input gives equal bytes. Takes memory in the size of `bytes`, also of hostile ones.
+/// The v6 bootstrap that shows the same tree, made of the same chunks of the same blobs. Blobs that
+/// no file uses are left out. Equal input gives equal bytes. Takes memory in the size of `bytes`,
+/// also of hostile ones.
 pub fn translate(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     if bytes.len() > LIMIT {
         let problem = format!("{} bytes; the limit for RAFS v5 is {LIMIT}", bytes.len());

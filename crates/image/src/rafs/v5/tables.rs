@@ -66,7 +66,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
     Ok(Tables { chunk_size, digest, codec, blobs: blobs(bytes, &sb)?, inodes })
 }
 
-/// Reads the blob table: for each blob two words about prefetching, its id, and a NUL if another follows.
+/// Reads the blob table: for each blob two words about prefetching, its id, and a NUL if another
+/// follows.
 fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
     let table = sb.blob_table_offset.get();
     let size = u64::from(sb.blob_table_size.get());

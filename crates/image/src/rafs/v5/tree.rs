@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use super::{blobs::Blobs, inode::Named, layout::inode_flags, tables::Tables};
 use crate::{FormatError, Inode, InodeId, Kind, Name, Tree, erofs::FileType, tree::Device};
 
-/// The tree of the bootstrap `bytes`, and the chunks that its files use. References to chunks hold until
-/// [`Blobs::place`].
+/// The tree of the bootstrap `bytes`, and the chunks that its files use. References to chunks hold
+/// until [`Blobs::place`].
 pub(super) fn read<'a>(
     bytes: &'a [u8],
     tables: &'a Tables<'a>,
@@ -35,8 +35,8 @@ struct Walk<'a> {
     bytes: &'a [u8],
     tables: &'a Tables<'a>,
     blobs: Blobs<'a>,
-    /// Bytes that inodes may still take. They do not overlap in a sound image; without a limit a few of them
-    /// could stand for gigabytes, or for a directory in itself.
+    /// Bytes that inodes may still take. They do not overlap in a sound image; without a limit a
+    /// few of them could stand for gigabytes, or for a directory in itself.
     budget: u64,
     /// What is not a directory, by number: two names with the same are hard links.
     known: HashMap<u64, InodeId>,

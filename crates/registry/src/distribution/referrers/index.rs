@@ -58,7 +58,8 @@ impl Index {
         self.descriptors().any(|(_, entry)| entry.digest == *manifest)
     }
 
-    /// Adds `entry` unless its manifest is in the list, and removes what it `replaces`. Whether that changed anything.
+    /// Adds `entry` unless its manifest is in the list, and removes what it `replaces`. Whether
+    /// that changed anything.
     pub(crate) fn update(
         &mut self,
         entry: &Descriptor,

@@ -29,8 +29,8 @@ const EMPTY: &[u8] = b"{}";
 /// How often a list is changed again because somebody else pushed an older one over it.
 const RACE_LIMIT: u32 = 4;
 
-/// About how long after a push the list is looked at again, varied by half: whoever had read it before has pushed it by then,
-/// also over a slow link.
+/// About how long after a push the list is looked at again, varied by half: whoever had read it
+/// before has pushed it by then, also over a slow link.
 const RACE_PAUSE: Duration = Duration::from_millis(400);
 
 /// A manifest without content that refers to another.
@@ -104,7 +104,8 @@ pub(crate) async fn push(
     Ok(digest)
 }
 
-/// Makes sure that manifests that were pushed are listed: a registry with the referrers API has seen to that.
+/// Makes sure that manifests that were pushed are listed: a registry with the referrers API has
+/// seen to that.
 pub(crate) async fn enlist(
     client: &Client,
     subject: &Digest,
@@ -134,7 +135,8 @@ async fn list(
                 RegistryError::malformed(&client.place, &object, error.to_string())
             })?;
         }
-        // Also what a second look finds: somebody who had read the list before may have pushed after us.
+        // Also what a second look finds: somebody who had read the list before may have pushed
+        // after us.
         if !changed {
             return Ok(());
         }
@@ -150,7 +152,8 @@ async fn list(
     Err(RegistryError::Interrupted { place: client.place.clone(), object, cause })
 }
 
-/// Deletes the manifest. Many registries do not allow that, and it is in nobody's way but for its size.
+/// Deletes the manifest. Many registries do not allow that, and it is in nobody's way but for its
+/// size.
 async fn remove(client: &Client, manifest: &Digest) {
     let object = format!("manifest {manifest}");
     let scope = client.scope("delete,pull,push");

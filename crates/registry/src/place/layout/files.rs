@@ -15,8 +15,8 @@ use crate::error::RegistryError;
 /// What files are called before they are whole.
 const PARTIAL: &str = ".partial-";
 
-/// Opens the file `path` to read it. What is not a regular file is refused at once: a reader of a named pipe would wait for a
-/// writer, who may never come.
+/// Opens the file `path` to read it. What is not a regular file is refused at once: a reader of a
+/// named pipe would wait for a writer, who may never come.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let file =
         File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
@@ -26,8 +26,9 @@ pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives the file `from` the name `path`, too, instead of copying its content; whether that could be done: it cannot across file systems
-/// and on those without hard links. The file has to have `size` bytes.
+/// Gives the file `from` the name `path`, too, instead of copying its content; whether that could
+/// be done: it cannot across file systems and on those without hard links. The file has to have
+/// `size` bytes.
 pub(super) fn take_over(from: &Path, path: &Path, size: u64) -> Result<bool, RegistryError> {
     let metadata = fs::symlink_metadata(from).map_err(RegistryError::io(from))?;
     if !metadata.is_file() || metadata.len() != size {
@@ -46,7 +47,8 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), RegistryErr
     write_atomically(path, |file| file.write_all(content).map_err(RegistryError::io(path)))
 }
 
-/// Lets `write` fill a file beside `path`, syncs it and gives it its name. On failure nothing is left.
+/// Lets `write` fill a file beside `path`, syncs it and gives it its name. On failure nothing is
+/// left.
 pub(super) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut NamedTempFile) -> Result<(), RegistryError>,

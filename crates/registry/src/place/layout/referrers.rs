@@ -1,7 +1,8 @@
 //! Referrers in a layout directory.
 //!
-//! The image specification has no place for them there. Tools that copy an image with its referrers keep the list under the
-//! tag that registries without the referrers API have it under; so does [`Layout::enlist`].
+//! The image specification has no place for them there. Tools that copy an image with its referrers
+//! keep the list under the tag that registries without the referrers API have it under; so does
+//! [`Layout::enlist`].
 
 use lazuli_image::{
     Algorithm, Digest,

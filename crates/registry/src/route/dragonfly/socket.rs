@@ -1,8 +1,9 @@
 //! The daemon's Unix socket: who has what, and the other way to it.
 //!
-//! What nodes have of a blob the scheduler knows, and the daemon asks it for us. No data goes through the socket: the daemon makes a hard link
-//! to the file that it keeps a blob in, fills it in place, and says when the pieces are there that were asked for. They are read from that
-//! file then, for which a directory on the file system of the daemon's storage is needed.
+//! What nodes have of a blob the scheduler knows, and the daemon asks it for us. No data goes
+//! through the socket: the daemon makes a hard link to the file that it keeps a blob in, fills it
+//! in place, and says when the pieces are there that were asked for. They are read from that file
+//! then, for which a directory on the file system of the daemon's storage is needed.
 //!
 //! From `dfdaemon.v2.DfdaemonDownload` of version 2.3 of Dragonfly's API, what is used of it.
 
@@ -39,7 +40,8 @@ const ALWAYS: i32 = 1;
 /// How long it may take to find out who has something: what it saves, at a registry nearby.
 const QUESTION: Duration = Duration::from_millis(20);
 
-/// How long a download is waited for, also by nobody but the link that goes then: as long as dfdaemon should wait for a piece.
+/// How long a download is waited for, also by nobody but the link that goes then: as long as
+/// dfdaemon should wait for a piece.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// Seconds after which nobody uses a link any more.
@@ -162,7 +164,8 @@ impl Socket {
         }
     }
 
-    /// The bytes of a blob at `url`; `None` if it must be asked for in another way. `headers` are for the registry.
+    /// The bytes of a blob at `url`; `None` if it must be asked for in another way. `headers` are
+    /// for the registry.
     pub(super) async fn read(
         &self,
         url: &str,
@@ -190,7 +193,8 @@ impl Socket {
                 health.failed(started, None);
             })
         };
-        // Also if the caller goes away: the daemon may not have made the link yet, which nobody would remove then.
+        // Also if the caller goes away: the daemon may not have made the link yet, which nobody
+        // would remove then.
         tokio::spawn(bring).await.ok()?.ok()
     }
 
@@ -234,8 +238,9 @@ impl Socket {
         *begun.entry(*digest).or_default() += 1;
     }
 
-    /// Whether a node has a part of a blob, or so many nodes read the blob that it costs the registry less to be asked for a whole piece,
-    /// once, than by each of them for what it needs; `None` if that cannot be found out.
+    /// Whether a node has a part of a blob, or so many nodes read the blob that it costs the
+    /// registry less to be asked for a whole piece, once, than by each of them for what it needs;
+    /// `None` if that cannot be found out.
     pub(super) async fn has(&self, digest: &Digest, range: &Range<Stored>) -> Option<bool> {
         if !self.health.is_well() {
             return None;
@@ -256,7 +261,8 @@ impl Socket {
             }
         }
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(digest).copied();
-        // Nodes that start together download as often as this one. Before it has begun nothing can be said.
+        // Nodes that start together download as often as this one. Before it has begun nothing can
+        // be said.
         let nodes = begun.map_or(1, |begun| u64::from(peer_count / begun));
         let wanted = range.end.0.saturating_sub(range.start.0);
         Some(at >= range.end.0 || nodes.saturating_mul(wanted) > super::PIECE)
@@ -329,7 +335,8 @@ async fn run(channel: Channel, download: Download) -> Result<(), Status> {
             _ => {}
         }
         if missing == 0 {
-            // The end comes later, when the scheduler has been told; who does not wait for it is taken for a download that failed.
+            // The end comes later, when the scheduler has been told; who does not wait for it is
+            // taken for a download that failed.
             let end = async move { while let Ok(Some(_)) = events.message().await {} };
             tokio::spawn(timeout(LONGEST, end));
             return Ok(());

@@ -126,7 +126,8 @@ fn the_most_particular_directory_counts() {
     assert_eq!(at(&["one"], "r.example:5000/a"), "https://both.example/v2/");
     assert_eq!(at(&["one"], "r.example:5001/a"), "https://colon.example/v2/");
     assert_eq!(at(&["one"], "r.example/a"), "https://any.example/v2/");
-    // What one directory has for all registries goes before what the next has for this one, as in containerd.
+    // What one directory has for all registries goes before what the next has for this one, as in
+    // containerd.
     assert_eq!(at(&["one", "two"], "s.example/a"), "https://any.example/v2/");
     assert_eq!(at(&["two", "one"], "s.example/a"), "https://second.example/v2/");
     assert_eq!(at(&["two", "one"], "t.example/a"), "https://t.example/v2/");

@@ -84,7 +84,8 @@ async fn what_many_nodes_read_is_shared() {
     for _ in 0..31 {
         read(&*of_peer, &scene.blob, 0..1).await.unwrap();
     }
-    // As far as a node can tell that has not downloaded anything yet, that may have been a single other one.
+    // As far as a node can tell that has not downloaded anything yet, that may have been a single
+    // other one.
     within(5, async || !scene.is_shared(&image, 0..all).await).await;
     read(&*of_this, &scene.blob, 0..1).await.unwrap();
     within(5, async || !scene.is_shared(&image, 0..all).await).await;

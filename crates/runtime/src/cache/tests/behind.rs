@@ -205,7 +205,8 @@ fn between() -> impl Strategy<Value = Between> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
 
-    /// However processes end, whatever they give up and whatever is written in between: what `ensure` has said is right.
+    /// However processes end, whatever they give up and whatever is written in between: what
+    /// `ensure` has said is right.
     #[test]
     fn nobody_reads_what_somebody_else_wrote(
         lives in prop::collection::vec((prop::collection::vec(step(), 0..8), between()), 1..6),

@@ -1,5 +1,5 @@
-//! Crashes, simulated on the files: what was not synced is lost in part, what was not synced may also have
-//! arrived.
+//! Crashes, simulated on the files: what was not synced is lost in part, what was not synced may
+//! also have arrived.
 
 use std::{collections::BTreeSet, fs};
 
@@ -18,8 +18,8 @@ enum Step {
 enum Crash {
     /// The process: everything that it wrote stays.
     Process,
-    /// The kernel. Of the bytes written since the last flush, those chunks are lost whose bit is set here; the map of
-    /// this boot may be on the disk all the same.
+    /// The kernel. Of the bytes written since the last flush, those chunks are lost whose bit is
+    /// set here; the map of this boot may be on the disk all the same.
     Power(u64),
 }
 
@@ -83,8 +83,8 @@ proptest! {
     }
 }
 
-/// The chunks that the maps speak of, each compared with what it must be. (Most are not believed before they have been
-/// read back; here the maps have to be true by themselves.)
+/// The chunks that the maps speak of, each compared with what it must be. (Most are not believed
+/// before they have been read back; here the maps have to be true by themselves.)
 fn ready(node: &Node) -> BTreeSet<usize> {
     let chunk = |at: usize| node.sample.chunks(at..at + 1);
     let is_ready = |at: &usize| node.blob.ready.is_ready(*at) || node.blob.suspect.is_ready(*at);

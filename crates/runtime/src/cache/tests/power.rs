@@ -1,5 +1,5 @@
-//! The cache on a disk that loses its power: ext4 on a block device that keeps what was flushed, and of the rest
-//! what it likes.
+//! The cache on a disk that loses its power: ext4 on a block device that keeps what was flushed,
+//! and of the rest what it likes.
 
 use std::{collections::BTreeSet, io::Write as _, path::PathBuf};
 
@@ -148,8 +148,9 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
             let moment = dice.roll(life.history.len() + 1);
             let share = dice.roll(11);
             let survives = || dice.roll(10) < share;
-            // A new file for each: a container that somebody starts meanwhile has a copy of the mount for a moment, in its own
-            // namespace, and the kernel goes on writing to the one before.
+            // A new file for each: a container that somebody starts meanwhile has a copy of the
+            // mount for a moment, in its own namespace, and the kernel goes on writing to the one
+            // before.
             let image = dir.path().join(format!("image-{}", figures.cuts));
             life.history.cut(moment, survives, &image).unwrap();
             let mounted = Ext4::mount(&image, &after).unwrap();

@@ -1,4 +1,5 @@
-//! The bytes of FUSE requests about blobs and of their answers, as `include/uapi/linux/fuse.h` lays them out.
+//! The bytes of FUSE requests about blobs and of their answers, as `include/uapi/linux/fuse.h` lays
+//! them out.
 //!
 //! ```text
 //! struct fuse_in_header                    struct fuse_read_in, after it
@@ -127,8 +128,8 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, AbiError> {
 
 /// `struct fuse_init_out`. `requests` is how many reads the kernel may have under way at once.
 pub fn init(flags: u32, readahead: u32, requests: u16) -> Vec<u8> {
-    // `open` and `opendir` are answered with ENOSYS: the kernel does not ask again. Reads past the page cache are
-    // sent without waiting for the one before.
+    // `open` and `opendir` are answered with ENOSYS: the kernel does not ask again. Reads past the
+    // page cache are sent without waiting for the one before.
     let wanted = flags & (ASYNC_READ | ASYNC_DIO | NO_OPEN | MAX_PAGES | NO_OPENDIR);
     let mut body = Vec::with_capacity(64);
     for number in [VERSION[0], VERSION[1], readahead, wanted] {
@@ -137,7 +138,8 @@ pub fn init(flags: u32, readahead: u32, requests: u16) -> Vec<u8> {
     for number in [requests, requests] {
         body.extend(number.to_ne_bytes());
     }
-    // Bytes of the longest write, of which there are none (the kernel takes no less), and the grain of times.
+    // Bytes of the longest write, of which there are none (the kernel takes no less), and the grain
+    // of times.
     for number in [4096_u32, 1] {
         body.extend(number.to_ne_bytes());
     }

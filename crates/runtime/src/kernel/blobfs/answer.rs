@@ -22,7 +22,8 @@ use super::{
     disk::{Disk, Shared},
 };
 
-/// Reads that the kernel may have under way. There are some slots more in the journal, for other requests.
+/// Reads that the kernel may have under way. There are some slots more in the journal, for other
+/// requests.
 const READS: u16 = 4000;
 
 impl Answer for Shared {
@@ -92,8 +93,8 @@ impl Shared {
         if !disk.fetches.load(Ordering::Acquire) {
             return pending.refuse(Errno::IO);
         }
-        // No thread waits for the network: a blob whose registry hangs takes slots, and of these no more than its loop
-        // device has reads under way.
+        // No thread waits for the network: a blob whose registry hangs takes slots, and of these no
+        // more than its loop device has reads under way.
         self.runtime.spawn(async move {
             if let Err(error) = disk.blob.ensure(range.clone()).await {
                 error!(%error, "a reader gets an error");

@@ -1,4 +1,5 @@
-//! One blob as a disk: a loop device on its file here, or on its file in the cache when everything is there.
+//! One blob as a disk: a loop device on its file here, or on its file in the cache when everything
+//! is there.
 
 use std::{
     collections::HashMap,
@@ -33,8 +34,8 @@ pub struct Disk {
     shared: Arc<Shared>,
     /// Locked while what is behind it is changed.
     device: Mutex<Option<LoopDevice>>,
-    /// Whether missing data is fetched. Until the blob is mounted nothing needs any: programs that look at each new disk would
-    /// have its beginning and end fetched.
+    /// Whether missing data is fetched. Until the blob is mounted nothing needs any: programs that
+    /// look at each new disk would have its beginning and end fetched.
     pub(super) fetches: AtomicBool,
     pub(super) requests: AtomicU64,
     completion: Mutex<Option<AbortHandle>>,
@@ -51,7 +52,8 @@ enum Behind {
     Nothing,
 }
 
-/// How a blob is known to the kernel. Follows from where its file is, so that a later process finds it again.
+/// How a blob is known to the kernel. Follows from where its file is, so that a later process finds
+/// it again.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     /// The number of its node.
@@ -105,7 +107,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Goes on with the loop device that an earlier process attached, whose helper has to be gone. Blocks.
+    /// Goes on with the loop device that an earlier process attached, whose helper has to be gone.
+    /// Blocks.
     ///
     /// # Errors
     /// The device of this number is none of this blob.

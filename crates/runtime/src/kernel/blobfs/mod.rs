@@ -1,4 +1,5 @@
-//! The driver `loop`: EROFS on loop devices, on files of the daemon, and in the end on the files of the cache.
+//! The driver `loop`: EROFS on loop devices, on files of the daemon, and in the end on the files of
+//! the cache.
 //!
 //! Needs Linux 5.16 or later (EROFS with several devices), loop devices, FUSE, and CAP_SYS_ADMIN.
 //!
@@ -8,12 +9,13 @@
 //!                        └─ LOOP_CHANGE_FD when everything is here: file in the cache
 //! ```
 //!
-//! The driver promises: a reader gets checked bytes, waits, or gets EIO. When a blob is complete, its readers and the kernel
-//! are alone. Nothing of it fails open: without a daemon every read that would need one fails, nothing of that is remembered, and the
-//! next daemon serves the same mounts again.
+//! The driver promises: a reader gets checked bytes, waits, or gets EIO. When a blob is complete,
+//! its readers and the kernel are alone. Nothing of it fails open: without a daemon every read that
+//! would need one fails, nothing of that is remembered, and the next daemon serves the same mounts
+//! again.
 //!
-//! One loop device of a blob serves all images that have it. Every device is free when the last mount of it is gone: the kernel
-//! sees to that, whatever happened to the daemon.
+//! One loop device of a blob serves all images that have it. Every device is free when the last
+//! mount of it is gone: the kernel sees to that, whatever happened to the daemon.
 
 pub mod abi;
 mod answer;
@@ -40,7 +42,8 @@ pub use self::{
 };
 use super::mount::{Erofs, MountError};
 
-/// Mounts the image `bootstrap` on the disks of its blobs, in the order of its device table. Blocks.
+/// Mounts the image `bootstrap` on the disks of its blobs, in the order of its device table.
+/// Blocks.
 ///
 /// # Errors
 /// The bootstrap does not consist of whole blocks, or the kernel refuses a device or the mount.

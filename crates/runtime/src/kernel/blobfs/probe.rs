@@ -9,7 +9,8 @@ use crate::{
     source::Memory,
 };
 
-/// Mounts a small image from a cache of its own in `directory`, reads it through the session, and hands it over. Blocks.
+/// Mounts a small image from a cache of its own in `directory`, reads it through the session, and
+/// hands it over. Blocks.
 ///
 /// # Errors
 /// In words, what does not work.

@@ -1,8 +1,8 @@
 //! The file system that has a file for each blob, and what the keeper holds of it.
 //!
-//! It is mounted nowhere: the keeper has its root directory, and loop devices have its files. It ends with the last of
-//! them. When keeper and worker are gone, every read of it fails; the next daemon makes another one and puts its
-//! files behind the same loop devices.
+//! It is mounted nowhere: the keeper has its root directory, and loop devices have its files. It
+//! ends with the last of them. When keeper and worker are gone, every read of it fails; the next
+//! daemon makes another one and puts its files behind the same loop devices.
 
 use std::{
     fs::File,
@@ -34,8 +34,9 @@ const CONNECTION: &str = "blobs-connection";
 const JOURNAL: &str = "blobs-journal";
 const ROOT: &str = "blobs-root";
 
-/// Requests that can be under way at once, on the whole node. A loop device has 128 reads under way at most, which are one
-/// or two requests each. A request is a header and some numbers, or a name of at most 255 bytes. Never changed.
+/// Requests that can be under way at once, on the whole node. A loop device has 128 reads under way
+/// at most, which are one or two requests each. A request is a header and some numbers, or a name
+/// of at most 255 bytes. Never changed.
 const SHAPE: Shape = Shape { slots: 4096, size: 512 };
 
 /// See the module.
@@ -54,7 +55,8 @@ pub struct Left {
 }
 
 impl Left {
-    /// Takes it out of `given`. What is not whole is of a worker that had not attached anything yet, and goes.
+    /// Takes it out of `given`. What is not whole is of a worker that had not attached anything
+    /// yet, and goes.
     pub fn find(given: &mut Descriptors, link: &Link) -> Option<Self> {
         let [connection, journal, root] =
             [CONNECTION, JOURNAL, ROOT].map(|name| given.remove(name));
@@ -75,7 +77,8 @@ impl Session {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let journal = Journal::create(SHAPE)?;
         let shared = Shared::new(link);
-        // The keeper has both before there is a file system, and its root before anything depends on it.
+        // The keeper has both before there is a file system, and its root before anything depends
+        // on it.
         let (connection, [journal, device]) = hold(link, device, journal);
         let context = create_filesystem(connection.device(), "lazuli", "lazuli-blobs")?;
         let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -87,8 +90,8 @@ impl Session {
         Ok(Arc::new(Session { shared, connection, _held: held }))
     }
 
-    /// Goes on for a worker that is gone. `blobs` are those of mounts that live, with the numbers of their loop devices;
-    /// requests about others are answered with errors. Blocks.
+    /// Goes on for a worker that is gone. `blobs` are those of mounts that live, with the numbers
+    /// of their loop devices; requests about others are answered with errors. Blocks.
     ///
     /// # Panics
     /// Outside a tokio runtime: reads wait there.
@@ -125,12 +128,14 @@ impl Session {
         self.shared.disks.of(blob, &self.shared)
     }
 
-    /// Returns when no helper of an earlier worker changes loop devices any more. It may have to wait for our answers. Blocks.
+    /// Returns when no helper of an earlier worker changes loop devices any more. It may have to
+    /// wait for our answers. Blocks.
     pub fn wait_for_others(&self) -> io::Result<()> {
         self.shared.helper.wait_for_others()
     }
 
-    /// Has another process let go of the mount last: the kernel then waits for reads under way, which are ours to answer.
+    /// Has another process let go of the mount last: the kernel then waits for reads under way,
+    /// which are ours to answer.
     pub fn keep(&self, erofs: Erofs) -> io::Result<Erofs> {
         let held = self.shared.helper.hold(erofs.as_fd())?;
         Ok(erofs.with_last(held))

@@ -28,8 +28,9 @@ pub enum Event {
         offset: u64,
         /// Number of bytes. `offset + count` does not overflow.
         count: u64,
-        /// The reader's thread ([`Group::reports_threads`](lazuli_sys::fanotify::Group::reports_threads)), 0 when
-        /// it is in a pid namespace that is not below ours.
+        /// The reader's thread
+        /// ([`Group::reports_threads`](lazuli_sys::fanotify::Group::reports_threads)), 0 when it is
+        /// in a pid namespace that is not below ours.
         thread: i32,
     },
     /// Events were lost.

@@ -1,7 +1,9 @@
-//! The fanotify groups of a process: one for each image, and one for files that several images have.
+//! The fanotify groups of a process: one for each image, and one for files that several images
+//! have.
 //!
-//! The kernel hands the events of a group out in one order, and wakes all readers that wait for a group whenever it gets an
-//! answer for one of them: with 10,000 readers that takes 40 ms. In a group of its own an image pays for that alone.
+//! The kernel hands the events of a group out in one order, and wakes all readers that wait for a
+//! group whenever it gets an answer for one of them: with 10,000 readers that takes 40 ms. In a
+//! group of its own an image pays for that alone.
 //!
 //! ```text
 //! file of one image        the group of that image; another one when more than 1024 readers wait for it
@@ -9,9 +11,10 @@
 //! no more groups           the common group
 //! ```
 //!
-//! A group is closed when its image has no file system any more. Before that, a reader that the kernel has let through to
-//! the group's marks, and whose event is not queued yet, would be let through to a hole. Until then a file may change its
-//! group: it is marked in the new one before the mark in the old one goes, so it is never without.
+//! A group is closed when its image has no file system any more. Before that, a reader that the
+//! kernel has let through to the group's marks, and whose event is not queued yet, would be let
+//! through to a hole. Until then a file may change its group: it is marked in the new one before
+//! the mark in the old one goes, so it is never without.
 
 use std::{
     collections::HashMap,
@@ -40,7 +43,8 @@ use super::{
 };
 use crate::keeper::{JOURNAL, KeptDescriptor, Link};
 
-/// Groups that a user may have. The kernel's default is 128; a node has one image for each of some 250 pods at most.
+/// Groups that a user may have. The kernel's default is 128; a node has one image for each of some
+/// 250 pods at most.
 const WANTED: u32 = 1024;
 
 /// Groups that one image has at most.
@@ -69,7 +73,8 @@ pub(super) struct Groups {
 
 #[derive(Default)]
 struct Table {
-    /// By image, see [`name`]. The last one of an image is the one for what is asked from now on. None is without any.
+    /// By image, see [`name`]. The last one of an image is the one for what is asked from now on.
+    /// None is without any.
     own: HashMap<String, Vec<Own>>,
     last: u64,
 }
@@ -141,7 +146,8 @@ impl Groups {
         let channel = Channel::new(group, self.journal.clone(), table.last, key(&image))?;
         let channel = Arc::new(channel);
         epoll::add(&self.poll, &channel.group, EventData::new_u64(table.last), EventFlags::IN)?;
-        // Before anything is marked: without a descriptor in the keeper readers would be let through if this process died.
+        // Before anything is marked: without a descriptor in the keeper readers would be let
+        // through if this process died.
         let held = self.link.hold(name.clone(), Arc::new(GroupOf(channel.clone())));
         let own = Own { channel: channel.clone(), name, _held: held };
         table.own.entry(image).or_default().push(own);
@@ -188,7 +194,8 @@ impl Groups {
         count
     }
 
-    /// Waits for events, or for `timeout`, and returns the groups that have some; `None` at the end.
+    /// Waits for events, or for `timeout`, and returns the groups that have some; `None` at the
+    /// end.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Vec<Arc<Channel>>>> {
         let mut ready = Vec::with_capacity(READY);
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -229,8 +236,8 @@ impl Groups {
     }
 }
 
-/// What the names of an image's groups begin with, and the keeper's name for the first one. Further ones have a number behind a
-/// period.
+/// What the names of an image's groups begin with, and the keeper's name for the first one. Further
+/// ones have a number behind a period.
 pub(super) fn name(image: &Digest) -> String {
     format!("{GROUP}-{}", image.hex())
 }

@@ -1,20 +1,21 @@
 //! Events that were read and not answered, in memory that outlives the process.
 //!
-//! The kernel knows an event that it has delivered by the number of the descriptor that came with it, and forgets
-//! nothing when the process that read it dies: its reader waits until somebody answers with that number. So what is
-//! needed to answer is written down here under the number, before anything is done about the event, and struck out after
-//! the answer:
+//! The kernel knows an event that it has delivered by the number of the descriptor that came with
+//! it, and forgets nothing when the process that read it dies: its reader waits until somebody
+//! answers with that number. So what is needed to answer is written down here under the number,
+//! before anything is done about the event, and struck out after the answer:
 //!
 //! ```text
 //! read ─▶ note ─▶ fetch … ─▶ answer ─▶ strike ─▶ close the descriptor
 //! ```
 //!
-//! A process that dies between `answer` and `strike` leaves a note about nobody, and a second answer is refused by the
-//! kernel. One that dies between `read` and `note`, some microseconds, leaves an event about which nothing is known; it
-//! is denied. What is denied is nearly always read-ahead: the kernel then reads the page by itself, and asks again.
+//! A process that dies between `answer` and `strike` leaves a note about nobody, and a second
+//! answer is refused by the kernel. One that dies between `read` and `note`, some microseconds,
+//! leaves an event about which nothing is known; it is denied. What is denied is nearly always
+//! read-ahead: the kernel then reads the page by itself, and asks again.
 //!
-//! The kernel gives an answer to the oldest event with its number. So a successor keeps every number that is noted in
-//! use until that event is answered, and no new event gets it.
+//! The kernel gives an answer to the oldest event with its number. So a successor keeps every
+//! number that is noted in use until that event is answered, and no new event gets it.
 
 use std::{
     io,
@@ -25,17 +26,19 @@ use std::{
 use lazuli_sys::{limit::DESCRIPTORS, shared::Shared};
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// Numbers for each event: device and inode of its file, offset, and count plus one, which is 0 when there is none.
+/// Numbers for each event: device and inode of its file, offset, and count plus one, which is 0
+/// when there is none.
 const FIELDS: usize = 4;
 
-/// Where the highest number that was ever noted is. It is in the place of event 0, which is none: 0 to 2 are always
-/// in use.
+/// Where the highest number that was ever noted is. It is in the place of event 0, which is none: 0
+/// to 2 are always in use.
 const HIGHEST: usize = 0;
 
 /// Where the highest limit of descriptors is of all processes that wrote here.
 const LIMIT: usize = 1;
 
-/// Where the group is noted whose events are read. Versions that had one group leave it 0, which is that group.
+/// Where the group is noted whose events are read. Versions that had one group leave it 0, which is
+/// that group.
 const READING: usize = 2;
 
 /// Stands for every group in [`READING`].
@@ -52,7 +55,8 @@ pub struct Journal(Shared);
 #[derive(Debug)]
 pub struct Unanswered {
     pub(super) number: RawFd,
-    /// Keeps the number in use. `None` when no new event can get it: it is above the limit of this process.
+    /// Keeps the number in use. `None` when no new event can get it: it is above the limit of this
+    /// process.
     pub(super) placeholder: Option<OwnedFd>,
     pub(super) file: FileId,
     pub(super) offset: u64,
@@ -82,14 +86,15 @@ impl Journal {
         self.reads(ALL);
     }
 
-    /// Whether the process before may have read an event of the group with this key without noting it.
+    /// Whether the process before may have read an event of the group with this key without noting
+    /// it.
     pub(super) fn may_have_read(&self, group: u64) -> bool {
         [group, ALL].contains(&self.0[READING].load(Ordering::Acquire))
     }
 
-    /// The journal of a process that is gone, and what it left. To be called before this process opens
-    /// anything, since the numbers of those events have to be free. At most `most` events are returned; what is known of
-    /// others is forgotten.
+    /// The journal of a process that is gone, and what it left. To be called before this process
+    /// opens anything, since the numbers of those events have to be free. At most `most` events are
+    /// returned; what is known of others is forgotten.
     pub fn open(file: OwnedFd, most: usize) -> io::Result<(Self, Vec<Unanswered>)> {
         let limit = RawFd::try_from(lazuli_sys::limit::raise_descriptors()?).unwrap_or(RawFd::MAX);
         let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
@@ -128,7 +133,8 @@ impl Journal {
         Some(((read(0), read(1)), read(2), count))
     }
 
-    /// Writes down what event `number` asks for. The process may die after any of these stores: only the last one makes it count.
+    /// Writes down what event `number` asks for. The process may die after any of these stores:
+    /// only the last one makes it count.
     pub(super) fn note(&self, number: RawFd, file: FileId, offset: u64, count: u64) {
         let Some(at) = slot(number) else { return };
         self.0[HIGHEST].fetch_max(number.unsigned_abs().into(), Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! The fanotify driver: EROFS over sparse files, filled when the kernel is about to read them.
 //!
-//! Needs Linux 6.15 or later (pre-content events came with 6.14, file-backed EROFS with 6.12; 6.15 is the first
-//! where both work together), CAP_SYS_ADMIN, and a cache on a file system with pre-content events, such as ext4.
+//! Needs Linux 6.15 or later (pre-content events came with 6.14, file-backed EROFS with 6.12; 6.15
+//! is the first where both work together), CAP_SYS_ADMIN, and a cache on a file system with
+//! pre-content events, such as ext4.
 //!
 //! The driver promises: a reader gets checked bytes, waits, or gets EIO. When a blob is complete
 //! its mark goes, and from then on its readers and the kernel are alone.
@@ -11,8 +12,9 @@
 //!                                               └────────── mark goes when complete ◀──────┘
 //! ```
 //!
-//! The kernel lets readers through to the holes when nobody listens. So a [`Watch`] has to outlive every use of
-//! its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the [`Session`] every watch.
+//! The kernel lets readers through to the holes when nobody listens. So a [`Watch`] has to outlive
+//! every use of its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the
+//! [`Session`] every watch.
 
 pub mod abi;
 mod groups;

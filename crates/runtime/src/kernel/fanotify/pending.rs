@@ -22,11 +22,13 @@ use super::{
 };
 use crate::cache::{Account, CachedBlob};
 
-/// Readers of a group above which a thread of its own answers them: for each answer the kernel wakes all of them, which
-/// takes milliseconds for thousands, and whoever answers other images must not wait for that.
+/// Readers of a group above which a thread of its own answers them: for each answer the kernel
+/// wakes all of them, which takes milliseconds for thousands, and whoever answers other images must
+/// not wait for that.
 const CROWD: usize = 64;
 
-/// Readers of a group above which the image gets another one: each answer wakes all of the readers of one group.
+/// Readers of a group above which the image gets another one: each answer wakes all of the readers
+/// of one group.
 const FULL: usize = 1024;
 
 /// A group, and where its events are noted.
@@ -127,8 +129,8 @@ struct Answer {
     response: Response,
 }
 
-/// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a panic included,
-/// lets a reader hang or see a hole.
+/// A reader that sleeps until this is answered. Dropping it denies, so that no fault of ours, a
+/// panic included, lets a reader hang or see a hole.
 #[must_use]
 pub(super) struct Pending {
     pub(super) number: RawFd,
@@ -140,7 +142,8 @@ pub(super) struct Pending {
 /// Which group an event is of.
 enum Origin {
     Group(Arc<Channel>),
-    /// One of these: a process that is gone has read it. All events of a process have different numbers.
+    /// One of these: a process that is gone has read it. All events of a process have different
+    /// numbers.
     Any(Arc<[Arc<Channel>]>),
     Answered,
 }
@@ -223,7 +226,8 @@ impl Miss {
         self.pending.allow();
     }
 
-    /// Brings its bytes and answers it. Dropped on the way, which denies it, if its slot is taken away.
+    /// Brings its bytes and answers it. Dropped on the way, which denies it, if its slot is taken
+    /// away.
     pub(super) async fn fetch(self, slot: Slot) {
         match self.blob.ensure(self.range.clone()).await {
             Ok(()) => self.allow(),

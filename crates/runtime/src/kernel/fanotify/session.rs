@@ -6,15 +6,16 @@
 //!                                                              └─ failed ─▶ deny (EIO)
 //! ```
 //!
-//! One thread reads the groups of all images in turn, one event at a time: several would wake each other up for every
-//! event, and a slow event must not hold up another one that was read with it. Tasks answer in any order.
+//! One thread reads the groups of all images in turn, one event at a time: several would wake each
+//! other up for every event, and a slow event must not hold up another one that was read with it.
+//! Tasks answer in any order.
 //!
-//! What is known of an event that waits is in the [`Journal`], and the keeper holds the group, the journal and every
-//! marked file: when this process dies, its successor answers.
+//! What is known of an event that waits is in the [`Journal`], and the keeper holds the group, the
+//! journal and every marked file: when this process dies, its successor answers.
 //!
-//! A file is marked from before the mount opens it (the kernel looks for marks then, and never again) until
-//! its blob is complete. It stays known for as long as a mount of it lives, since events that
-//! were queued before a mark was removed still want an answer.
+//! A file is marked from before the mount opens it (the kernel looks for marks then, and never
+//! again) until its blob is complete. It stays known for as long as a mount of it lives, since
+//! events that were queued before a mark was removed still want an answer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -64,8 +65,9 @@ pub const GROUP: &str = "fanotify";
 /// How the names of marked files begin.
 pub const BLOB: &str = "blob-";
 
-/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue, see [`slots`](super::shares). The kernel denies
-/// an event for which there is no descriptor, so there must always be some left for blobs and connections.
+/// One event of this many descriptors may wait at a time, the others stay in the kernel's queue,
+/// see [`slots`](super::shares). The kernel denies an event for which there is no descriptor, so
+/// there must always be some left for blobs and connections.
 const SHARE: u32 = 4;
 
 /// The most events of an earlier process that this one answers.
@@ -98,8 +100,8 @@ impl From<SessionError> for io::Error {
 
 /// The fanotify groups of a process, and the blobs that are marked in them.
 ///
-/// When a session is dropped the kernel lets everybody through who waits, so every mount has to be gone before.
-/// A [`Watch`] keeps its session alive for that reason.
+/// When a session is dropped the kernel lets everybody through who waits, so every mount has to be
+/// gone before. A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
     groups: Arc<Groups>,
     /// For events that were read and wait for data.
@@ -143,8 +145,8 @@ pub(super) struct Watched {
 /// A mark on a file.
 struct Mark {
     channel: Arc<Channel>,
-    /// The keeper holds the file as long as it is marked, since a file that is opened under a mark raises events for
-    /// its own user.
+    /// The keeper holds the file as long as it is marked, since a file that is opened under a mark
+    /// raises events for its own user.
     _held: KeptDescriptor,
 }
 
@@ -159,8 +161,9 @@ impl Session {
         Self::new(link, group, journal, false)
     }
 
-    /// Goes on for a process that died. Nobody is answered before [`Session::listen`], after every file was watched
-    /// again that has a mount. Events of which nothing is known are denied here, see [`Journal`].
+    /// Goes on for a process that died. Nobody is answered before [`Session::listen`], after every
+    /// file was watched again that has a mount. Events of which nothing is known are denied here,
+    /// see [`Journal`].
     ///
     /// # Panics
     /// Outside a tokio runtime: events are handled there.
@@ -200,15 +203,15 @@ impl Session {
         }))
     }
 
-    /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for them is given up, and what they
-    /// need they ask for again.
+    /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for
+    /// them is given up, and what they need they ask for again.
     pub fn deny_queued(&self) {
         let readers = self.groups.deny_queued(self.slots.limit());
         tracing::warn!(readers, "turned away");
     }
 
-    /// Starts the thread, and answers what an earlier process left. The result ends when that is done, and must not be
-    /// dropped before.
+    /// Starts the thread, and answers what an earlier process left. The result ends when that is
+    /// done, and must not be dropped before.
     pub fn listen(
         self: &Arc<Self>,
         left: Vec<Unanswered>,
@@ -233,8 +236,8 @@ impl Session {
         Ok(async { drop(answers.join_all().await) })
     }
 
-    /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO then, and no holes. If
-    /// it is marked, the kernel asks before it does so.
+    /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO
+    /// then, and no holes. If it is marked, the kernel asks before it does so.
     pub fn cut_off(&self, path: &Path) {
         let cut = || {
             let file = File::options().write(true).open(path)?;
@@ -253,8 +256,8 @@ impl Session {
         }
     }
 
-    /// Takes the marks away of an earlier process that no mount needs. `files` are those that nobody has opened,
-    /// `open` may be marked as well.
+    /// Takes the marks away of an earlier process that no mount needs. `files` are those that
+    /// nobody has opened, `open` may be marked as well.
     pub fn forget_others(&self, files: &[File], open: &[Arc<CachedBlob>]) {
         let unused: Vec<_> = {
             let mut all = self.lock();
@@ -284,7 +287,8 @@ impl Session {
         }
     }
 
-    /// Asks for events on the blob's file, for the image with this manifest. To be called before the file is mounted.
+    /// Asks for events on the blob's file, for the image with this manifest. To be called before
+    /// the file is mounted.
     pub fn watch(
         self: &Arc<Self>,
         blob: Arc<CachedBlob>,
@@ -359,7 +363,8 @@ impl Session {
         Ok(())
     }
 
-    /// Has the files that are marked in a group, which has many readers, marked in another one of the same image.
+    /// Has the files that are marked in a group, which has many readers, marked in another one of
+    /// the same image.
     pub(super) fn spread(&self, channel: &Arc<Channel>) -> io::Result<()> {
         let mut all = self.lock();
         let is_here = |watched: &Watched| {
@@ -404,7 +409,8 @@ impl Session {
         self.runtime.spawn(wait).abort_handle()
     }
 
-    /// Removes a mark that is not needed any more: from then on the kernel reads the file without us.
+    /// Removes a mark that is not needed any more: from then on the kernel reads the file without
+    /// us.
     pub(super) fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
         let Some(watched) = all.get_mut(&id) else { return };
         // Before anybody is answered no mark goes: who gave up here may not have cut the file yet.
@@ -462,7 +468,8 @@ impl Session {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops `pending`, which denies.
+    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops
+    /// `pending`, which denies.
     pub(super) fn receive(
         &self,
         channel: &Channel,
@@ -512,7 +519,8 @@ impl Session {
         Miss { pending, blob, range, thread, account, is_in_common: false }.unless_ready()
     }
 
-    /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is returned.
+    /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is
+    /// returned.
     pub(super) fn slot(&self, miss: Miss) -> Option<Miss> {
         match self.admit(&miss) {
             Admission::Slot(slot) => {

@@ -1,8 +1,8 @@
 //! Which readers may wait when not all of them can.
 //!
-//! Each event that waits for data holds a descriptor, and the kernel denies an event for which there is none. So a
-//! process lets some number of events wait, its slots, and leaves the others in the kernel's queues. Images share the
-//! slots out:
+//! Each event that waits for data holds a descriptor, and the kernel denies an event for which
+//! there is none. So a process lets some number of events wait, its slots, and leaves the others in
+//! the kernel's queues. Images share the slots out:
 //!
 //! ```text
 //! the image has less than its share   it waits in a slot; if none is free, an image that is stuck loses its oldest one
@@ -12,8 +12,9 @@
 //!                                     denied (EIO)
 //! ```
 //!
-//! The share is the slots divided by the images that have any, and seven eighths for a single one. An image is stuck when as many of its events as its share
-//! have waited for [`STUCK`]. A single image, and images whose data arrives, are never denied anything.
+//! The share is the slots divided by the images that have any, and seven eighths for a single one.
+//! An image is stuck when as many of its events as its share have waited for [`STUCK`]. A single
+//! image, and images whose data arrives, are never denied anything.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,8 +26,8 @@ use tokio::task::AbortHandle;
 
 use crate::cache::Account;
 
-/// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine, and well below the
-/// deadline of a read.
+/// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine,
+/// and well below the deadline of a read.
 const STUCK: Duration = Duration::from_secs(5);
 
 /// One slot of this many is kept for images with less than their share.
@@ -83,7 +84,8 @@ impl Slots {
         self.limit
     }
 
-    /// Asks for a slot for an event that an earlier process has read: it cannot be left in the kernel's queue.
+    /// Asks for a slot for an event that an earlier process has read: it cannot be left in the
+    /// kernel's queue.
     pub(super) fn admit_left(self: &Arc<Self>, account: Account, now: Instant) -> Admission {
         let mut table = self.lock();
         match table.is_closed || table.taken >= self.limit {
@@ -128,8 +130,8 @@ impl Slots {
         Slot { slots: self.clone(), account, number }
     }
 
-    /// Denies everything from now on. At the end of a daemon readers get errors in any case, and an event that waits
-    /// for a slot would hold up what the kernel asks when files are cut.
+    /// Denies everything from now on. At the end of a daemon readers get errors in any case, and an
+    /// event that waits for a slot would hold up what the kernel asks when files are cut.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
     }
@@ -146,7 +148,8 @@ impl Table {
         last.is_some_and(|last| now.duration_since(last.since) >= STUCK)
     }
 
-    /// Takes the oldest slot from the account that has most, of those that are stuck with more than their share.
+    /// Takes the oldest slot from the account that has most, of those that are stuck with more than
+    /// their share.
     fn take_from_stuck(&mut self, share: usize, now: Instant) -> bool {
         let is_stuck = |account: &Account| self.is_stuck(account, share, now);
         let above = self.accounts.iter().filter(|(_, slots)| slots.len() > share);
@@ -284,7 +287,8 @@ mod tests {
         let _old = wait(&slots, HOG, began, 3);
         let _young = wait(&slots, HOG, began + STUCK, 4);
         let _reserve = wait(&slots, THIRD, began + STUCK, 1);
-        // Its share would be two, and the image has had two for long, but they are not above the share.
+        // Its share would be two, and the image has had two for long, but they are not above the
+        // share.
         let admission = admit(&slots, OTHER, began + STUCK / 2, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }

@@ -14,8 +14,8 @@ use lazuli_image::Digest;
 use super::{journal::FileId, session::Session};
 use crate::cache::{CachedBlob, Owner};
 
-/// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any more, and
-/// not before: the kernel would let readers see the holes.
+/// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any
+/// more, and not before: the kernel would let readers see the holes.
 #[derive(Debug)]
 #[must_use = "without it the blob's readers see holes"]
 pub struct Watch {
@@ -29,7 +29,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// To be called when the file is mounted: from then on the mark may go as soon as the blob is complete.
+    /// To be called when the file is mounted: from then on the mark may go as soon as the blob is
+    /// complete.
     pub fn mounted(&mut self) {
         if mem::take(&mut self.mounting) {
             let mut all = self.session.lock();
@@ -45,8 +46,8 @@ impl Watch {
         self.blob.file().as_fd()
     }
 
-    /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends they
-    /// still have to be answered, so that none of them slips through before the file is cut.
+    /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends
+    /// they still have to be answered, so that none of them slips through before the file is cut.
     pub fn cut_off(self) {
         self.session.slots.close();
         if let Err(error) = self.blob.cut_off() {

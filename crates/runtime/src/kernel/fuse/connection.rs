@@ -21,8 +21,8 @@ use super::{
     thread_pool::{Leave, MINIMUM, THREADS},
 };
 
-/// Bytes of the largest reply: 1 MiB of data, the most the kernel ever asks for, and a page for its header. Pages of
-/// a buffer that no request fills take no memory.
+/// Bytes of the largest reply: 1 MiB of data, the most the kernel ever asks for, and a page for its
+/// header. Pages of a buffer that no request fills take no memory.
 pub(in crate::kernel) const BUFFER: usize = (1 << 20) + 4096;
 
 /// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
@@ -30,8 +30,9 @@ const IDLE_THREADS: usize = 4;
 
 /// What answers the requests of a connection.
 pub(in crate::kernel) trait Answer: Send + Sync + 'static {
-    /// Answers the request in `slot`, whatever goes wrong: its reader waits. `reply` is room for the answer. Returns the slot,
-    /// unless the answer comes later; whatever has the slot then gives it back with [`Connection::answered`].
+    /// Answers the request in `slot`, whatever goes wrong: its reader waits. `reply` is room for
+    /// the answer. Returns the slot, unless the answer comes later; whatever has the slot then
+    /// gives it back with [`Connection::answered`].
     fn answer(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -147,7 +148,8 @@ impl Connection {
     /// Sends an answer: `struct fuse_out_header` (length, error, request number), and `body`.
     ///
     /// # Errors
-    /// The kernel does not take it: the reader was killed, the request has an answer already, or the mount is going away.
+    /// The kernel does not take it: the reader was killed, the request has an answer already, or
+    /// the mount is going away.
     pub(in crate::kernel) fn reply(&self, request: u64, body: &[u8]) -> io::Result<()> {
         let head = head(request, 0, body.len());
         rustix::io::writev(&self.device, &[IoSlice::new(&head), IoSlice::new(body)])?;
@@ -183,8 +185,9 @@ impl Connection {
         }
     }
 
-    /// Counts a waiting thread as busy. What another one needs if there is to be one, so that one always waits; there are no more
-    /// threads than slots, and of an image none above [`MINIMUM`] without leave.
+    /// Counts a waiting thread as busy. What another one needs if there is to be one, so that one
+    /// always waits; there are no more threads than slots, and of an image none above [`MINIMUM`]
+    /// without leave.
     fn start_request(&self) -> Option<(Slot, Option<Leave>)> {
         let mut threads = self.threads();
         threads.idle -= 1;
@@ -200,8 +203,9 @@ impl Connection {
         Some((self.journal.take()?, leave))
     }
 
-    /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once: threads that only meant to go
-    /// would be taken for waiting ones by others, who would go, too, until nobody is left.
+    /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once:
+    /// threads that only meant to go would be taken for waiting ones by others, who would go, too,
+    /// until nobody is left.
     fn end_request(&self) -> bool {
         let mut threads = self.threads();
         if threads.idle < IDLE_THREADS {
@@ -223,7 +227,8 @@ fn head(request: u64, error: i32, body: usize) -> [u8; 16] {
     head
 }
 
-/// Starts one more thread that answers requests: first the one in its slot, if there is one. It has `leave` as long as it lives.
+/// Starts one more thread that answers requests: first the one in its slot, if there is one. It has
+/// `leave` as long as it lives.
 fn spawn<A: Answer>(
     connection: &Arc<Connection>,
     answers: &Arc<A>,

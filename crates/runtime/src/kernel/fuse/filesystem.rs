@@ -26,16 +26,16 @@ use lazuli_image::{
 use rustix::io::Errno;
 use tracing::{error, warn};
 
-/// How long the kernel may keep names and attributes, absent names included. The image never changes
-/// under a mount, so this only has to be longer than any mount lives.
+/// How long the kernel may keep names and attributes, absent names included. The image never
+/// changes under a mount, so this only has to be longer than any mount lives.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Decoded blobs, wherever their bytes come from.
 ///
 /// Blocks the calling thread. Blobs are those of the bootstrap's blob table.
 pub trait BlobReader: Send + Sync {
-    /// Returns when every byte of `range` is in [`BlobReader::file`] and checked. An error that is not
-    /// of the operating system reaches the reader as EIO.
+    /// Returns when every byte of `range` is in [`BlobReader::file`] and checked. An error that is
+    /// not of the operating system reaches the reader as EIO.
     fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()>;
 
     /// The file with the decoded bytes of `blob` at their decoded addresses.
@@ -49,7 +49,8 @@ pub struct ImageFilesystem<B, R> {
     blobs: R,
     /// Set when every inode has been looked at.
     names: Arc<OnceLock<Names>>,
-    /// Whether the kernel asks for ACLs to check them also if there are none. It must not get an error then.
+    /// Whether the kernel asks for ACLs to check them also if there are none. It must not get an
+    /// error then.
     acls_checked: bool,
 }
 
@@ -62,8 +63,8 @@ where
         bootstrap.read_dir(bootstrap.root(), 0)?;
         let names = Arc::<OnceLock<_>>::default();
         let (image, found) = (bootstrap.clone(), names.clone());
-        // Takes more than half a microsecond per file. The format has a flag for this, but images without the flag may
-        // have attributes.
+        // Takes more than half a microsecond per file. The format has a flag for this, but images
+        // without the flag may have attributes.
         let search = move || drop(found.set(Names::of(&image)));
         if let Err(error) = thread::Builder::new().name("fuse-xattrs".to_owned()).spawn(search) {
             warn!("the kernel will ask for attributes that do not exist: {error}");
@@ -138,7 +139,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         })
     }
 
-    /// The longest piece of the file from `offset` on that is contiguous in one blob, cut to `limit` bytes.
+    /// The longest piece of the file from `offset` on that is contiguous in one blob, cut to
+    /// `limit` bytes.
     fn piece(&self, file: Nid, offset: u64, limit: u64) -> Result<Option<Extent>, FormatError> {
         let Some(mut piece) = self.bootstrap.extent(file, offset)? else { return Ok(None) };
         while piece.len < limit {
@@ -157,13 +159,15 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
 
     fn copy(&self, piece: Extent, writer: &mut dyn ZeroCopyWriter) -> io::Result<()> {
         self.blobs.ensure(piece.blob, piece.start..Decoded(piece.start.0 + piece.len))?;
-        // The writer wants a file of its own. To duplicate the descriptor costs less than a microsecond
-        // and, other than a lock around the file, makes no reader wait for another one's disk.
+        // The writer wants a file of its own. To duplicate the descriptor costs less than a
+        // microsecond and, other than a lock around the file, makes no reader wait for another
+        // one's disk.
         let mut file = self.blobs.file(piece.blob)?.try_clone()?;
         writer.write_all_from(&mut file, piece.len as usize, piece.start.0)
     }
 
-    /// The name of `file` for a log line: found by a walk through the image, since requests do not carry it.
+    /// The name of `file` for a log line: found by a walk through the image, since requests do not
+    /// carry it.
     fn path(&self, file: Nid) -> String {
         let found = walk(&self.bootstrap, String::new(), |parent, entry| {
             let path = format!("{parent}/{}", entry.name.escape_ascii());
@@ -173,8 +177,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     }
 }
 
-/// The extended attributes of an image that mean something to the system, by name: ACLs, labels, capabilities. `None`
-/// when they are not known. Others are only counted.
+/// The extended attributes of an image that mean something to the system, by name: ACLs, labels,
+/// capabilities. `None` when they are not known. Others are only counted.
 #[derive(Debug, Default)]
 struct Names {
     system: Option<BTreeSet<Vec<u8>>>,
@@ -231,8 +235,8 @@ fn is_system(name: &[u8]) -> bool {
 
 const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory it gets
-/// again with each name in that directory. Skips what is damaged.
+/// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory
+/// it gets again with each name in that directory. Skips what is damaged.
 fn walk<B: AsRef<[u8]>, T, R>(
     bootstrap: &Bootstrap<B>,
     root: T,
@@ -287,11 +291,12 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
     type Handle = u64;
 
     fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
-        // open and opendir are answered with ENOSYS: with these two the kernel then stops asking and
-        // keeps data and listings cached, as if each open had said so.
+        // open and opendir are answered with ENOSYS: with these two the kernel then stops asking
+        // and keeps data and listings cached, as if each open had said so.
         let no_open = FsOptions::ZERO_MESSAGE_OPEN | FsOptions::ZERO_MESSAGE_OPENDIR;
         let cache = FsOptions::CACHE_SYMLINKS | FsOptions::EXPLICIT_INVAL_DATA;
-        // Reads of up to 1 MiB, several at once for one file; look-ups in one directory in parallel.
+        // Reads of up to 1 MiB, several at once for one file; look-ups in one directory in
+        // parallel.
         let parallel = FsOptions::ASYNC_READ | FsOptions::PARALLEL_DIROPS | FsOptions::MAX_PAGES;
         let wanted = no_open | cache | parallel | FsOptions::DO_READDIRPLUS;
         // Permission checks look at ACLs, which makes a request of each file.
@@ -421,7 +426,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         capacity: u32,
     ) -> io::Result<GetxattrReply> {
         if self.has_no_xattrs() {
-            // The kernel does not ask again, for any file: ls does twice for each, and every execve once.
+            // The kernel does not ask again, for any file: ls does twice for each, and every execve
+            // once.
             return Err(Errno::NOSYS.into());
         }
         let attributes = self.xattrs(node)?;
@@ -437,7 +443,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
     }
 
     fn listxattr(&self, context: &Context, node: u64, capacity: u32) -> io::Result<ListxattrReply> {
-        // An empty list, as of any file system: programs would see the error that keeps the kernel from asking.
+        // An empty list, as of any file system: programs would see the error that keeps the kernel
+        // from asking.
         let attributes = if self.has_no_xattrs() { Vec::new() } else { self.xattrs(node)? };
         let mut names = Vec::new();
         for (name, _) in attributes {

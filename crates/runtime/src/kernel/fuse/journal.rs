@@ -1,17 +1,19 @@
 //! Requests that were read and not answered, in memory that outlives the process.
 //!
-//! The kernel sends a request once. When the process that read it dies, the reader who caused it waits until the
-//! kernel gets an answer over the same connection, which the keeper holds, from whoever gives it. So every thread reads requests
-//! into a slot of memory that the keeper holds as well:
+//! The kernel sends a request once. When the process that read it dies, the reader who caused it
+//! waits until the kernel gets an answer over the same connection, which the keeper holds, from
+//! whoever gives it. So every thread reads requests into a slot of memory that the keeper holds as
+//! well:
 //!
 //! ```text
 //! empty the slot ─▶ read into it ─▶ ensure … ─▶ answer ─▶ empty the slot
 //! ```
 //!
-//! `read` does all of its work in the kernel: either the request is still in the kernel's queue, or all of it is in the slot.
-//! There is no instant at which a process that dies takes a request with it. A successor answers what is in the slots, and
-//! reads on. A process that dies between the answer and the emptying leaves a request that is answered twice: the kernel
-//! refuses the second answer, since it gives each number to one request only.
+//! `read` does all of its work in the kernel: either the request is still in the kernel's queue, or
+//! all of it is in the slot. There is no instant at which a process that dies takes a request with
+//! it. A successor answers what is in the slots, and reads on. A process that dies between the
+//! answer and the emptying leaves a request that is answered twice: the kernel refuses the second
+//! answer, since it gives each number to one request only.
 
 use std::{
     io,
@@ -23,8 +25,8 @@ use std::{
 use lazuli_sys::shared::Shared;
 use tracing::debug;
 
-/// How many requests a journal holds, and how long they may be. A driver never changes its own: the next version has to find
-/// the slots of this one.
+/// How many requests a journal holds, and how long they may be. A driver never changes its own: the
+/// next version has to find the slots of this one.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernel) struct Shape {
     /// Requests that can be under way at once.
@@ -40,7 +42,8 @@ impl Shape {
     }
 }
 
-/// Where the number of the request is in its slot: after 4 bytes of length and 4 of opcode, see `struct fuse_in_header`.
+/// Where the number of the request is in its slot: after 4 bytes of length and 4 of opcode, see
+/// `struct fuse_in_header`.
 const UNIQUE: usize = 1;
 
 /// See the module.
@@ -82,8 +85,9 @@ impl Journal {
     }
 
     fn new(memory: Shared, shape: Shape) -> Arc<Self> {
-        // The kernel does not bring a page back from the disk for a process that is being killed: it would fail the
-        // request. Where this is refused that is a matter of microseconds, on a machine that swaps.
+        // The kernel does not bring a page back from the disk for a process that is being killed:
+        // it would fail the request. Where this is refused that is a matter of microseconds, on a
+        // machine that swaps.
         if let Err(error) = memory.lock() {
             debug!("the journal may be swapped out: {error}");
         }
@@ -124,7 +128,8 @@ impl AsFd for Journal {
     }
 }
 
-/// Room for one request. One that still has a request when it is dropped stays taken, for the next process.
+/// Room for one request. One that still has a request when it is dropped stays taken, for the next
+/// process.
 #[derive(Debug)]
 pub(in crate::kernel) struct Slot {
     journal: Arc<Journal>,
@@ -154,8 +159,9 @@ impl Slot {
         std::mem::take(&mut self.is_left)
     }
 
-    /// Waits for a request, and returns its length. `rest` gets what is longer than a slot: the kernel
-    /// insists on room for the longest request, written data included, before it gives out any.
+    /// Waits for a request, and returns its length. `rest` gets what is longer than a slot: the
+    /// kernel insists on room for the longest request, written data included, before it gives out
+    /// any.
     pub(in crate::kernel) fn read(
         &self,
         device: BorrowedFd<'_>,

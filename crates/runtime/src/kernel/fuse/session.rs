@@ -40,10 +40,10 @@ use crate::{
     kernel::mount::{self, Suid},
 };
 
-/// Threads of one session that read requests. A read of missing data holds its thread until the data is there, so this is
-/// how many reads can wait at once before other requests wait for them; one that waits costs some 50 KiB. Of what is sent for
-/// a file system that cannot be written to, only the kernel's list of forgotten nodes is longer than a slot, which needs no
-/// answer.
+/// Threads of one session that read requests. A read of missing data holds its thread until the
+/// data is there, so this is how many reads can wait at once before other requests wait for them;
+/// one that waits costs some 50 KiB. Of what is sent for a file system that cannot be written to,
+/// only the kernel's list of forgotten nodes is longer than a slot, which needs no answer.
 pub(super) const SHAPE: Shape = Shape { slots: 256, size: 8192 };
 
 /// The file system type in the mount table: `fuse.` and `SUBTYPE`.
@@ -59,8 +59,8 @@ fn connection_name(key: &str) -> String {
     format!("{HELD}{key}")
 }
 
-/// The keeper's name for the journal of a connection. The keeper has it before the connection: a connection without a
-/// journal is one of a version that had none.
+/// The keeper's name for the journal of a connection. The keeper has it before the connection: a
+/// connection without a journal is one of a version that had none.
 fn journal_name(key: &str) -> String {
     format!("{HELD}journal-{key}")
 }
@@ -118,7 +118,8 @@ pub enum FuseError {
     },
 }
 
-/// A mounted file system. Dropping it detaches the mount: open files stay readable until they are closed.
+/// A mounted file system. Dropping it detaches the mount: open files stay readable until they are
+/// closed.
 #[derive(Debug)]
 pub struct Session {
     connection: Arc<Connection>,
@@ -137,7 +138,8 @@ pub struct MountTarget<'a> {
     pub key: &'a str,
     /// The manifest of the image, which is charged for threads.
     pub image: Digest,
-    /// Whether there is a mount whose connection is closed, which a new one is to take the place of.
+    /// Whether there is a mount whose connection is closed, which a new one is to take the place
+    /// of.
     pub is_dead: bool,
 }
 
@@ -165,9 +167,9 @@ impl Left {
 }
 
 impl Session {
-    /// Mounts `filesystem` and serves it. `source` is shown in the mount table. Device nodes in it do not open.
-    /// Needs no privileges where `fusermount3` is installed; without them the mount is for this user
-    /// only, and set-user-id bits in it have no effect.
+    /// Mounts `filesystem` and serves it. `source` is shown in the mount table. Device nodes in it
+    /// do not open. Needs no privileges where `fusermount3` is installed; without them the mount is
+    /// for this user only, and set-user-id bits in it have no effect.
     pub fn mount<F>(
         filesystem: F,
         place: MountTarget<'_>,
@@ -180,8 +182,8 @@ impl Session {
     {
         let mountpoint = place.mountpoint;
         let device = File::options().read(true).write(true).open("/dev/fuse");
-        // The keeper has everything before there is a mount: one that this process did not get to serve is
-        // served by the next.
+        // The keeper has everything before there is a mount: one that this process did not get to
+        // serve is served by the next.
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, place, link);
         let device = session.connection.device();
         let mounted = match place.is_dead {
@@ -207,14 +209,16 @@ impl Session {
         Ok(session)
     }
 
-    /// Serves a mount again whose process is gone, over its connection: answers what that process had read and not
-    /// answered, and reads on. Needs no negotiation: what the kernel remembers of the old process (which requests it
-    /// need not send, node numbers) follows from the image. No other process may read the connection any more.
+    /// Serves a mount again whose process is gone, over its connection: answers what that process
+    /// had read and not answered, and reads on. Needs no negotiation: what the kernel remembers of
+    /// the old process (which requests it need not send, node numbers) follows from the image. No
+    /// other process may read the connection any more.
     ///
     /// # Errors
-    /// [`FuseError::Resume`] when there is no journal of what the old process had read, and the kernel (before Linux 6.9)
-    /// cannot send it again. [`FuseError::Thread`] when there are too few threads: the keeper still has everything, and the next
-    /// process can try. The mount is left as it is.
+    /// [`FuseError::Resume`] when there is no journal of what the old process had read, and the
+    /// kernel (before Linux 6.9) cannot send it again. [`FuseError::Thread`] when there are too few
+    /// threads: the keeper still has everything, and the next process can try. The mount is left as
+    /// it is.
     pub fn resume<F>(
         filesystem: F,
         left: Left,
@@ -230,7 +234,8 @@ impl Session {
         let (journal, left) = match left.journal {
             Some(journal) => Journal::open(journal, SHAPE).map_err(refused)?,
             None => {
-                // Before the keeper has the journal: a successor takes from it that nothing else is missing.
+                // Before the keeper has the journal: a successor takes from it that nothing else is
+                // missing.
                 resend(device.as_fd()).map_err(refused)?;
                 (Journal::create(SHAPE).map_err(refused)?, Vec::new())
             }
@@ -283,14 +288,14 @@ impl Session {
         self.connection.requests()
     }
 
-    /// Removes the mount. Errors when a process uses it. Another mount namespace may keep the connection
-    /// alive, which is served on then.
+    /// Removes the mount. Errors when a process uses it. Another mount namespace may keep the
+    /// connection alive, which is served on then.
     pub fn unmount(&self) -> Result<(), FuseError> {
         self.remove(false)
     }
 
-    /// Takes the mount out of the tree. Who has files open in it keeps them, and is served as long as
-    /// this process lives.
+    /// Takes the mount out of the tree. Who has files open in it keeps them, and is served as long
+    /// as this process lives.
     pub fn detach(&self) -> Result<(), FuseError> {
         self.remove(true)
     }
@@ -302,8 +307,8 @@ impl Session {
 
     fn remove(&self, lazily: bool) -> Result<(), FuseError> {
         let mountpoint = &self.mountpoint;
-        // Somebody else may have unmounted it: what is there now is then not ours to unmount. The number
-        // is not given to another file system as long as this one lives, and we serve it.
+        // Somebody else may have unmounted it: what is there now is then not ours to unmount. The
+        // number is not given to another file system as long as this one lives, and we serve it.
         if self.connection.has_ended()
             || self.device.is_none()
             || mount::device(mountpoint).ok() != self.device
@@ -321,8 +326,9 @@ impl Session {
     }
 }
 
-/// Has the kernel send everything again that was read from the connection and not answered. The message is a
-/// `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`, which Linux 6.9 and later know.
+/// Has the kernel send everything again that was read from the connection and not answered. The
+/// message is a `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`, which
+/// Linux 6.9 and later know.
 fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     const FUSE_NOTIFY_RESEND: i32 = 7;
     let mut message = [0; 16];
@@ -332,8 +338,8 @@ fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this kernel can send requests again, see [`Session::resume`]. Tries it on a mount that nobody sees, for which it
-/// needs root.
+/// Whether this kernel can send requests again, see [`Session::resume`]. Tries it on a mount that
+/// nobody sees, for which it needs root.
 pub fn can_resend() -> io::Result<bool> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
     let context = create_filesystem(&device, "trial", SUBTYPE)?;
@@ -435,8 +441,8 @@ pub(in crate::kernel) fn create_filesystem(
     Ok(context)
 }
 
-/// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so that no
-/// other process that is started meanwhile inherits it.
+/// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so
+/// that no other process that is started meanwhile inherits it.
 fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
     let refused =
         |reason: String| FuseError::Helper { mountpoint: mountpoint.to_path_buf(), reason };
@@ -491,8 +497,9 @@ fn unmount_with_helper(mountpoint: &Path, lazily: bool) -> io::Result<()> {
 /// An image as the crate serves it.
 struct ImageServer<F: FileSystem + Sync>(Server<F>);
 
-/// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, of which the last may be cut short here. Node numbers follow
-/// from the image, and whoever is interrupted waits for the answer all the same.
+/// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, of which the last may be cut short
+/// here. Node numbers follow from the image, and whoever is interrupted waits for the answer all
+/// the same.
 pub(in crate::kernel) const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
 
 impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
@@ -508,7 +515,8 @@ impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
 }
 
 impl<F: FileSystem + Send + Sync> ImageServer<F> {
-    /// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits for it.
+    /// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits
+    /// for it.
     fn handle(&self, connection: &Connection, request: &mut [u8], reply: &mut [u8]) {
         // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
         let Some((header, _)) = request.split_first_chunk::<16>() else { return };

@@ -340,8 +340,8 @@ fn mounts_without_root() {
         return;
     }
     if rustix::process::geteuid().is_root() {
-        // That user may not be able to reach where the test program is. Without udev, /dev/fuse may be
-        // for root only.
+        // That user may not be able to reach where the test program is. Without udev, /dev/fuse may
+        // be for root only.
         let public = source_with(&[]);
         fs::copy(std::env::current_exe().unwrap(), public.path().join("test")).unwrap();
         let script = "mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse && \

@@ -1,7 +1,8 @@
 //! How many threads the mounts of a process may have, shared out by image.
 //!
-//! A read of missing data holds its thread until the data is there. An image whose registry hangs, with many mounts and many
-//! readers, takes a thread for each of them, and a machine, a control group or a pod has a limit for threads.
+//! A read of missing data holds its thread until the data is there. An image whose registry hangs,
+//! with many mounts and many readers, takes a thread for each of them, and a machine, a control
+//! group or a pod has a limit for threads.
 //!
 //! ```text
 //! the mount has less than MINIMUM threads     one more
@@ -16,7 +17,8 @@ use std::{
 
 use lazuli_image::Digest;
 
-/// Threads that each mount may have in any case: enough for look-ups and hits while some reads wait.
+/// Threads that each mount may have in any case: enough for look-ups and hits while some reads
+/// wait.
 pub(super) const MINIMUM: usize = 8;
 
 /// Threads of all mounts above that. One costs some 50 KiB.

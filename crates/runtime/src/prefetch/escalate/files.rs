@@ -98,8 +98,8 @@ struct Walk<'a, B, P> {
 }
 
 impl Files {
-    /// Looks at every name of an image once, up to a limit. `position` is where a blob has the chunk with a number. What is damaged is
-    /// not there.
+    /// Looks at every name of an image once, up to a limit. `position` is where a blob has the
+    /// chunk with a number. What is damaged is not there.
     pub(super) fn of<B: AsRef<[u8]>>(
         bootstrap: &Bootstrap<B>,
         position: impl Fn(usize, u32) -> Option<usize>,
@@ -215,7 +215,8 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
     }
 }
 
-/// What a name says of the kind of its file: what is after the last dot, or that it is a library of some version.
+/// What a name says of the kind of its file: what is after the last dot, or that it is a library of
+/// some version.
 fn ending(name: &[u8]) -> &[u8] {
     const LIBRARY: &[u8] = b".so";
     let is_library = |at: &usize| {

@@ -22,7 +22,8 @@ pub(super) struct News {
     pub(super) missed: Vec<ChunkAt>,
 }
 
-/// Hears what readers of an image ask for. Each chunk is told once, so this is bounded by the image's chunks.
+/// Hears what readers of an image ask for. Each chunk is told once, so this is bounded by the
+/// image's chunks.
 pub(crate) struct Heard {
     shared: Arc<Shared>,
     /// Kept alive for the blobs, which tell them.

@@ -7,10 +7,11 @@
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
 //! ```
 //!
-//! A miss costs a round trip, in which the link carries what fills it once. Each one buys twice that near the misses, and four
-//! times when the whole image is in scope: while a start goes on missing, the link is busy, and soon after misses stop, so does
-//! this. What is bought and not read costs bytes only, up to
-//! [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a start.
+//! A miss costs a round trip, in which the link carries what fills it once. Each one buys twice
+//! that near the misses, and four times when the whole image is in scope: while a start goes on
+//! missing, the link is busy, and soon after misses stop, so does this. What is bought and not read
+//! costs bytes only, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a
+//! start.
 
 mod files;
 mod heard;
@@ -41,18 +42,20 @@ use crate::cache::CachedBlob;
 /// How long an order of files holds, whatever is read meanwhile. Ordering 50,000 files takes 4 ms.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Less is in flight at first than of what a start surely reads: readers wait behind it for something else, and a start with few
-/// misses, or at a registry nearby, should cost few bytes.
+/// Less is in flight at first than of what a start surely reads: readers wait behind it for
+/// something else, and a start with few misses, or at a registry nearby, should cost few bytes.
 const LEAST: u64 = 256 << 10;
 
 /// What a miss buys, as a multiple of what fills the link.
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
-/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms. On a busy machine more may be in flight for no gain.
+/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms. On a busy machine more
+/// may be in flight for no gain.
 const FULL: u64 = 4 << 20;
 
-/// How long one start keeps the others waiting: more than what fills the link twice takes with a registry that answers.
+/// How long one start keeps the others waiting: more than what fills the link twice takes with a
+/// registry that answers.
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// What all escalating starts of a node share: one of them has its bytes in flight at a time.
@@ -97,8 +100,9 @@ impl Escalation {
     }
 }
 
-/// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is not served any more, or a server
-/// has enough to do. Not when the start is over: nothing tells that here.
+/// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is
+/// not served any more, or a server has enough to do. Not when the start is over: nothing tells
+/// that here.
 pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Image) {
     let escalation = &prefetcher.escalation;
     let left = prefetcher.settings.escalate_bytes;

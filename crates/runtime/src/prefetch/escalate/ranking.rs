@@ -1,7 +1,8 @@
 //! Which files a start most likely reads next.
 //!
-//! A file is as likely as others of its kind in its directory were so far; where these say little, as those of its package,
-//! and then as those of its kind in the whole image. So what a start has read decides, and no table of names.
+//! A file is as likely as others of its kind in its directory were so far; where these say little,
+//! as those of its package, and then as those of its kind in the whole image. So what a start has
+//! read decides, and no table of names.
 
 use super::{
     super::ahead::ChunkAt,
@@ -14,16 +15,18 @@ const UNSEEN: f32 = 0.002;
 /// How likely the rest of a file is, part of which was read.
 const BEGUN: f32 = 0.5;
 
-/// Files of a directory, of a package and of a kind that weigh as much as what is known from farther away.
+/// Files of a directory, of a package and of a kind that weigh as much as what is known from
+/// farther away.
 const DIRECTORY_WEIGHT: f32 = 1.0;
 const PACKAGE_WEIGHT: f32 = 2.0;
 const KIND_WEIGHT: f32 = 8.0;
 
-/// Bytes that one file more costs: half of what is in flight at 100 Mbit/s and 10 ms. Among files of this size and less, the
-/// likeliest comes first; bigger ones have to be likelier.
+/// Bytes that one file more costs: half of what is in flight at 100 Mbit/s and 10 ms. Among files
+/// of this size and less, the likeliest comes first; bigger ones have to be likelier.
 const FILE_COST: f32 = 65536.0;
 
-/// Misses that a scope did not foresee, after which the next one is tried. The first miss of all is one.
+/// Misses that a scope did not foresee, after which the next one is tried. The first miss of all is
+/// one.
 const STRAYS: u32 = 2;
 
 /// Where files are looked for. Each step needs misses that the one before did not foresee.
@@ -158,8 +161,8 @@ impl Ranking {
         self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
     }
 
-    /// The files in scope, likeliest first for what they cost. Those about as likely are in the order in which they are stored,
-    /// from the last miss on, so that many of them are one request.
+    /// The files in scope, likeliest first for what they cost. Those about as likely are in the
+    /// order in which they are stored, from the last miss on, so that many of them are one request.
     pub(super) fn order(&self) -> Vec<u32> {
         let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));
         let ranked = in_scope.map(|(at, file)| {
@@ -174,8 +177,8 @@ impl Ranking {
         ranked.into_iter().map(|(_, _, at)| at).collect()
     }
 
-    /// How far a file is from the last miss: in blobs, and in chunks. Programs read on rather than back, so what follows is twice
-    /// as near as what comes before.
+    /// How far a file is from the last miss: in blobs, and in chunks. Programs read on rather than
+    /// back, so what follows is twice as near as what comes before.
     fn distance(&self, file: &File) -> (usize, usize) {
         let (blob, chunk) = self.files.places(file).first().copied().unwrap_or_default();
         let (last_blob, last) = self.last_miss;

@@ -85,7 +85,8 @@ pub(super) fn is_shell(program: &[u8]) -> bool {
     is_one_of(&SHELLS, program)
 }
 
-/// Whether a shell takes the word after this one as its script: `-c`, also together with other options.
+/// Whether a shell takes the word after this one as its script: `-c`, also together with other
+/// options.
 pub(super) fn is_text_option(word: &[u8]) -> bool {
     word.starts_with(b"-") && !word.starts_with(b"--") && word.ends_with(b"c")
 }
@@ -109,7 +110,8 @@ pub(super) fn modules(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
     words.filter(|word| word.ends_with(b".so"))
 }
 
-/// Directories that a server's configuration names: words that begin with a slash, outside comments.
+/// Directories that a server's configuration names: words that begin with a slash, outside
+/// comments.
 pub(super) fn directories(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
     let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
     let words = lines

@@ -16,7 +16,8 @@ pub(super) const MAGIC: &[u8] = &elf::ELFMAG;
 /// What is missing is read in blocks of so many bytes.
 const BLOCK: u64 = 64 << 10;
 
-/// The most bytes that a table in the file may have: 4096 entries of the dynamic section, a thousand segments.
+/// The most bytes that a table in the file may have: 4096 entries of the dynamic section, a
+/// thousand segments.
 const TABLE: u64 = 64 << 10;
 
 /// Libraries and directories that one file may name.
@@ -40,7 +41,8 @@ pub(super) struct Elf {
     pub(super) interpreter: Option<Vec<u8>>,
     /// Names of libraries.
     pub(super) needed: Vec<Vec<u8>>,
-    /// Where to look for all libraries below it, if there is no [`Elf::runpath`]; colons between directories.
+    /// Where to look for all libraries below it, if there is no [`Elf::runpath`]; colons between
+    /// directories.
     pub(super) rpath: Option<Vec<u8>>,
     /// Where to look for its own libraries.
     pub(super) runpath: Option<Vec<u8>>,

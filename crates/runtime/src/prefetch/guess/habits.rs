@@ -1,13 +1,17 @@
-//! What programs and libraries are known to read when they start, besides themselves and their libraries.
+//! What programs and libraries are known to read when they start, besides themselves and their
+//! libraries.
 
 use super::paths::{Found, matches};
 
 /// Files that go with others.
 struct Habit {
-    /// The programs and libraries whose habit it is, by their real names, with `*` for any part of a name.
+    /// The programs and libraries whose habit it is, by their real names, with `*` for any part of
+    /// a name.
     of: &'static [&'static str],
-    /// What they read: patterns of paths (see [`Paths::matching`](super::paths::Paths::matching)) in which `$DIR` is the directory
-    /// of the program or library, `$NAME` its name, `$APP` the directory of the script that it is given. Of alternatives with `|` between them the first that is in the image counts.
+    /// What they read: patterns of paths (see [`Paths::matching`](super::paths::Paths::matching))
+    /// in which `$DIR` is the directory of the program or library, `$NAME` its name, `$APP` the
+    /// directory of the script that it is given. Of alternatives with `|` between them the first
+    /// that is in the image counts.
     reads: &'static [&'static str],
 }
 
@@ -155,7 +159,8 @@ const HABITS: [Habit; 16] = [
     },
 ];
 
-/// The habits of interpreters that are given a script. The modules that it imports are followed, see [`super::imports`].
+/// The habits of interpreters that are given a script. The modules that it imports are followed,
+/// see [`super::imports`].
 const WITH_SCRIPT: [Habit; 1] = [
     // What most servers come with, and then what is Jetty's.
     Habit {
@@ -176,13 +181,15 @@ const WITH_SCRIPT: [Habit; 1] = [
 pub(super) const NOT_AT_START: [&[u8]; 6] =
     [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
 
-/// How much is read of the beginning of a big file that is no program or library, where that is known. Java's `modules`, 123 MiB in version
-/// 17, begins with its index and java.base: each start needs some of all of the first 26 MiB.
+/// How much is read of the beginning of a big file that is no program or library, where that is
+/// known. Java's `modules`, 123 MiB in version 17, begins with its index and java.base: each start
+/// needs some of all of the first 26 MiB.
 pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Whether a file is configuration that may name modules and directories, see [`modules`](super::command::modules).
+/// Whether a file is configuration that may name modules and directories, see
+/// [`modules`](super::command::modules).
 pub(super) fn names_modules(file: &Found) -> bool {
     file.name().ends_with(b".load") || file.name().ends_with(b".conf")
 }
@@ -209,7 +216,8 @@ pub(super) fn habits(file: &Found) -> impl Iterator<Item = Vec<Vec<u8>>> {
     known(&HABITS, file).map(|reads| alternatives(reads, file, b""))
 }
 
-/// The patterns of what `interpreter` reads besides when it is given a script that is in the directory `application`.
+/// The patterns of what `interpreter` reads besides when it is given a script that is in the
+/// directory `application`.
 pub(super) fn with_script(
     interpreter: &Found,
     application: &[u8],

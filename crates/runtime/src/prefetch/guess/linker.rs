@@ -25,8 +25,8 @@ const MULTIARCH: [(elf::Machine, &str); 9] = [
     (elf::EM_MIPS, "mips64el-linux-gnuabi64"),
 ];
 
-/// Files with directories in which the linkers look before the usual ones. glibc's do not read the first two but a
-/// cache made from them, which has the libraries in the same order.
+/// Files with directories in which the linkers look before the usual ones. glibc's do not read the
+/// first two but a cache made from them, which has the libraries in the same order.
 pub(super) const CONFIGURATION: [&str; 3] =
     ["/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf", "/etc/ld-musl-*.path"];
 

@@ -1,7 +1,8 @@
 //! What a container reads when it starts, guessed from its image alone.
 //!
-//! The config names the program. The program names its dynamic linker and its libraries, or its interpreter; libraries name
-//! libraries. What else is read follows from names: of locales in the environment, of the files next to an interpreter.
+//! The config names the program. The program names its dynamic linker and its libraries, or its
+//! interpreter; libraries name libraries. What else is read follows from names: of locales in the
+//! environment, of the files next to an interpreter.
 //!
 //! ```text
 //! config ─▶ command ─▶ paths ─▶ file ─┬─ ELF ─▶ linker ─▶ libraries ─▶ …
@@ -10,7 +11,8 @@
 //!                                     └─ habits ─▶ files
 //! ```
 //!
-//! Nothing of the image is believed: a wrong guess costs bytes, and how many it may cost is bounded.
+//! Nothing of the image is believed: a wrong guess costs bytes, and how many it may cost is
+//! bounded.
 
 mod command;
 mod elf;
@@ -53,7 +55,8 @@ pub(crate) struct Piece {
 /// Where the guess gets the bytes of files from.
 #[async_trait]
 pub(crate) trait Content: Send + Sync {
-    /// The bytes of `piece`, at most 128 KiB; `None` when they cannot be had. Waits until they are here.
+    /// The bytes of `piece`, at most 128 KiB; `None` when they cannot be had. Waits until they are
+    /// here.
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
 
     /// The start runs this program.
@@ -66,13 +69,16 @@ const LOOKING: usize = 256;
 /// How much of a module or script is looked at.
 const TEXT: u64 = 128 << 10;
 
-/// Reads for which one file is looked into: headers and dynamic section, with names in several places.
+/// Reads for which one file is looked into: headers and dynamic section, with names in several
+/// places.
 const READS: usize = 12;
 
-/// Guesses what the image reads when it starts, and hands it to `wanted` in the order in which it should be
-/// fetched, as soon as it is known: several times, and no byte twice. Ends when nothing more follows from what is known.
+/// Guesses what the image reads when it starts, and hands it to `wanted` in the order in which it
+/// should be fetched, as soon as it is known: several times, and no byte twice. Ends when nothing
+/// more follows from what is known.
 ///
-/// `config` is the image's configuration. `content` is asked for a few blocks of each program and library.
+/// `config` is the image's configuration. `content` is asked for a few blocks of each program and
+/// library.
 pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     config: &Value,
     bootstrap: &Bootstrap<B>,

@@ -13,7 +13,8 @@ use super::{
 /// Up to this size a file is read that a script asks about: bigger ones are no configuration.
 const ASKED: u64 = 64 << 10;
 
-/// Files of an application in PHP that a web server runs, in a directory that its configuration names.
+/// Files of an application in PHP that a web server runs, in a directory that its configuration
+/// names.
 const INDEX: &[u8] = b"index.php";
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
@@ -46,7 +47,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         self.run(words);
     }
 
-    /// Adds what an interpreter reads for its words, if `program` is one. `scripts` are the files among them.
+    /// Adds what an interpreter reads for its words, if `program` is one. `scripts` are the files
+    /// among them.
     pub(super) fn follow_words(
         &mut self,
         program: &Found,

@@ -21,7 +21,8 @@ const MATCHES: usize = 1024;
 /// Directories below each other for which `**` stands.
 const DEPTH: usize = 5;
 
-/// Names that are looked up or listed for one image: well below a second. Real ones need some hundred to 17,000.
+/// Names that are looked up or listed for one image: well below a second. Real ones need some
+/// hundred to 17,000.
 const STEPS: u32 = 200_000;
 
 /// Names in a directory, by what is before their first dot.
@@ -73,7 +74,8 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         self.steps == 0
     }
 
-    /// The regular file that `path` leads to from the directory `base`. What is damaged is not there.
+    /// The regular file that `path` leads to from the directory `base`. What is damaged is not
+    /// there.
     pub(super) fn file(&mut self, base: &[u8], path: &[u8]) -> Option<Found> {
         let (path, inode) = self.follow(base, path)?;
         let is_executable = inode.permissions & 0o111 != 0;
@@ -81,15 +83,16 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         (inode.file_type == FileType::Regular).then_some(found)
     }
 
-    /// The absolute path, without links, of the directory that `path` leads to from the directory `base`.
+    /// The absolute path, without links, of the directory that `path` leads to from the directory
+    /// `base`.
     pub(super) fn directory(&mut self, base: &[u8], path: &[u8]) -> Option<Vec<u8>> {
         let (path, inode) = self.follow(base, path)?;
         let path = if path.is_empty() { b"/".to_vec() } else { path };
         (inode.file_type == FileType::Directory).then_some(path)
     }
 
-    /// The names in a directory that are `stem`, or begin with it and a dot. Each directory is listed once, so looking for many names in
-    /// it costs little.
+    /// The names in a directory that are `stem`, or begin with it and a dot. Each directory is
+    /// listed once, so looking for many names in it costs little.
     pub(super) fn named(&mut self, directory: &[u8], stem: &[u8]) -> &[&'a [u8]] {
         if !self.listed.contains_key(directory) {
             let mut by_stem = Listing::new();
@@ -102,7 +105,8 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         names.map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The same as [`Paths::file`] where many are looked for in few directories, most of them in vain.
+    /// The same as [`Paths::file`] where many are looked for in few directories, most of them in
+    /// vain.
     pub(super) fn known(&mut self, directory: &[u8], path: &[u8]) -> Option<Found> {
         let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
         let is_there =
@@ -110,7 +114,8 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         if is_there { self.file(directory, path) } else { None }
     }
 
-    /// The directories whose absolute paths match `pattern`, without links, see [`Paths::matching`].
+    /// The directories whose absolute paths match `pattern`, without links, see
+    /// [`Paths::matching`].
     pub(super) fn directories(&mut self, pattern: &[u8]) -> Vec<Vec<u8>> {
         let paths = self.expand(pattern);
         let mut found: Vec<Vec<u8>> = Vec::new();
@@ -124,8 +129,8 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         found
     }
 
-    /// The regular files whose absolute paths match `pattern`, in the order of their names. `*` stands for
-    /// any part of a name, `**` for any number of directories, none included.
+    /// The regular files whose absolute paths match `pattern`, in the order of their names. `*`
+    /// stands for any part of a name, `**` for any number of directories, none included.
     pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {
         let paths = self.expand(pattern);
         paths.iter().filter_map(|path| self.file(b"/", path)).collect()

@@ -28,22 +28,23 @@ const BYTES: u64 = 256 << 20;
 /// Programs that only run another one, of one command: `env nice tini …`.
 const WRAPPERS: usize = 16;
 
-/// Up to this size all of a file is read: the kernel reads 1 MiB around each page that is touched, and no library of less
-/// than 10 MiB was seen of which not everything was read.
+/// Up to this size all of a file is read: the kernel reads 1 MiB around each page that is touched,
+/// and no library of less than 10 MiB was seen of which not everything was read.
 const WHOLE: u64 = 16 << 20;
 
-/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and more 40 % to 78 % were
-/// read, here and there, and what is missing costs a round trip each.
+/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and
+/// more 40 % to 78 % were read, here and there, and what is missing costs a round trip each.
 const BIG: u64 = 64 << 20;
 
 /// How much of the beginning of a bigger file is read, whatever is in it.
 const HEAD: u64 = 1 << 20;
 
-/// How much of the end of a bigger program or library is read: its data are there, and with them the names of its libraries.
+/// How much of the end of a bigger program or library is read: its data are there, and with them
+/// the names of its libraries.
 const TAIL: u64 = 2 << 20;
 
-/// Up to this size all of a Java archive is read that is beside the one that is run. Of bigger ones it is both ends: what they are, and
-/// the directory of their files.
+/// Up to this size all of a Java archive is read that is beside the one that is run. Of bigger ones
+/// it is both ends: what they are, and the directory of their files.
 pub(super) const ARCHIVE: u64 = 4 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
@@ -369,7 +370,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         is_new
     }
 
-    /// Adds what there is in a big file between head and tail: what is run or written to now, tables and constants in the end.
+    /// Adds what there is in a big file between head and tail: what is run or written to now,
+    /// tables and constants in the end.
     fn want_parts(&mut self, file: &Found, elf: &Elf) {
         let end = file.size - TAIL;
         let mut between = Vec::new();

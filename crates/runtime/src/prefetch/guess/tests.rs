@@ -198,7 +198,8 @@ fn java_brings_the_archives_beside_its_own() {
         ("/usr/lib/jvm/17/lib/modules", 1 << 10, 26 << 10),
     ];
     assert_eq!(guessed, expected.map(|(path, start, end)| (path.to_owned(), start, end)));
-    // The same by its absolute name; and what is in the system's own directories is not beside a script in the root.
+    // The same by its absolute name; and what is in the system's own directories is not beside a
+    // script in the root.
     let config = json!({ "config": { "Cmd": ["java", "-jar", "/opt/server/start.jar"] } });
     assert_eq!(image.pieces(&config).len(), expected.len());
     let image = usual()

@@ -97,7 +97,8 @@ async fn each_fault_has_its_price() {
     use Fault::{Busy, Drip, Final, Hang, Short, Slow, Transient};
     let busy = |seconds| Busy(Duration::from_secs(seconds));
     let slow = Slow(Duration::from_millis(3500));
-    // Faults of up to two places; whether bytes come; seconds that it takes at least and at most; requests of each.
+    // Faults of up to two places; whether bytes come; seconds that it takes at least and at most;
+    // requests of each.
     type Case = (&'static str, Vec<Vec<Fault>>, bool, (f64, f64), &'static [usize]);
     let cases: Vec<Case> = vec![
         ("none", vec![vec![]], true, (0.0, 0.0), &[1]),

@@ -1,9 +1,11 @@
 //! A process that makes the system calls which wait for the worker's own answers.
 //!
-//! To open a blob's file, or to take it from behind a disk, is to ask the worker through the kernel. A thread of the worker
-//! that did so and is killed in mid-wait would wait for an answer that only the next worker can give, while the next worker
-//! cannot begin before all threads of this one are gone. So another process does these calls. When the worker ends, it ends as soon
-//! as what it waits for is answered. It has a lock for as long as it lives, so that of one state directory no two helpers carry out orders.
+//! To open a blob's file, or to take it from behind a disk, is to ask the worker through the
+//! kernel. A thread of the worker that did so and is killed in mid-wait would wait for an answer
+//! that only the next worker can give, while the next worker cannot begin before all threads of
+//! this one are gone. So another process does these calls. When the worker ends, it ends as soon as
+//! what it waits for is answered. It has a lock for as long as it lives, so that of one state
+//! directory no two helpers carry out orders.
 
 mod serve;
 mod wire;
@@ -108,8 +110,8 @@ impl Helper {
         Ok(Held { helper: self.clone(), id })
     }
 
-    /// Whether it is about to close descriptors. The last one of a file system takes the kernel as long as the file system has names
-    /// in memory.
+    /// Whether it is about to close descriptors. The last one of a file system takes the kernel as
+    /// long as the file system has names in memory.
     pub(super) fn is_releasing(&self) -> bool {
         self.releasing.load(Ordering::Acquire) > 0
     }
@@ -146,7 +148,8 @@ impl Helper {
         if let Err(error) = wire::send(orders.as_fd(), order, &all) {
             if let Some((_, Some(mut child))) = inner.process.take() {
                 tracing::warn!(%error, "the helper is gone");
-                // Its end of the connection is closed, but a thread of it may have to wait for an answer of ours.
+                // Its end of the connection is closed, but a thread of it may have to wait for an
+                // answer of ours.
                 thread::spawn(move || child.wait());
             }
             return Err(error);

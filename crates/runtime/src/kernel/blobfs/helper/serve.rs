@@ -35,8 +35,8 @@ pub fn run(root: &Path, orders: OwnedFd) -> io::Result<()> {
     serve(orders)
 }
 
-/// Carries out the orders that arrive at `orders`, each in a thread, until its other end is closed. The process is to end
-/// then, whatever its threads wait for.
+/// Carries out the orders that arrive at `orders`, each in a thread, until its other end is closed.
+/// The process is to end then, whatever its threads wait for.
 pub(super) fn serve(orders: OwnedFd) -> io::Result<()> {
     let held = Held::default();
     while let Some((order, mut descriptors)) = receive::<Order>(&orders)? {
@@ -104,7 +104,8 @@ fn carry_out(
         Order::Wait | Order::Hold { .. } => (Answer::Done, None),
         Order::Release { id } => {
             let descriptor = held.lock_all().remove(&id);
-            // The last one of a file system: the kernel takes it down here, and waits for reads that it has begun.
+            // The last one of a file system: the kernel takes it down here, and waits for reads
+            // that it has begun.
             drop(descriptor);
             (Answer::Done, None)
         }

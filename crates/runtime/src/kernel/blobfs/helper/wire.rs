@@ -1,5 +1,5 @@
-//! What worker and helper say to each other: one datagram each on Unix sockets of type SOCK_SEQPACKET, JSON with
-//! descriptors. Both are the same program.
+//! What worker and helper say to each other: one datagram each on Unix sockets of type
+//! SOCK_SEQPACKET, JSON with descriptors. Both are the same program.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -14,7 +14,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Bytes of a logical block of a disk: what the kernel reads is a multiple, and so are the blocks of every disk below.
+/// Bytes of a logical block of a disk: what the kernel reads is a multiple, and so are the blocks
+/// of every disk below.
 pub(in super::super) const BLOCK: u32 = 4096;
 
 /// Bytes of the longest message.
@@ -32,7 +33,8 @@ pub(super) enum Order {
     Open { name: String },
     /// Show a file as a disk. With its directory; answered with the disk.
     Attach { name: String, label: String },
-    /// Put another file behind a disk. With the disk, and the file, or the directory where it has the name.
+    /// Put another file behind a disk. With the disk, and the file, or the directory where it has
+    /// the name.
     Change { name: Option<String> },
     /// Read a small file. With its directory.
     Read { name: String },

@@ -38,8 +38,9 @@ const READDIRPLUS: u32 = 44;
 /// How long readers may wait, on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Ends every request of a mount with an error when it is dropped, and after [`TIMEOUT`]. A process does not end as long as
-/// one of its threads waits for an answer that only the process itself could give.
+/// Ends every request of a mount with an error when it is dropped, and after [`TIMEOUT`]. A process
+/// does not end as long as one of its threads waits for an answer that only the process itself
+/// could give.
 struct Abort {
     root: PathBuf,
     _alive: mpsc::Sender<()>,

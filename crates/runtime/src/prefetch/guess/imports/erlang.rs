@@ -1,7 +1,8 @@
 //! What a boot file of Erlang loads: modules, and the directories that they are in.
 //!
-//! Boot files are terms in Erlang's external format: a script of `{primLoad, [Module…]}` and `{path, [Directory…]}`, up to
-//! `{kernel_load_completed}`, after which modules are loaded when they are called.
+//! Boot files are terms in Erlang's external format: a script of `{primLoad, [Module…]}` and
+//! `{path, [Directory…]}`, up to `{kernel_load_completed}`, after which modules are loaded when
+//! they are called.
 
 use super::{super::paths::Paths, Import, Imports};
 

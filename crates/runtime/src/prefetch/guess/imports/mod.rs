@@ -1,12 +1,13 @@
-//! What scripts and modules load with them: the closure of what they import, as each language's interpreter looks for it.
+//! What scripts and modules load with them: the closure of what they import, as each language's
+//! interpreter looks for it.
 //!
 //! ```text
 //! interpreter ─▶ roots ─┐
 //! module ─▶ names ──────┴─▶ files ─▶ modules ─▶ …
 //! ```
 //!
-//! Nothing is run, so what is imported under a condition counts, too, and what is named by data does not, unless it is a text
-//! that names a module.
+//! Nothing is run, so what is imported under a condition counts, too, and what is named by data
+//! does not, unless it is a text that names a module.
 
 mod erlang;
 mod java;
@@ -35,8 +36,8 @@ pub(super) enum Language {
     Java,
 }
 
-/// Interpreters by their real names, and where they look for modules: `$DIR` is their directory and `$NAME` their name. What the image
-/// does not have is left out.
+/// Interpreters by their real names, and where they look for modules: `$DIR` is their directory and
+/// `$NAME` their name. What the image does not have is left out.
 const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
     (
         "python*",
@@ -133,8 +134,8 @@ pub(super) enum Import {
 }
 
 impl Imports {
-    /// Those of `interpreter`, whose script is in one of the directories `applications`; `more` are directories that its environment
-    /// names.
+    /// Those of `interpreter`, whose script is in one of the directories `applications`; `more` are
+    /// directories that its environment names.
     pub(super) fn of(
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         interpreter: &Found,
@@ -192,7 +193,8 @@ impl Imports {
         }
     }
 
-    /// What follows from the words of a command: modules that they name, and text that is given as one.
+    /// What follows from the words of a command: modules that they name, and text that is given as
+    /// one.
     pub(super) fn follow_words(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,

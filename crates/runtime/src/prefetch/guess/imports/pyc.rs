@@ -1,8 +1,10 @@
-//! Modules that compiled Python names: constants and names of a module's own code, from CPython's marshal format.
+//! Modules that compiled Python names: constants and names of a module's own code, from CPython's
+//! marshal format.
 //!
-//! What is imported when a module is loaded is in the code of the module itself; what its functions import comes when they
-//! are called, and is not looked at. The names of that code are those of modules, of what is taken from them, and of
-//! attributes. Which of them are modules is for the image to say.
+//! What is imported when a module is loaded is in the code of the module itself; what its functions
+//! import comes when they are called, and is not looked at. The names of that code are those of
+//! modules, of what is taken from them, and of attributes. Which of them are modules is for the
+//! image to say.
 
 use std::ops::Range;
 
@@ -208,7 +210,8 @@ impl Reader<'_> {
 }
 
 impl Object {
-    /// What later references to it are worth: texts and numbers. A list of lists of references could stand for gigabytes.
+    /// What later references to it are worth: texts and numbers. A list of lists of references
+    /// could stand for gigabytes.
     fn shallow(&self) -> Object {
         match self {
             Object::Text(_) | Object::Number(_) => self.clone(),

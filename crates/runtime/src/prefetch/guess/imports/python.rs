@@ -114,8 +114,8 @@ fn is_dotted(text: &[u8]) -> bool {
     text.len() <= LONGEST && text.contains(&b'.') && text.split(|byte| *byte == b'.').all(is_name)
 }
 
-/// The module `name` in the directory `place`, and the packages on the way to it; `None` if there is nothing that begins like it.
-/// What is missing at its end is something that a module has.
+/// The module `name` in the directory `place`, and the packages on the way to it; `None` if there
+/// is nothing that begins like it. What is missing at its end is something that a module has.
 fn module_in(
     paths: &mut Paths<'_, impl AsRef<[u8]>>,
     place: &[u8],

@@ -56,7 +56,8 @@ impl Imports {
         file: &Found,
         bytes: &[u8],
     ) -> Vec<Import> {
-        /// `__DIR__ . '/../a.php'` is beside the file; `BASE . 'a.php'` is beside one of the directories above it.
+        /// `__DIR__ . '/../a.php'` is beside the file; `BASE . 'a.php'` is beside one of the
+        /// directories above it.
         const ABOVE: usize = 3;
         let mut found = Vec::new();
         for name in text::php(bytes) {

@@ -1,7 +1,8 @@
 //! What a shell script would run, as far as its text says: commands with their variables filled in.
 //!
-//! Lines are taken in the order of the text, whatever conditions and loops are around them. What only a run can tell is
-//! empty; the directory of the script, defaults of variables and the image's environment are known.
+//! Lines are taken in the order of the text, whatever conditions and loops are around them. What
+//! only a run can tell is empty; the directory of the script, defaults of variables and the image's
+//! environment are known.
 
 use std::{collections::HashMap, iter::Peekable, slice};
 

@@ -39,7 +39,8 @@ pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
-/// Quoted words of a script that `keep` wants, which is given what is on the line before, and the word.
+/// Quoted words of a script that `keep` wants, which is given what is on the line before, and the
+/// word.
 pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     for line in source.split(|byte| *byte == b'\n') {

@@ -76,6 +76,12 @@ impl Chunk {
         self.stored_size != self.unit_size()
     }
 
+    /// Its unit, compressed from its first byte on with `codec` unless it is stored raw.
+    pub fn unit(&self, codec: Codec) -> Unit<'static> {
+        let codec = if self.is_compressed() { codec } else { Codec::None };
+        Unit::whole(codec, self.unit_size())
+    }
+
     /// Whether the chunk can lie where it says in its unit.
     pub fn is_within_unit(&self) -> bool {
         self.part.is_none_or(|Part { offset, size }| {
@@ -193,7 +199,7 @@ impl Blob {
     pub fn unit(&self, chunk: &Chunk) -> Unit<'_> {
         match (self.codec, chunk.part) {
             (Codec::Gzip, Some(part)) => Unit::at_point(self.points.at(chunk.stored), part.size),
-            _ => Unit::whole(self.codec, chunk),
+            _ => chunk.unit(self.codec),
         }
     }
 

@@ -1,7 +1,7 @@
 use anyhow::Result;
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_image::{Digest, erofs};
+use lazuli_image::{Digest, rafs};
 use serde::Serialize;
 
 use crate::{
@@ -61,7 +61,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.
-        output::write(&erofs::dump(bootstrap));
+        output::write(&rafs::dump(bootstrap));
         return Ok(());
     }
     let blobs = bootstrap.blobs().iter().map(|blob| BlobDescription {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use lazuli_image::{
     Algorithm, Blob, Chunk, Codec, Digest, Stored,
-    codec::{Decoder, Unit},
+    codec::Decoder,
     oci::{Descriptor, Manifest},
     rafs::{BlobRecord, IndexBlob, TailInfo},
 };
@@ -179,6 +179,6 @@ async fn look(places: &[Mirror], blob: &Blob, chunk: &Chunk) -> Result<Read, Reg
 /// Whether stored bytes are those of a chunk.
 fn is(codec: Codec, chunk: &Chunk, stored: &[u8]) -> bool {
     let mut buffer = Vec::new();
-    let unit = Decoder::new().unit(&Unit::whole(codec, chunk), stored, &mut buffer);
+    let unit = Decoder::new().unit(&chunk.unit(codec), stored, &mut buffer);
     unit.ok().and_then(|unit| chunk.part_of(unit)).is_some_and(|part| chunk.digest.matches(part))
 }

@@ -2,8 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::{FileType, InodeView};
-use crate::{FormatError, Mtime, rafs::Bootstrap};
+use super::Bootstrap;
+use crate::{
+    FormatError, Mtime,
+    erofs::{FileType, InodeView},
+};
 
 /// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text
 /// and the memory for it stay in proportion to the image.

@@ -24,10 +24,10 @@ use super::{
 use crate::{
     cache::CachedBlob,
     image::{self, Fetched, StoredImage},
-    keeper::Descriptors,
+    keeper::{Descriptors, names::BLOB},
     kernel::{
         blobfs,
-        fanotify::{BLOB, Session, Unanswered, Watch},
+        fanotify::{Session, Unanswered, Watch},
         fuse,
         mount::Backing,
         mountinfo::{self, MountEntry},

@@ -73,10 +73,13 @@ pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
 use crate::{
     cache::KeepFree,
     image::StoredImage,
-    keeper::{Given, Link, Order},
+    keeper::{
+        Given, Link, Order,
+        names::{CONTROL, GROUP, MIRROR, SNAPSHOTS},
+    },
     kernel::{
         Probe,
-        fanotify::{GROUP, Handover, Journal, Session, Unanswered, most_unanswered},
+        fanotify::{Handover, Journal, Session, Unanswered, most_unanswered},
         fuse, mountinfo,
     },
 };
@@ -107,15 +110,6 @@ pub struct Settings {
     /// Which images may run, see [`lazuli_policy::Gate`].
     pub policy: Option<PathBuf>,
 }
-
-/// The keeper's name for the control socket.
-const CONTROL: &str = "control";
-
-/// The keeper's name for the socket of the snapshot service.
-const SNAPSHOTS: &str = "snapshots";
-
-/// The keeper's name for the mirror's socket, and systemd's for the one that it holds.
-const MIRROR: &str = "mirror";
 
 /// How long requests of clients may take that are under way when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);

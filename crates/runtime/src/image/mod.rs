@@ -16,7 +16,6 @@
 //! when it is opened, and fetched again.
 
 pub mod chain;
-mod meta;
 mod point_files;
 pub(crate) mod removed;
 mod rows;

@@ -9,8 +9,6 @@ use std::{
         unix::{fs::DirBuilderExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,19 +21,15 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     descriptors::Descriptors,
-    link::{JOURNAL, KeeperInfo, PREDECESSOR},
+    handover::{Successor, receive_all},
+    info::KeeperInfo,
+    names::{GROUP, JOURNAL, LISTENER, LOCK, LOG, PREDECESSOR},
+    programs::{Programs, Role},
     service::{self, Service},
     socket,
-    takeover::{Successor, receive_all},
     wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
-use crate::kernel::fanotify::GROUP;
-
-/// Names of the descriptors that are the keeper's own.
-pub(super) const LOCK: &str = "lock";
-pub(super) const LISTENER: &str = "keeper";
-pub(super) const LOG: &str = "log";
 
 /// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
 /// one below the root is `/images/<64 digits>/bootstrap`.
@@ -62,24 +56,6 @@ const REST: Duration = Duration::from_millis(50);
 
 /// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
-
-/// What a program is started as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Serves readers; its standard input is the connection to its keeper.
-    Worker,
-    /// Holds descriptors; its standard input is the connection to a worker that has lost its
-    /// keeper.
-    Keeper,
-    /// Finds out whether this program could serve here, and ends.
-    Check,
-    /// Makes system calls for the worker that wait for the worker; its standard input is where it
-    /// is told.
-    Helper,
-}
-
-/// How this program is started in another role.
-pub type Programs = Arc<dyn Fn(Role) -> Command + Send + Sync>;
 
 /// How a keeper ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

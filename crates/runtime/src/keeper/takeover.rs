@@ -13,35 +13,26 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::ExitStatus,
     time::{Duration, Instant},
 };
 
-use rustix::{
-    net::sockopt::socket_peercred,
-    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
-};
-
 use super::{
     descriptors::Descriptors,
-    link::KeeperInfo,
+    handover::{HANDOVER_LIMIT, Refusal, receive_all},
+    info::KeeperInfo,
+    names::{LOCK, LOG},
+    programs::{Programs, Role},
     service, socket,
-    supervisor::{Keeper, KeeperError, LOCK, LOG, Programs, Role},
-    wire::{Channel, Kind, Message},
+    supervisor::{Keeper, KeeperError},
+    wire::{Channel, Kind, Message, unexpected},
     worker::Worker,
 };
 
-/// How long the old keeper may take to end its worker, clients' requests included.
-const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
-
 /// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
-
-/// After so long without a word the old keeper goes on: what all of a takeover may take, and some
-/// more.
-const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why nothing was taken over. The old daemon goes on.
 #[derive(Debug, thiserror::Error)]
@@ -67,41 +58,6 @@ pub enum TakeoverError {
     /// The new keeper could not be made.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
-}
-
-/// The old keeper's side.
-pub(super) struct Successor {
-    pub(super) channel: Channel,
-    process: OwnedFd,
-    pub(super) deadline: Instant,
-}
-
-impl Successor {
-    pub(super) fn new(channel: Channel) -> io::Result<Self> {
-        let process = pidfd_open(socket_peercred(&channel)?.pid, PidfdFlags::empty())?;
-        Ok(Successor { channel, process, deadline: Instant::now() + TAKEOVER_LIMIT })
-    }
-
-    /// Sends everything. No worker may be left.
-    pub(super) fn hand_over(&mut self, descriptors: &Descriptors) -> io::Result<()> {
-        descriptors.send(&self.channel)?;
-        self.channel.send(Kind::End, "", None)
-    }
-
-    /// Whether it has said that it goes on alone; to be asked when there is something to read.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.channel.receive(), Ok(Some(Message { kind: Kind::Done, .. })))
-    }
-
-    /// Makes sure that it does nothing any more.
-    pub(super) fn kill(&self) {
-        let _ = pidfd_send_signal(&self.process, Signal::KILL);
-    }
-
-    /// Passes on that everything is to end.
-    pub(super) fn stop(&self) {
-        let _ = pidfd_send_signal(&self.process, Signal::TERM);
-    }
 }
 
 impl Keeper {
@@ -221,31 +177,4 @@ fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
             Err(error) => Err(TakeoverError::Failed(error)),
         },
     }
-}
-
-/// The other side does not want to.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refusal(String);
-
-/// Receives descriptors up to a message of kind `last`; false when the other side went away before.
-pub(super) fn receive_all(channel: &Channel, last: Kind) -> io::Result<(Descriptors, bool)> {
-    let mut descriptors = Descriptors::default();
-    loop {
-        match channel.receive_within(HANDOVER_LIMIT)? {
-            Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
-                descriptors.insert(text, descriptor);
-            }
-            Some(Message { kind: Kind::Refused, text, .. }) => {
-                return Err(io::Error::other(Refusal(text)));
-            }
-            Some(message) if message.kind == last => return Ok((descriptors, true)),
-            Some(message) => return Err(unexpected(&message)),
-            None => return Ok((descriptors, false)),
-        }
-    }
-}
-
-pub(super) fn unexpected(message: &Message) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
 }

@@ -18,7 +18,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_registry::CONNECTIONS;
 
-use super::whole::{HASTE, courtesy};
+use super::courtesy::{HASTE, courtesy};
 use crate::{
     cache::{Cache, CachedBlob},
     error::ReadError,

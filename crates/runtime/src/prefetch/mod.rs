@@ -13,6 +13,7 @@
 
 pub(crate) mod ahead;
 mod content;
+mod courtesy;
 mod escalate;
 mod guess;
 #[cfg(fuzzing)]

@@ -32,7 +32,7 @@ use std::path::Path;
 
 pub use self::{
     journal::{Journal, Unanswered},
-    session::{BLOB, GROUP, Handover, Session, SessionError, most_unanswered},
+    session::{Handover, Session, SessionError, most_unanswered},
     watch::Watch,
 };
 use super::mount::{Erofs, MountError};

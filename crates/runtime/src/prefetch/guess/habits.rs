@@ -177,10 +177,6 @@ const WITH_SCRIPT: [Habit; 1] = [
     },
 ];
 
-/// Directories below which `**` does not look: tools for making images, and tests.
-pub(super) const NOT_AT_START: [&[u8]; 6] =
-    [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
-
 /// How much is read of the beginning of a big file that is no program or library, where that is
 /// known. Java's `modules`, 123 MiB in version 17, begins with its index and java.base: each start
 /// needs some of all of the first 26 MiB.

@@ -13,7 +13,7 @@ use lazuli_image::{
     rafs::{Bootstrap, check_ci_entries, check_ci_header, check_ci_units, layout},
 };
 
-use super::UnpackError;
+use super::error::UnpackError;
 
 /// Bytes of the CI table that are looked at together: a whole number of entries.
 const STEP: u64 = 64 << 10;

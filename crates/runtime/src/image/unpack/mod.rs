@@ -1,6 +1,10 @@
 //! The bootstrap layer: a tar with `image/image.boot` in it, compressed with zstd, or with gzip by
 //! others.
 
+mod error;
+mod headers;
+mod meta;
+
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, BufWriter, IntoInnerError, Read},
@@ -15,21 +19,15 @@ use lazuli_image::{
 };
 use lazuli_sys::mmap::Map;
 
+pub use self::error::UnpackError;
+use self::{
+    error::{BOOTSTRAP_LIMIT, LAYER_LIMIT},
+    headers::Described,
+};
 use super::{
-    meta, point_files,
+    point_files,
     rows::{self, Preconnect, Purpose},
 };
-
-/// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some
-/// ten million files.
-const BOOTSTRAP_LIMIT: u64 = 1 << 30;
-
-/// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`].
-const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
-
-/// Longer than any header that describes a member of these layers: their names have less than 100
-/// bytes.
-const EXTENSION_LIMIT: u64 = 64 << 10;
 
 /// How zstd begins, RFC 8878.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -39,54 +37,6 @@ const PIECE: usize = 256 << 10;
 
 /// Where converters put the bootstrap: since Nydus 2.0, and before.
 const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
-
-/// Why a layer has no usable bootstrap.
-#[derive(Debug, thiserror::Error)]
-pub enum UnpackError {
-    /// The layer did not arrive, is not a compressed tar, or the disk is full.
-    #[error("the bootstrap layer cannot be unpacked: {0}")]
-    Io(#[from] io::Error),
-    /// It holds something else.
-    #[error("the bootstrap layer has no image/image.boot: is this a lazy image?")]
-    Missing,
-    /// It claims to be larger than any bootstrap is.
-    #[error("the bootstrap claims {0} bytes; the limit is {BOOTSTRAP_LIMIT}")]
-    TooLarge(u64),
-    /// A name, or other words about a member, longer than there is reason for.
-    #[error("the bootstrap layer has a tar header of {0} bytes; the limit is {EXTENSION_LIMIT}")]
-    Extension(u64),
-    /// Readers would not agree what follows.
-    #[error("the bootstrap layer has {0}")]
-    Ambiguous(&'static str),
-    /// It unpacks to more than any bootstrap layer does.
-    #[error("the bootstrap layer unpacks to more than {LAYER_LIMIT} bytes, which is the limit")]
-    LayerTooLarge,
-    /// Readers would not agree which one counts.
-    #[error("the bootstrap layer has two bootstraps")]
-    Twice,
-    /// The node has too many others.
-    #[error(
-        "the image has {count} chunks; beside the images that are open on this node it may have {left}: unmount some, or convert it \
-         with larger chunks"
-    )]
-    TooManyChunks {
-        /// Its chunks.
-        count: u64,
-        /// How many it might have.
-        left: u64,
-    },
-    /// The bootstrap is none.
-    #[error(transparent)]
-    Format(FormatError),
-    /// Another file of it contradicts the bootstrap.
-    #[error("{blob}.blob.meta of the bootstrap layer contradicts the bootstrap: {source}")]
-    Meta {
-        /// Which blob's.
-        blob: String,
-        /// Where, and how.
-        source: FormatError,
-    },
-}
 
 /// A bootstrap in a file, and the CI tables of version 2 that came with it.
 #[derive(Debug)]
@@ -235,62 +185,6 @@ fn search_tar(
     Ok(bootstrap)
 }
 
-/// What the headers before a member say about it.
-#[derive(Default)]
-struct Described {
-    /// GNU's long name.
-    name: Option<Vec<u8>>,
-    /// PAX records.
-    records: Option<Vec<u8>>,
-}
-
-impl Described {
-    /// Whether `entry` describes the member that follows; then it is read.
-    fn take<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, UnpackError> {
-        let kind = entry.header().entry_type();
-        let into = match kind {
-            tar::EntryType::GNULongName => &mut self.name,
-            tar::EntryType::XHeader => &mut self.records,
-            // Says nothing about names. Nothing of it is read.
-            kind => return Ok(kind.is_gnu_longlink() || kind.is_pax_global_extensions()),
-        };
-        if entry.size() > EXTENSION_LIMIT {
-            return Err(UnpackError::Extension(entry.size()));
-        }
-        if into.is_some() {
-            return Err(UnpackError::Ambiguous("two headers of a kind that describe one member"));
-        }
-        let mut content = Vec::new();
-        entry.read_to_end(&mut content)?;
-        *into = Some(content);
-        Ok(true)
-    }
-
-    /// The name of the member.
-    fn name_of<R: Read>(self, entry: &tar::Entry<'_, R>) -> Result<Vec<u8>, UnpackError> {
-        let Described { name, records } = self;
-        if entry.header().entry_type().is_gnu_sparse() {
-            return Err(UnpackError::Ambiguous("a sparse member"));
-        }
-        let mut path = None;
-        for record in tar::PaxExtensions::new(&records.unwrap_or_default()) {
-            let record = record?;
-            match record.key_bytes() {
-                b"path" => path = Some(record.value_bytes().to_vec()),
-                b"size" if record.value() != Ok(&entry.size().to_string()) => {
-                    return Err(UnpackError::Ambiguous("a member with two sizes"));
-                }
-                _ => {}
-            }
-        }
-        let name = name.map(|mut name| {
-            name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(name.len()));
-            name
-        });
-        Ok(name.or(path).unwrap_or_else(|| entry.path_bytes().into_owned()))
-    }
-}
-
 /// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
 fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
@@ -343,7 +237,7 @@ mod tests {
     use lazuli_image::rafs::BootstrapOptions;
     use lazuli_testkit::{packed, v5};
 
-    use super::*;
+    use super::{error::EXTENSION_LIMIT, *};
 
     fn layer(name: &str, size: u64, content: &[u8]) -> Vec<u8> {
         let mut header = tar::Header::new_gnu();

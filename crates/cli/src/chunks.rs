@@ -10,11 +10,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Error, Result, bail};
+use anyhow::{Context as _, Error, Result};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use lazuli_builder::unpack::Content;
-use lazuli_image::{Blob, Chunk, ChunkRef, Digest, Stored, codec::Decoder};
+use lazuli_image::{
+    Blob, Chunk, ChunkRef, Digest, Stored,
+    codec::Decoder,
+    plan::{Planner, stored_range},
+};
 use lazuli_registry::Repository;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
@@ -23,8 +27,9 @@ use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 /// more.
 pub(crate) const WINDOW: u64 = 8 << 20;
 
-/// Stored bytes between two chunks that are rather fetched than asked about twice.
-const GAP: u64 = 64 << 10;
+/// A command has many requests under way, and no reader that waits for one of them: its requests
+/// are bigger than a node's, and bridge less.
+const PLANNER: Planner = Planner { gap: 64 << 10, max_request: WINDOW };
 
 /// Requests at the same time: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
@@ -42,20 +47,13 @@ pub(crate) async fn read(
 ) -> Result<Vec<Bytes>> {
     let mut order: Vec<usize> = (0..chunks.len()).collect();
     order.sort_unstable_by_key(|at| place(chunks[*at]));
-    let near = |a: &usize, b: &usize| {
-        let ((a_blob, a), (b_blob, b)) = (chunks[*a], chunks[*b]);
-        a_blob.id == b_blob.id && b.stored.0 <= a.stored_end().0 + GAP
-    };
     let mut requests: Vec<(&Blob, Range<Stored>, &[usize])> = Vec::new();
-    for run in order.chunk_by(near) {
-        let mut run = run;
-        while let Some(first) = run.first() {
-            let (blob, start) = (chunks[*first].0, chunks[*first].1.stored);
-            let fits = |at: &usize| chunks[*at].1.stored_end().0 <= start.0 + WINDOW;
-            let (here, later) = run.split_at(run.partition_point(fits).max(1));
-            let end = here.last().map_or(start, |last| chunks[*last].1.stored_end());
-            requests.push((blob, start..end, here));
-            run = later;
+    for of_blob in order.chunk_by(|a, b| chunks[*a].0.id == chunks[*b].0.id) {
+        let chunk = |at: &usize| chunks[*at].1;
+        for request in PLANNER.requests(of_blob.iter().map(chunk)) {
+            let members = &of_blob[request];
+            let range = stored_range(members.iter().map(chunk));
+            requests.push((chunks[members[0]].0, range, members));
         }
     }
     let answer = |(blob, range, members): (_, Range<Stored>, _)| {
@@ -100,15 +98,7 @@ async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>
 /// Takes a chunk out of what its stored bytes [decode](Decoder::unit) to, and compares it with its
 /// digest.
 pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
-    let (number, at) = (chunk.number, chunk.stored);
-    let Some(bytes) = chunk.part_of(unit) else {
-        bail!("chunk {number} at {at}: its unit has {} bytes", unit.len());
-    };
-    if !chunk.digest.matches(bytes) {
-        let got = chunk.digest.algorithm.digest(bytes);
-        bail!("chunk {number} at {at}: its digest is {got}, expected {}", chunk.digest);
-    }
-    Ok(bytes)
+    chunk.verified(unit).with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))
 }
 
 /// Decodes and verifies chunks that have these stored bytes.

@@ -99,6 +99,16 @@ impl Chunk {
         next.stored_end().0.saturating_sub(self.stored_end().max(next.stored).0)
     }
 
+    /// The chunk's bytes in `unit`, to which the stored ones decode, if they have the right digest.
+    pub fn verified<'a>(&self, unit: &'a [u8]) -> Result<&'a [u8], ChunkError> {
+        let bytes = self.part_of(unit).ok_or(ChunkError::Short { size: unit.len() })?;
+        let actual = self.digest.algorithm.digest(bytes);
+        if actual != self.digest {
+            return Err(ChunkError::Digest { actual, expected: self.digest });
+        }
+        Ok(bytes)
+    }
+
     /// The chunk's bytes in `unit`, to which the stored ones decode; `None` if that is too short.
     pub fn part_of<'a>(&self, unit: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.part.map_or(0, |part| part.offset as usize);
@@ -122,6 +132,25 @@ impl Chunk {
     pub const fn decoded_end(&self) -> Decoded {
         Decoded(self.decoded.0 + self.decoded_size as u64)
     }
+}
+
+/// Why decoded bytes are not the chunk that the image names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// The chunk ends behind its unit.
+    #[error("its unit has {size} bytes")]
+    Short {
+        /// Bytes of the decoded unit.
+        size: usize,
+    },
+    /// The bytes are others.
+    #[error("digest is {actual}, expected {expected}")]
+    Digest {
+        /// Digest of the bytes.
+        actual: Digest,
+        /// What the image says.
+        expected: Digest,
+    },
 }
 
 /// What an image says about one of its blobs.

@@ -9,26 +9,18 @@
 //! in the blob's file and every chunk of it was checked against its digest. Files are shared by all
 //! images that say the same about a blob. docs/cache.md explains what survives which crash.
 
-mod account;
 mod blob;
 mod budget;
 mod chunk_index;
 mod clock;
-mod disk_full;
-mod durable;
-mod evict;
 mod keep_free;
 mod layout;
-mod prefetch;
 mod readahead;
 mod ready;
 mod released;
-mod scrub;
 mod share_out;
 mod single_flight;
 mod store;
-mod verify;
-mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -42,26 +34,25 @@ use std::{
         unix::fs::{DirBuilderExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
 use lazuli_image::{Blob, Digest};
 
-pub use self::{
-    account::{Account, Owner},
-    blob::{BlobStats, CachedBlob},
-    budget::EvictionStats,
-    evict::Guard,
-    keep_free::KeepFree,
-    scrub::{Scrubbed, WrongChunk},
+pub(crate) use self::{
+    blob::{Ahead, Listener},
+    ready::ReadyMap,
 };
-pub(crate) use self::{blob::Listener, ready::ReadyMap, single_flight::Lease};
+pub use self::{
+    blob::{BlobStats, CachedBlob, Guard, Scrubbed, WrongChunk},
+    budget::EvictionStats,
+    keep_free::KeepFree,
+};
 use self::{
     budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
-    workers::Workers,
 };
-use crate::source::BlobSource;
+use crate::{sharing::workers::Workers, source::BlobSource, sync::lock};
 
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,7 +191,7 @@ impl Cache {
     /// place of opening those files anew, because a file that is opened under a mark raises events
     /// for its own user.
     pub fn give(&self, files: Vec<OwnedFd>) {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = lock(&self.given);
         for file in files.into_iter().map(File::from) {
             if let Ok(metadata) = file.metadata() {
                 given.insert((metadata.dev(), metadata.ino()), file);
@@ -210,7 +201,7 @@ impl Cache {
 
     /// Takes back what was given and is not in use.
     pub fn take_back(&self) -> Vec<File> {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = lock(&self.given);
         given.drain().map(|(_, file)| file).collect()
     }
 
@@ -249,7 +240,7 @@ impl Cache {
 
     /// The blobs that somebody uses.
     pub fn in_use(&self) -> Vec<Arc<CachedBlob>> {
-        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs = lock(&self.blobs);
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
@@ -300,7 +291,7 @@ impl Cache {
 
     fn open_blob(&self, layout: Layout) -> Result<Arc<CachedBlob>, CacheError> {
         let key = layout.key();
-        let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blobs = lock(&self.blobs);
         if let Some(cached) = blobs.get(&key).and_then(Weak::upgrade) {
             return Ok(cached);
         }
@@ -326,7 +317,7 @@ impl Cache {
     /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end
     /// of a process; meanwhile the cache does it by itself.
     pub fn flush(&self) {
-        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs = lock(&self.blobs);
         let blobs: Vec<_> = blobs.values().filter_map(Weak::upgrade).collect();
         for blob in blobs {
             if let Err(error) = blob.flush() {

@@ -20,13 +20,14 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
 use lazuli_image::{Algorithm, Digest};
 
 use super::{Cache, CacheError, layout::Layout, ready::word_count};
+use crate::sync::lock;
 
 const DATA: &str = "data";
 const DURABLE: &str = "durable";
@@ -270,7 +271,7 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
     if !metadata.is_file() || metadata.len() != size {
         return Ok(None);
     }
-    let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut given = lock(given);
     match given.remove(&(metadata.dev(), metadata.ino())) {
         Some(file) => Ok(Some(file)),
         None => private().read(true).write(true).open(path).map(Some),

@@ -10,7 +10,10 @@ use super::{
     ahead::{self, Blobs, Purpose},
     courtesy::courtesy,
 };
-use crate::{cache::CachedBlob, error::ReadError};
+use crate::{
+    cache::{Ahead, CachedBlob},
+    error::ReadError,
+};
 
 /// How long background work waits for readers before each request: a second of demand on the whole
 /// node, at most.
@@ -47,7 +50,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     for blob in all.iter() {
         for chunk in blob.unready() {
             let chunk = blob.chunk(chunk);
-            blob.bring_range(&(chunk.decoded..chunk.decoded_end())).await?;
+            blob.prefetch_range(&(chunk.decoded..chunk.decoded_end())).await?;
         }
         blob.settled().await?;
     }
@@ -116,7 +119,7 @@ async fn bring(
         let fetch = async {
             let begun = Instant::now();
             let mut bytes = 0;
-            for (size, request) in blob.bring(&chunks, u64::MAX, None, false) {
+            for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Fetch) {
                 bytes += size;
                 match request.await {
                     // Told in the log; what nobody has right bytes of is left to who reads it.

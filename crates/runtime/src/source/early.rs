@@ -16,7 +16,7 @@ use lazuli_registry::{CONNECTIONS, Repository, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::fetch::LEAST_PART;
+use crate::plan::LEAST_PART;
 
 /// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
 pub(crate) const MOST: u64 = 16 << 20;

@@ -6,19 +6,19 @@
 //!                                             └─ late ─▶ the next as well; who is first wins
 //! ```
 
-use std::{future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::Stored;
 use lazuli_registry::health::vary;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     SourceError,
-    priority_semaphore::{Claim, Permit, PrioritySemaphore},
-    tracked_source::{Attempt, Meter, TrackedSource},
+    request::RangeRequest,
+    tracked_source::{Attempt, TrackedSource},
 };
+use crate::sharing::priority_semaphore::Permit;
 
 /// Pause before a place that failed is asked again. Lost connections and restarts are over in this
 /// time.
@@ -35,17 +35,6 @@ const HEDGE_AFTER: Duration = Duration::from_secs(1);
 /// The same when there is no other that is well: then others are asked, or the same once more over
 /// another connection, because connections die silently in firewalls and balancers.
 pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
-
-/// What to read, and for whom.
-pub(crate) struct Need<'a> {
-    pub(crate) range: Range<Stored>,
-    /// Bytes that one connection is asked for at most.
-    pub(crate) part: u64,
-    pub(crate) deadline: Instant,
-    pub(crate) room: &'a Arc<PrioritySemaphore>,
-    pub(crate) claim: &'a Claim,
-    pub(crate) meter: &'a dyn Meter,
-}
 
 /// Bytes, unchecked.
 #[derive(Debug)]
@@ -94,7 +83,7 @@ impl Try {
 }
 
 struct Race<'a> {
-    need: &'a Need<'a>,
+    request: &'a RangeRequest<'a>,
     candidates: Vec<Candidate<'a>>,
     tries: Vec<Try>,
     events: Events<'a>,
@@ -109,13 +98,13 @@ struct Race<'a> {
 /// deadline, or before when nobody may be asked again until then.
 pub(crate) async fn read(
     places: &[Arc<TrackedSource>],
-    need: &Need<'_>,
+    request: &RangeRequest<'_>,
 ) -> Result<Answer, SourceError> {
     let begun = Instant::now();
     let candidate =
         |place| Candidate { place, asked: false, under_way: 0, failure: None, hopeless: false };
     let mut race = Race {
-        need,
+        request,
         candidates: places.iter().map(candidate).collect(),
         tries: Vec::new(),
         events: Events::new(),
@@ -129,7 +118,7 @@ pub(crate) async fn read(
         let event = tokio::select! {
             biased;
             Some(event) = race.events.next() => event,
-            () = sleep_until(need.deadline) => return Err(race.give_up(begun)),
+            () = sleep_until(request.deadline) => return Err(race.give_up(begun)),
         };
         match event {
             Event::Answered(number, Ok((bytes, permit))) => {
@@ -188,7 +177,7 @@ impl<'a> Race<'a> {
         let is_elsewhere = |candidate: &Candidate<'_>| {
             matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
         };
-        if self.need.claim.is_wanted() {
+        if self.request.claim.is_wanted() {
             let others = self.candidates.iter_mut().filter(|candidate| is_elsewhere(candidate));
             others.for_each(|candidate| candidate.hopeless = false);
         }
@@ -199,7 +188,7 @@ impl<'a> Race<'a> {
         (candidate.asked, candidate.under_way) = (true, candidate.under_way + 1);
         let number = self.tries.len();
         let attempt = Arc::new(Attempt::default());
-        let (place, need) = (candidate.place, self.need);
+        let (place, request) = (candidate.place, self.request);
         self.tries.push(Try {
             candidate: at,
             started: Instant::now(),
@@ -207,7 +196,7 @@ impl<'a> Race<'a> {
             over: false,
         });
         self.events.push(Box::pin(async move {
-            let read = place.read(need, &attempt);
+            let read = place.read(request, &attempt);
             Event::Answered(number, read.await)
         }));
         self.look_after(number, place.hedge_after().unwrap_or(HEDGE_AFTER), false);
@@ -253,13 +242,13 @@ impl<'a> Race<'a> {
             return true;
         }
         let now = Instant::now();
-        let left = self.need.deadline.saturating_duration_since(now);
+        let left = self.request.deadline.saturating_duration_since(now);
         let mut next = now + vary(self.pause).min(left / 2);
         if self.tries.iter().all(|t| t.over) {
             let open = self.candidates.iter().filter(|candidate| !candidate.hopeless);
             let asked = open.map(|candidate| candidate.place.asked_until().unwrap_or(now)).min();
             next = next.max(asked.unwrap_or(now));
-            if next >= self.need.deadline {
+            if next >= self.request.deadline {
                 return false;
             }
         }

@@ -18,11 +18,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    BlobSource, Progress, SourceError,
-    priority_semaphore::{Permit, PrioritySemaphore},
-    race::Need,
-};
+use super::{BlobSource, Progress, SourceError, request::RangeRequest};
+use crate::sharing::priority_semaphore::{Permit, PrioritySemaphore};
 
 /// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
@@ -51,14 +48,6 @@ pub(crate) struct TrackedSource {
     /// Of this blob there. That of the server is the source's.
     health: Health,
     requests: Arc<PrioritySemaphore>,
-}
-
-/// Counts what goes over the network.
-pub(crate) trait Meter: Send + Sync {
-    /// A request is sent.
-    fn request(&self);
-    /// So many bytes arrived.
-    fn arrived(&self, bytes: u64);
 }
 
 /// What one attempt has come to.
@@ -157,16 +146,17 @@ impl TrackedSource {
     /// bytes.
     pub(crate) async fn read(
         &self,
-        need: &Need<'_>,
+        request: &RangeRequest<'_>,
         attempt: &Attempt,
     ) -> Result<(Bytes, Permit), SourceError> {
-        let Need { range, room, claim, meter, .. } = need;
+        let RangeRequest { range, room, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
         if !self.source.is_shared(range, claim.is_wanted()).await {
             return Err(SourceError::AskOthers { source_name: self.describe() });
         }
-        let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
+        let parts: Vec<_> =
+            range::parts(range, size.div_ceil(request.part.max(1)), server).collect();
         let _request = self.requests.take(parts.len() as u64, claim).await;
         let mut permit = Some(room.take(size, claim).await);
         let _ = attempt.sent.set(Instant::now());

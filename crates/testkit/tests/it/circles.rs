@@ -15,14 +15,6 @@ use std::{
 const KNOWN: &[(&str, &[&str])] = &[(
     "runtime",
     &[
-        "cache/account.rs",
-        "cache/blob.rs",
-        "cache/disk_full.rs",
-        "cache/durable.rs",
-        "cache/evict.rs",
-        "cache/readahead.rs",
-        "cache/released.rs",
-        "cache/workers.rs",
         "daemon/api.rs",
         "daemon/expected.rs",
         "daemon/filesystems.rs",
@@ -37,11 +29,6 @@ const KNOWN: &[(&str, &[&str])] = &[(
         "daemon/route.rs",
         "daemon/scrub.rs",
         "daemon/served_image.rs",
-        "fetch.rs",
-        "source/early.rs",
-        "source/priority_semaphore.rs",
-        "source/race.rs",
-        "source/tracked_source.rs",
     ],
 )];
 

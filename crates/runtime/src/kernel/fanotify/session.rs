@@ -37,8 +37,9 @@ use super::{
     shares::Slots,
 };
 use crate::{
-    cache::{Account, CachedBlob},
+    cache::CachedBlob,
     keeper::{KeptDescriptor, Link, names::BLOB},
+    sharing::Account,
 };
 
 /// One event of this many descriptors may wait at a time, the others stay in the kernel's queue,

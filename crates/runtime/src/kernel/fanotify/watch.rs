@@ -19,7 +19,7 @@ use super::{
     journal::FileId,
     session::{Session, SessionError, Watched},
 };
-use crate::cache::{CachedBlob, Owner};
+use crate::{cache::CachedBlob, sharing::Owner};
 
 /// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any
 /// more, and not before: the kernel would let readers see the holes.

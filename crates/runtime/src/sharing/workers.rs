@@ -15,8 +15,11 @@ use tokio::{
     task,
 };
 
-use super::{account::Account, durable::lock};
-use crate::source::priority_semaphore::{Claim, PrioritySemaphore};
+use super::{
+    account::Account,
+    priority_semaphore::{Claim, PrioritySemaphore},
+};
+use crate::sync::lock;
 
 /// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest
 /// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
@@ -26,6 +29,15 @@ const ROOM: u64 = 64 << 20;
 /// link: nothing has to make way for them. Well above the time in which registries answer, and
 /// below the one after which a start counts as over.
 const STALLED: Duration = Duration::from_secs(2);
+
+/// Whether a reader waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// A reader waits.
+    Demand,
+    /// None waits yet.
+    Background,
+}
 
 /// Bounds how many chunks are decoded at a time, over all blobs: one per processor. Images take
 /// turns.
@@ -131,14 +143,17 @@ impl Workers {
     pub(crate) async fn run<R: Send + 'static>(
         &self,
         account: Account,
-        background: bool,
+        urgency: Urgency,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> R {
         // Readers and others have semaphores of their own.
         let claim = Claim::new(account, || true);
-        let _background =
-            if background { Some(self.background.take(1, &claim).await) } else { None };
-        let yields = background && self.is_awaited();
+        let is_background = urgency == Urgency::Background;
+        let _background = match is_background {
+            true => Some(self.background.take(1, &claim).await),
+            false => None,
+        };
+        let yields = is_background && self.is_awaited();
         let _polite = if yields { Some(self.polite.take(1, &claim).await) } else { None };
         let _permit = self.all.take(1, &claim).await;
         match task::spawn_blocking(job).await {

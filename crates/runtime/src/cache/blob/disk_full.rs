@@ -1,4 +1,4 @@
-//! Readers on a full disk.
+//! How readers wait for space on a full disk.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -6,31 +6,31 @@ use lazuli_image::BLOCK_SIZE;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio::time::Instant;
 
-use super::{CachedBlob, store::is_full};
+use super::{super::store::is_full, CachedBlob};
 
-/// First and longest pause between two looks for room.
+/// First and longest pause between two attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
-/// A reader's wait for room.
+/// A reader's wait for space.
 #[derive(Debug)]
-pub(super) struct WaitForRoom {
+pub(super) struct WaitForSpace {
     deadline: Instant,
     pause: Duration,
 }
 
-impl WaitForRoom {
+impl WaitForSpace {
     pub(super) fn new(deadline: Duration) -> Self {
-        WaitForRoom { deadline: Instant::now() + deadline, pause: PAUSES[0] }
+        WaitForSpace { deadline: Instant::now() + deadline, pause: PAUSES[0] }
     }
 }
 
 impl CachedBlob {
-    /// Waits until the disk has room for what is missing of `wanted`, and takes it, so that nobody
+    /// Waits until the disk has space for what is missing of `wanted`, and takes it, so that nothing
     /// else does until it is fetched. `false` when waiting ends first.
-    pub(super) async fn find_room(
+    pub(super) async fn find_space(
         self: &Arc<Self>,
         wanted: Range<usize>,
-        waiting: &mut WaitForRoom,
+        waiting: &mut WaitForSpace,
     ) -> bool {
         loop {
             if Instant::now() + waiting.pause >= waiting.deadline {
@@ -57,7 +57,7 @@ impl CachedBlob {
     /// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like
     /// a hole. Whether there was room. Blocks.
     fn reserve(self: &Arc<Self>, wanted: Range<usize>) -> bool {
-        let missing = |at: &usize| !self.ready.is_ready(*at) && !self.suspect.is_ready(*at);
+        let missing = |at: &usize| !self.has(*at);
         let reserved = self.change(|data| {
             wanted.filter(missing).try_for_each(|at| {
                 let chunk = self.chunk(at);

@@ -1,14 +1,15 @@
-//! Turns for something scarce, where readers go first and images share it out.
+//! A semaphore in which readers go first and images share the rest.
 
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use tokio::sync::oneshot;
 
-use crate::cache::Account;
+use super::account::Account;
+use crate::sync::lock;
 
 /// Who something is fetched for.
 #[derive(Clone)]
@@ -181,8 +182,7 @@ impl PrioritySemaphore {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No panic can leave the state half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

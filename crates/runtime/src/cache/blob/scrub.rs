@@ -1,11 +1,12 @@
-//! Reading everything back: what the disk has may be wrong although nobody has touched it.
+//! Scrub: reads everything back, since a disk may return other bytes than were written to it.
 
 use std::{ops::Range, sync::Arc};
 
 use lazuli_image::Decoded;
 use rustix::fs::{Advice, fadvise};
 
-use super::{CachedBlob, durable::lock};
+use super::CachedBlob;
+use crate::sharing::workers::Urgency;
 
 /// Decoded bytes that one step checks, about.
 const STEP: u64 = 32 << 20;
@@ -42,18 +43,15 @@ impl CachedBlob {
         let mut result = Scrubbed::default();
         let mut at = from.min(chunks.len());
         while at < chunks.len() && result.bytes < STEP {
-            if self.ready.is_ready(at) || self.suspect.is_ready(at) {
+            if self.has(at) {
                 let blob = self.clone();
-                self.run(true, move || blob.read_anew(at)).await;
+                self.run(Urgency::Background, move || blob.read_anew(at)).await;
                 result.chunks += 1;
                 result.bytes += u64::from(chunks[at].decoded_size);
             }
             at += 1;
         }
-        let mut wrong = lock(&self.wrong);
-        let found: Vec<_> = wrong.range(from.min(at)..at).copied().collect();
-        for at in found {
-            wrong.remove(&at);
+        for at in self.residency.take_wrong(from.min(at)..at) {
             let chunk = self.chunk(at);
             let range = chunk.decoded..chunk.decoded_end();
             result.wrong.push(WrongChunk { number: chunk.number, range });

@@ -1,7 +1,4 @@
-//! Which image is charged for what is done about a blob.
-//!
-//! Whatever the images of a node share is shared out by account: events that wait, memory for
-//! answers, processors, and the disk.
+//! Which image is charged for work on a blob.
 
 use std::{
     collections::HashMap,
@@ -11,9 +8,9 @@ use std::{
 
 use lazuli_image::Digest;
 
-use super::{CachedBlob, durable::lock};
+use crate::sync::lock;
 
-/// See the module.
+/// The image, or the shared blob, that work is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Account {
     /// The only image in use that has the blob, by its manifest.
@@ -24,37 +21,36 @@ pub enum Account {
 }
 
 /// The images in use that have a blob, with how often each has it open.
-#[derive(Debug, Default)]
-pub(super) struct Owners(Mutex<HashMap<Digest, usize>>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Owners(Arc<Mutex<HashMap<Digest, usize>>>);
 
 /// Names an image that has a blob, as long as it lives.
 pub struct Owner {
-    blob: Arc<CachedBlob>,
+    owners: Owners,
     image: Digest,
 }
 
-impl CachedBlob {
-    /// Charges the image with this manifest for the blob, until the result is dropped.
-    #[must_use]
-    pub fn owned_by(self: &Arc<Self>, image: Digest) -> Owner {
-        *lock(&self.owners.0).entry(image).or_default() += 1;
-        Owner { blob: self.clone(), image }
+impl Owners {
+    /// Charges the image with this manifest, until the result is dropped.
+    pub(crate) fn add(&self, image: Digest) -> Owner {
+        *lock(&self.0).entry(image).or_default() += 1;
+        Owner { owners: self.clone(), image }
     }
 
-    /// Who is charged at this moment.
-    pub fn account(&self) -> Account {
-        let owners = lock(&self.owners.0);
+    /// The account that `blob` is charged to at this moment.
+    pub(crate) fn account(&self, blob: Digest) -> Account {
+        let owners = lock(&self.0);
         let mut images = owners.keys();
         match (images.next(), images.next()) {
             (Some(image), None) => Account::Image(*image),
-            _ => Account::Shared(self.id()),
+            _ => Account::Shared(blob),
         }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let mut owners = lock(&self.blob.owners.0);
+        let mut owners = lock(&self.owners.0);
         if let Some(count) = owners.get_mut(&self.image) {
             *count -= 1;
             if *count == 0 {
@@ -66,6 +62,6 @@ impl Drop for Owner {
 
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({} of {})", self.image, self.blob.id())
+        write!(f, "Owner({})", self.image)
     }
 }

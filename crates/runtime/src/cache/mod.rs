@@ -52,7 +52,12 @@ pub use self::{
 use self::{
     budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
 };
-use crate::{sharing::workers::Workers, source::BlobSource, sync::lock};
+use crate::{
+    path_error::{At as _, PathError},
+    sharing::workers::Workers,
+    source::BlobSource,
+    sync::lock,
+};
 
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,10 +123,9 @@ pub enum CacheError {
     },
 }
 
-impl CacheError {
-    fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| CacheError::Io { path, source }
+impl From<PathError> for CacheError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        CacheError::Io { path, source }
     }
 }
 
@@ -155,20 +159,20 @@ impl Cache {
     /// Outside a tokio runtime: the cache runs its fetches there.
     pub fn open(dir: &Path, settings: Settings) -> Result<Arc<Self>, CacheError> {
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
-        let boot = fs::read_to_string(boot).map_err(CacheError::io(boot))?;
+        let boot = fs::read_to_string(boot).at(boot)?;
         Self::open_in_boot(dir, settings, boot)
     }
 
     fn open_in_boot(dir: &Path, settings: Settings, boot: String) -> Result<Arc<Self>, CacheError> {
         let blobs = dir.join("blobs");
         let create = DirBuilder::new().recursive(true).mode(0o700).create(&blobs);
-        create.map_err(CacheError::io(&blobs))?;
+        create.at(&blobs)?;
         let path = dir.join("lock");
         let lock = File::options().write(true).create(true).truncate(false).open(&path);
-        let lock = lock.map_err(CacheError::io(&path))?;
+        let lock = lock.at(&path)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => CacheError::InUse { path: dir.to_owned() },
-            TryLockError::Error(error) => CacheError::io(path)(error),
+            TryLockError::Error(source) => CacheError::Io { path, source },
         })?;
         budget::sweep(&blobs);
         Ok(Arc::new_cyclic(|own| Cache {
@@ -277,7 +281,7 @@ impl Cache {
 
     /// The names of all blobs' directories, with the bytes that they occupy.
     pub fn directories(&self) -> Result<Vec<(String, u64)>, CacheError> {
-        let entries = fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten();
+        let entries = fs::read_dir(&self.dir).at(&self.dir)?.flatten();
         let named = entries.filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())));
         Ok(named.map(|(name, path)| (name, occupied(&path).0)).collect())
     }
@@ -305,7 +309,7 @@ impl Cache {
     /// occupy on the disk.
     pub fn usage(&self) -> Result<(u64, u64), CacheError> {
         let (mut blobs, mut bytes) = (0, 0);
-        for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
+        for blob in fs::read_dir(&self.dir).at(&self.dir)?.flatten() {
             blobs += 1;
             bytes += occupied(&blob.path()).0;
         }

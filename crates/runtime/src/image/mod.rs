@@ -50,6 +50,7 @@ use self::{
     rows::{Preconnect, Purpose},
     tables::Tables,
 };
+use crate::path_error::{At as _, PathError};
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +133,12 @@ pub enum ImageError {
     },
 }
 
+impl From<PathError> for ImageError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        ImageError::Io { path, source }
+    }
+}
+
 /// An image whose metadata is on this node.
 #[derive(Debug)]
 pub struct StoredImage {
@@ -207,8 +214,7 @@ impl StoredImage {
                 Ok(image) => return Ok((image, fetched, admitted)),
                 Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
                     tracing::warn!(%error, "fetching the image's metadata again");
-                    fs::remove_dir_all(&directory)
-                        .map_err(|source| ImageError::Io { path: directory.clone(), source })?;
+                    fs::remove_dir_all(&directory).at(&directory).map_err(ImageError::from)?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -251,8 +257,7 @@ impl StoredImage {
         }
         let config = read(directory, CONFIG)?;
         let path = directory.join(BOOTSTRAP);
-        let io = |source| ImageError::Io { path: path.clone(), source };
-        let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
+        let map = Map::new(&File::open(&path).at(&path)?).at(&path)?;
         let digest = read(directory, BOOTSTRAP_DIGEST)?;
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
@@ -347,12 +352,11 @@ impl StoredImage {
 pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
     let files = names.iter().map(|name| directory.join(name));
-    let io = |source| ImageError::Io { path: directory.to_owned(), source };
-    let points = point_files::found(directory).map_err(io)?;
+    let points = point_files::found(directory).at(directory)?;
     let files = files.chain(points).chain([directory.to_owned()]);
     for path in files.chain(directory.parent().map(Path::to_owned)) {
         let synced = File::open(&path).and_then(|file| file.sync_all());
-        synced.map_err(|source| ImageError::Io { path, source })?;
+        synced.at(path)?;
     }
     Ok(())
 }
@@ -583,8 +587,7 @@ impl Partial {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = images.join(format!("{PARTIAL}{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)
-            .map_err(|source| ImageError::Io { path: path.clone(), source })?;
+        fs::create_dir_all(&path).at(&path)?;
         Ok(Partial(path))
     }
 
@@ -610,10 +613,10 @@ impl Drop for Partial {
 fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), ImageError> {
     let path = directory.join(name);
     let write = || io::Write::write_all(&mut File::create_new(&path)?, content);
-    write().map_err(|source| ImageError::Io { path: path.clone(), source })
+    Ok(write().at(&path)?)
 }
 
 fn read(directory: &Path, name: &str) -> Result<Vec<u8>, ImageError> {
     let path = directory.join(name);
-    fs::read(&path).map_err(|source| ImageError::Io { path, source })
+    Ok(fs::read(&path).at(&path)?)
 }

@@ -30,6 +30,7 @@ use super::{
     wire::{Channel, Kind, Message, unexpected},
     worker::Worker,
 };
+use crate::path_error::At as _;
 
 /// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
@@ -63,13 +64,11 @@ pub enum TakeoverError {
 impl Keeper {
     /// Takes the daemon of `root` over with this program. Returns when it serves.
     pub fn succeed(root: &Path, programs: Programs) -> Result<Self, TakeoverError> {
-        let failed =
-            |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
-        let root = root.canonicalize().map_err(|error| failed(root, error))?;
+        let root = root.canonicalize().at(root).map_err(KeeperError::from)?;
         // Whether there is anything to take over. The old keeper hangs up on who says nothing, and
         // the check may take longer than that.
         drop(dial(&root)?);
-        let check = programs(Role::Check).status().map_err(|error| failed(&root, error))?;
+        let check = programs(Role::Check).status().at(&root).map_err(KeeperError::from)?;
         if !check.success() {
             return Err(TakeoverError::Check(check));
         }
@@ -77,7 +76,7 @@ impl Keeper {
         let descriptors = take_over(&old)?;
         // This process and its workers write where the old ones did.
         if let Some(log) = descriptors.get(LOG) {
-            rustix::stdio::dup2_stderr(log).map_err(|error| failed(&root, error.into()))?;
+            rustix::stdio::dup2_stderr(log).at(&root).map_err(KeeperError::from)?;
         }
         let mut keeper = Keeper::new(root, programs, descriptors)?;
         match keeper.try_worker(&old) {

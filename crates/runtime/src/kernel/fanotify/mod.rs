@@ -21,6 +21,7 @@ mod groups;
 mod journal;
 mod listener;
 mod pending;
+pub(super) mod probe;
 mod session;
 mod shares;
 mod watch;

@@ -1,4 +1,4 @@
-//! What is mounted, as the kernel tells it in /proc/self/mountinfo.
+//! What is mounted, by `/proc/self/mountinfo`.
 
 use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf};
 
@@ -36,8 +36,9 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+/// A path as it is: in its lists the kernel writes space, tab, newline and backslash as three octal
+/// digits behind a backslash.
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, tail)) = rest.split_first() {

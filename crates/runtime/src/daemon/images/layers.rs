@@ -1,45 +1,16 @@
 //! What the layers of a lazy image have to be called, for the snapshot service to compare with what
 //! containerd calls them.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Login, Manifest, Selector};
+use lazuli_registry::{ImageName, Login, Manifest};
 
-use super::{DaemonError, Images, api::MountRequest};
+use super::{
+    super::{DaemonError, api::MountRequest},
+    Images,
+};
 use crate::image::{ImageError, chain};
-
-/// Bytes of manifests that are remembered. Those of lazy images have a few kilobytes, and the
-/// largest 4 MiB.
-const KEPT: usize = 8 << 20;
-
-/// The last manifests that were fetched by digest: containerd asks for one layer after the other,
-/// and then the image is mounted.
-#[derive(Debug, Default)]
-pub(super) struct Recent(Mutex<VecDeque<(String, Arc<Manifest>)>>);
-
-impl Recent {
-    /// The manifest that `name`, which has a digest, means.
-    pub(super) fn get(&self, name: &ImageName) -> Option<Arc<Manifest>> {
-        let name = name.to_string();
-        let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.iter().find(|(known, _)| *known == name).map(|(_, manifest)| manifest.clone())
-    }
-
-    /// Remembers what `name`, which has a digest, means.
-    pub(super) fn insert(&self, name: &ImageName, manifest: Arc<Manifest>) {
-        let name = name.to_string();
-        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.retain(|(known, _)| *known != name);
-        recent.push_back((name, manifest));
-        while recent.iter().map(|(_, manifest)| manifest.raw.len()).sum::<usize>() > KEPT {
-            recent.pop_front();
-        }
-    }
-}
 
 impl Images {
     /// The chain ids of the data layers of the image that `request` names by the digest of its
@@ -49,7 +20,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<Vec<Digest>, DaemonError> {
-        let (name, digest) = pinned(request)?;
+        let (name, digest) = request.pinned()?;
         let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         // Both at the same time, since each of them takes round trips.
         let (node, admitted) = (self.0.clone(), request.clone());
@@ -68,7 +39,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
-        let (name, _) = pinned(request)?;
+        let (name, _) = request.pinned()?;
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         self.0.admit_pinned(request).await.map(drop)
     }
@@ -96,7 +67,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<Digest, DaemonError> {
-        let (name, digest) = pinned(request)?;
+        let (name, digest) = request.pinned()?;
         let images = self.0.root.join("images");
         self.0.expected.arrived(&digest).await;
         let stored = {
@@ -115,49 +86,10 @@ impl Images {
     }
 }
 
-pub(super) fn pinned(request: &MountRequest) -> Result<(ImageName, Digest), DaemonError> {
-    let name: ImageName = request.image.parse()?;
-    match name.selector() {
-        Some(Selector::Digest(digest)) => Ok((name, digest)),
-        _ => Err(DaemonError::NoDigest { image: request.image.clone() }),
-    }
-}
-
 /// The digest may be that of an index, which lists the manifest of an image but is none.
 fn expect(manifest: &Manifest, name: &ImageName, digest: &Digest) -> Result<(), DaemonError> {
     if manifest.digest == *digest {
         return Ok(());
     }
     Err(DaemonError::NotItsManifest { image: name.to_string(), manifest: manifest.digest })
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use lazuli_image::{Algorithm, oci};
-
-    use super::*;
-
-    #[test]
-    fn recent_manifests_are_bounded_by_bytes() {
-        let json = br#"{"schemaVersion":2,"config":{"mediaType":"","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0},"layers":[]}"#;
-        let parsed = oci::Manifest::parse(json).unwrap();
-        let manifest = |size: usize| {
-            let (raw, digest) = (Bytes::from(vec![0; size]), Algorithm::Sha256.digest(json));
-            let media_type = oci::media_type::MANIFEST.to_owned();
-            Arc::new(Manifest { raw, digest, media_type, parsed: parsed.clone(), index: None })
-        };
-        let name = |tag: usize| format!("r.example/a:{tag}").parse::<ImageName>().unwrap();
-        let recent = Recent::default();
-        for tag in 0..3 {
-            recent.insert(&name(tag), manifest(KEPT / 2));
-        }
-        let known = [0, 1, 2].map(|tag| recent.get(&name(tag)).is_some());
-        assert_eq!(known, [false, true, true]);
-        recent.insert(&name(1), manifest(1));
-        recent.insert(&name(3), manifest(KEPT / 2 - 1));
-        assert!([1, 2, 3].iter().all(|tag| recent.get(&name(*tag)).is_some()));
-        recent.insert(&name(4), manifest(KEPT + 1));
-        assert!((0..5).all(|tag| recent.get(&name(tag)).is_none()));
-    }
 }

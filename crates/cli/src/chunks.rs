@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use lazuli_builder::unpack::Content;
 use lazuli_image::{Blob, Chunk, ChunkRef, Digest, Stored, codec::Decoder};
-use lazuli_registry::Repository;
+use lazuli_registry::Pull;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 
@@ -36,7 +36,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 
 /// The stored bytes of these chunks, in a few requests, so many of them at the same time.
 pub(crate) async fn read(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     chunks: &[(&Blob, &Chunk)],
     at_once: usize,
 ) -> Result<Vec<Bytes>> {
@@ -83,7 +83,7 @@ fn place((blob, chunk): (&Blob, &Chunk)) -> (Digest, Stored, u32) {
     (blob.id, chunk.stored, chunk.stored_size)
 }
 
-async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
+async fn range_of(repository: &dyn Pull, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
     let mut failures = 0;
     loop {
         match repository.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
@@ -168,7 +168,7 @@ struct Window {
 impl<'a> Chunks<'a> {
     /// Begins to fetch `wanted`. `used` hears of decoded bytes as they are used.
     pub(crate) fn fetch(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         image: &StoredImage,
         wanted: &[ChunkRef],
         used: &'a dyn Fn(u64),
@@ -176,7 +176,7 @@ impl<'a> Chunks<'a> {
     ) -> Self {
         let planned = plan(image.bootstrap.blobs(), wanted);
         let fetched = Arc::new(AtomicU64::new(0));
-        let (repository, bootstrap) = (repository.clone(), image.bootstrap.clone());
+        let bootstrap = image.bootstrap.clone();
         let count = fetched.clone();
         let fill = move |mut window: Window| {
             let (repository, bootstrap) = (repository.clone(), bootstrap.clone());

@@ -8,7 +8,7 @@ use lazuli_builder::{
     bake::{Hot, HotBlob},
 };
 use lazuli_image::{Blob, Chunk, ChunkRef, Codec};
-use lazuli_registry::Repository;
+use lazuli_registry::Pull;
 
 use crate::{
     chunks::{self, REQUESTS, WINDOW},
@@ -17,7 +17,7 @@ use crate::{
 
 /// Fetches and checks the chunks, and writes them one behind the other into a blob in `scratch`.
 pub(crate) async fn fetch(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     blobs: &[Blob],
     hot: &Hot,
     scratch: PathBuf,

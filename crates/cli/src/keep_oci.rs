@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
-use lazuli_registry::{BlobContent, Document, Manifest, Repository};
+use lazuli_registry::{BlobContent, Document, Manifest, Pull, Repository};
 use tokio::task::JoinHandle;
 
 use crate::{push, sign::Signer};
@@ -30,7 +30,7 @@ impl Ordinary {
     /// Some of its layers are not for everybody, so a place that has all of it cannot be.
     pub(crate) fn store(
         manifest: Manifest,
-        from: Arc<dyn Repository>,
+        from: Arc<dyn Pull>,
         to: Arc<dyn Repository>,
         neighbour: Option<String>,
     ) -> Result<Self> {

@@ -11,7 +11,7 @@ use lazuli_image::{
     oci::{BlobLayer, LazyImage, media_type},
     rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pushed, Repository};
+use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pull, Pushed, Repository};
 
 use tempfile::TempDir;
 
@@ -103,7 +103,7 @@ pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
 
 /// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap
 /// says, or from its end if another writer made it.
-pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) -> Result<Vec<u8>> {
+pub(crate) async fn meta_file(repository: &dyn Pull, record: &BlobRecord) -> Result<Vec<u8>> {
     if let Some(written) = rafs::written_meta_file(record) {
         return Ok(written);
     }

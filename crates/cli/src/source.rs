@@ -14,7 +14,7 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
 };
-use lazuli_registry::{DockerArchive, Manifest, Repository, Source, into_blocking};
+use lazuli_registry::{DockerArchive, Manifest, Pull, Source, into_blocking};
 use tokio::runtime::{Handle, Runtime};
 
 use crate::{config::Config, image_args::Access, layer_cache::LayerCache};
@@ -28,7 +28,7 @@ pub(crate) struct Opened {
     /// Its config, or an empty one.
     pub(crate) config: ImageConfig,
     /// The image in a registry or layout that this is, and where.
-    pub(crate) image: Option<(Manifest, Arc<dyn Repository>)>,
+    pub(crate) image: Option<(Manifest, Arc<dyn Pull>)>,
     /// What the manifest of the lazy image says about where it comes from.
     pub(crate) origin: BTreeMap<String, String>,
 }
@@ -122,7 +122,7 @@ fn rootfs(
     Opened { layers, digests, config, image: None, origin }
 }
 
-async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<Opened> {
+async fn image(repository: Arc<dyn Pull>, platform: &Platform) -> Result<Opened> {
     let manifest = repository.manifest(Some(platform)).await?;
     let config = lazuli_registry::config(&*repository, &manifest).await?;
     let config = ImageConfig::parse(&config)
@@ -145,7 +145,7 @@ async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<O
 /// A layer that is requested when its first byte is read: an image has more layers than a
 /// registry wants connections, and an idle one would be closed.
 enum Fetch {
-    Waiting(Arc<dyn Repository>, Box<Descriptor>, Handle),
+    Waiting(Arc<dyn Pull>, Box<Descriptor>, Handle),
     Reading(Box<dyn Read + Send>),
 }
 

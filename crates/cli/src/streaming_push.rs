@@ -16,7 +16,7 @@ use std::{
 use anyhow::Result;
 use indicatif::ProgressBar;
 use lazuli_builder::{Built, BuiltBlob, Progress};
-use lazuli_registry::{Growing, Growth, Pushed, RegistryError, Repository};
+use lazuli_registry::{Growing, Growth, Push, Pushed, RegistryError};
 use tokio::{
     runtime::{Handle, Runtime},
     sync::watch,
@@ -36,13 +36,13 @@ const WAIT_FOR_TOTAL: Duration = Duration::from_secs(2);
 /// Shows how a build reads its layers, and pushes what it makes.
 pub(crate) struct Pushing<'a> {
     bar: &'a ProgressBar,
-    target: Arc<dyn Repository>,
+    target: Arc<dyn Push>,
     runtime: Handle,
-    push: Arc<Mutex<Push>>,
+    push: Arc<Mutex<State>>,
     _undo: Undo,
 }
 
-enum Push {
+enum State {
     /// There was nothing to send yet, or all of it is there.
     Idle,
     Running(Running),
@@ -62,14 +62,14 @@ struct Running {
 /// The push, the blob if it is wanted, and how many of its bytes are there.
 type Ending<'b> = (JoinHandle<Result<Pushed, RegistryError>>, Option<&'b BuiltBlob>, ProgressBar);
 
-fn lock(push: &Mutex<Push>) -> MutexGuard<'_, Push> {
+fn lock(push: &Mutex<State>) -> MutexGuard<'_, State> {
     push.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes back what the registry has of it, and lets nothing begin again.
-fn give_up(push: &Mutex<Push>, runtime: &Handle) {
-    let before = mem::replace(&mut *lock(push), Push::GivenUp);
-    if let Push::Running(Running { growth, .. }) = before {
+fn give_up(push: &Mutex<State>, runtime: &Handle) {
+    let before = mem::replace(&mut *lock(push), State::GivenUp);
+    if let State::Running(Running { growth, .. }) = before {
         growth.send_replace(Growth::GivenUp);
         // The push has the other end for as long as it lives.
         let _ = runtime.block_on(async { timeout(WAIT_FOR_TOTAL, growth.closed()).await });
@@ -77,12 +77,8 @@ fn give_up(push: &Mutex<Push>, runtime: &Handle) {
 }
 
 impl<'a> Pushing<'a> {
-    pub(crate) fn new(
-        bar: &'a ProgressBar,
-        target: Arc<dyn Repository>,
-        runtime: &Runtime,
-    ) -> Self {
-        let (push, runtime) = (Arc::new(Mutex::new(Push::Idle)), runtime.handle().clone());
+    pub(crate) fn new(bar: &'a ProgressBar, target: Arc<dyn Push>, runtime: &Runtime) -> Self {
+        let (push, runtime) = (Arc::new(Mutex::new(State::Idle)), runtime.handle().clone());
         let (interrupted, handle) = (push.clone(), runtime.clone());
         let undo = interrupt::undo(move || give_up(&interrupted, &handle));
         Pushing { bar, target, runtime, push, _undo: undo }
@@ -125,7 +121,7 @@ impl<'a> Pushing<'a> {
     /// Says how the blob ends. What a signal needs to take it back stays until [`Self::over`].
     fn end<'b>(&self, built: Option<&'b Built>) -> Option<Ending<'b>> {
         let mut push = lock(&self.push);
-        let Push::Running(push) = &mut *push else { return None };
+        let State::Running(push) = &mut *push else { return None };
         let mut blobs = built.into_iter().flat_map(|built| &built.blobs);
         let blob = blobs.find(|blob| blob.file.as_ref() == Some(&push.file));
         let whole =
@@ -138,9 +134,9 @@ impl<'a> Pushing<'a> {
     /// error to report.
     async fn over(&self) {
         let interrupted = match &mut *lock(&self.push) {
-            Push::GivenUp => true,
+            State::GivenUp => true,
             push => {
-                *push = Push::Idle;
+                *push = State::Idle;
                 false
             }
         };
@@ -159,10 +155,10 @@ impl Progress for Pushing<'_> {
 
     fn lowest_grown(&self, file: &Path, bytes: u64) {
         let mut push = lock(&self.push);
-        if let Push::Idle = *push {
-            *push = Push::Running(self.begin(file));
+        if let State::Idle = *push {
+            *push = State::Running(self.begin(file));
         }
-        let Push::Running(push) = &*push else { return };
+        let State::Running(push) = &*push else { return };
         push.growth.send_if_modified(|growth| match growth {
             Growth::Bytes(there) if *there < bytes => {
                 *there = bytes;

@@ -65,6 +65,15 @@ impl Growing {
     }
 }
 
+/// Why bytes are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A reader waits for them.
+    Demand,
+    /// Ahead of any reader.
+    Prefetch,
+}
+
 /// What a push had to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {

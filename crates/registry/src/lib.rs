@@ -31,7 +31,7 @@ mod repository;
 mod route;
 mod transport;
 
-pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, into_blocking};
+pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, Urgency, into_blocking};
 pub use copy::{Copied, Copy};
 pub use distribution::{
     lazy::{lazy_form, lazy_manifest},
@@ -44,7 +44,9 @@ pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
 pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};
-pub use repository::{BlobContent, Repository, SmallBlob, TAGS, config};
+pub use repository::{
+    BlobContent, Pull, Push, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
+};
 pub use route::{
     dragonfly::Dragonfly,
     hosts::{self, Hosts},

@@ -1,4 +1,4 @@
-use std::{io::Read, ops::Range, sync::Arc};
+use std::{io::Read, ops::Range};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -9,7 +9,7 @@ use lazuli_image::{
     compare::compare,
     rafs::{self, BlobRecord, Bootstrap},
 };
-use lazuli_registry::{Repository, into_blocking};
+use lazuli_registry::{Pull, into_blocking};
 
 use crate::{
     Session, chunks,
@@ -51,7 +51,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bar = progress::bytes(Some(total), "checking");
     for record in &records {
         let size = opened.stored_size(&record.blob);
-        blob(repository, record, size, &runtime, &|bytes| bar.inc(bytes))
+        blob(&**repository, record, size, &runtime, &|bytes| bar.inc(bytes))
             .with_context(|| format!("blob {} of {name}", record.blob.id))?;
     }
     bar.finish_and_clear();
@@ -74,7 +74,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 /// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the
 /// tables at its end, or in the index of a layer that nobody converted.
 fn blob(
-    repository: &Arc<dyn Repository>,
+    repository: &dyn Pull,
     record: &BlobRecord,
     size: u64,
     runtime: &tokio::runtime::Runtime,

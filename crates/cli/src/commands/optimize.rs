@@ -12,7 +12,7 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
 };
-use lazuli_registry::{ImageName, Repository};
+use lazuli_registry::{ImageName, Pull};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -110,7 +110,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 
 /// The bootstrap with the tables of all blobs.
 fn pack(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     optimized: &Optimized,
     hot_blob: &BuiltBlob,
     runtime: &Runtime,

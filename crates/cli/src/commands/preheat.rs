@@ -5,7 +5,7 @@ use clap::Args;
 use futures_util::stream::{TryStreamExt as _, iter};
 use indicatif::{BinaryBytes, ProgressBar};
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{ImageName, Options, RegistryError, Repository, lazy_manifest};
+use lazuli_registry::{ImageName, Options, Pull, RegistryError, lazy_manifest};
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
@@ -143,9 +143,9 @@ fn hot(
 /// Where an image is.
 struct Places {
     /// Dragonfly alone.
-    shared: Arc<dyn Repository>,
+    shared: Arc<dyn Pull>,
     /// All of them.
-    repository: Arc<dyn Repository>,
+    repository: Arc<dyn Pull>,
 }
 
 impl Places {

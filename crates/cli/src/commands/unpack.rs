@@ -79,7 +79,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bar = progress::bytes(Some(plan.bytes()), "unpacking");
     let used = |bytes| bar.inc(bytes);
     let mut chunks =
-        Chunks::fetch(&image.repository, &image.image, &plan.chunks(), &used, &runtime);
+        Chunks::fetch(image.repository.clone(), &image.image, &plan.chunks(), &used, &runtime);
     let unpacked = match &target {
         Target::Directory(path) => unpack::directory(&plan, path, &mut chunks),
         Target::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),

@@ -34,7 +34,7 @@ use crate::{
     error::{self, RegistryError},
     manifest::Document,
     name::Selector,
-    repository::{BlobContent, Repository},
+    repository::{BlobContent, Pull},
     transport::{
         client::{Call, Client},
         response::location,
@@ -78,7 +78,7 @@ enum Content {
     /// All of them.
     Bytes(Bytes),
     /// The blob with this digest and size, as another place has it.
-    Stored(Arc<dyn Repository>, Digest, u64),
+    Stored(Arc<dyn Pull>, Digest, u64),
     Growing(Growing),
 }
 

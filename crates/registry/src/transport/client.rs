@@ -134,8 +134,8 @@ impl Client {
     }
 
     /// Whether everything that it has given came without credentials, see
-    /// [`Repository::is_open`](crate::Repository::is_open).
-    pub(crate) fn is_open(&self) -> bool {
+    /// [`Pull::serves_anonymously`](crate::Pull::serves_anonymously).
+    pub(crate) fn serves_anonymously(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && !self.is_closed.load(Ordering::Relaxed)
     }
 
@@ -182,9 +182,9 @@ impl Client {
     /// Opens connections for requests that are about to come, unless that was done lately or the
     /// server is near. With requests for nothing: the HTTP library has no other way to put
     /// connections into its pool.
-    pub(crate) fn prepare(&self) -> Preconnect {
+    pub(crate) fn preconnect(&self) -> Preconnect {
         if self.health.is_near()
-            || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
+            || !self.endpoints.should_preconnect(&self.base.origin().ascii_serialization())
         {
             return Preconnect::default();
         }

@@ -87,7 +87,7 @@ impl ClientPool {
 
     /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody
     /// did within the last minute.
-    pub(crate) fn should_prepare(&self, origin: &str) -> bool {
+    pub(crate) fn should_preconnect(&self, origin: &str) -> bool {
         let prepared = &mut self.lock().prepared;
         prepared.retain(|_, when| when.elapsed() < WARM);
         let is_warm = prepared.contains_key(origin);
@@ -150,12 +150,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connections_are_opened_ahead_once_a_minute() {
         let endpoints = ClientPool::default();
-        assert!(endpoints.should_prepare("http://a.example"));
-        assert!(endpoints.should_prepare("http://b.example"));
+        assert!(endpoints.should_preconnect("http://a.example"));
+        assert!(endpoints.should_preconnect("http://b.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(!endpoints.should_prepare("http://a.example"));
+        assert!(!endpoints.should_preconnect("http://a.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(endpoints.should_prepare("http://a.example"));
+        assert!(endpoints.should_preconnect("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]

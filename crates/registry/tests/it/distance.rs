@@ -86,7 +86,7 @@ impl Far {
             since = Instant::now();
             trips
         };
-        let opening = image.prepare();
+        let opening = image.request_policy().preconnect();
         let found = image.manifest(None).await.unwrap();
         opening.done().await;
         let manifest = lap();

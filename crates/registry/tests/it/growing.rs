@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_registry::{Growing, Growth, Layout, Pushed, Repository};
+use lazuli_registry::{Growing, Growth, Layout, Pull, Push, Pushed};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 use tempfile::TempDir;
 use tokio::{sync::watch, time::sleep};

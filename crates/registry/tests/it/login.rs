@@ -3,7 +3,7 @@
 use std::{fs, io::ErrorKind, net::TcpListener, sync::Arc};
 
 use lazuli_registry::{
-    ImageName, Keyring, Login as Pulled, Options, Registry, RegistryError, Repository,
+    ImageName, Keyring, Login as Pulled, Options, Pull, Registry, RegistryError,
 };
 use lazuli_testkit::registry::{FakeRegistry, Fault, Login};
 

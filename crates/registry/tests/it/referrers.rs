@@ -6,7 +6,9 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, media_type},
 };
-use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository, manifest};
+use lazuli_registry::{
+    ImageName, Mirrors, Options, Pull, Referrers, RegistryError, Repository, manifest,
+};
 use lazuli_testkit::registry::{FakeRegistry, Fault, Login};
 use serde_json::json;
 

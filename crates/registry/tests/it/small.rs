@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use lazuli_image::oci::{Descriptor, media_type};
-use lazuli_registry::{Mirrors, Options, RegistryError, Repository};
+use lazuli_registry::{Mirrors, Options, Pull, RegistryError};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
 use crate::support::{noise, open, options, sha256};
@@ -44,7 +44,7 @@ async fn from_near_everything_comes_at_once() {
     let content = noise(300_000, 16);
     server.put_blob("app", &content);
     let image = open(&server, "app");
-    image.health().unwrap().answered(Duration::from_millis(1));
+    image.request_policy().health().unwrap().answered(Duration::from_millis(1));
     let small = image.small_blob(&descriptor(&content)).await.unwrap();
     assert!(small.content == content);
     assert_eq!((small.requests, server.stats().requests), (1, 1));

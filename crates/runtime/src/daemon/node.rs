@@ -252,7 +252,7 @@ impl Node {
         let mut stopping = self.stopping.subscribe();
         let remembering = self.remember_images();
         let pull = async {
-            let opening = repository.prepare();
+            let opening = repository.request_policy().preconnect();
             let manifest = match self.recent.get(&name) {
                 Some(manifest) => manifest,
                 None => {

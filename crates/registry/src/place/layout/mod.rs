@@ -46,7 +46,7 @@ use crate::{
     error::{self, RegistryError},
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
-    repository::{BlobContent, Repository, SmallBlob},
+    repository::{BlobContent, Pull, Push, Referrers, SmallBlob},
 };
 
 /// The annotation that holds the tag.
@@ -458,7 +458,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 #[async_trait]
-impl Repository for Layout {
+impl Pull for Layout {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         let (layout, platform) = (self.clone(), platform.cloned());
         blocking(move || layout.find_manifest(platform.as_ref())).await
@@ -504,6 +504,26 @@ impl Repository for Layout {
         Ok(bytes)
     }
 
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        let layout = self.clone();
+        blocking(move || layout.tags()).await
+    }
+
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        small_blob::read(self, blob).await
+    }
+
+    fn describe(&self) -> String {
+        self.place()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Pull>> {
+        vec![self]
+    }
+}
+
+#[async_trait]
+impl Push for Layout {
     async fn push_blob(
         &self,
         digest: &Digest,
@@ -534,11 +554,6 @@ impl Repository for Layout {
         blocking(move || layout.put_manifest(&raw, &media_type)).await
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        let layout = self.clone();
-        blocking(move || layout.tags()).await
-    }
-
     async fn push_document(
         &self,
         document: &Document,
@@ -547,7 +562,10 @@ impl Repository for Layout {
         let (layout, document) = (self.clone(), document.clone());
         blocking(move || layout.put_document(&document, named)).await
     }
+}
 
+#[async_trait]
+impl Referrers for Layout {
     async fn referrers(
         &self,
         subject: &Digest,
@@ -578,17 +596,5 @@ impl Repository for Layout {
     ) -> Result<(), RegistryError> {
         let (layout, subject, entries) = (self.clone(), *subject, entries.to_vec());
         blocking(move || layout.enlist(&subject, &entries)).await
-    }
-
-    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        small_blob::read(self, blob).await
-    }
-
-    fn describe(&self) -> String {
-        self.place()
-    }
-
-    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        vec![self]
     }
 }

@@ -115,7 +115,7 @@ async fn whole(image: &Arc<dyn Repository>, content: &[u8]) -> bool {
 async fn it_is_asked_for_blobs_that_are_worth_it_and_for_nothing_else() {
     let scene = Scene::start();
     let image = scene.open(false);
-    image.prepare();
+    image.request_policy().preconnect();
     image.manifest(None).await.unwrap();
     image.document(None).await.unwrap();
     assert!(image.has_blob(&sha256(&scene.blob)).await.unwrap());
@@ -148,7 +148,7 @@ async fn each_request_tells_it_what_to_do() {
     let places = image.clone().places();
     assert_eq!(places.len(), 2);
     assert!(places[0].describe().contains(&scene.daemon.proxy()), "{}", places[0].describe());
-    places.iter().for_each(|place| place.expect_whole(&sha256(&scene.blob)));
+    places.iter().for_each(|place| place.request_policy().expect_whole(&sha256(&scene.blob)));
     let whole = WORTH as u64 + 1;
     within(10, async || scene.daemon.stats().from_origin == whole).await;
     let log = scene.daemon.log();

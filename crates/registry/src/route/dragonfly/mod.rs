@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use self::socket::Socket;
 
-use crate::{error::RegistryError, name::InvalidName, route::mirror::Mirror};
+use crate::{blob::Urgency, error::RegistryError, name::InvalidName, route::mirror::Mirror};
 
 /// Smallest blob that is asked of it, in bytes. To find out who has it takes about as long as a
 /// registry nearby needs for so much.
@@ -86,22 +86,23 @@ impl Dragonfly {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// Whether a part of a blob of `size` bytes should be asked for here: it is much of its pieces,
-    /// or somebody has it. Where that cannot be found out readers who wait try it, since a second
-    /// fetch by another node would cost the registry more; nobody else does.
-    pub(crate) async fn is_shared(
+    /// Whether to ask for this range of a blob of `size` bytes: it fills most of its pieces, or a
+    /// node has it. Without the daemon's socket that is unknown. Then demand reads ask, since a
+    /// second fetch by another node would cost the registry more, and prefetch does not.
+    pub(crate) async fn suits_range(
         &self,
         blob: &Digest,
         size: u64,
         range: &Range<Stored>,
-        waits: bool,
+        urgency: Urgency,
     ) -> bool {
+        let is_demand = urgency == Urgency::Demand;
         if fills_pieces(size, range) {
             return true;
         }
         match &self.socket {
-            Some(socket) => socket.has(blob, range).await.unwrap_or(waits),
-            None => waits,
+            Some(socket) => socket.has(blob, range).await.unwrap_or(is_demand),
+            None => is_demand,
         }
     }
 

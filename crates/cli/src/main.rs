@@ -5,31 +5,19 @@
 #[macro_use]
 mod output;
 
-mod chunk_reuse;
-mod chunks;
 mod commands;
 mod config;
 mod container;
-mod container_changes;
 mod containerd;
-mod conversion;
+mod convert;
 mod daemon;
 mod exit;
-mod hot_blob;
+mod image;
 mod image_args;
 mod interrupt;
-mod keep_oci;
-mod layer_cache;
 mod mirror;
 mod nydus_image;
-mod open_image;
 mod progress;
-mod push;
-mod sign;
-mod source;
-mod streaming_push;
-mod trace;
-mod trace_run;
 
 use std::{
     path::{Path, PathBuf},

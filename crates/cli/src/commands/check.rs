@@ -12,11 +12,14 @@ use lazuli_image::{
 use lazuli_registry::{Pull, into_blocking};
 
 use crate::{
-    Session, chunks,
+    Session,
     config::Config,
-    image_args,
-    open_image::{self, LazyImage, Shown},
-    progress, source,
+    convert::source,
+    image::{
+        open::{self, LazyImage, Shown},
+        read_chunks,
+    },
+    image_args, progress,
 };
 
 /// Verify a lazy image: its format, every digest, and optionally that it shows what its source
@@ -42,7 +45,7 @@ const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let opened = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let opened = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     let LazyImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
@@ -91,7 +94,7 @@ fn blob(
         let unit = decoder.unit(&blob.unit(chunk), stored, &mut buffer);
         let unit = unit.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
         for chunk in together {
-            chunks::verify(chunk, unit)?;
+            read_chunks::verify(chunk, unit)?;
             progress(chunk.stored_share());
         }
     }
@@ -162,7 +165,8 @@ fn against<B: AsRef<[u8]>>(
     config: &Config,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<()> {
-    let source = source::open(&text.parse()?, &arguments.access, config, runtime)?;
+    let (platform, access) = (arguments.access.platform()?, arguments.access.options(config)?);
+    let source = source::open(&text.parse()?, platform, &access, runtime)?;
     let bar = progress::bytes(source.stored_size(), "comparing");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let merged = lazuli_builder::merge(

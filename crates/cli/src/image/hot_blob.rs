@@ -11,7 +11,7 @@ use lazuli_image::{Blob, Chunk, ChunkRef, Codec};
 use lazuli_registry::Pull;
 
 use crate::{
-    chunks::{self, REQUESTS, WINDOW},
+    image::read_chunks::{self, REQUESTS, WINDOW},
     progress,
 };
 
@@ -41,7 +41,7 @@ pub(crate) async fn fetch(
             bytes > WINDOW
         });
         let (window, later) = rest.split_at(end.unwrap_or(rest.len()).max(1));
-        let stored = chunks::read(repository, window, REQUESTS).await?;
+        let stored = read_chunks::read(repository, window, REQUESTS).await?;
         for ((blob, chunk), stored) in window.iter().zip(&stored) {
             writer.add(blob, chunk, stored)?;
             bar.inc(chunk.stored_share());

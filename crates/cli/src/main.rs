@@ -129,4 +129,14 @@ mod tests {
         use clap::CommandFactory;
         super::Arguments::command().debug_assert();
     }
+    #[test]
+    fn every_verb_is_in_the_documentation() {
+        use clap::CommandFactory;
+        let document = include_str!("../../../docs/cli.md");
+        let command = super::Arguments::command();
+        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let name = format!("`lazuli {}", verb.get_name());
+            assert!(document.contains(&name), "docs/cli.md does not list {}", verb.get_name());
+        }
+    }
 }

@@ -1,5 +1,5 @@
 //! What readers see when the daemon of their node fails. Every test is a row of the table in
-//! docs/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
+//! docs/measurements/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
 
 use std::{panic::Location, thread, time::Instant};
 

@@ -12,8 +12,8 @@
 //!   mirrored::Mirrored: several of them, when the registry has mirrors, or nodes share blobs
 //! ```
 //!
-//! Nothing is retried here but an access token that expired and an upload that broke off: how long
-//! a read may take is known to whoever asks, see [`RegistryError::is_transient`].
+//! Only expired access tokens and interrupted uploads are retried here: the caller knows how long a
+//! read may take, see [`RegistryError::is_transient`].
 #![forbid(unsafe_code)]
 
 pub mod blob;

@@ -229,7 +229,7 @@ impl Upload<'_> {
         match response.status() {
             StatusCode::CREATED => return Ok(Step::Done(Pushed::Mounted)),
             StatusCode::ACCEPTED => *position = Some(self.position(&response, 0)?),
-            // Whoever may not read the other repository can still upload.
+            // Without access to the other repository, an upload still works.
             _ => {}
         }
         Ok(Step::At(0))
@@ -304,7 +304,7 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Waits until nobody wants the blob any more, for ever if it is not being made.
+    /// Waits until the blob is not wanted any more; for ever if it is complete.
     async fn given_up(&self) -> RegistryError {
         match &self.content {
             Content::Growing(growing) => growing.given_up().await,

@@ -84,7 +84,7 @@ impl Client {
         server: Server,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        // Who fetches on behalf of a server is shown what that server wants to see, if anything.
+        // A peer-to-peer daemon gets the upstream's credentials, or none.
         let upstream = server.peer.as_ref().map_or(&server, |peer| &peer.upstream);
         let is_registry = upstream.is_registry(image);
         let (mut place, reference, mirrors) = if is_registry {
@@ -278,8 +278,8 @@ impl Client {
         }
     }
 
-    /// Reads a part of a blob from somebody who fetches for several nodes, at his socket; `None` if
-    /// he has none, or does not deliver.
+    /// Reads a part of a blob at the peer-to-peer daemon's socket; `None` if it has none, or does
+    /// not deliver.
     pub(crate) async fn by_socket(
         &self,
         digest: &Digest,
@@ -333,7 +333,7 @@ impl Client {
                 self.health.answered(sent.elapsed());
                 self.note_access(response.status(), &tried);
             }
-            // Who may fetch is settled with the registry itself.
+            // Access is authorized by the registry itself.
             let is_shared = self.server.peer.is_some();
             if response.status() != StatusCode::UNAUTHORIZED || !ours || is_shared {
                 return Ok(response);

@@ -299,7 +299,7 @@ impl Layout {
         Ok(digest)
     }
 
-    /// Waits until nobody else changes index.json, and keeps others from it.
+    /// Locks index.json against changes by other processes.
     fn lock(&self) -> Result<File, RegistryError> {
         let path = self.name.directory.join(".lazuli.lock");
         let lock = File::options().create(true).append(true).open(&path);
@@ -451,7 +451,7 @@ async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and with it whoever asked.
+            // The runtime is shutting down, and the caller with it.
             Err(error) => Err(RegistryError::io("")(io::Error::other(error))),
         },
     }
@@ -535,7 +535,7 @@ impl Push for Layout {
         let (layout, digest) = (self.clone(), *digest);
         let (sender, mut steps) = tokio::sync::mpsc::unbounded_channel();
         let work = blocking(move || {
-            // Whoever listens may be gone; the copy goes on.
+            // The copy continues when its receiver is gone.
             let step = move |bytes| {
                 let _ = sender.send(bytes);
             };

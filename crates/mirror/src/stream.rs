@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn room_comes_back_with_the_last_of_the_bytes() {
+    async fn memory_is_released_with_the_last_byte() {
         let room = Room::default();
         let before = room.0.available_permits();
         let held = room.take(PART).await;

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many() {
+    fn the_least_recently_used_records_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for (name, age) in [("old", 20), ("new", 0), ("middle", 10)] {

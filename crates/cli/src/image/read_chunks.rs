@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_together_counts_once_and_whole() {
+    fn batches_count_once_and_in_full() {
         assert_eq!(windows(batched(9, 1), 0..9), [(8, 8), (1, 1)]);
         assert_eq!(windows(batched(24, 3), 0..24), [(24, 24)]);
         assert_eq!(windows(batched(27, 3), 0..27), [(24, 24), (3, 3)]);

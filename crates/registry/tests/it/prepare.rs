@@ -115,7 +115,7 @@ async fn check_far(host: &str, authority: Option<&Authority>) -> Result<(), Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn far_registries_are_prepared() {
+async fn connections_to_far_registries_are_opened_ahead() {
     let server = FakeRegistry::start().unwrap();
     server.put_blob("app", &noise(CONTENT, 21));
     let authority = Authority::new("ours");
@@ -136,7 +136,7 @@ async fn far_registries_are_prepared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_place_that_is_asked_first_is_prepared() {
+async fn connections_are_opened_to_the_first_server_only() {
     let [first, second, registry] = [(); 3].map(|()| FakeRegistry::start().unwrap());
     let mut mirrors = Mirrors::default();
     let urls = [&first, &second].map(|mirror| format!("http://{}", mirror.host()).parse().unwrap());

@@ -143,7 +143,7 @@ fn hung_in_flight() {
 }
 
 #[test]
-fn stuck() {
+fn a_peer_never_delivers() {
     let case = Case::cheap("daemon waits for a piece that never comes", Fault::Stuck, When::Later);
     Case { waits: (2.9, 4.5), ..case }.check();
 }
@@ -202,7 +202,7 @@ fn not_trusted_with_a_login() {
 /// Neither the daemon nor the registry delivers: a reader has its answer when the operator's
 /// deadline is over.
 #[test]
-fn nobody_delivers() {
+fn no_server_delivers() {
     if !able("fanotify") {
         return;
     }

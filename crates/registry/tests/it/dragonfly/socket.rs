@@ -53,7 +53,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn it_knows_what_other_nodes_have() {
+async fn the_socket_tells_which_nodes_have_a_blob() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
     let image = scene.open_with_socket(false);
@@ -75,7 +75,7 @@ async fn it_knows_what_other_nodes_have() {
 
 /// 128 KiB for each of more than 32 nodes are more than a piece.
 #[tokio::test]
-async fn what_many_nodes_read_is_shared() {
+async fn blobs_that_many_nodes_read_are_fetched_from_peers() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
     let image = scene.open_with_socket(false);
@@ -101,7 +101,7 @@ async fn what_many_nodes_read_is_shared() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_is_not_waited_for() {
+async fn a_silent_socket_is_skipped_after_its_time_out() {
     for fault in [Fault::Gone, Fault::Hung, Fault::Alone] {
         // Whether there is a connection already.
         for is_new in [false, true] {
@@ -121,7 +121,7 @@ async fn who_does_not_answer_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn bytes_come_through_it_when_the_proxy_is_gone() {
+async fn bytes_come_through_the_socket_when_the_proxy_is_gone() {
     let scene = Scene::start();
     let image = scene.open_with_socket(false);
     let link = |made: u64| format!("{}-{made}-1-0", sha256(b"old").hex());
@@ -165,7 +165,7 @@ async fn the_registry_is_asked_at_once_when_both_are_gone() {
 }
 
 #[tokio::test]
-async fn who_stops_waiting_leaves_no_link() {
+async fn an_abandoned_read_leaves_no_link() {
     let scene = Scene::start();
     let image = scene.open_with_socket(false);
     let place = image.places().remove(0);
@@ -179,7 +179,7 @@ async fn who_stops_waiting_leaves_no_link() {
 }
 
 #[tokio::test]
-async fn it_sees_logins_only_where_the_operator_says_so() {
+async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
     for is_trusted in [false, true] {
         let scene = Scene::start();
         scene.registry.require(Login::Basic("joe".into(), "secret".into()));

@@ -1,19 +1,28 @@
 //! Connections: TLS with the node's own certificates, then HTTP/1.1.
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
-
-use hyper::{server::conn::http1, service::service_fn};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+use std::{
+    convert::Infallible,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
+
+use hyper::{
+    header::{CONNECTION, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::Mirror;
 
@@ -34,7 +43,7 @@ const STALLED: Duration = Duration::from_secs(120);
 const HEAD_LIMIT: usize = 128 << 10;
 
 /// How long answers may take that are under way when the mirror ends.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The pause after a connection could not be accepted: when descriptors ran out, it would fail
 /// again.
@@ -45,7 +54,7 @@ impl Mirror {
     pub async fn serve(self: Arc<Self>, listener: TcpListener, leaving: impl Future<Output = ()>) {
         let tls = TlsAcceptor::from(self.tls.clone());
         let room = Arc::new(Semaphore::new(CONNECTIONS));
-        let graceful = GracefulShutdown::new();
+        let (ending, watching) = watch::channel(());
         tokio::pin!(leaving);
         loop {
             let accepted = async {
@@ -64,13 +73,12 @@ impl Mirror {
                     continue;
                 }
             };
-            let (tls, mirror, watcher) = (tls.clone(), self.clone(), graceful.watcher());
+            let (tls, mirror, watching) = (tls.clone(), self.clone(), watching.clone());
             tokio::spawn(async move {
                 let _permit = permit;
                 match timeout(HANDSHAKE, tls.accept(stream)).await {
                     Ok(Ok(stream)) => {
-                        let connection = mirror.converse(stream);
-                        if let Err(error) = watcher.watch(connection).await {
+                        if let Err(error) = mirror.converse(stream, watching).await {
                             tracing::debug!(%error, "a connection to the mirror ended");
                         }
                     }
@@ -80,23 +88,57 @@ impl Mirror {
                 }
             });
         }
-        let _ = timeout(LAST_WORDS, graceful.shutdown()).await;
+        drop(watching);
+        let _ = ending.send(());
+        let _ = timeout(LAST_WORDS, ending.closed()).await;
     }
 
-    fn converse(
+    /// Answers the requests of a client, until it goes or, when `ending` says so, after an answer.
+    /// A connection without a request stays for its first one: a client that lost its last
+    /// connection as it sent a request would fail twice in a row.
+    async fn converse(
         self: Arc<Self>,
-        stream: tokio_rustls::server::TlsStream<TcpStream>,
-    ) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> + Send {
+        stream: TlsStream<TcpStream>,
+        mut ending: watch::Receiver<()>,
+    ) -> Result<(), hyper::Error> {
+        let phase = Arc::new(Phase::default());
+        let seen = phase.clone();
         let service = service_fn(move |request| {
-            let mirror = self.clone();
-            async move { Ok::<_, Infallible>(mirror.answer(request).await) }
+            let (mirror, phase) = (self.clone(), seen.clone());
+            async move {
+                phase.asked.store(true, Ordering::Relaxed);
+                let mut answer = mirror.answer(request).await;
+                if phase.ending.load(Ordering::Relaxed) {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(answer)
+            }
         });
-        http1::Builder::new()
+        let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE)
             .max_buf_size(HEAD_LIMIT)
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            ended = &mut connection => return ended,
+            _ = ending.changed() => {}
+        }
+        phase.ending.store(true, Ordering::Relaxed);
+        if phase.asked.load(Ordering::Relaxed) {
+            connection.as_mut().graceful_shutdown();
+        }
+        connection.await
     }
+}
+
+/// How far a connection has come.
+#[derive(Debug, Default)]
+struct Phase {
+    /// It has had a request.
+    asked: AtomicBool,
+    /// The answer to its next request is its last one.
+    ending: AtomicBool,
 }
 
 /// A connection that does not hang on a client that is stuck.

@@ -118,7 +118,7 @@ fn take_over(session: &Session, force: bool) -> Result<()> {
 }
 
 /// How long answers to containerd may take to end when another worker takes over.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The life of a worker's helper, which is told at standard input what to do.
 fn help(session: &Session) -> Result<()> {

@@ -71,7 +71,9 @@ impl Scene {
         let ca = reqwest::Certificate::from_pem(&file("ca.pem")).unwrap();
         let identity = reqwest::Identity::from_pem(&file("client.pem")).unwrap();
         let builder = reqwest::Client::builder().tls_certs_only([ca]).identity(identity);
-        builder.no_proxy().build().unwrap()
+        // Each request has a connection of its own: two that wait in a pool die together, and two
+        // requests in a row would meet them.
+        builder.no_proxy().pool_max_idle_per_host(0).build().unwrap()
     }
 
     fn url(&self, path: &str) -> String {

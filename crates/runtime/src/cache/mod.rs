@@ -83,7 +83,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        // Measured, see docs/cache.md: less costs round trips, more costs bytes that nobody reads.
+        // Measured, see docs/measurements/cache.md: less costs round trips, more costs bytes that nobody reads.
         Settings {
             amplify: 256 << 10,
             flush_after: Duration::from_secs(5),

@@ -73,7 +73,7 @@ impl Node {
         let images = self.root.join("images");
         let remembering = self.remembering.start(images.clone(), self.cache.clone());
         let pull = async {
-            let opening = repository.prepare();
+            let opening = repository.request_policy().preconnect();
             let manifest = match self.recent.get(&name) {
                 Some(manifest) => manifest,
                 None => {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lazuli_image::Blob;
-use lazuli_registry::{ImageName, Options, Repository, Route};
+use lazuli_registry::{ImageName, Options, Pull, Repository, Route};
 
 use super::DaemonError;
 use crate::{
@@ -52,7 +52,7 @@ impl ImageRoute {
 }
 
 /// Every place that holds the image, in the order in which they are to be asked.
-fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Repository>> {
+fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
     let places = repository.clone().places();
     // The repository's own error then says that no server may be asked.
     if places.is_empty() { vec![repository.clone()] } else { places }
@@ -76,12 +76,13 @@ struct KnownRoute {
 }
 
 /// One source for each place that is to be asked for such a blob.
-fn sources(blob: &Blob, places: &[Arc<dyn Repository>]) -> Vec<Arc<dyn BlobSource>> {
-    let source = |place: &Arc<dyn Repository>| {
+fn sources(blob: &Blob, places: &[Arc<dyn Pull>]) -> Vec<Arc<dyn BlobSource>> {
+    let source = |place: &Arc<dyn Pull>| {
         let source = RepositorySource::new(place.clone(), blob.id, blob.stored_size);
         Arc::new(source) as Arc<dyn BlobSource>
     };
-    places.iter().filter(|place| place.is_worth(blob.stored_size)).map(source).collect()
+    let suits = |place: &&Arc<dyn Pull>| place.request_policy().suits_size(blob.stored_size);
+    places.iter().filter(suits).map(source).collect()
 }
 
 impl ImageRoutes {

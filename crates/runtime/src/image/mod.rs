@@ -40,7 +40,8 @@ use lazuli_image::{
     rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
 };
 use lazuli_registry::{
-    self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
+    self as registry, Pull, RegistryError, Repository, SmallBlob, into_blocking,
+    manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
 
@@ -445,7 +446,7 @@ struct Begun {
 
 /// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
 /// arrives as it is read.
-async fn begin(repository: &dyn Repository, layer: &Descriptor) -> Result<Begun, RegistryError> {
+async fn begin(repository: &dyn Pull, layer: &Descriptor) -> Result<Begun, RegistryError> {
     if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         return Ok(Begun { reader: Box::new(io::Cursor::new(content)), requests });
@@ -507,8 +508,8 @@ async fn find_bootstrap(
 
 /// Unpacks the bootstrap from the layer to the new file `to`.
 async fn fetch_bootstrap(
-    repository: &dyn Repository,
-    places: &[Arc<dyn Repository>],
+    repository: &dyn Pull,
+    places: &[Arc<dyn Pull>],
     (manifest, layer): (&Manifest, &Descriptor),
     begun: Result<Begun, RegistryError>,
     to: &Path,
@@ -525,7 +526,7 @@ async fn fetch_bootstrap(
     };
     let unpack = move || unpack::unpack(reader, &to);
     let mut unpacked = blocking(unpack).await.map_err(failed)?;
-    let misplaced = |blob: Digest, place: &Arc<dyn Repository>, problem: String| {
+    let misplaced = |blob: Digest, place: &Arc<dyn Pull>, problem: String| {
         let (image, place) = (repository.describe(), place.describe());
         ImageError::Misplaced { image, blob, place, problem }
     };

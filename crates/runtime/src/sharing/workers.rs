@@ -32,9 +32,9 @@ const STALLED: Duration = Duration::from_secs(2);
 
 /// Whether a reader waits for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
+pub(crate) enum Priority {
     /// A reader waits.
-    Demand,
+    Reader,
     /// None waits yet.
     Background,
 }
@@ -143,12 +143,12 @@ impl Workers {
     pub(crate) async fn run<R: Send + 'static>(
         &self,
         account: Account,
-        urgency: Urgency,
+        priority: Priority,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> R {
         // Readers and others have semaphores of their own.
         let claim = Claim::new(account, || true);
-        let is_background = urgency == Urgency::Background;
+        let is_background = priority == Priority::Background;
         let _background = match is_background {
             true => Some(self.background.take(1, &claim).await),
             false => None,

@@ -85,7 +85,8 @@ impl Early {
         for (layer, span) in spans {
             let (blob, size) = (layer.digest, layer.size);
             let count = (span.end.0 - span.start.0).div_ceil(part);
-            for range in range::parts(&span, count, repository.health().map(Arc::as_ref)) {
+            let policy = repository.request_policy();
+            for range in range::parts(&span, count, policy.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
                 let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
                 // Whether or not anybody waits for it, and only as long as anybody may.

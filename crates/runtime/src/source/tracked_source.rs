@@ -52,13 +52,13 @@ pub(crate) struct TrackedSource {
 
 /// What one attempt has come to.
 #[derive(Debug, Default)]
-pub(crate) struct Attempt {
+pub(crate) struct AttemptProgress {
     bytes: AtomicU64,
     first: Notify,
     sent: OnceLock<Instant>,
 }
 
-impl Attempt {
+impl AttemptProgress {
     /// How long ago the request was sent, if it was.
     pub(crate) fn age(&self) -> Option<Duration> {
         self.sent.get().map(Instant::elapsed)
@@ -147,7 +147,7 @@ impl TrackedSource {
     pub(crate) async fn read(
         &self,
         request: &RangeRequest<'_>,
-        attempt: &Attempt,
+        attempt: &AttemptProgress,
     ) -> Result<(Bytes, Permit), SourceError> {
         let RangeRequest { range, room, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
@@ -227,7 +227,7 @@ impl TrackedSource {
     }
 
     /// The error of an attempt that has not brought enough, if it was sent.
-    pub(crate) fn late(&self, attempt: &Attempt) -> Option<SourceError> {
+    pub(crate) fn late(&self, attempt: &AttemptProgress) -> Option<SourceError> {
         let waited = attempt.age()?;
         match attempt.has_begun() {
             true if attempt.makes_progress() => None,

@@ -7,7 +7,7 @@ use std::{cell::RefCell, sync::Arc};
 use lazuli_image::{Chunk, Stored, codec::Decoder};
 
 use super::{super::single_flight::Lease, CachedBlob};
-use crate::{error::ReadError, sharing::workers::Urgency, source::race::Answer};
+use crate::{error::ReadError, sharing::workers::Priority, source::race::Answer};
 
 /// Decoded bytes that one worker takes on at a time.
 pub(super) const JOB: u64 = 1 << 20;
@@ -103,9 +103,9 @@ pub(super) async fn commit(
     start: Stored,
     leases: Vec<Lease>,
 ) -> Committed {
-    let urgency = match leases.iter().any(Lease::is_wanted) {
-        true => Urgency::Demand,
-        false => Urgency::Background,
+    let priority = match leases.iter().any(Lease::is_wanted) {
+        true => Priority::Reader,
+        false => Priority::Background,
     };
     let (worker, from) = (blob.clone(), answer.clone());
     let accept_all = move || {
@@ -129,7 +129,7 @@ pub(super) async fn commit(
         }
         committed
     };
-    blob.run(urgency, accept_all).await
+    blob.run(priority, accept_all).await
 }
 
 /// Commits the only chunk of an answer.
@@ -144,5 +144,5 @@ pub(super) async fn commit_one(
         let decoded = worker.decode(worker.chunk(at), &answer.bytes, &mut buffer)?;
         worker.accept(at, decoded)
     };
-    blob.run(Urgency::Demand, accept).await
+    blob.run(Priority::Reader, accept).await
 }

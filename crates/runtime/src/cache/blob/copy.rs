@@ -6,7 +6,7 @@ use lazuli_image::BLOCK_SIZE;
 use tokio::task::JoinHandle;
 
 use super::{super::single_flight::Lease, CachedBlob, commit::jobs, settle::settle};
-use crate::{error::ReadError, sharing::workers::Urgency};
+use crate::{error::ReadError, sharing::workers::Priority};
 
 impl CachedBlob {
     /// Tells other blobs which chunks they can have from here.
@@ -35,10 +35,10 @@ impl CachedBlob {
     pub(super) fn copy(
         self: &Arc<Self>,
         leases: Vec<Lease>,
-        urgency: Urgency,
+        priority: Priority,
     ) -> Vec<JoinHandle<Result<(), ReadError>>> {
         let settled = |job| {
-            let settled = settle(self.clone(), job, urgency, copy);
+            let settled = settle(self.clone(), job, priority, copy);
             async move {
                 settled.await;
                 Ok(())

@@ -22,7 +22,7 @@ use super::{
     prefetch::Ahead,
     transfer::{self, Transfer},
 };
-use crate::{error::ReadError, plan::PLANNER, sharing::workers::Urgency};
+use crate::{error::ReadError, plan::PLANNER, sharing::workers::Priority};
 
 /// What has to happen for a reader.
 #[derive(Default)]
@@ -112,7 +112,7 @@ impl CachedBlob {
     fn start_missing(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Waiter> {
         let Work { waiters, transfers, checks, copies, ahead } = self.plan(wanted, deadline);
         self.check(checks);
-        self.copy(copies, Urgency::Demand);
+        self.copy(copies, Priority::Reader);
         for transfer in transfers {
             self.workers.runtime().spawn(transfer::run(self.clone(), transfer));
         }
@@ -125,9 +125,9 @@ impl CachedBlob {
     fn plan(&self, wanted: Range<usize>, deadline: Instant) -> Work {
         let chunks = self.layout.chunks();
         let mut work = Work::default();
-        let urgency = |at: &usize| match wanted.contains(at) {
-            true => Urgency::Demand,
-            false => Urgency::Background,
+        let priority = |at: &usize| match wanted.contains(at) {
+            true => Priority::Reader,
+            false => Priority::Background,
         };
         let mut residency = self.residency.lock();
         let suspects: Vec<_> = wanted.clone().filter(|at| residency.needs_check(*at)).collect();
@@ -143,7 +143,7 @@ impl CachedBlob {
                 work.ahead.extend(wide.end..end);
             }
         }
-        let mut start = |at: &usize| residency.start(*at, urgency(at));
+        let mut start = |at: &usize| residency.start(*at, priority(at));
         work.checks.extend(suspects.iter().map(&mut start));
         work.copies.extend(self.take_from_other_blobs(&mut missing).iter().map(&mut start));
         for request in PLANNER.requests(missing.iter().map(|at| &chunks[*at])) {

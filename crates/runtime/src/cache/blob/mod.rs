@@ -56,7 +56,7 @@ use crate::{
         Account, Owner,
         account::Owners,
         priority_semaphore::Claim,
-        workers::{Urgency, Workers},
+        workers::{Priority, Workers},
     },
     source::{BlobSource, sources::Sources, tracked_source::TrackedSource},
 };
@@ -170,10 +170,10 @@ impl CachedBlob {
     /// Runs `job` for the blob on a thread that may block. Panics when the job does.
     async fn run<R: Send + 'static>(
         &self,
-        urgency: Urgency,
+        priority: Priority,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> R {
-        self.workers.run(self.account(), urgency, job).await
+        self.workers.run(self.account(), priority, job).await
     }
 
     /// How to get the blob's stored bytes on this claim.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::ReadError,
     plan::{FIRST_NEEDED, LEAST_PART, PLANNER},
-    sharing::workers::Urgency,
+    sharing::workers::Priority,
     source::early::{Early, EarlyBytes},
 };
 
@@ -69,7 +69,7 @@ impl CachedBlob {
             // What is wanted soon is not what eviction takes first.
             missing.iter().for_each(|at| self.residency.asked().note(*at..at + 1));
             let in_other_blobs = self.take_from_other_blobs(&mut missing);
-            let mut start = |at: usize| residency.start(at, Urgency::Background);
+            let mut start = |at: usize| residency.start(at, Priority::Background);
             copies = in_other_blobs.into_iter().map(&mut start).collect();
             for request in PLANNER.requests(missing.iter().map(|at| &all[*at])) {
                 let leases = missing[request].iter().copied().map(&mut start).collect();
@@ -81,7 +81,7 @@ impl CachedBlob {
             let bytes = transfer.bytes();
             (bytes, self.workers.runtime().spawn(transfer::run(self.clone(), transfer)))
         };
-        let copies = self.copy(copies, Urgency::Background).into_iter().map(|copy| (0, copy));
+        let copies = self.copy(copies, Priority::Background).into_iter().map(|copy| (0, copy));
         copies.chain(transfers.into_iter().map(spawn)).collect()
     }
 

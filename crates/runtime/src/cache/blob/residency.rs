@@ -20,7 +20,7 @@ use super::super::{
     ready::ReadyMap,
     single_flight::{InFlight, Lease, LockedInFlight, Waiter},
 };
-use crate::{sharing::workers::Urgency, sync::lock};
+use crate::{sharing::workers::Priority, sync::lock};
 
 /// See the module.
 #[derive(Debug)]
@@ -197,8 +197,8 @@ impl LockedResidency<'_> {
     }
 
     /// Starts the fetch, copy or check of a chunk that is not in flight.
-    pub(super) fn start(&mut self, at: usize, urgency: Urgency) -> Lease {
-        self.flights.start(at, urgency)
+    pub(super) fn start(&mut self, at: usize, priority: Priority) -> Lease {
+        self.flights.start(at, priority)
     }
 
     /// Joins the fetch of a chunk, if it is in flight.
@@ -214,7 +214,7 @@ impl LockedResidency<'_> {
         if self.flights.has(at) || !(was_ready || was_suspect) {
             return Withdrawn::NotHere;
         }
-        let lease = self.flights.start(at, Urgency::Background);
+        let lease = self.flights.start(at, Priority::Background);
         residency.ready.clear(at);
         // See `Asked::note`.
         fence(Ordering::SeqCst);

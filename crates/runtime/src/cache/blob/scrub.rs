@@ -6,7 +6,7 @@ use lazuli_image::Decoded;
 use rustix::fs::{Advice, fadvise};
 
 use super::CachedBlob;
-use crate::sharing::workers::Urgency;
+use crate::sharing::workers::Priority;
 
 /// Decoded bytes that one step checks, about.
 const STEP: u64 = 32 << 20;
@@ -45,7 +45,7 @@ impl CachedBlob {
         while at < chunks.len() && result.bytes < STEP {
             if self.has(at) {
                 let blob = self.clone();
-                self.run(Urgency::Background, move || blob.read_anew(at)).await;
+                self.run(Priority::Background, move || blob.read_anew(at)).await;
                 result.chunks += 1;
                 result.bytes += u64::from(chunks[at].decoded_size);
             }

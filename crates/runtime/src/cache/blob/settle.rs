@@ -9,7 +9,7 @@ use super::{
     CachedBlob,
     transfer::{self, Transfer},
 };
-use crate::{error::ReadError, sharing::workers::Urgency};
+use crate::{error::ReadError, sharing::workers::Priority};
 
 /// A way to make a chunk ready without any network: whether it is now. Blocks.
 pub(super) type Locally = fn(&Arc<CachedBlob>, usize) -> Result<bool, ReadError>;
@@ -18,7 +18,7 @@ pub(super) type Locally = fn(&Arc<CachedBlob>, usize) -> Result<bool, ReadError>
 pub(super) async fn settle(
     blob: Arc<CachedBlob>,
     leases: Vec<Lease>,
-    urgency: Urgency,
+    priority: Priority,
     locally: Locally,
 ) {
     let worker = blob.clone();
@@ -31,7 +31,7 @@ pub(super) async fn settle(
         }
     };
     let attempt_all = move || leases.into_iter().filter_map(attempt).collect::<Vec<_>>();
-    let missing = blob.run(urgency, attempt_all).await;
+    let missing = blob.run(priority, attempt_all).await;
     for lease in missing {
         let deadline = Instant::now() + blob.settings.deadline;
         let transfer = Transfer::on_demand(&blob, vec![lease], deadline);

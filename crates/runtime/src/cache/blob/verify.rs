@@ -22,7 +22,7 @@ use super::{
     guard::Hold,
     settle::settle,
 };
-use crate::{error::ReadError, sharing::workers::Urgency};
+use crate::{error::ReadError, sharing::workers::Priority};
 
 /// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes
 /// first.
@@ -36,7 +36,7 @@ impl CachedBlob {
     /// Checks suspect chunks that a reader waits for.
     pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
         for job in jobs(self, leases) {
-            self.workers.runtime().spawn(settle(self.clone(), job, Urgency::Demand, check));
+            self.workers.runtime().spawn(settle(self.clone(), job, Priority::Reader, check));
         }
     }
 
@@ -121,7 +121,7 @@ impl CachedBlob {
         let mut size = 0;
         while *at < self.layout.chunks().len() && size < JOB {
             if residency.needs_check(*at) {
-                leases.push(residency.start(*at, Urgency::Background));
+                leases.push(residency.start(*at, Priority::Background));
                 size += u64::from(self.chunk(*at).decoded_size);
             }
             *at += 1;
@@ -161,6 +161,6 @@ async fn check_all(blob: Weak<CachedBlob>) {
             }
             return;
         }
-        settle(blob, leases, Urgency::Background, check).await;
+        settle(blob, leases, Priority::Background, check).await;
     }
 }

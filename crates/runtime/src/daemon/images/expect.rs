@@ -57,7 +57,7 @@ impl Images {
     ) -> Result<(), DaemonError> {
         let _login = login.map(|login| self.0.logins.lend(name, login));
         let repository = lazuli_registry::open(name, &self.0.registry)?;
-        repository.prepare().done().await;
+        repository.request_policy().preconnect().done().await;
         let question = Question::of(name, manifest, &self.0.registry);
         let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
         let images = self.0.root.join("images");

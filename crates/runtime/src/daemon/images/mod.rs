@@ -53,7 +53,7 @@ impl Images {
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         // It will be mounted if all is well.
-        let opening = repository.prepare();
+        let opening = repository.request_policy().preconnect();
         // Whoever may not read the image is told so by its first blob.
         let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
         let manifest = match known {

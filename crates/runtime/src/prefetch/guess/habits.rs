@@ -19,7 +19,7 @@ struct Habit {
 pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
-/// Seen in starts of the images in docs/prefetch.md.
+/// Seen in starts of the images in docs/measurements/prefetch.md.
 const HABITS: [Habit; 16] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },

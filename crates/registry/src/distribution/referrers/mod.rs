@@ -4,8 +4,7 @@
 //! GET referrers/sha256:HEX?artifactType=…     an index; perhaps with a Link to its next page
 //! GET manifests/sha256-HEX                    the same, kept by the clients of a registry without that API
 //! ```
-//! Whatever they say comes from whoever may push to the repository, and is not covered by any
-//! digest.
+//! Their content comes from any client that may push to the repository, and no digest covers it.
 
 mod index;
 mod push;

@@ -1,9 +1,9 @@
-//! What layers consist of that were read here before: a conversion does not read them again.
+//! Records of layers that were converted on this machine before, so that they are not read again.
 //!
 //! ```text
 //! $XDG_CACHE_HOME/lazuli/layers/<sha256 of the layer>-<chunk size>
 //! ```
-//! It is a cache and nothing else: whatever is wrong with it costs a conversion time.
+//! A missing or damaged record costs a conversion time, nothing else.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use lazuli_image::Digest;
 /// Bytes of the cache: the layers of some five hundred images, of 1 MB for 20,000 files.
 const LIMIT: u64 = 512 << 20;
 
-/// The cache of this user; nothing if there is no place for it.
+/// This user's cache; disabled if neither variable gives it a directory.
 pub(crate) struct LayerCache {
     directory: Option<PathBuf>,
 }
@@ -30,16 +30,16 @@ impl LayerCache {
         LayerCache { directory: caches.map(|caches| caches.join("lazuli/layers")) }
     }
 
-    /// What is known about a layer.
+    /// The record of a layer.
     pub(crate) fn get(&self, layer: &Digest, options: &Options) -> Option<LayerRecord> {
         let path = self.path(layer, options)?;
         let record = LayerRecord::from_bytes(&fs::read(&path).ok()?)?;
-        // The oldest go first when there are too many.
+        // The least recently used are removed first.
         let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(record)
     }
 
-    /// Keeps what is known about a layer.
+    /// Keeps the record of a layer.
     pub(crate) fn put(&self, layer: &Digest, options: &Options, record: io::Result<Vec<u8>>) {
         let Some(path) = self.path(layer, options) else { return };
         let written = record.and_then(|record| write(&path, &record));
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many() {
+    fn the_least_recently_used_records_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for (name, age) in [("old", 20), ("new", 0), ("middle", 10)] {

@@ -1,14 +1,14 @@
 //! Blobs from other nodes, through the Dragonfly daemon of this one.
 //!
-//! Its proxy stands for a registry that each request names. What is asked of it is fetched from the
-//! nodes that have it, or from the registry by one of them for all, in pieces of 4 MiB and more. It
-//! is asked for blobs alone, and never believed: digests are checked as always.
+//! Its proxy acts as the registry that each request names. It fetches pieces of 4 MiB and more from
+//! nodes that have them, or one node fetches them from the registry for all. It is asked for blobs
+//! only, and not trusted: digests are checked as always.
 //!
-//! On this node it can say who has what, and there is another way to the data than its proxy, see
+//! On the same node its socket tells which nodes have a blob, and is another way to the data, see
 //! `socket`.
 //!
-//! A daemon that hangs keeps connections open, so whoever waits for an answer asks whether it
-//! lives, at another port.
+//! A daemon that hangs keeps connections open, so its health port is probed while an answer is
+//! awaited.
 
 mod socket;
 
@@ -24,22 +24,21 @@ use tokio::time::sleep;
 
 use self::socket::Socket;
 
-use crate::{error::RegistryError, name::InvalidName, route::mirror::Mirror};
+use crate::{blob::Urgency, error::RegistryError, name::InvalidName, route::mirror::Mirror};
 
-/// Smallest blob that is asked of it, in bytes. To find out who has it takes about as long as a
-/// registry nearby needs for so much.
+/// Smallest blob to ask it for, in bytes. Its lookup takes about as long as a nearby registry needs
+/// for so much.
 pub(crate) const LEAST: u64 = 128 << 10;
 
-/// How long it may be silent before it is asked whether it lives, and between two such questions.
-/// What is on this node comes within 20 ms, what another one has within 100 ms.
+/// Silence before a health probe, and the time between two probes. What is on this node comes
+/// within 20 ms, what another one has within 100 ms.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// How long that answer may take. It needs neither disk nor network.
+/// Time-out of a health probe, which needs neither disk nor network.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// How long it may bring nothing, as long as it lives, before others are asked as well. Whom it
-/// waits for is the registry, on behalf of all nodes: if every one of them hedged its requests, the
-/// registry would have to serve each.
+/// Silence of a healthy daemon before a hedged request. It may be waiting for the registry on
+/// behalf of all nodes; if each of them hedged earlier, the registry would serve each.
 pub(crate) const HEDGE_AFTER: Duration = Duration::from_secs(3);
 
 /// Bytes of a piece, of blobs of up to 2 GiB; it has more of those that are bigger.
@@ -48,7 +47,7 @@ const PIECE: u64 = 4 << 20;
 /// For a connection: it is on this machine, or near.
 pub(crate) const CONNECT: Duration = Duration::from_millis(500);
 
-/// The port at which it says that it lives, unless somebody changed that.
+/// Its default health port.
 const HEALTH_PORT: u16 = 4003;
 
 /// A Dragonfly daemon, dfdaemon 1.5.3 or later: older ones do not know the scheduling policy.
@@ -61,9 +60,9 @@ pub struct Dragonfly {
 }
 
 impl Dragonfly {
-    /// The daemon whose proxy is at `proxy`, `http://HOST:PORT`, and which says at `health` that it
-    /// lives; port 4003 of the same host by default. `credentials`: it may be shown what this node
-    /// shows to registries.
+    /// The daemon with its proxy at `proxy`, `http://HOST:PORT`, and its health port at `health`,
+    /// port 4003 of the same host by default. With `credentials` it may see those that this node
+    /// sends to registries.
     ///
     /// # Errors
     /// These are no addresses of servers.
@@ -86,22 +85,23 @@ impl Dragonfly {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// Whether a part of a blob of `size` bytes should be asked for here: it is much of its pieces,
-    /// or somebody has it. Where that cannot be found out readers who wait try it, since a second
-    /// fetch by another node would cost the registry more; nobody else does.
-    pub(crate) async fn is_shared(
+    /// Whether to ask for this range of a blob of `size` bytes: it fills most of its pieces, or a
+    /// node has it. Without the daemon's socket that is unknown. Then demand reads ask, since a
+    /// second fetch by another node would cost the registry more, and prefetch does not.
+    pub(crate) async fn suits_range(
         &self,
         blob: &Digest,
         size: u64,
         range: &Range<Stored>,
-        waits: bool,
+        urgency: Urgency,
     ) -> bool {
+        let is_demand = urgency == Urgency::Demand;
         if fills_pieces(size, range) {
             return true;
         }
         match &self.socket {
-            Some(socket) => socket.has(blob, range).await.unwrap_or(waits),
-            None => waits,
+            Some(socket) => socket.has(blob, range).await.unwrap_or(is_demand),
+            None => is_demand,
         }
     }
 
@@ -121,7 +121,7 @@ impl Dragonfly {
         self.socket.as_ref()?.read(url.as_str(), digest, range, headers).await
     }
 
-    /// Whether it may be shown what this node shows to registries.
+    /// Whether it may see the credentials that this node sends to registries.
     pub(crate) fn takes_credentials(&self) -> bool {
         self.credentials
     }
@@ -153,7 +153,7 @@ impl Dragonfly {
         headers.into_iter().map(header).collect()
     }
 
-    /// Waits for `answer` as long as the daemon lives; it is asked when there was none for a while.
+    /// Awaits `answer` while the daemon is healthy, and probes it after a silence.
     pub(crate) async fn watch<T>(
         &self,
         http: &reqwest::Client,
@@ -210,14 +210,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_health_is_asked_at_another_port() {
+    fn the_health_port_differs_from_the_proxy_port() {
         let daemon = Dragonfly::new("http://127.0.0.1:4001", None, false).unwrap();
         assert_eq!(daemon.health.as_str(), "http://127.0.0.1:4003/healthy");
         assert_eq!(daemon.to_string(), "dragonfly at http://127.0.0.1:4001");
     }
 
     #[test]
-    fn a_range_is_much_of_its_pieces_or_not() {
+    fn ranges_that_fill_a_quarter_of_their_pieces_are_found() {
         for (size, range, fills) in [
             (100 * PIECE, 0..PIECE / 4, true),
             (100 * PIECE, 0..PIECE / 4 - 1, false),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_an_address() {
+    fn a_daemon_needs_a_valid_address() {
         let other = Dragonfly::new("http://[::1]:1", Some("http://[::1]:2"), false).unwrap();
         assert_eq!(other.health.as_str(), "http://[::1]:2/healthy");
         for (proxy, health) in [

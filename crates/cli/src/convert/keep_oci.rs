@@ -1,4 +1,4 @@
-//! The image that a lazy one is made of, kept beside it under the same tag.
+//! `--keep-oci`: the source image, stored beside the lazy one under the same tag.
 //!
 //! ```text
 //! index ─┬ ordinary manifest   linux/amd64                              as the source has it, to the letter
@@ -9,30 +9,29 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
-use lazuli_registry::{BlobContent, Document, Manifest, Repository};
+use lazuli_registry::{BlobContent, Document, Manifest, Pull, Repository};
 use tokio::task::JoinHandle;
 
-use crate::{push, sign::Signer};
+use crate::image::{push, sign::Signer};
 
-/// An ordinary image on its way to the place of the lazy one.
-pub(crate) struct Ordinary {
+/// The source image while it is copied to the target.
+pub(crate) struct KeptImage {
     manifest: Manifest,
-    /// Its config and layers. They need nothing of the conversion, so they pass while that reads
-    /// and compresses.
+    /// Copies config and layers while the conversion reads and compresses.
     blobs: JoinHandle<Result<u64>>,
 }
 
-impl Ordinary {
-    /// Begins to store the image that `from` has. `neighbour` is `from`, if `to` can take blobs
-    /// from there. On a runtime.
+impl KeptImage {
+    /// Begins to copy the image from `from` to `to`. `mount_from` is the repository of `from`, if `to`
+    /// can mount blobs from it. Call it on a runtime.
     ///
     /// # Errors
-    /// Some of its layers are not for everybody, so a place that has all of it cannot be.
-    pub(crate) fn store(
+    /// The image has non-distributable layers.
+    pub(crate) fn begin(
         manifest: Manifest,
-        from: Arc<dyn Repository>,
+        from: Arc<dyn Pull>,
         to: Arc<dyn Repository>,
-        neighbour: Option<String>,
+        mount_from: Option<String>,
     ) -> Result<Self> {
         let Descriptor { digest, size, .. } = manifest.parsed.config;
         let layers = manifest.parsed.layers.iter().map(|layer| (layer.digest, layer.size));
@@ -49,13 +48,13 @@ impl Ordinary {
             .collect();
         let blobs =
             tokio::spawn(
-                async move { push::upload(&*to, blobs, neighbour.as_deref(), &|_| {}).await },
+                async move { push::upload(&*to, blobs, mount_from.as_deref(), &|_| {}).await },
             );
-        Ok(Ordinary { manifest, blobs })
+        Ok(KeptImage { manifest, blobs })
     }
 
-    /// Gives the tag of `to` to both images. The blobs of the lazy one are there. Returns the bytes
-    /// that `to` did not have.
+    /// Stores both manifests and an index of them under the tag of `to`, which already has the lazy
+    /// image's blobs. Returns the bytes that `to` did not have.
     pub(crate) async fn finish(
         self,
         to: &dyn Repository,
@@ -77,8 +76,7 @@ impl Ordinary {
         }
         if let Some(signer) = signer {
             to.push_document(&index, false).await?;
-            // Who pulls the tag looks for signatures of the index, or of the manifest that is taken
-            // from it.
+            // Clients that pull the tag verify the index, or the manifest that they choose from it.
             signer.sign(to, &ordinary).await?;
             signer.sign_lazy(to, &lazy).await?;
             signer.sign(to, &index).await?;

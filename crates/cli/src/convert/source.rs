@@ -1,4 +1,4 @@
-//! What an image is converted from: its layers as the builder reads them, and its config.
+//! The source of a conversion: its layers as the builder reads them, and its config.
 
 use std::{
     collections::BTreeMap,
@@ -14,23 +14,25 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig, Platform, annotation},
 };
-use lazuli_registry::{DockerArchive, Manifest, Repository, Source, into_blocking};
+use lazuli_registry::{
+    DockerArchive, Manifest, Options as RegistryOptions, Pull, Source, into_blocking,
+};
 use tokio::runtime::{Handle, Runtime};
 
-use crate::{config::Config, image_args::Access, layer_cache::LayerCache};
+use crate::convert::layer_cache::LayerCache;
 
 /// An opened source.
 pub(crate) struct Opened {
     /// Lowest first.
     pub(crate) layers: Vec<Layer>,
-    /// What each layer is known by, if it has a digest.
+    /// The digest of each layer; `None` for a directory or a tar.
     pub(crate) digests: Vec<Option<Digest>>,
     /// Its config, or an empty one.
     pub(crate) config: ImageConfig,
-    /// The image in a registry or layout that this is, and where.
-    pub(crate) image: Option<(Manifest, Arc<dyn Repository>)>,
-    /// What the manifest of the lazy image says about where it comes from.
-    pub(crate) origin: BTreeMap<String, String>,
+    /// The manifest and repository, if the source is an image of a registry or layout.
+    pub(crate) image: Option<(Manifest, Arc<dyn Pull>)>,
+    /// Annotations for the manifest of the lazy image that tell where it comes from.
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 impl Opened {
@@ -39,14 +41,14 @@ impl Opened {
         self.layers.iter().map(|layer| layer.stored_size).sum()
     }
 
-    /// The same without layers that nobody has to read.
+    /// The same without known layers, which are not read again.
     pub(crate) fn unread_size(&self) -> Option<u64> {
         let unread = |layer: &&Layer| !matches!(layer.source, LayerSource::Known(_));
         self.layers.iter().filter(unread).map(|layer| layer.stored_size).sum()
     }
 
-    /// Takes the layers that were read before, as far as `dictionary` has their content, and leaves
-    /// there what is worth it.
+    /// Replaces layers by their records of an earlier conversion, where `dictionary` has all of their
+    /// content, and trims the dictionary to what the others can use.
     pub(crate) fn take_known(
         &mut self,
         dictionary: &mut Dictionary,
@@ -67,15 +69,15 @@ impl Opened {
 /// Opens a source. Layers are fetched when they are read.
 pub(crate) fn open(
     source: &Source,
-    access: &Access,
-    config: &Config,
+    platform: Option<Platform>,
+    access: &RegistryOptions,
     runtime: &Runtime,
 ) -> Result<Opened> {
     // Lazy images are made of ordinary ones.
-    let platform = access.platform()?.unwrap_or_else(Platform::host).with_lazy(false);
+    let platform = platform.unwrap_or_else(Platform::host).with_lazy(false);
     match source {
         Source::Image(name) => {
-            let repository = lazuli_registry::open(name, &access.options(config)?)?;
+            let repository = lazuli_registry::open(name, access)?;
             runtime.block_on(image(repository, &platform))
         }
         Source::DockerArchive(file, reference) => {
@@ -87,8 +89,8 @@ pub(crate) fn open(
                 source: LayerSource::Tar(Box::new(layer.reader())),
             });
             let digests = archive.layers().iter().map(|layer| Some(layer.diff_id())).collect();
-            let (layers, origin) = (layers.collect(), BTreeMap::new());
-            Ok(Opened { layers, digests, config, image: None, origin })
+            let (layers, annotations) = (layers.collect(), BTreeMap::new());
+            Ok(Opened { layers, digests, config, image: None, annotations })
         }
         Source::Tar(path) if path.as_os_str() == "-" => {
             let input = io::stdin();
@@ -118,17 +120,17 @@ fn rootfs(
 ) -> Opened {
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
     let config = ImageConfig::new(&platform);
-    let (layers, digests, origin) = (vec![layer], vec![None], BTreeMap::new());
-    Opened { layers, digests, config, image: None, origin }
+    let (layers, digests, annotations) = (vec![layer], vec![None], BTreeMap::new());
+    Opened { layers, digests, config, image: None, annotations }
 }
 
-async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<Opened> {
+async fn image(repository: Arc<dyn Pull>, platform: &Platform) -> Result<Opened> {
     let manifest = repository.manifest(Some(platform)).await?;
     let config = lazuli_registry::config(&*repository, &manifest).await?;
     let config = ImageConfig::parse(&config)
         .with_context(|| format!("the config of {}", repository.describe()))?;
     // Only the digest: a name would make the result depend on where the source was read from.
-    let origin = [(annotation::SOURCE_DIGEST.to_owned(), manifest.digest.to_string())];
+    let annotations = [(annotation::SOURCE_DIGEST.to_owned(), manifest.digest.to_string())];
     let layers = manifest.parsed.layers.iter().map(|layer| {
         let reader = Fetch::Waiting(repository.clone(), Box::new(layer.clone()), Handle::current());
         Layer {
@@ -138,14 +140,14 @@ async fn image(repository: Arc<dyn Repository>, platform: &Platform) -> Result<O
         }
     });
     let digests = manifest.parsed.layers.iter().map(|layer| Some(layer.digest)).collect();
-    let (layers, origin) = (layers.collect(), origin.into());
-    Ok(Opened { layers, digests, config, image: Some((manifest, repository)), origin })
+    let (layers, annotations) = (layers.collect(), annotations.into());
+    Ok(Opened { layers, digests, config, image: Some((manifest, repository)), annotations })
 }
 
 /// A layer that is requested when its first byte is read: an image has more layers than a
 /// registry wants connections, and an idle one would be closed.
 enum Fetch {
-    Waiting(Arc<dyn Repository>, Box<Descriptor>, Handle),
+    Waiting(Arc<dyn Pull>, Box<Descriptor>, Handle),
     Reading(Box<dyn Read + Send>),
 }
 

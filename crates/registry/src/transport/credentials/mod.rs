@@ -37,7 +37,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How to prove who we are.
+/// Credentials for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Credential {
     Anonymous,

@@ -192,7 +192,7 @@ fn every_verb_that_stores_an_image_signs_it() {
 }
 
 #[test]
-fn what_cannot_be_signed_gets_no_name() {
+fn an_image_that_cannot_be_signed_gets_no_name() {
     let lazuli = Lazuli::new();
     let registry = FakeRegistry::start().unwrap();
     source(&lazuli);

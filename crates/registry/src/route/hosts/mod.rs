@@ -1,16 +1,16 @@
-//! What containerd has been told about registries: its directory of `hosts.toml` files.
+//! containerd's registry configuration: directories of `hosts.toml` files.
 //!
 //! ```text
 //! /etc/containerd/certs.d/
 //!   registry.example_5000_/      for registry.example:5000; also with the colon
-//!     hosts.toml                 whom to ask, and how
+//!     hosts.toml                 servers to ask, and how
 //!   docker.io/
 //!     ca.crt client.cert client.key    as docker has it, where there is no hosts.toml
 //!   _default/                    for all others
 //! ```
 //!
-//! Everything is read when an image is opened, as containerd does; what is wrong with a file is
-//! said when an image of that registry is used.
+//! Files are read when an image is opened, as in containerd; an error in one is reported when an
+//! image of its registry is used.
 
 mod file;
 
@@ -44,15 +44,15 @@ const FILE_LIMIT: u64 = 1 << 20;
 /// What was found for one registry.
 #[derive(Default)]
 struct Configured {
-    /// Who is asked before the registry itself.
+    /// Servers to ask before the registry itself.
     hosts: Vec<Server>,
-    /// Where the registry itself is, if not where its name says.
+    /// The registry's address, if not the one in its name.
     root: Option<Url>,
-    /// How the registry itself is spoken to.
+    /// Settings of the registry itself.
     settings: Settings,
 }
 
-/// How a server is spoken to, wherever it is.
+/// A server's settings, without its address.
 struct Settings {
     may: Capabilities,
     tls: Arc<Tls>,
@@ -82,7 +82,7 @@ impl Settings {
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     directories: Vec<PathBuf>,
-    /// What the operator has been told.
+    /// Warnings that were logged already.
     warned: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -141,7 +141,7 @@ impl Hosts {
         Ok(configured)
     }
 
-    /// Says something once: files are read for each image.
+    /// Logs a warning once: files are read for each image.
     fn warn(&self, text: String) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if !warned.contains(&text) {
@@ -160,8 +160,7 @@ fn registry(
     let name = reference.registry();
     let loopback = reference.is_loopback();
     let port = name.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.contains(']'));
-    // Registries on this machine usually have no certificate, and at the port of HTTPS one that
-    // nobody knows.
+    // Registries on this machine usually have no certificate, or a self-signed one at port 443.
     let usual_port = matches!(port, None | Some("443"));
     let plain = plain_http || loopback && !usual_port && !settings.tls.is_set();
     let root = api(if plain { "http" } else { "https" }, name);
@@ -219,7 +218,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, HostsError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(HostsError::new(path, error.to_string())),
     };
-    // Nobody may hang on a pipe.
+    // Opening a pipe must not block.
     if !found.is_file() {
         return Err(HostsError::new(path, "expected a file"));
     }

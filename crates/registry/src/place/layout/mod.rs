@@ -46,7 +46,7 @@ use crate::{
     error::{self, RegistryError},
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
-    repository::{BlobContent, Repository, SmallBlob},
+    repository::{BlobContent, Pull, Push, Referrers, SmallBlob},
 };
 
 /// The annotation that holds the tag.
@@ -299,7 +299,7 @@ impl Layout {
         Ok(digest)
     }
 
-    /// Waits until nobody else changes index.json, and keeps others from it.
+    /// Locks index.json against changes by other processes.
     fn lock(&self) -> Result<File, RegistryError> {
         let path = self.name.directory.join(".lazuli.lock");
         let lock = File::options().create(true).append(true).open(&path);
@@ -451,14 +451,14 @@ async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down, and with it whoever asked.
+            // The runtime is shutting down, and the caller with it.
             Err(error) => Err(RegistryError::io("")(io::Error::other(error))),
         },
     }
 }
 
 #[async_trait]
-impl Repository for Layout {
+impl Pull for Layout {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         let (layout, platform) = (self.clone(), platform.cloned());
         blocking(move || layout.find_manifest(platform.as_ref())).await
@@ -504,6 +504,26 @@ impl Repository for Layout {
         Ok(bytes)
     }
 
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        let layout = self.clone();
+        blocking(move || layout.tags()).await
+    }
+
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        small_blob::read(self, blob).await
+    }
+
+    fn describe(&self) -> String {
+        self.place()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Pull>> {
+        vec![self]
+    }
+}
+
+#[async_trait]
+impl Push for Layout {
     async fn push_blob(
         &self,
         digest: &Digest,
@@ -515,7 +535,7 @@ impl Repository for Layout {
         let (layout, digest) = (self.clone(), *digest);
         let (sender, mut steps) = tokio::sync::mpsc::unbounded_channel();
         let work = blocking(move || {
-            // Whoever listens may be gone; the copy goes on.
+            // The copy continues when its receiver is gone.
             let step = move |bytes| {
                 let _ = sender.send(bytes);
             };
@@ -534,11 +554,6 @@ impl Repository for Layout {
         blocking(move || layout.put_manifest(&raw, &media_type)).await
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        let layout = self.clone();
-        blocking(move || layout.tags()).await
-    }
-
     async fn push_document(
         &self,
         document: &Document,
@@ -547,7 +562,10 @@ impl Repository for Layout {
         let (layout, document) = (self.clone(), document.clone());
         blocking(move || layout.put_document(&document, named)).await
     }
+}
 
+#[async_trait]
+impl Referrers for Layout {
     async fn referrers(
         &self,
         subject: &Digest,
@@ -578,17 +596,5 @@ impl Repository for Layout {
     ) -> Result<(), RegistryError> {
         let (layout, subject, entries) = (self.clone(), *subject, entries.to_vec());
         blocking(move || layout.enlist(&subject, &entries)).await
-    }
-
-    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        small_blob::read(self, blob).await
-    }
-
-    fn describe(&self) -> String {
-        self.place()
-    }
-
-    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        vec![self]
     }
 }

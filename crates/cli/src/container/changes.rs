@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use lazuli_registry::{ImageName, LayoutName, Selector};
 use lazuli_runtime::daemon::MountStatus;
 
-use crate::{Session, commands::status, daemon};
+use crate::{Session, daemon};
 
 /// The files of a container on top of those of its image.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) fn find(session: &Session, name: &str) -> Result<Written> {
     let Some(mut daemon) = daemon::connect_if_needed(session)? else {
         bail!("no daemon runs on {}, so no container of it does", session.root.display());
     };
-    let mounts = status::fetch(&mut daemon)?.mounts;
+    let mounts = daemon::status(&mut daemon)?.mounts;
     let bundles = session.root.join("run");
     let containers: Vec<_> = mounts.iter().flat_map(|mount| containers(mount, &bundles)).collect();
     let [container] = &matching(&containers, name)[..] else {

@@ -144,7 +144,7 @@ fn a_worker_whose_keeper_dies_gets_another_one() {
 /// Keeper and worker die, and the worker has just started another keeper: it must not go on beside
 /// the next daemon.
 #[test]
-fn a_keeper_without_the_lock_does_not_go_on() {
+fn a_keeper_without_the_lock_ends() {
     if !require(Feature::Root) {
         return;
     }
@@ -189,7 +189,7 @@ fn the_keeper_stays_small() {
 }
 
 #[test]
-fn zeros_that_were_seen_while_nobody_served_are_forgotten() {
+fn zeros_that_were_read_without_a_daemon_are_dropped() {
     let Some(node) = mounted("fanotify") else { return };
     let pids = node.pids();
     kill_both(pids);
@@ -423,7 +423,7 @@ fn a_mount_that_is_covered_is_served() {
 }
 
 #[test]
-fn what_is_mounted_inside_is_not_taken_for_the_image() {
+fn a_mount_inside_is_not_mistaken_for_the_image() {
     let Some(node) = mounted("fanotify") else { return };
     let inside = node.mountpoint.join("a");
     let other = node.lazuli.path("config.toml");

@@ -1,9 +1,9 @@
-//! A layer's blob that is pushed while it is made.
+//! Pushing a layer's blob while it is built.
 //!
-//! Only that of a source which is one layer without a digest, a directory or a tar: what of it was
-//! compressed is final as soon as it is written, since no lower layer can have the same. Blobs of
-//! other images are pushed when they are whole: most of them are in the registry already, or in one
-//! of its other repositories, and it can be asked for them by their digests only.
+//! It is used for sources of one layer without a digest, a directory or a tar: there, compressed data
+//! is final as soon as it is written, since no lower layer can have the same chunks. Blobs of other
+//! images are pushed when they are complete: the registry often has them already, in this repository
+//! or another, and can be asked for them by digest only.
 
 use std::{
     future::pending,
@@ -16,7 +16,7 @@ use std::{
 use anyhow::Result;
 use indicatif::ProgressBar;
 use lazuli_builder::{Built, BuiltBlob, Progress};
-use lazuli_registry::{Growing, Growth, Pushed, RegistryError, Repository};
+use lazuli_registry::{Growing, Growth, Push, Pushed, RegistryError};
 use tokio::{
     runtime::{Handle, Runtime},
     sync::watch,
@@ -29,63 +29,58 @@ use crate::{
     progress,
 };
 
-/// How long a registry may take to forget an upload when somebody waits for the end of this
-/// process.
-const WAIT_FOR_TOTAL: Duration = Duration::from_secs(2);
+/// Longest wait for the registry to cancel an upload when a signal ends this process.
+const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Shows how a build reads its layers, and pushes what it makes.
-pub(crate) struct Pushing<'a> {
+/// Shows a build's progress, and pushes the blob that it writes.
+pub(crate) struct StreamingPush<'a> {
     bar: &'a ProgressBar,
-    target: Arc<dyn Repository>,
+    target: Arc<dyn Push>,
     runtime: Handle,
-    push: Arc<Mutex<Push>>,
+    push: Arc<Mutex<State>>,
     _undo: Undo,
 }
 
-enum Push {
-    /// There was nothing to send yet, or all of it is there.
+enum State {
+    /// Nothing is being sent: not yet, or no longer.
     Idle,
     Running(Running),
-    /// A signal ends this process: nothing may begin again.
+    /// A signal ends this process, so no push may begin.
     GivenUp,
 }
 
 struct Running {
     file: PathBuf,
     growth: watch::Sender<Growth>,
-    /// Bytes that are there.
+    /// Counts bytes that the registry has.
     sent: ProgressBar,
-    /// `None` while its end is waited for.
+    /// `None` while `finish` awaits it.
     task: Option<JoinHandle<Result<Pushed, RegistryError>>>,
 }
 
-/// The push, the blob if it is wanted, and how many of its bytes are there.
+/// The push's task, the finished blob if it is wanted, and the bytes sent so far.
 type Ending<'b> = (JoinHandle<Result<Pushed, RegistryError>>, Option<&'b BuiltBlob>, ProgressBar);
 
-fn lock(push: &Mutex<Push>) -> MutexGuard<'_, Push> {
+fn lock(push: &Mutex<State>) -> MutexGuard<'_, State> {
     push.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes back what the registry has of it, and lets nothing begin again.
-fn give_up(push: &Mutex<Push>, runtime: &Handle) {
-    let before = mem::replace(&mut *lock(push), Push::GivenUp);
-    if let Push::Running(Running { growth, .. }) = before {
+/// Cancels the upload, and prevents another one.
+fn give_up(push: &Mutex<State>, runtime: &Handle) {
+    let before = mem::replace(&mut *lock(push), State::GivenUp);
+    if let State::Running(Running { growth, .. }) = before {
         growth.send_replace(Growth::GivenUp);
-        // The push has the other end for as long as it lives.
-        let _ = runtime.block_on(async { timeout(WAIT_FOR_TOTAL, growth.closed()).await });
+        // The push holds the receiver as long as it runs.
+        let _ = runtime.block_on(async { timeout(CANCEL_LIMIT, growth.closed()).await });
     }
 }
 
-impl<'a> Pushing<'a> {
-    pub(crate) fn new(
-        bar: &'a ProgressBar,
-        target: Arc<dyn Repository>,
-        runtime: &Runtime,
-    ) -> Self {
-        let (push, runtime) = (Arc::new(Mutex::new(Push::Idle)), runtime.handle().clone());
+impl<'a> StreamingPush<'a> {
+    pub(crate) fn new(bar: &'a ProgressBar, target: Arc<dyn Push>, runtime: &Runtime) -> Self {
+        let (push, runtime) = (Arc::new(Mutex::new(State::Idle)), runtime.handle().clone());
         let (interrupted, handle) = (push.clone(), runtime.clone());
         let undo = interrupt::undo(move || give_up(&interrupted, &handle));
-        Pushing { bar, target, runtime, push, _undo: undo }
+        StreamingPush { bar, target, runtime, push, _undo: undo }
     }
 
     fn begin(&self, file: &Path) -> Running {
@@ -97,14 +92,14 @@ impl<'a> Pushing<'a> {
         Running { file: file.to_owned(), growth, sent, task: Some(self.runtime.spawn(push)) }
     }
 
-    /// Waits until the blob is there. Without an image that has it, nothing of it stays. Returns
-    /// the blob, and how many bytes were sent.
+    /// Waits until the registry has the blob; cancels the upload if `built` doesn't contain it.
+    /// Returns the blob and the bytes that were sent.
     pub(crate) async fn finish<'b>(
         &self,
         built: Option<&'b Built>,
     ) -> Result<Option<(&'b BuiltBlob, u64)>> {
         let Some((task, blob, sent)) = self.end(built) else {
-            self.over().await;
+            self.close().await;
             return Ok(None);
         };
         if let Some(BuiltBlob { record, .. }) = blob {
@@ -113,8 +108,8 @@ impl<'a> Pushing<'a> {
             progress::show(&sent, Some(of), "storing");
         }
         let pushed = task.await;
-        self.over().await;
-        // Without a blob it says that it was given up.
+        self.close().await;
+        // Without a blob its result is the cancellation.
         let Some(blob) = blob else { return Ok(None) };
         let pushed = pushed??;
         sent.finish_and_clear();
@@ -122,10 +117,10 @@ impl<'a> Pushing<'a> {
         Ok(Some((blob, bytes)))
     }
 
-    /// Says how the blob ends. What a signal needs to take it back stays until [`Self::over`].
+    /// Tells the push how the blob ends. A signal can cancel the upload until [`Self::close`].
     fn end<'b>(&self, built: Option<&'b Built>) -> Option<Ending<'b>> {
         let mut push = lock(&self.push);
-        let Push::Running(push) = &mut *push else { return None };
+        let State::Running(push) = &mut *push else { return None };
         let mut blobs = built.into_iter().flat_map(|built| &built.blobs);
         let blob = blobs.find(|blob| blob.file.as_ref() == Some(&push.file));
         let whole =
@@ -134,13 +129,13 @@ impl<'a> Pushing<'a> {
         Some((push.task.take()?, blob, push.sent.clone()))
     }
 
-    /// Forgets the push. Does not return when a signal ends this process: what it gave up is no
-    /// error to report.
-    async fn over(&self) {
+    /// Ends the push. Never returns while a signal ends this process: a cancelled upload is no error
+    /// to report.
+    async fn close(&self) {
         let interrupted = match &mut *lock(&self.push) {
-            Push::GivenUp => true,
+            State::GivenUp => true,
             push => {
-                *push = Push::Idle;
+                *push = State::Idle;
                 false
             }
         };
@@ -150,7 +145,7 @@ impl<'a> Pushing<'a> {
     }
 }
 
-impl Progress for Pushing<'_> {
+impl Progress for StreamingPush<'_> {
     fn bytes_read(&self, _layer: usize, bytes: u64) {
         self.bar.inc(bytes);
     }
@@ -159,10 +154,10 @@ impl Progress for Pushing<'_> {
 
     fn lowest_grown(&self, file: &Path, bytes: u64) {
         let mut push = lock(&self.push);
-        if let Push::Idle = *push {
-            *push = Push::Running(self.begin(file));
+        if let State::Idle = *push {
+            *push = State::Running(self.begin(file));
         }
-        let Push::Running(push) = &*push else { return };
+        let State::Running(push) = &*push else { return };
         push.growth.send_if_modified(|growth| match growth {
             Growth::Bytes(there) if *there < bytes => {
                 *there = bytes;

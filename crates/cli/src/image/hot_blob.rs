@@ -8,16 +8,16 @@ use lazuli_builder::{
     bake::{Hot, HotBlob},
 };
 use lazuli_image::{Blob, Chunk, ChunkRef, Codec};
-use lazuli_registry::Repository;
+use lazuli_registry::Pull;
 
 use crate::{
-    chunks::{self, REQUESTS, WINDOW},
+    image::read_chunks::{self, REQUESTS, WINDOW},
     progress,
 };
 
 /// Fetches and checks the chunks, and writes them one behind the other into a blob in `scratch`.
 pub(crate) async fn fetch(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     blobs: &[Blob],
     hot: &Hot,
     scratch: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) async fn fetch(
             bytes > WINDOW
         });
         let (window, later) = rest.split_at(end.unwrap_or(rest.len()).max(1));
-        let stored = chunks::read(repository, window, REQUESTS).await?;
+        let stored = read_chunks::read(repository, window, REQUESTS).await?;
         for ((blob, chunk), stored) in window.iter().zip(&stored) {
             writer.add(blob, chunk, stored)?;
             bar.inc(chunk.stored_share());

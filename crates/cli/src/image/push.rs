@@ -1,4 +1,4 @@
-//! Putting a finished image where its name says.
+//! Storing a finished image under its name.
 
 use std::path::PathBuf;
 
@@ -11,55 +11,20 @@ use lazuli_image::{
     oci::{BlobLayer, LazyImage, media_type},
     rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pushed, Repository};
+use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pull, Pushed, Repository};
 
-use tempfile::TempDir;
-
-use crate::{
-    interrupt::{self, Undo},
-    progress,
-    sign::Signer,
-};
+use crate::{image::sign::Signer, progress};
 
 /// Blobs that are uploaded at the same time: enough to hide round trips, few enough for any
 /// registry.
 const UPLOADS: usize = 4;
 
-/// A blob to store: its digest, its size in bytes, and where it is.
+/// A blob to store: its digest, its size in bytes, and its content.
 pub(crate) type Blob = (Digest, u64, BlobContent);
 
-/// Where the data waits until its digests are known. Not `/tmp` unless `TMPDIR` says so: that may
-/// be memory, and an image is not small.
-pub(crate) fn scratch() -> PathBuf {
-    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
-}
-
-/// A directory there that is gone with this, and when a signal ends the process.
-#[derive(Debug)]
-pub(crate) struct Scratch {
-    // First: there is no time at which nobody would remove it.
-    directory: TempDir,
-    _undo: Undo,
-}
-
-impl Scratch {
-    pub(crate) fn new() -> Result<Self> {
-        let parent = scratch();
-        let directory = tempfile::Builder::new().prefix("lazuli-").tempdir_in(&parent);
-        let context = || format!("cannot write to scratch directory {}", parent.display());
-        let directory = directory.with_context(context)?;
-        let undo = interrupt::remove(directory.path());
-        Ok(Scratch { directory, _undo: undo })
-    }
-
-    pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().to_owned()
-    }
-}
-
-/// `source`'s repository when it is another one of the target's registry, which can then take blobs
-/// from there.
-pub(crate) fn neighbour<'a>(source: &'a ImageName, target: &ImageName) -> Option<&'a str> {
+/// `source`'s repository, if the target's registry can mount blobs from there: another repository of
+/// the same registry.
+pub(crate) fn mount_source<'a>(source: &'a ImageName, target: &ImageName) -> Option<&'a str> {
     match (source, target) {
         (ImageName::Registry(source), ImageName::Registry(target))
             if source.registry() == target.registry()
@@ -71,13 +36,13 @@ pub(crate) fn neighbour<'a>(source: &'a ImageName, target: &ImageName) -> Option
     }
 }
 
-/// A blob that was built, as one to store; `None` if it is stored.
+/// The blob to store for one that was built; `None` if the target has it.
 pub(crate) fn built(blob: &BuiltBlob) -> Option<Blob> {
     let record = &blob.record.blob;
     Some((record.id, record.stored_size, BlobContent::File(blob.file.clone()?)))
 }
 
-/// Whether what one image has needs no way to the other.
+/// Whether both images are in the same repository or layout, and share its blobs.
 pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
     match (a, b) {
         (ImageName::Registry(a), ImageName::Registry(b)) => {
@@ -91,7 +56,7 @@ pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
     }
 }
 
-/// Refuses names that mean one image for ever.
+/// Refuses a target with a digest, which can only name the image that it is of.
 pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
     if name.is_pinned() {
         bail!(
@@ -103,7 +68,7 @@ pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
 
 /// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap
 /// says, or from its end if another writer made it.
-pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) -> Result<Vec<u8>> {
+pub(crate) async fn meta_file(repository: &dyn Pull, record: &BlobRecord) -> Result<Vec<u8>> {
     if let Some(written) = rafs::written_meta_file(record) {
         return Ok(written);
     }
@@ -113,7 +78,7 @@ pub(crate) async fn meta_file(repository: &dyn Repository, record: &BlobRecord) 
     rafs::meta_file(&tail, record).with_context(|| format!("blob {}", blob.id))
 }
 
-/// A blob that was built, as a layer.
+/// The manifest's layer for a blob that was built.
 pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     let record = &blob.record.blob;
     BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
@@ -126,10 +91,10 @@ pub(crate) async fn push(
     blobs: Vec<Blob>,
     bootstrap: BootstrapLayer,
     image: LazyImage,
-    neighbour: Option<&str>,
+    mount_from: Option<&str>,
     signer: Option<&Signer>,
 ) -> Result<u64> {
-    let uploaded = push_blobs(target, blobs, bootstrap, &image, neighbour).await?;
+    let uploaded = push_blobs(target, blobs, bootstrap, &image, mount_from).await?;
     let expected = image.digest;
     let document = Document::new(image.manifest, media_type::MANIFEST);
     if let Some(signer) = signer {
@@ -143,20 +108,20 @@ pub(crate) async fn push(
     Ok(uploaded)
 }
 
-/// Stores all of an image but its manifest.
+/// Stores an image without its manifest.
 pub(crate) async fn push_blobs(
     target: &dyn Repository,
     mut blobs: Vec<Blob>,
     bootstrap: BootstrapLayer,
     image: &LazyImage,
-    neighbour: Option<&str>,
+    mount_from: Option<&str>,
 ) -> Result<u64> {
     let size = bootstrap.size();
     blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
     let config = Bytes::from(image.config.clone());
     blobs.push((image.config_digest, config.len() as u64, BlobContent::Bytes(config)));
     let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");
-    let uploaded = upload(target, blobs, neighbour, &|bytes| bar.inc(bytes)).await?;
+    let uploaded = upload(target, blobs, mount_from, &|bytes| bar.inc(bytes)).await?;
     bar.finish_and_clear();
     Ok(uploaded)
 }
@@ -165,11 +130,11 @@ pub(crate) async fn push_blobs(
 pub(crate) async fn upload(
     target: &dyn Repository,
     blobs: Vec<Blob>,
-    neighbour: Option<&str>,
+    mount_from: Option<&str>,
     count: Progress<'_>,
 ) -> Result<u64> {
     let pushes = blobs.into_iter().map(|(digest, size, content)| async move {
-        target.push_blob(&digest, size, content, neighbour, count).await
+        target.push_blob(&digest, size, content, mount_from, count).await
     });
     let sum = |sum, pushed| async move {
         Ok(sum + if let Pushed::Uploaded(bytes) = pushed { bytes } else { 0 })

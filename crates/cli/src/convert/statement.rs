@@ -1,26 +1,26 @@
-//! What a conversion is allowed to read, and what it states about itself.
+//! The source of a conversion as policies know it, and the statement of the conversion.
 
-use std::{collections::BTreeMap, fs::File, io, sync::Arc};
+use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
 use lazuli_image::{Algorithm, Digest, Trace};
 use lazuli_policy::{Conversion, Converter, Gate, Question};
 use lazuli_registry::{ImageName, Manifest, Options, Source};
 
-use crate::{Session, source::Opened};
+use crate::convert::source::Opened;
 
-/// The image of a registry that is converted.
+/// A registry image that is converted, as a statement names it.
 #[derive(Debug)]
 pub(crate) struct Origin(lazuli_policy::Source);
 
 impl Origin {
-    /// What `source` is, once the policy of this machine allows it; `None` if it has no name that a
-    /// policy could be about.
+    /// Identifies `source`, if the policy of this machine admits it. `None` for sources that have no
+    /// name in a registry, which policies don't cover.
     ///
     /// # Errors
-    /// It may not run here, so nothing is made of it.
+    /// The policy refuses the image.
     pub(crate) async fn admit(
-        session: &Session,
+        policy: Option<PathBuf>,
         source: &Source,
         opened: &Opened,
         access: &Options,
@@ -30,7 +30,7 @@ impl Origin {
         else {
             return Ok(None);
         };
-        let gate = Arc::new(Gate::new(session.config.policy.clone(), None));
+        let gate = Arc::new(Gate::new(policy, None));
         gate.admit(Question::of(name, manifest, access)).await?;
         Ok(Some(Self::of(name, manifest)))
     }

@@ -1,4 +1,4 @@
-//! Running an image once, on a node of its own that is gone afterwards, to see what a start reads.
+//! `--trace-run`: running an image once on a temporary node, to record what a start reads.
 
 use std::{
     ffi::OsString,
@@ -22,25 +22,25 @@ use tokio::{
 
 use crate::{
     container::Bundle,
+    image::{push, scratch},
     interrupt::{HeldSignals, Signals},
-    push,
 };
 
-/// How often it is looked whether the start is over.
+/// How often to check whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
 
-/// How long a command may take to end that was asked to: what it did was for show only.
+/// Time for the command to end after SIGTERM. Its result is discarded anyway.
 const END: Duration = Duration::from_secs(2);
 
-/// How long the daemon may take to write down what it saw.
+/// Time for the daemon to write the trace.
 const NOTES: Duration = Duration::from_secs(10);
 
-/// Nothing arrives that nobody asks for: about a blob that is complete the kernel asks no more, so
-/// nobody would see what is read of it.
+/// Only demand fetches: the kernel sends no events for a complete blob, so prefetched chunks would be
+/// missing from the trace.
 const CONFIG: &str =
     "[fetch]\namplify_bytes = 0\n[prefetch]\nahead = \"record\"\nrest_bytes_per_second = 0\n";
 
-/// What the daemon may serve.
+/// The temporary node's policy, see [`run`].
 const POLICY: &str = "default = \"accept\"\n";
 
 /// The trace of one start of `image`, which runs `command`, or its own without one.
@@ -55,7 +55,7 @@ pub(crate) async fn run(
     command: &[OsString],
 ) -> Result<Trace> {
     let prefix = "lazuli-trace-";
-    let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(push::scratch())?;
+    let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(scratch::parent())?;
     let layout = LayoutName { directory: directory.path().join("image"), image: None };
     let layout = ImageName::Layout(layout);
     let manifest = image.digest;
@@ -70,8 +70,7 @@ pub(crate) async fn run(
     }
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;
-    // Whatever is left of the container goes before the daemon, and the daemon before the
-    // directory, whatever fails.
+    // Clean up in this order even after a failure: container, daemon, directory.
     let swept = if node.root.exists() { Bundle::create(&node.root).map(drop) } else { Ok(()) };
     let stopped = Client::connect(&node.root).map_or(Ok(()), |daemon| daemon.stop(true));
     let traced = traced?;
@@ -93,7 +92,7 @@ impl Node {
         manifest: &Digest,
         command: &[OsString],
     ) -> Result<Trace> {
-        // From here on signals end the container, not this process, which has to clean up after it.
+        // From here on signals end the container, and this process cleans up after it.
         let _held = HeldSignals::new();
         let mut signals = Signals::new()?;
         let mut child = Command::new("/proc/self/exe")
@@ -102,8 +101,8 @@ impl Node {
             .arg(&self.root)
             .arg("--config")
             .arg(&self.config)
-            // What else runs on this machine, and what listens there, does not change what is hot.
-            // And the image is a stranger's: it gets no power over the machine that converts it.
+            // Isolated from the network, so that services of this machine don't influence the trace,
+            // and unprivileged, because the image is untrusted.
             .args(["run", "--network", "none", "--user-namespace", &image.to_string(), "--"])
             .args(command)
             .spawn()
@@ -145,13 +144,13 @@ async fn recorded(traces: &Traces, manifest: &Digest) -> Trace {
     }
 }
 
-/// Ends `lazuli run`, if it does not do so by itself.
+/// Ends `lazuli run`: SIGTERM, then SIGKILL.
 async fn end(child: &mut Child, root: &Path) -> Result<()> {
     let asked = Instant::now();
     if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
         let _ = kill_process(pid, Signal::TERM);
     }
-    // A first process without a handler does not hear of it.
+    // The kernel doesn't deliver it to a container's first process without a handler.
     if timeout(END, child.wait()).await.is_err() {
         tracing::info!(root = %root.display(), after = ?asked.elapsed(), "the command does not end");
         child.kill().await.context("cannot end the image's run")?;

@@ -13,8 +13,8 @@ use tokio::runtime::Runtime;
 
 use crate::{
     config::Config,
+    image::{push, scratch::Scratch},
     image_args::Access,
-    push::{self, Scratch},
 };
 
 /// An image whose metadata was fetched and checked.

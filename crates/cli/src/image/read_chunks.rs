@@ -19,7 +19,7 @@ use lazuli_image::{
     codec::Decoder,
     plan::{Planner, stored_range},
 };
-use lazuli_registry::Repository;
+use lazuli_registry::Pull;
 use lazuli_runtime::image::StoredImage;
 use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 
@@ -41,7 +41,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 
 /// The stored bytes of these chunks, in a few requests, so many of them at the same time.
 pub(crate) async fn read(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     chunks: &[(&Blob, &Chunk)],
     at_once: usize,
 ) -> Result<Vec<Bytes>> {
@@ -81,7 +81,7 @@ fn place((blob, chunk): (&Blob, &Chunk)) -> (Digest, Stored, u32) {
     (blob.id, chunk.stored, chunk.stored_size)
 }
 
-async fn range_of(repository: &dyn Repository, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
+async fn range_of(repository: &dyn Pull, blob: &Blob, range: Range<Stored>) -> Result<Bytes> {
     let mut failures = 0;
     loop {
         match repository.read(&blob.id, blob.stored_size, range.clone(), &|_| {}).await {
@@ -158,7 +158,7 @@ struct Window {
 impl<'a> Chunks<'a> {
     /// Begins to fetch `wanted`. `used` hears of decoded bytes as they are used.
     pub(crate) fn fetch(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         image: &StoredImage,
         wanted: &[ChunkRef],
         used: &'a dyn Fn(u64),
@@ -166,7 +166,7 @@ impl<'a> Chunks<'a> {
     ) -> Self {
         let planned = plan(image.bootstrap.blobs(), wanted);
         let fetched = Arc::new(AtomicU64::new(0));
-        let (repository, bootstrap) = (repository.clone(), image.bootstrap.clone());
+        let bootstrap = image.bootstrap.clone();
         let count = fetched.clone();
         let fill = move |mut window: Window| {
             let (repository, bootstrap) = (repository.clone(), bootstrap.clone());
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_together_counts_once_and_whole() {
+    fn batches_count_once_and_in_full() {
         assert_eq!(windows(batched(9, 1), 0..9), [(8, 8), (1, 1)]);
         assert_eq!(windows(batched(24, 3), 0..24), [(24, 24)]);
         assert_eq!(windows(batched(27, 3), 0..27), [(24, 24), (3, 3)]);

@@ -1,4 +1,4 @@
-//! What a conversion finds where its image goes: lazy images with the same chunks, or many of them.
+//! Lazy images at the target whose chunks a conversion can reuse.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,7 +14,7 @@ use lazuli_registry::{
 };
 use lazuli_runtime::image::StoredImage;
 
-use crate::push;
+use crate::image::{push, scratch::Scratch};
 
 /// Images whose chunks are looked for when the target's tag is new: each costs its bootstrap, 1 to
 /// 3 MB for 20,000 files.
@@ -23,7 +23,7 @@ const SIBLINGS: usize = 3;
 /// Requests at the same time.
 const REQUESTS: usize = 8;
 
-/// The place where an image goes.
+/// Where the image is stored, and how to reach it.
 pub(crate) struct Target<'a> {
     pub(crate) name: &'a ImageName,
     pub(crate) repository: &'a Arc<dyn Repository>,
@@ -31,13 +31,14 @@ pub(crate) struct Target<'a> {
     pub(crate) platform: Option<&'a Platform>,
 }
 
-/// Lazy images whose chunks a conversion may use, by their manifests, with the blobs that are
-/// there.
+/// Lazy images whose chunks a conversion may reuse: their manifests, and those of their blobs that
+/// the repository has.
 #[derive(Debug, Default)]
-pub(crate) struct Found(Vec<(Digest, HashSet<Digest>)>);
+pub(crate) struct ReusableImages(Vec<(Digest, HashSet<Digest>)>);
 
-impl Found {
-    /// Those of which `image` uses a blob; it may be one of them, made again.
+impl ReusableImages {
+    /// The manifests of the images whose blobs `image` uses. It may itself be one of them, made
+    /// again.
     pub(crate) fn used_by(&self, built: &Built, image: &Digest) -> Vec<Digest> {
         let used = || built.blobs.iter().filter(|blob| blob.file.is_none());
         let gives = |blobs: &HashSet<Digest>| used().any(|it| blobs.contains(&it.record.blob.id));
@@ -46,24 +47,25 @@ impl Found {
     }
 }
 
-/// The chunks that a conversion may use, and where they are from.
+/// The chunks that a conversion may reuse, and the images that they are from.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct Reusable {
     pub(crate) dictionary: Dictionary,
-    pub(crate) found: Found,
+    pub(crate) images: ReusableImages,
 }
 
 impl Target<'_> {
-    /// The blobs of the image that has the target's name now; if there is none, those of the images
-    /// with the nearest tags. And those of `wanted`, which [`Target::link`] brings there.
+    /// Finds the chunks of the image that has the target's name now, or of those with the nearest
+    /// tags, and the chunks of `wanted`, whose blobs [`Target::link`] mounts later.
     ///
     /// # Errors
-    /// `wanted` is not a lazy image in the target's registry. Whatever else is wrong only means
-    /// that more has to be made and stored: what is in the way of storing it will be said then.
-    pub(crate) async fn known(&self, wanted: Option<&ImageName>) -> Result<Known> {
-        let mut known = Known::default();
+    /// `wanted` is not a lazy image in the target's registry. Other failures only mean that less is
+    /// reused; one that prevents storing the image is reported by the push.
+    pub(crate) async fn reusable(&self, wanted: Option<&ImageName>) -> Result<Reusable> {
+        let mut known = Reusable::default();
         if let Some(wanted) = wanted {
-            if !push::same_place(wanted, self.name) && push::neighbour(wanted, self.name).is_none()
+            if !push::same_place(wanted, self.name)
+                && push::mount_source(wanted, self.name).is_none()
             {
                 bail!(
                     "{wanted} is not in the registry of {}, which cannot take its blobs from elsewhere: `lazuli copy` brings it there",
@@ -75,16 +77,15 @@ impl Target<'_> {
             let added = self.add(&repository, &manifest, &mut known).await;
             added.with_context(|| format!("cannot use the chunks of {wanted}"))?;
         }
-        if let Err(error) = self.add_neighbours(&mut known).await {
+        if let Err(error) = self.add_siblings(&mut known).await {
             tracing::debug!(%error, "nothing of the target's repository is used");
         }
         Ok(known)
     }
 
-    /// Has the registry take from `wanted` what the image uses of it. Returns the bytes that had to
-    /// be sent.
+    /// Mounts the blobs of `wanted` that the image uses. Returns the bytes that had to be sent.
     pub(crate) async fn link(&self, wanted: &ImageName, built: &Built) -> Result<u64> {
-        let Some(neighbour) = push::neighbour(wanted, self.name) else { return Ok(0) };
+        let Some(mount_from) = push::mount_source(wanted, self.name) else { return Ok(0) };
         let repository = lazuli_registry::open(wanted, self.options)?;
         let used = built.blobs.iter().filter(|blob| blob.file.is_none());
         let stored = |blob: &BuiltBlob| {
@@ -92,10 +93,10 @@ impl Target<'_> {
             (record.id, record.stored_size, BlobContent::Stored(repository.clone()))
         };
         let blobs = used.map(stored).collect();
-        push::upload(&**self.repository, blobs, Some(neighbour), &|_| {}).await
+        push::upload(&**self.repository, blobs, Some(mount_from), &|_| {}).await
     }
 
-    async fn add_neighbours(&self, known: &mut Known) -> Result<()> {
+    async fn add_siblings(&self, known: &mut Reusable) -> Result<()> {
         match self.repository.manifest(self.platform).await {
             Ok(manifest) if manifest.parsed.lazy_base().is_some() => {
                 return self.add(self.repository, &manifest, known).await;
@@ -118,15 +119,15 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Adds the blobs of a lazy image that are there.
+    /// Adds the chunks of a lazy image, as far as the repository has their blobs.
     async fn add(
         &self,
         repository: &Arc<dyn Repository>,
         manifest: &Manifest,
-        known: &mut Known,
+        known: &mut Reusable,
     ) -> Result<()> {
         let (data, _) = manifest.parsed.lazy_base().context("it is not a lazy image")?;
-        let scratch = push::Scratch::new()?;
+        let scratch = Scratch::new()?;
         let directory = scratch.path();
         let present = data.iter().map(|layer| async move {
             let here = repository.has_blob(&layer.digest).await?;
@@ -137,19 +138,19 @@ impl Target<'_> {
         let (present, image) = tokio::try_join!(present, fetch)?;
         let present: HashMap<Digest, (u64, Option<u64>)> = present.into_iter().flatten().collect();
         known.dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());
-        known.found.0.push((manifest.digest, present.into_keys().collect()));
+        known.images.0.push((manifest.digest, present.into_keys().collect()));
         Ok(())
     }
 }
 
-/// The tags that are most like `tag`: on both sides of it, where numbers count as numbers.
+/// The tags next to `tag` in order, where numbers compare as numbers: first those below it.
 fn nearest(tag: &str, mut tags: Vec<String>) -> Vec<String> {
-    // Where there is no referrers API, what refers to an image has the image's digest for a tag.
+    // Registries without the referrers API keep lists of referrers under such tags.
     tags.retain(|other| other != tag && !other.starts_with("sha256-"));
     tags.sort_by_cached_key(|tag| parts(tag));
     let at = tags.partition_point(|other| parts(other) < parts(tag));
     let (below, above) = tags.split_at(at);
-    // What is being made is mostly the newest.
+    // The new image is usually the newest.
     below.iter().rev().chain(above).take(SIBLINGS).cloned().collect()
 }
 

@@ -1,8 +1,8 @@
 //! What readers see when the network fails: each fault at an in-process registry, a real mount, a
 //! reader.
 //!
-//! Every test is a row of the table in docs/reliability.md. With `LAZULI_RESULTS=DIR` the rows are
-//! written to `DIR/network-faults.json`.
+//! Every test is a row of the table in docs/measurements/reliability.md. With `LAZULI_RESULTS=DIR`
+//! the rows are written to `DIR/network-faults.json`.
 
 mod rows;
 mod scene;

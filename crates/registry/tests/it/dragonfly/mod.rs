@@ -112,10 +112,10 @@ async fn whole(image: &Arc<dyn Repository>, content: &[u8]) -> bool {
 }
 
 #[tokio::test]
-async fn it_is_asked_for_blobs_that_are_worth_it_and_for_nothing_else() {
+async fn the_daemon_is_asked_for_large_blobs_only() {
     let scene = Scene::start();
     let image = scene.open(false);
-    image.prepare();
+    image.request_policy().preconnect();
     image.manifest(None).await.unwrap();
     image.document(None).await.unwrap();
     assert!(image.has_blob(&sha256(&scene.blob)).await.unwrap());
@@ -141,14 +141,14 @@ async fn it_is_asked_for_blobs_that_are_worth_it_and_for_nothing_else() {
 }
 
 #[tokio::test]
-async fn each_request_tells_it_what_to_do() {
+async fn each_request_carries_dragonflys_headers() {
     let scene = Scene::start();
     let image = scene.open(false);
     scene.read(&image).await;
     let places = image.clone().places();
     assert_eq!(places.len(), 2);
     assert!(places[0].describe().contains(&scene.daemon.proxy()), "{}", places[0].describe());
-    places.iter().for_each(|place| place.expect_whole(&sha256(&scene.blob)));
+    places.iter().for_each(|place| place.request_policy().expect_whole(&sha256(&scene.blob)));
     let whole = WORTH as u64 + 1;
     within(10, async || scene.daemon.stats().from_origin == whole).await;
     let log = scene.daemon.log();
@@ -170,7 +170,7 @@ async fn each_request_tells_it_what_to_do() {
 }
 
 #[tokio::test]
-async fn it_sees_logins_only_where_the_operator_says_so() {
+async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
     let joe = || ("joe".to_owned(), "secret".to_owned());
     let basic = Login::Basic(joe().0, joe().1);
     let bearer = Login::Bearer(joe().0, joe().1);
@@ -246,12 +246,12 @@ async fn costs(fault: Fault, at_least: Duration, below: Duration) {
 }
 
 #[tokio::test]
-async fn one_that_is_gone_costs_nothing() {
+async fn a_dead_daemon_costs_no_time() {
     costs(Fault::Gone, Duration::ZERO, NOTHING).await;
 }
 
 #[tokio::test]
-async fn one_with_a_full_disk_that_has_nothing_costs_nothing() {
+async fn a_daemon_with_a_full_disk_costs_no_time() {
     let scene = Scene::start();
     let image = scene.open(false);
     scene.daemon.set(Fault::DiskFull);
@@ -263,17 +263,17 @@ async fn one_with_a_full_disk_that_has_nothing_costs_nothing() {
 
 /// Without the question whether it lives it would cost three seconds.
 #[tokio::test]
-async fn one_that_hangs_costs_less_than_a_second() {
+async fn a_hanging_daemon_costs_less_than_a_second() {
     costs(Fault::Hung, Duration::from_millis(500), Duration::from_millis(1500)).await;
 }
 
 #[tokio::test]
-async fn one_that_waits_for_others_is_waited_for() {
+async fn a_healthy_daemon_that_waits_for_a_peer_is_awaited() {
     costs(Fault::Stuck, Duration::from_secs(3), Duration::from_millis(4500)).await;
 }
 
 #[tokio::test]
-async fn one_that_passes_on_what_the_registry_said_does_not_rest() {
+async fn an_error_of_the_registry_is_not_the_daemons_failure() {
     let scene = Scene::start();
     let image = scene.open(false);
     scene.registry.fault("GET", "/blobs/", 1, registry::Fault::Status(503));
@@ -290,7 +290,7 @@ async fn one_that_passes_on_what_the_registry_said_does_not_rest() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_about_a_whole_blob_is_noticed() {
+async fn a_wrong_whole_blob_is_refused() {
     let scene = Scene::start();
     let image = scene.open(false);
     scene.daemon.set(Fault::WrongBytes);

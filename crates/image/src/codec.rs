@@ -13,7 +13,7 @@ pub enum Codec {
     None = 0,
     /// A raw LZ4 block without a size prefix.
     Lz4 = 1,
-    /// Pieces of one gzip file that nobody made for us: each begins at a [point](crate::points).
+    /// Pieces of one ordinary gzip file: each begins at a [point](crate::points).
     Gzip = 2,
     /// One zstd frame per chunk; the default.
     Zstd = 3,
@@ -162,7 +162,8 @@ impl Decoder {
     }
 
     /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk
-    /// goes, see [`Chunk::part_of`](crate::Chunk::part_of). Raw bytes stay where they are; others are decoded to `buffer`.
+    /// goes, see [`Chunk::part_of`](crate::Chunk::part_of). Raw bytes stay where they are; others
+    /// are decoded to `buffer`.
     pub fn unit<'a>(
         &mut self,
         unit: &Unit<'_>,

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn headers() {
+    fn gzip_headers_end_where_their_flags_say() {
         let plain = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
         assert_eq!(header(&plain), Header::Ends(10));
         for end in 0..10 {

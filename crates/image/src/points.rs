@@ -3,8 +3,8 @@
 //! ```text
 //! magic | number of points | points, 20 bytes each | windows, each a zstd frame | BLAKE3 of all that
 //! ```
-//! Nodes keep this beside an image whose layers nobody converted. They make it of the tables that
-//! come with an index, so it has one form whoever made that. `docs/format.md` has every byte.
+//! Nodes keep this beside an image with unconverted layers. They make it of the tables that come
+//! with an index, so it has one form, whichever tool made that. `docs/format.md` has every byte.
 
 use std::{fmt, sync::Arc};
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_digest_does_not_help_what_cannot_be() {
+    fn impossible_points_are_refused_despite_their_digest() {
         let points: Points = [point(10, 0, b""), point(500, 7, b"abc")].into_iter().collect();
         let content = points.bytes().len() - DIGEST;
         // More points; the first behind the second; 8 bits; a window far away.

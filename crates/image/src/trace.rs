@@ -1,6 +1,6 @@
 //! What starts of an image read: chunks, in the order in which they were touched.
 //!
-//! A trace is a hint and nothing else. Whoever fetches by it checks every byte as always, and
+//! A trace is a hint and nothing else. Fetches check every byte as always, and
 //! ignores what the image does not have. It also says where hot chunks are stored, so that they can
 //! be fetched together with the bootstrap, which says that, too. As bytes (integers are LEB128, at
 //! most 32 bits, but 63 where it says so):
@@ -121,7 +121,7 @@ impl Trace {
         self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts)
     }
 
-    /// Where hot chunks are stored, as far as anybody has [located](Trace::locate) them, in the
+    /// Where hot chunks are stored, as far as they were [located](Trace::locate), in the
     /// order of their first touch.
     pub fn spans(&self) -> impl Iterator<Item = (Digest, Range<Stored>)> {
         let span = |span: &Span| {
@@ -357,7 +357,7 @@ mod tests {
         }
         let hot = |trace: &Trace| trace.hot().collect::<Vec<_>>();
         assert_eq!(hot(&trace), [(blob(0), 1), (blob(0), 3), (blob(0), 2), (blob(1), 9)]);
-        // Nobody could see blob 1 this time.
+        // Blob 1 was complete and invisible this time.
         trace.merge(&start(&[(0, 1, 0)]), |seen| *seen == blob(0));
         assert_eq!(hot(&trace), [(blob(0), 1), (blob(0), 3), (blob(1), 9)]);
         for _ in 0..100 {
@@ -371,7 +371,7 @@ mod tests {
     fn hot_chunks_are_found_without_a_bootstrap() {
         let touched = [(1, 70, 0), (0, 5, 1), (0, 6, 2), (0, 9, 3), (1, 71, 4), (0, 1, 5)];
         let mut trace = start(&touched);
-        // Chunks of 1000 bytes, but the ninth is far away, and nobody knows the 71st.
+        // Chunks of 1000 bytes, but the ninth is far away, and the 71st is unknown.
         trace.locate(10_000, |_, number| {
             let at = u64::from(number) * 1000 + if number == 9 { 20_000 } else { 0 };
             (number != 71).then(|| Stored(at)..Stored(at + 1000))

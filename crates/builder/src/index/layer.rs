@@ -219,13 +219,12 @@ fn layer_index(
         let end = Place { stored: stored_end(&whole.ends, end), ..end };
         let too_big = |_| {
             let problem = format!("{} bytes in {} stored ones", chunk.decoded_size, stored_size);
-            FormatError::new(format!("index of {layer}"), start.stored, problem)
+            FormatError::new(("index of", layer), start.stored, problem)
         };
         chunk.stored_size = u32::try_from(end.stored - start.stored).map_err(too_big)?;
         chunk.decoded = Decoded(decoded);
         let next = round_up_to_block(chunk.decoded_end().0);
-        decoded =
-            next.ok_or_else(|| FormatError::new(format!("index of {layer}"), 0, "too big"))?;
+        decoded = next.ok_or_else(|| FormatError::new(("index of", layer), 0, "too big"))?;
         chunks.push(chunk);
         let Some(number) = mark.filter(|_| is_gzip) else { continue };
         let Mark { point, decoded: from } = &whole.marks[number];

@@ -12,9 +12,17 @@ pub use reader::{InodeView, Xattr};
 
 use std::fmt;
 
+use crate::Structure;
+
 /// An inode's number: its place in the inode area, in units of 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nid(pub u64);
+
+impl From<Nid> for Structure {
+    fn from(nid: Nid) -> Self {
+        Structure::Numbered("inode", nid.0)
+    }
+}
 
 impl fmt::Display for Nid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,7 +12,8 @@ use super::{
     reader::MAX_TARGET,
 };
 use crate::{
-    BLOCK_SIZE, Blob, ChunkRef, FormatError, Inode, InodeId, Kind, Metadata, Tree, tree::Device,
+    BLOCK_SIZE, Blob, ChunkRef, FormatError, Inode, InodeId, Kind, Metadata, Structure, Tree,
+    tree::Device,
 };
 use zerocopy::IntoBytes;
 
@@ -143,7 +144,7 @@ fn error(places: &[Place<'_>], mut slot: Slot, problem: impl Into<String>) -> Fo
         1 => "/".to_owned(),
         _ => names.join(&b'/').escape_ascii().to_string(),
     };
-    FormatError::new(format!("file `{path}`"), 0, problem)
+    FormatError::new(Structure::File(path.to_string()), 0, problem)
 }
 
 struct Context<'a, 'b> {

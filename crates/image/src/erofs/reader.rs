@@ -9,7 +9,7 @@ use super::{
         InodeCompact, InodeExtended, XATTR_PREFIXES, XattrEntry, XattrHeader,
     },
 };
-use crate::{BLOCK_SIZE, FormatError, Mtime, tree::Device};
+use crate::{BLOCK_SIZE, FormatError, Mtime, Structure, tree::Device};
 
 /// Longest symbolic link target in bytes that Linux follows (PATH_MAX without the NUL).
 pub(crate) const MAX_TARGET: u64 = 4095;
@@ -92,7 +92,7 @@ impl InodeView {
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>) -> FormatError {
-        FormatError::new(self.nid.to_string(), self.offset, problem)
+        FormatError::new(self.nid, self.offset, problem)
     }
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn slice(
     bytes: &[u8],
     offset: u64,
     len: u64,
-    object: impl FnOnce() -> String,
+    object: impl FnOnce() -> Structure,
 ) -> Result<&[u8], FormatError> {
     let end = offset.checked_add(len).filter(|end| *end <= bytes.len() as u64);
     match end {
@@ -118,7 +118,7 @@ pub(crate) fn slice(
 pub(crate) fn structure<T: FromBytes>(
     bytes: &[u8],
     offset: u64,
-    object: impl FnOnce() -> String,
+    object: impl FnOnce() -> Structure,
 ) -> Result<T, FormatError> {
     let found = slice(bytes, offset, size_of::<T>() as u64, object)?;
     Ok(T::read_from_bytes(found).expect("slice has the size of T"))
@@ -131,9 +131,9 @@ impl<'a> View<'a> {
             .0
             .checked_mul(INODE_SLOT)
             .and_then(|at| at.checked_add(self.geometry.meta))
-            .ok_or_else(|| FormatError::new(nid.to_string(), 0, "outside the image"))?;
-        let error = |problem: String| FormatError::new(nid.to_string(), offset, problem);
-        let compact: InodeCompact = structure(self.bytes, offset, || nid.to_string())?;
+            .ok_or_else(|| FormatError::new(nid, 0, "outside the image"))?;
+        let error = |problem: String| FormatError::new(nid, offset, problem);
+        let compact: InodeCompact = structure(self.bytes, offset, || nid.into())?;
         let format = compact.format.get();
         let layout = match format & !INODE_EXTENDED {
             0 => DataLayout::FlatPlain,
@@ -149,7 +149,7 @@ impl<'a> View<'a> {
             count => size_of::<XattrHeader>() as u64 + 4 * u64::from(count - 1),
         };
         let view = if format & INODE_EXTENDED != 0 {
-            let inode: InodeExtended = structure(self.bytes, offset, || nid.to_string())?;
+            let inode: InodeExtended = structure(self.bytes, offset, || nid.into())?;
             InodeView {
                 nid,
                 file_type,
@@ -239,7 +239,7 @@ impl<'a> View<'a> {
         if inline && offset % BLOCK_SIZE + len > BLOCK_SIZE {
             return Err(inode.error(format!("{len} inline bytes cross a block border")));
         }
-        slice(self.bytes, offset, len, || inode.nid.to_string())
+        slice(self.bytes, offset, len, || inode.nid.into())
     }
 
     /// A symbolic link's target.
@@ -263,7 +263,8 @@ impl<'a> View<'a> {
         // At most 2^63 / 2^12 chunks of 8 bytes, so this does not overflow.
         let len = count * size_of::<ChunkIndex>() as u64;
         let offset = inode.tail().next_multiple_of(8);
-        let found = slice(self.bytes, offset, len, || format!("chunk indexes of {}", inode.nid))?;
+        let found =
+            slice(self.bytes, offset, len, || Structure::OfInode("chunk indexes", inode.nid.0))?;
         Ok(<[ChunkIndex]>::ref_from_bytes(found).expect("a whole number of unaligned entries"))
     }
 
@@ -272,7 +273,7 @@ impl<'a> View<'a> {
         if inode.xattr_size == 0 {
             return Ok(Vec::new());
         }
-        let object = || format!("extended attributes of {}", inode.nid);
+        let object = || Structure::OfInode("extended attributes", inode.nid.0);
         let error = |problem: &str| Err(FormatError::new(object(), inode.body, problem.to_owned()));
         let area = slice(self.bytes, inode.body, inode.xattr_size, object)?;
         let (header, mut rest) =

@@ -126,11 +126,15 @@ pub(crate) fn write_inodes(plan: &Plan<'_>, out: &mut Output) {
 fn write_inode(slot: Slot, inode: &PlannedInode<'_>, out: &mut Output) {
     let head = size_of::<InodeExtended>() as u64 + inode.xattrs.len() as u64;
     let inline = inode.inline_size();
+
+    // Padding: inodes begin on a slot, and an inline tail may not cross a block border.
     out.pad(INODE_SLOT);
     // The kernel reads an inline tail from the one block that its inode ends in.
     if inline != 0 && out.position % BLOCK_SIZE + head + inline > BLOCK_SIZE {
         out.pad(BLOCK_SIZE);
     }
+
+    // struct erofs_inode_extended
     out.mark(Mark::Inode(slot));
     out.write(
         InodeExtended {
@@ -159,7 +163,11 @@ fn write_inode(slot: Slot, inode: &PlannedInode<'_>, out: &mut Output) {
         }
         .as_bytes(),
     );
+
+    // struct erofs_xattr_ibody_header, and the attributes
     out.write(&inode.xattrs);
+
+    // Tail: chunk indexes, or the inline end of the content.
     match &inode.content {
         Content::Chunks(_, indexes) => {
             out.pad(8);
@@ -197,6 +205,7 @@ fn write_blocks(slot: Slot, inode: &PlannedInode<'_>, out: &mut Output) {
 }
 
 fn write_directory_block(block: &DirBlock<'_>, out: &mut Output) {
+    // struct erofs_dirent, one for each name
     let mut name_offset = size_of::<Dirent>() * block.entries.len();
     for (name, target, file_type) in &block.entries {
         out.write(
@@ -210,6 +219,8 @@ fn write_directory_block(block: &DirBlock<'_>, out: &mut Output) {
         );
         name_offset += name.len();
     }
+
+    // Names, without terminators.
     for (name, _, _) in &block.entries {
         out.write(name);
     }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_something_else_is_no_index() {
+    fn index_of_another_image_is_refused() {
         let image = ordinary();
         assert!(!index("layer").is_index_of(&digest("another image"), &image));
         assert!(!index("another layer").is_index_of(&digest("image"), &image));

@@ -60,7 +60,7 @@ pub mod media_type {
     pub const LAYER_INDEX: &str = "application/vnd.lazuli.index.v1";
     /// Docker's image configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-    /// A lazy image's configuration, from converters who do not want others to take it for one that
+    /// A lazy image's configuration, from converters that keep others from taking it for one that
     /// they can run.
     pub const LAZY_CONFIG: &str = "application/vnd.nydus.image.config.v1+json";
     /// What has no content of its own: two bytes, `{}`.
@@ -82,7 +82,7 @@ pub mod annotation {
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in
     /// decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
-    /// On the index of a layer that nobody converted: digest of that layer.
+    /// On the index of an unconverted layer: digest of that layer.
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
     /// On the index of a layer: digest of its chunk tables as stored, which are a part of it.
     pub const INDEX_TABLES: &str = "vnd.lazuli.index-tables";

@@ -14,7 +14,7 @@ pub struct Platform {
     /// `v7`, `v8`, …; absent for most processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// What an image needs beside that, or what somebody who asks for one can do with it:
+    /// What an image needs beside that, or what a client that asks for one can do with it:
     /// [`Platform::LAZY`].
     #[serde(default, rename = "os.features", skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<String>,
@@ -22,11 +22,11 @@ pub struct Platform {
 
 impl Platform {
     /// The feature that lazy images need, in the word of upstream's converter. An index may have an
-    /// ordinary image and a lazy one for the same platform; who does not know the word takes the
-    /// ordinary one.
+    /// ordinary image and a lazy one for the same platform; a client that does not know the word
+    /// takes the ordinary one.
     pub const LAZY: &str = "nydus.remoteimage.v1";
 
-    /// The same for somebody who can, or cannot, make use of lazy images.
+    /// The same for a client that can, or cannot, make use of lazy images.
     #[must_use]
     pub fn with_lazy(mut self, lazy: bool) -> Self {
         self.features.retain(|feature| feature != Self::LAZY);
@@ -53,9 +53,9 @@ impl Platform {
         }
     }
 
-    /// Whether an image for `self` is what somebody who asks for `wanted` means. A variant that was
-    /// not asked for does not matter, and `arm64` is `arm64/v8`; whatever feature the image needs
-    /// has to be there.
+    /// Whether an image for `self` is what a client that asks for `wanted` means. A variant that
+    /// was not asked for does not matter, and `arm64` is `arm64/v8`; whatever feature the image
+    /// needs has to be there.
     pub fn satisfies(&self, wanted: &Platform) -> bool {
         self.os == wanted.os
             && self.architecture == wanted.architecture

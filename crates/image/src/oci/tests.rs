@@ -91,7 +91,7 @@ fn refuses_bad_documents() {
 }
 
 #[test]
-fn platforms() {
+fn platforms_match_as_the_specification_says() {
     let wanted = |text: &str| text.parse::<Platform>().unwrap();
     for (image, asked, fits) in [
         ("linux/amd64", "linux/amd64", true),

@@ -221,7 +221,7 @@ pub(super) fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry]) -> &'a [
 fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {
     ci::table(chunks).map_err(|chunk| {
         let problem = format!("does not fit a CI entry: {chunk:?}");
-        FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
+        FormatError::new(("chunk", chunk.number), chunk.stored.0, problem)
     })
 }
 
@@ -534,8 +534,8 @@ struct TailReader<'a> {
 
 impl<'a> TailReader<'a> {
     /// `len` bytes at `at`, counted from the CI table.
-    fn slice(&self, at: u64, len: u64, object: &str) -> Result<&'a [u8], FormatError> {
-        crate::erofs::reader::slice(self.bytes, at, len, || object.to_owned())
+    fn slice(&self, at: u64, len: u64, object: &'static str) -> Result<&'a [u8], FormatError> {
+        crate::erofs::reader::slice(self.bytes, at, len, || object.into())
     }
 
     /// The decoded CI table and its header, both compared with the blob table.
@@ -560,7 +560,7 @@ impl<'a> TailReader<'a> {
     }
 
     /// Checks the footer at `at` and returns where the next section starts.
-    fn footer(&self, at: u64, name: &str, size: u64) -> Result<u64, FormatError> {
+    fn footer(&self, at: u64, name: &'static str, size: u64) -> Result<u64, FormatError> {
         let bytes = self.slice(at, footer::SIZE, name)?;
         let found = bytes.try_into().ok().and_then(footer::decode);
         if found != Some((name, size)) {

@@ -93,7 +93,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     /// # Errors
     /// The blob has a chunk in a unit that begins at none of the points, or does not exist.
     pub fn set_points(&mut self, blob: BlobIndex, points: Points) -> Result<(), FormatError> {
-        let error = |problem: String| FormatError::new(format!("blob {}", blob.0), 0, problem);
+        let error = |problem: String| FormatError::new(("blob", u64::from(blob.0)), 0, problem);
         let found = self.tables.blobs.get_mut(usize::from(blob.0));
         let found = found.ok_or_else(|| error("it does not exist".to_owned()))?;
         let in_units = found.chunks.iter().filter(|chunk| chunk.part.is_some());
@@ -112,7 +112,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     }
 
     /// Files and directories that the image asks to fetch first; empty in images whose starts
-    /// nobody has seen.
+    /// were not recorded.
     pub fn prefetch(&self) -> &[Nid] {
         &self.tables.prefetch
     }
@@ -295,7 +295,7 @@ impl<B: AsRef<[u8]>> TreeBuilder<'_, B> {
                 continue;
             }
             let child = self.child(tree, &entry)?;
-            let error = |problem: String| FormatError::new(nid.to_string(), 0, problem);
+            let error = |problem: String| FormatError::new(nid, 0, problem);
             let name = Name::new(entry.name).map_err(|invalid| error(invalid.to_string()))?;
             let shown = name.to_string();
             if let Some(children) = tree.children_mut(id)

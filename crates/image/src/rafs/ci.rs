@@ -226,7 +226,7 @@ pub(super) struct Place {
     pub(super) offset: u32,
 }
 
-/// The entry of a chunk of a layer that nobody converted; it is in a piece, or stored as it is.
+/// The entry of a chunk of an unconverted layer; it is in a piece, or stored as it is.
 /// `None` when a field does not fit.
 pub(super) fn layer_entry(chunk: &Chunk, place: Option<Place>) -> Option<[u64; 3]> {
     let entry = CiEntry::of(chunk);

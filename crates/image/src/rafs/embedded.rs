@@ -2,7 +2,7 @@
 //! layers.
 //!
 //! Such a bootstrap cannot have the id of its blob, which is a digest of the bootstrap, too: a
-//! placeholder has its place, in the device slot and in the blob table, until somebody who knows
+//! placeholder has its place, in the device slot and in the blob table, until a tool that knows
 //! the id takes the bootstrap out.
 
 use zerocopy::FromBytes;
@@ -14,7 +14,7 @@ use super::{
     tables::superblock,
 };
 use crate::{
-    Digest, FormatError,
+    Digest, FormatError, Structure,
     erofs::{
         layout::{DEVICE_SLOT_SIZE, DeviceSlot},
         reader::structure,
@@ -45,7 +45,7 @@ fn rename(
     change: impl Fn(&mut BlobEntry),
 ) -> Result<(), FormatError> {
     let count = superblock(bootstrap)?.device_count.get();
-    let object = || "extended superblock".to_owned();
+    let object = || Structure::Only("extended superblock");
     let ext: ExtendedSuperBlock = structure(bootstrap, EXTENDED_OFFSET, object)?;
     let table = ext.blob_table_offset.get();
     for index in 0..u64::from(count) {
@@ -67,13 +67,13 @@ fn rename(
 fn place<'a, T: FromBytes + zerocopy::IntoBytes + zerocopy::KnownLayout + zerocopy::Unaligned>(
     bytes: &'a mut [u8],
     at: u64,
-    object: &str,
+    object: &'static str,
     index: u64,
 ) -> Result<&'a mut T, FormatError> {
     let len = bytes.len();
     let found =
         usize::try_from(at).ok().and_then(|at| bytes.get_mut(at..)?.get_mut(..size_of::<T>()));
     found.and_then(|found| T::mut_from_bytes(found).ok()).ok_or_else(|| {
-        FormatError::new(format!("{object} {index}"), at, format!("it is not within {len} bytes"))
+        FormatError::new((object, index), at, format!("it is not within {len} bytes"))
     })
 }

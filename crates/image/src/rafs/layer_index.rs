@@ -1,4 +1,4 @@
-//! The index of a layer that nobody converted: a blob with what it takes to read the layer in
+//! The index of an unconverted layer: a blob with what it takes to read the layer in
 //! places.
 //!
 //! ```text
@@ -67,7 +67,7 @@ impl LayerIndex {
     /// There are no chunks, or too many, or one does not fit a CI entry.
     pub fn write(self) -> Result<WrittenIndex, FormatError> {
         let LayerIndex { layer, stored_size, chunks, pieces } = self;
-        let error = |problem: &str| FormatError::new(format!("index of {layer}"), 0, problem);
+        let error = |problem: &str| FormatError::new(("index of", layer), 0, problem);
         let last = chunks.last().ok_or_else(|| error("a layer without chunks"))?;
         if last.number >= MAX_CHUNKS {
             return Err(error("too many chunks"));
@@ -120,7 +120,7 @@ fn ci_table(chunks: &[Chunk], pieces: &[Piece]) -> Result<Vec<u8>, FormatError> 
         let words = ci::layer_entry(chunk, places.next().flatten());
         let words = words.ok_or_else(|| {
             let problem = format!("does not fit a CI entry: {chunk:?}");
-            FormatError::new(format!("chunk {}", chunk.number), chunk.stored.0, problem)
+            FormatError::new(("chunk", chunk.number), chunk.stored.0, problem)
         })?;
         words.iter().for_each(|word| table.extend_from_slice(&word.to_le_bytes()));
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_of_a_piece_is_refused() {
+    fn impossible_pieces_are_refused() {
         const ENTRIES: usize = 3 * layout::CI_V2_ENTRY_SIZE as usize;
         type Change = fn(&mut [u8]);
         let changes: [(&str, Change); 6] = [

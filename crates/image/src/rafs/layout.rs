@@ -41,7 +41,7 @@ pub mod flags {
     pub const EXPLICIT_UID_GID: u64 = 0x10;
     /// Some inode has extended attributes.
     pub const HAS_XATTR: u64 = 0x20;
-    /// Blobs are layers that nobody converted: gzip, or plain tar.
+    /// Blobs are unconverted layers: gzip, or plain tar.
     pub const COMPRESSOR_GZIP: u64 = 0x40;
     /// Chunks are zstd frames.
     pub const COMPRESSOR_ZSTD: u64 = 0x80;

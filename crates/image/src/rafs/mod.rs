@@ -68,7 +68,7 @@ pub struct TailInfo {
     pub index: Option<IndexBlob>,
 }
 
-/// What makes a layer that nobody converted readable in places.
+/// What makes an unconverted layer readable in places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexBlob {
     /// SHA-256 of the blob as stored.

@@ -12,7 +12,7 @@ use super::{
     layout::{self, ChunkEntry, chunk_flags},
     tables::{is_unplaced, parse_blobs, rows},
 };
-use crate::{BlobIndex, FormatError, Points};
+use crate::{BlobIndex, FormatError, Points, Structure};
 
 /// The chunk table of a bootstrap with everything placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,13 +30,13 @@ pub struct Placed {
 /// looked at.
 pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
     let (tables, chunk_table) = parse_blobs(bytes)?;
-    let error = |object: String, problem: String| FormatError::new(object, 0, problem);
+    let error = |object: Structure, problem: String| FormatError::new(object, 0, problem);
     let mut known: Vec<Option<CiTable<'_>>> = tables.blobs.iter().map(|_| None).collect();
     for (BlobIndex(index), ci) in cis {
         if let Some(tail) = tables.tails.get(usize::from(*index)) {
             let table = CiTable::new(ci, tail).ok_or_else(|| {
                 let problem = format!("{} bytes, expected {}", ci.len(), tail.ci_size);
-                error(format!("CI table of blob {index}"), problem)
+                error(("CI table of blob", u64::from(*index)).into(), problem)
             })?;
             known[usize::from(*index)] = Some(table);
         }
@@ -49,7 +49,7 @@ pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, Forma
         if !is_unplaced(&entry, &tables.tails[blob]) {
             continue;
         }
-        let object = || format!("chunk table entry {number}");
+        let object = || Structure::from(("chunk table entry", number));
         let place = ci.get(entry.number.get()).map_err(|problem| error(object(), problem))?;
         let (Some(part), true) = (
             place.part,
@@ -70,7 +70,7 @@ pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, Forma
         if let Some(ci) = ci.as_ref().filter(|_| tables.tails[index].has_contexts()) {
             let found = ci.points();
             let found =
-                found.map_err(|problem| error(format!("CI table of blob {index}"), problem))?;
+                found.map_err(|problem| error(("CI table of blob", index).into(), problem))?;
             // There are fewer blobs than 256.
             points.push((BlobIndex(index as u8), found));
         }

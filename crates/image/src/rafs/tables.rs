@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkList, Codec, Decoded, Digest, FormatError,
-    Points, Stored,
+    Points, Stored, Structure,
     chunk::MAX_UNIT,
     erofs::{
         Nid,
@@ -67,14 +67,14 @@ pub(super) fn rows(bytes: &[u8], (at, size): (u64, u64)) -> Result<&[u8], Format
 /// at.
 pub fn chunk_rows(bytes: &[u8]) -> Result<u64, FormatError> {
     let ext: ExtendedSuperBlock =
-        structure(bytes, EXTENDED_OFFSET, || "extended superblock".to_owned())?;
+        structure(bytes, EXTENDED_OFFSET, || "extended superblock".into())?;
     Ok(ext.chunk_table_size.get() / size_of::<ChunkEntry>() as u64)
 }
 
 /// Parses all but the chunk table, and says where that is.
 pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatError> {
     let sb = superblock(bytes)?;
-    let object = || "extended superblock".to_owned();
+    let object = || Structure::Only("extended superblock");
     let ext: ExtendedSuperBlock = structure(bytes, EXTENDED_OFFSET, object)?;
     let error = |problem: String| FormatError::new(object(), EXTENDED_OFFSET, problem);
 
@@ -123,13 +123,12 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
         let at = blob_table.0 + (index * size_of::<BlobEntry>()) as u64;
         let entry = BlobEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let slot_at = DEVICE_TABLE_OFFSET + index as u64 * DEVICE_SLOT_SIZE;
-        let slot: DeviceSlot = structure(bytes, slot_at, || format!("device slot {index}"))?;
-        let found = blob(&entry, index, chunk_size, digest, v5, &slot).map_err(|problem| {
-            FormatError::new(format!("blob table entry {index}"), at, problem)
-        })?;
+        let slot: DeviceSlot = structure(bytes, slot_at, || ("device slot", index).into())?;
+        let found = blob(&entry, index, chunk_size, digest, v5, &slot)
+            .map_err(|problem| FormatError::new(("blob table entry", index), at, problem))?;
         if blobs.iter().any(|other: &Blob| other.id == found.blob.id) {
             let problem = format!("the second blob {}", found.blob.id);
-            return Err(FormatError::new(format!("blob table entry {index}"), at, problem));
+            return Err(FormatError::new(("blob table entry", index), at, problem));
         }
         blobs.push(found.blob);
         tails.push(found.tail);
@@ -168,7 +167,7 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
 
 /// Parses and validates the superblock of EROFS.
 pub(super) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
-    let object = || "superblock".to_owned();
+    let object = || Structure::Only("superblock");
     let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
     if is_v5(bytes) {
         return Err(FormatError::new(object(), 0, "RAFS v5, expected v6"));
@@ -280,7 +279,7 @@ fn blob(
     let is_separate = bits & features::SEPARATE != 0;
     match blob_codec {
         Codec::Gzip if !is_separate || v5 => {
-            return Err("gzip chunks are supported in layers that nobody converted only".into());
+            return Err("gzip chunks are supported in unconverted layers only".into());
         }
         Codec::None | Codec::Lz4 | Codec::Zstd if is_separate || bits & features::ZRAN != 0 => {
             return Err(format!(
@@ -367,7 +366,7 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
         let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
         let error = |problem: String| {
             let at = table + (index * size_of::<ChunkEntry>()) as u64;
-            FormatError::new(format!("chunk table entry {index}"), at, problem)
+            FormatError::new(("chunk table entry", index), at, problem)
         };
         let blob_index = entry.blob.get() as usize;
         let Some(blob) = blobs.get(blob_index) else {
@@ -381,7 +380,7 @@ fn chunks(tables: &mut Tables, (table, _): (u64, u64), rows: &[u8]) -> Result<()
         if hash == NO_DIGEST {
             let blob = blob.id;
             return Err(error(format!(
-                "chunk {number} of blob {blob} has no digest, so nobody could check its bytes"
+                "chunk {number} of blob {blob} has no digest, so its bytes cannot be checked"
             )));
         }
         let in_unit = flags & chunk_flags::BATCH != 0;

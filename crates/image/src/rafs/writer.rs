@@ -95,6 +95,7 @@ struct Image<'a> {
 
 impl Image<'_> {
     fn write(&self, out: &mut Output) -> Result<(), FormatError> {
+        // Superblocks: of EROFS, of RAFS behind it, and the device table with a slot for each blob.
         out.write(&[0; SUPERBLOCK_OFFSET as usize]);
         out.write(self.superblock(out)?.as_bytes());
         out.write(self.extended_superblock(out).as_bytes());
@@ -102,10 +103,14 @@ impl Image<'_> {
             out.write(slot.as_bytes());
         }
         out.pad(BLOCK_SIZE);
+
+        // Blob table: what EROFS has no place for about each blob.
         out.mark(Mark::BlobTable);
         for (index, record) in self.blobs.iter().enumerate() {
             out.write(self.blob_entry(index, record).as_bytes());
         }
+
+        // Prefetch table: nids, in the order in which files are to be fetched.
         out.mark(Mark::PrefetchTable);
         for file in &self.prefetch {
             let nid = out.nid(*file);
@@ -116,11 +121,15 @@ impl Image<'_> {
             out.write(&nid.to_le_bytes());
         }
         out.pad(BLOCK_SIZE);
+
+        // Inode area: inodes with what follows them, then their blocks.
         out.mark(Mark::Meta);
         // Upstream takes a root directory at the very start of the inode area for a missing one.
         out.write(&[0; BLOCK_SIZE as usize]);
         write_inodes(&self.plan, out);
         out.pad(BLOCK_SIZE);
+
+        // Chunk table: a row for each chunk of each blob.
         out.mark(Mark::ChunkTable);
         out.write(self.chunk_table.as_bytes());
         out.pad(BLOCK_SIZE);
@@ -205,7 +214,7 @@ impl Image<'_> {
             let blocks = |bytes: u64| {
                 u32::try_from(bytes / BLOCK_SIZE).map_err(|_| {
                     let problem = format!("{bytes} bytes are beyond 2^32 - 1 blocks");
-                    FormatError::new(format!("device slot {}", blob.id), 0, problem)
+                    FormatError::new(("device slot", blob.id), 0, problem)
                 })
             };
             slots.push(DeviceSlot {
@@ -282,10 +291,10 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
             return fail(format!("blob {index} has no chunks"));
         }
         validate_order(blob, &blob.chunks)
-            .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
+            .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
         for chunk in &blob.chunks {
             validate_chunk(chunk, blob, tail, chunk_size)
-                .map_err(|problem| FormatError::new(format!("blob {index}"), 0, problem))?;
+                .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
             if chunk.digest.algorithm != options.digest {
                 return fail(format!("blob {index}: chunk digest {}", chunk.digest));
             }

@@ -6,7 +6,7 @@ use lazuli_image::{
 use crate::support::noise;
 
 #[test]
-fn what_shrinks_is_compressed_and_comes_back() {
+fn compressible_chunk_round_trips() {
     let mut decoder = Decoder::new();
     for codec in [Codec::Zstd, Codec::Lz4] {
         let mut encoder = Encoder::new(codec, 3).unwrap();
@@ -22,7 +22,7 @@ fn what_shrinks_is_compressed_and_comes_back() {
 }
 
 #[test]
-fn what_does_not_shrink_is_stored_raw() {
+fn incompressible_chunk_is_stored_raw() {
     for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
         let mut encoder = Encoder::new(codec, 3).unwrap();
         for content in [&b""[..], b"a", b"ab", &noise(4096), &noise(1 << 20)] {

@@ -33,7 +33,7 @@ fn every_byte_changed() {
 }
 
 #[test]
-fn every_length() {
+fn truncated_image_is_refused_at_every_length() {
     let image = sample().bootstrap;
     for len in (0..image.len()).filter(|len| len % 4096 == 0 || len % 61 == 0) {
         assert!(!read_all(&image[..len]), "{len} bytes");

@@ -109,7 +109,7 @@ fn blobs_of_unknown_size_end_with_their_last_chunk() {
 }
 
 #[test]
-fn every_length() {
+fn truncated_image_is_refused_at_every_length() {
     let image = translated(&sample());
     for len in (0..image.len()).filter(|len| len % 61 == 0) {
         assert!(!sound(&image[..len]), "{len} bytes");

@@ -48,7 +48,7 @@ impl<'a> Blobs<'a> {
             return Err(format!("flags {flags:#x}: there are no batches in RAFS v5"));
         }
         if entry.digest == NO_DIGEST {
-            return Err("it has no digest, so nobody could check its bytes".into());
+            return Err("it has no digest, so its bytes cannot be checked".into());
         }
         let mut chunk = Chunk {
             number: blob.chunks.len() as u32,
@@ -94,7 +94,7 @@ impl<'a> Blobs<'a> {
                 let record = record(entry, self.tables.codec, chunks, |old, number| {
                     moved[old as usize] = ChunkRef { blob, number };
                 })
-                .map_err(|problem| FormatError::new(format!("blob {}", entry.id), 0, problem))?;
+                .map_err(|problem| FormatError::new(("blob", entry.id), 0, problem))?;
                 records.push(record);
             }
             places.push(moved);

@@ -9,7 +9,7 @@ use super::{
     tables::Tables,
 };
 use crate::{
-    FormatError, Metadata, Mtime,
+    FormatError, Metadata, Mtime, Structure,
     erofs::{
         FileType,
         reader::{slice, structure},
@@ -43,7 +43,7 @@ impl<'a> Named<'a> {
         tables: &Tables<'_>,
         row: u32,
     ) -> Result<Self, FormatError> {
-        let object = || format!("inode {row}");
+        let object = || Structure::from(("inode", row));
         let place = row.checked_sub(1).and_then(|row| tables.inodes.get(row as usize));
         let offset = place.map_or(0, |place| u64::from(place.get()) * ALIGN);
         let error = |problem: String| FormatError::new(object(), offset, problem);
@@ -78,7 +78,7 @@ impl<'a> Named<'a> {
     }
 
     pub(super) fn error(&self, problem: impl Into<String>) -> FormatError {
-        FormatError::new(format!("inode {}", self.row), self.offset, problem)
+        FormatError::new(("inode", self.row), self.offset, problem)
     }
 
     pub(super) fn metadata(&self) -> Result<Metadata, FormatError> {

@@ -19,7 +19,7 @@ use super::{BootstrapOptions, layout::V5_LABEL, writer};
 use crate::FormatError;
 
 /// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes
-/// four times as much memory, and up to nine times if somebody means it to.
+/// four times as much memory, and up to nine times for a hostile one.
 const LIMIT: usize = 128 << 20;
 
 /// The v6 bootstrap that shows the same tree, made of the same chunks of the same blobs. Blobs that

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, little_endian::U32};
 
 use super::layout::{ExtendedBlob, MAGIC, SUPERBLOCK_SIZE, SuperBlock, VERSION};
 use crate::{
-    Algorithm, Codec, Digest, FormatError,
+    Algorithm, Codec, Digest, FormatError, Structure,
     erofs::{
         layout::MAX_DEVICES,
         reader::{slice, structure},
@@ -36,7 +36,7 @@ pub(super) struct BlobEntry {
 
 /// Parses what comes before the inodes in `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
-    let object = || "superblock".to_owned();
+    let object = || Structure::Only("superblock");
     let error = |problem: String| FormatError::new(object(), 0, problem);
     let sb: SuperBlock = structure(bytes, 0, object)?;
     let (version, size) = (sb.version.get(), sb.size.get());
@@ -81,8 +81,7 @@ fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
     // Less than two words and an id is padding.
     while let Some((_, entry)) = rest.split_at_checked(8).filter(|(_, entry)| !entry.is_empty()) {
         let index = blobs.len();
-        let error =
-            |problem: String| FormatError::new(format!("blob table entry {index}"), table, problem);
+        let error = |problem: String| FormatError::new(("blob table entry", index), table, problem);
         if index == MAX_DEVICES {
             return Err(error(format!("at most {MAX_DEVICES} blobs are possible")));
         }

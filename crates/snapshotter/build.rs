@@ -1,4 +1,4 @@
-//! Compiles containerd's protocol. The compiler is a crate, so that nobody has to install protoc.
+//! Compiles containerd's protocol. The compiler is a crate, so protoc need not be installed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

@@ -17,17 +17,17 @@ type Result<T> = std::result::Result<T, SnapshotError>;
 #[derive(Debug)]
 pub(crate) struct Directories {
     root: PathBuf,
-    /// Makes names in the trash that nobody had before.
+    /// Makes names in the trash that were not used before.
     thrown: AtomicU64,
 }
 
-/// To whom the root of a new snapshot belongs. A container sees the owner of the uppermost
+/// The owner of the root of a new snapshot. A container sees the owner of the uppermost
 /// directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The user who runs this.
+    /// The user that runs this process.
     Us,
-    /// To whom the root of the parent belongs, whose number this is.
+    /// The owner of the root of the parent, whose number this is.
     Of(u64),
     /// This user and this group.
     Ids(u32, u32),
@@ -111,8 +111,8 @@ impl Directories {
         Ok(())
     }
 
-    /// Moves the directory of a snapshot away, in the same time however much is in it. Whoever has
-    /// its files mounted notices nothing.
+    /// Moves the directory of a snapshot away, in the same time however much is in it. A process
+    /// that has its files mounted notices nothing.
     pub(crate) fn throw_away(&self, number: u64) -> Result<()> {
         let path = self.root.join(number.to_string());
         match fs::rename(&path, self.new_in_trash(number)) {
@@ -152,7 +152,7 @@ impl Directories {
             let path = at(&trash, entry)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let number = name.split('-').next().and_then(|number| number.parse().ok());
-            // What somebody else has put there is deleted, too.
+            // What another program has put there is deleted, too.
             all.entry(number.unwrap_or(0)).or_default().push(path);
         }
         Ok(all)

@@ -10,7 +10,7 @@ use crate::{
     store::{Kind, Snapshot},
 };
 
-/// Nobody writes longer ones by hand; containerd's own are a hundred bytes.
+/// Longer ones are not written by hand; containerd's own are a hundred bytes.
 const LIMIT: usize = 16 << 10;
 
 /// One filter, as a client sends it.

@@ -1,4 +1,4 @@
-//! One at a time for each thing, however many want it, and the same bad news for all who waited.
+//! A per-key mutex. Waiters share a failure instead of retrying it in turn.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use tokio::sync::{Mutex as Queue, OwnedMutexGuard};
 
 use crate::{Image, SnapshotError};
 
-/// Queues by the names of things. There is one as long as somebody is in it.
+/// Queues by key. A queue exists as long as a task is in it.
 #[derive(Debug, Default)]
 pub(crate) struct KeyedLocks(Mutex<HashMap<String, Weak<Queue<Option<Failure>>>>>);
 

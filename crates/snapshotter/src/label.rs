@@ -82,7 +82,7 @@ fn login(labels: &Labels) -> Option<Login> {
     Some(Login { user, secret })
 }
 
-/// What is kept of labels: containerd takes one away by making it empty, and everybody may see
+/// What is kept of labels: containerd takes one away by making it empty, and every client may see
 /// them.
 pub(crate) fn kept(mut labels: Labels) -> Labels {
     labels.retain(|name, value| !value.is_empty() && !matches!(name.as_str(), USER | SECRET));

@@ -17,7 +17,7 @@
 //! a name is given only to the layer that it is of by its content, and data layers, which have no
 //! files, are never shown without the image above them.
 //!
-//! Who mounts images is a matter of the [`Images`] that this crate is given.
+//! Images are mounted by the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
 mod directories;
@@ -73,7 +73,7 @@ pub struct Image {
     pub reference: String,
     /// Digest of the manifest that this meant when it was pulled.
     pub manifest_digest: Option<String>,
-    /// What it was pulled with this time; whoever mounts images remembers it.
+    /// What it was pulled with this time; [`Images`] remembers it.
     #[serde(skip)]
     pub login: Option<Login>,
 }
@@ -104,7 +104,7 @@ impl Image {
     }
 }
 
-/// Whoever can mount lazy images.
+/// Mounts lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {
     /// Finds out whether the image and all of its data can be reached, also while it is being
@@ -127,7 +127,7 @@ pub trait Images: Send + Sync {
     /// on until it is unmounted, the image's newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Takes the mount at `at` away, if there is one. Who still reads through it is served until he
+    /// Takes the mount at `at` away, if there is one. Readers that use it are served until they
     /// is done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 

@@ -43,7 +43,7 @@ impl Mapping {
         }
     }
 
-    /// To whom what the container's root makes belongs.
+    /// The owner of what the container's root makes.
     pub(crate) fn owner(&self) -> Owner {
         Owner::Ids(self.root.0, self.root.1)
     }
@@ -66,7 +66,7 @@ fn root(label: &str, ranges: &str) -> Result<u32, SnapshotError> {
         let &[inside, outside, count] = &numbers[..] else {
             return Err(invalid(format!("`{range:.100}` is not CONTAINER:NODE:COUNT")));
         };
-        // The last number is nobody's, see chown(2).
+        // The last number is no user's, see chown(2).
         if [inside, outside].iter().any(|first| first.checked_add(count).is_none()) || count == 0 {
             return Err(invalid(format!("`{range}` has no numbers or too large ones")));
         }

@@ -1,4 +1,4 @@
-//! Which snapshots somebody has mounted, in whatever mount namespace.
+//! Which snapshots are mounted, in any mount namespace.
 //!
 //! A removed snapshot is normally not mounted any more. It is when containerd has lost its state
 //! and removes what it does not know, while containers of its former life go on.

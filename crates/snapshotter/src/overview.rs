@@ -1,4 +1,4 @@
-//! What is kept for containerd, for people who wonder why something is mounted.
+//! What is kept for containerd: why something is mounted.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -29,9 +29,9 @@ const FUSE: rustix::fs::FsWord = 0x6573_5546;
 pub(crate) struct Storage {
     pub(crate) store: Store,
     pub(crate) directories: Directories,
-    /// Held by whoever empties the trash.
+    /// Held while the trash is emptied.
     emptying: Mutex<()>,
-    /// Whether somebody waits for that.
+    /// Whether a task waits for that.
     waiting: AtomicBool,
 }
 
@@ -135,7 +135,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Snapshots of images whose mounting a crash cut short: nobody was told of them.
+    /// Snapshots of images whose mounting a crash cut short: containerd was not told of them.
     pub(crate) fn unfinished(&self) -> Result<Vec<Snapshot>> {
         let mut all = self.store.all()?;
         all.retain(|snapshot| snapshot.image.is_some() && snapshot.kind == Kind::Active);
@@ -147,13 +147,13 @@ impl Storage {
         self.store.at_rest(|known| self.directories.strays(known))
     }
 
-    /// Whether the caller has to empty the trash, now that something was thrown away. Else somebody
-    /// is about to who sees what is in it.
+    /// Whether the caller has to empty the trash, now that something was thrown away. Else another
+    /// task is about to, and sees what is in it.
     pub(crate) fn shall_empty(&self) -> bool {
         !self.waiting.swap(true, Ordering::SeqCst)
     }
 
-    /// Deletes what was thrown away, but for what somebody still has mounted, and says whether
+    /// Deletes what was thrown away, but for what is still mounted, and says whether
     /// there is such; may take long.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Storage {
         failed.map_or(Ok(!held.is_empty()), Err)
     }
 
-    /// Snapshots, also removed ones, that somebody has mounted, and those below them.
+    /// Snapshots, also removed ones, that are mounted, and those below them.
     fn held(&self) -> Result<HashSet<u64>> {
         let mut held = at(Path::new("/proc"), mounted_layers::numbers(self.directories.root()))?;
         for (number, below) in self.store.removed()? {
@@ -196,7 +196,7 @@ impl Storage {
 
 #[cfg(test)]
 impl Storage {
-    /// What somebody holds who empties the trash.
+    /// Held by the task that empties the trash.
     pub(crate) fn hold_emptying(&self) -> std::sync::MutexGuard<'_, ()> {
         self.emptying.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -97,7 +97,7 @@ impl Group {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: needed to own the descriptor. Sound because the kernel has just made it for us
-        // and nobody else knows its number.
+        // and no other owner knows its number.
         Ok(Group(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -151,7 +151,7 @@ impl Group {
             let number = i32::from_ne_bytes(number);
             if number > NO_FD {
                 // SAFETY: needed to own the descriptor. Sound because the kernel installed it in
-                // our table with this very read, so it is open and nobody else knows its number.
+                // our table with this very read, so it is open and no other owner knows its number.
                 file = Some(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }
@@ -160,7 +160,7 @@ impl Group {
 
     /// Answers the event that came with descriptor `number`, in this process or in one that is
     /// gone: the kernel compares numbers and nothing else. Of several events with this number the
-    /// oldest gets the answer. Fails with ENOENT when nobody waits for it any more.
+    /// oldest gets the answer. Fails with ENOENT when no reader waits for it any more.
     pub fn respond(&self, number: RawFd, response: Response) -> io::Result<()> {
         let decision = match response {
             Response::Allow => libc::FAN_ALLOW,

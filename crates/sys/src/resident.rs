@@ -91,7 +91,7 @@ pub fn forget_program() -> io::Result<()> {
     Ok(())
 }
 
-/// The first line of a mapping; its addresses if it is of a file and nobody can write to it:
+/// The first line of a mapping; its addresses if it is of a file and cannot be written to:
 /// `55d0c2a00000-55d0c2b00000 r-xp 00029000 fe:00 123  /usr/bin/lazuli`.
 fn header(line: &str) -> Option<Option<(usize, usize)>> {
     let mut fields = line.split_ascii_whitespace();

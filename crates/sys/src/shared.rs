@@ -18,7 +18,8 @@ use rustix::{
 };
 
 /// Numbers in memory that every process sees which has the descriptor. What one process has stored
-/// is there for the others, whenever and however it ends. Pages that nobody touched take no memory.
+/// is there for the others, whenever and however it ends. Pages that were not touched take no
+/// memory.
 #[derive(Debug)]
 pub struct Shared {
     file: OwnedFd,
@@ -39,7 +40,7 @@ impl Shared {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create(name, flags)?;
         rustix::fs::ftruncate(&file, (count * size_of::<AtomicU64>()) as u64)?;
-        // A mapping behind the end of its file kills who touches it.
+        // A mapping behind the end of its file kills a process that touches it.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
         Self::open(file, count)
     }
@@ -122,7 +123,7 @@ impl Deref for Shared {
     fn deref(&self) -> &[AtomicU64] {
         // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the page-aligned
         // begin of a mapping of `count` numbers that lives as long as `self`, its file cannot
-        // shrink (sealed), every bit pattern is a number, and whoever else has it mapped writes
+        // shrink (sealed), every bit pattern is a number, and other processes that map it write
         // through atomics as well.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }

@@ -109,8 +109,8 @@ impl Snapshotter {
         }
     }
 
-    /// Mounts a lazy image as the committed snapshot `target`, once for all who ask at the same
-    /// time.
+    /// Mounts a lazy image as the committed snapshot `target`, once for all callers that ask at the
+    /// same time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
         let mut turn = self.turns.take(&turn_of(target, &image)).await;
         let name = target.to_owned();
@@ -241,7 +241,7 @@ impl Snapshotter {
         self.local(move |local| local.commit(&key, &name, parent, labels)).await.map(drop)
     }
 
-    /// Forgets a snapshot. Its files are deleted later, when nobody has them mounted any more.
+    /// Forgets a snapshot. Its files are deleted later, when they are mounted nowhere any more.
     pub(crate) async fn remove(&self, key: String) -> Result<()> {
         let snapshot = self.local(move |local| local.store.remove(&key)).await?;
         if let Err(error) = self.discard(snapshot.number).await {
@@ -256,7 +256,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Tells whoever mounts images that one is not needed any more, unless another snapshot has it.
+    /// Tells the mounter that an image is not needed any more, unless another snapshot has it.
     async fn forget_unless_used(&self, image: &Image) {
         let all = match self.local(|local| local.store.all()).await {
             Ok(all) => all,
@@ -293,7 +293,7 @@ impl Snapshotter {
         result
     }
 
-    /// Deletions wait for each other, and nobody else waits for them. What somebody still has
+    /// Deletions wait for each other, and nothing else waits for them. What a process still has
     /// mounted is looked at again.
     fn empty_trash_later(&self) {
         let local = Arc::downgrade(&self.local);

@@ -188,7 +188,7 @@ impl Store {
             name.clone_into(&mut snapshot.name);
             snapshot.key = Some(key.to_owned());
             snapshot.kind = Kind::Committed;
-            // An image is mounted, and committed, by nobody but us, who looked before.
+            // Only this process mounts and commits images, and it has looked before.
             snapshot.proven = snapshot.image.is_some();
             snapshot.labels = label::kept(labels);
             (snapshot.created, snapshot.updated) = (now, now);

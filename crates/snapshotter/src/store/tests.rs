@@ -41,7 +41,7 @@ fn steps_are_kept_and_wrong_ones_are_refused() {
         (Commit("none", "base"), "snapshot none does not exist"),
         (Commit("a", ""), "a snapshot needs a name"),
         (Commit("a", "base"), "1"),
-        // Whoever asks again did not get the answer.
+        // A client that asks again did not get the answer.
         (Commit("a", "base"), "1"),
         (Commit("none", "base"), "snapshot base already exists"),
         (Commit("base", "again"), "snapshot base is not active"),
@@ -152,7 +152,7 @@ fn a_new_containerd_gets_its_names() {
     assert_eq!(removed.into_iter().collect::<Vec<_>>(), [(2, vec![1]), (3, vec![1, 2])]);
     store.forget_removed(&[2, 3]).unwrap();
     assert!(store.removed().unwrap().is_empty());
-    // Names that nobody counts are refused as ever.
+    // Names that are not counted are refused as before.
     let twice = store.create(new("/a/1/b", "", Active), |_| Ok(()));
     twice.and_then(|_| store.create(new("/a/1/b", "", Active), |_| Ok(()))).unwrap_err();
 }

@@ -23,7 +23,7 @@ async fn layer_of_another_image_is_refused_and_leaves_nothing() {
     );
     assert_eq!(rig.numbers().len(), 1, "the data layer alone");
     assert!(rig.images.mounted().is_empty());
-    // Whose layer it is gets it, also when others have it under another manifest; nobody else does.
+    // An image gets its own layer, also when others have it under another manifest.
     for (reference, wins) in [("r/app:1", true), ("r/app:2", true), ("evil/app:1", false)] {
         let error = rig.lazy(reference).await;
         assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), wins, "{error}");

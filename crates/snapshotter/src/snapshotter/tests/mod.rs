@@ -274,7 +274,7 @@ async fn an_image_that_cannot_be_used_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
+async fn pull_secret_reaches_the_mounter_alone() {
     let rig = Rig::new().await;
     let user = "containerd.io/snapshot/pullusername";
     let secret = "containerd.io/snapshot/pullsecret";
@@ -309,7 +309,7 @@ async fn pull_secrets_reach_whoever_mounts_and_nobody_else() {
     // Without one, what is known stays.
     assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
     assert_eq!(login(&rig).as_deref(), Some("hush-2"));
-    // The machine was started again: whoever mounts has to remember.
+    // The machine was started again: the mounter has to remember.
     rig.images.mounted.lock().unwrap().clear();
     rig.snapshotter.prepare(wanted("k", "sha256:boot", &[])).await.unwrap();
     assert_eq!(login(&rig), None);
@@ -404,7 +404,7 @@ async fn of_two_images_with_a_layer_the_second_one_uses_what_the_first_one_broug
 }
 
 #[tokio::test]
-#[expect(clippy::await_holding_lock, reason = "who deletes holds it for as long as that takes")]
+#[expect(clippy::await_holding_lock, reason = "a deletion holds it for as long as that takes")]
 async fn removal_takes_the_same_time_however_much_is_there() {
     let rig = Rig::new().await;
     rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();
@@ -415,7 +415,7 @@ async fn removal_takes_the_same_time_however_much_is_there() {
     let usage = rig.snapshotter.usage("k".to_owned()).await.unwrap();
     assert_eq!(usage.inodes, 1001);
     assert!(usage.size >= 1000 * 512, "{usage:?}");
-    // While somebody else empties the trash, which takes as long as it takes.
+    // While another task empties the trash, which takes as long as it takes.
     let emptying = rig.snapshotter.local.hold_emptying();
     rig.snapshotter.remove("k".to_owned()).await.unwrap();
     assert!(rig.numbers().is_empty());
@@ -427,7 +427,7 @@ async fn removal_takes_the_same_time_however_much_is_there() {
 
 /// Whatever is asked for at the same time: one mount, and the registry is asked once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_that_many_want_is_mounted_once() {
+async fn concurrent_mounts_of_an_image_share_one() {
     for (reference, mounts) in [("r/app:lazy", 1), ("r/unreachable:1", 0)] {
         let rig = Arc::new(Rig::new().await);
         let slow = rig.images.slow.lock().await;

@@ -9,7 +9,7 @@ use crate::source::SourceError;
 /// Why bytes of a blob are not in the cache. Retries have happened; this is final for the reader
 /// that asked, and a later read tries again from the start.
 ///
-/// Clones are cheap: everybody who waits for the same chunk gets the same error.
+/// Clones are cheap: all readers that wait for the same chunk get the same error.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
     /// Every source that delivered had bytes that are not the chunk that the image names.
@@ -42,7 +42,7 @@ pub enum ReadError {
         /// Decoded bytes of the blob, in whole blocks.
         size: u64,
     },
-    /// The image lists no chunk for some of these bytes, so nobody knows what they are.
+    /// The image lists no chunk for some of these bytes, so it is unknown what they are.
     #[error("blob {blob}: the image has no chunk for all of {} to {}", range.start, range.end)]
     NoChunk {
         /// The blob.

@@ -158,7 +158,7 @@ impl Cache {
     fn free(&self, bytes: u64, reader: Option<Account>) -> u64 {
         let Some(since) = self.budget.since.get() else { return 0 };
         let mut freed = self.free_unused(bytes);
-        // Before that, a process before this one may have let a reader through who is still on the
+        // Before that, a process before this one may have let a reader through that is still on the
         // way.
         if freed < bytes && since.elapsed() >= self.settings.grace {
             freed += self.free_chunks(bytes - freed, reader);
@@ -166,7 +166,7 @@ impl Cache {
         freed
     }
 
-    /// Gives up about `bytes` of blobs that nobody has open, and returns how many it were.
+    /// Gives up about `bytes` of blobs that are not open, and returns how many it were.
     fn free_unused(&self, bytes: u64) -> u64 {
         let mut freed = 0;
         for dir in self.unused() {
@@ -185,7 +185,7 @@ impl Cache {
         self.remove(dir).inspect_err(cannot).unwrap_or(0)
     }
 
-    /// Removes what is here of `blobs`, unless somebody has it open, and says whether nothing is
+    /// Removes what is here of `blobs`, unless it is open, and says whether nothing is
     /// left. Blocks.
     pub(crate) fn discard(&self, blobs: &HashSet<Digest>) -> bool {
         let turn = lock(&self.budget.evicting);
@@ -207,7 +207,7 @@ impl Cache {
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Directories of blobs that nobody has open, the one that was used longest ago first.
+    /// Directories of blobs that are not open, the one that was used longest ago first.
     fn unused(&self) -> Vec<PathBuf> {
         let open = lock(&self.blobs);
         let is_open = |key: &str| open.get(key).is_some_and(|blob| blob.strong_count() > 0);
@@ -220,13 +220,13 @@ impl Cache {
         dirs.into_iter().map(|(_, dir)| dir).collect()
     }
 
-    /// Removes the files of a blob unless somebody has it open. Returns the bytes that they
+    /// Removes the files of a blob unless it is open. Returns the bytes that they
     /// occupied.
     fn remove(&self, dir: &Path) -> io::Result<u64> {
         let Some(key) = dir.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
         let away = self.dir.join(format!("{AWAY}{key}"));
         {
-            // Nobody opens it meanwhile.
+            // It is not opened meanwhile.
             let open = lock(&self.blobs);
             if open.get(key).is_some_and(|blob| blob.strong_count() > 0) {
                 return Ok(0);
@@ -273,7 +273,7 @@ impl Cache {
                 Err(error) => tracing::warn!(blob = ?blobs[blob], %error, "cannot evict chunks"),
             }
         }
-        // Complete blobs are read without a question, so nobody knows what of them is idle. They
+        // Complete blobs are read without a question, so it is unknown what of them is idle. They
         // are watched now.
         let mut missing = bytes.saturating_sub(freed);
         for blob in blobs {

@@ -94,7 +94,7 @@ fn beginning(digest: &Digest) -> u64 {
 }
 
 impl Cache {
-    /// Notes what is here of a blob that nobody has opened yet.
+    /// Notes what is here of a blob that was not opened yet.
     pub(crate) fn remember(&self, blob: &Blob) -> Result<(), CacheError> {
         let layout = Layout::new(blob)?;
         let key = layout.key();

@@ -303,7 +303,7 @@ mod tests {
             spoil(&mut blob);
             assert!(Layout::new(&blob).is_err(), "{what}");
         }
-        // Whoever says something else about a point shares no bytes with others.
+        // An image that says something else about a point shares no bytes with others.
         let other = Blob { points: points(6), ..pieces() };
         assert_ne!(Layout::new(&other).unwrap().key(), original.key());
     }

@@ -76,14 +76,15 @@ pub struct Settings {
     pub keep_free: Option<KeepFree>,
     /// A directory with a directory for each image, whose files count as well.
     pub metadata: Option<PathBuf>,
-    /// How long nobody must have asked for a chunk of a blob in use before it may be given up. Has
-    /// to be longer than any reader needs from the kernel's question to the page.
+    /// How long a chunk of a blob in use must not have been asked for before it may be given up.
+    /// Has to be longer than any reader needs from the kernel's question to the page.
     pub grace: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // Measured, see docs/measurements/cache.md: less costs round trips, more costs bytes that nobody reads.
+        // Measured, see docs/measurements/cache.md: less costs round trips, more costs unread
+        // bytes.
         Settings {
             amplify: 256 << 10,
             flush_after: Duration::from_secs(5),
@@ -147,7 +148,7 @@ pub struct Cache {
     /// Since this process began to use it.
     clock: Arc<Clock>,
     own: Weak<Cache>,
-    /// Locked as long as anybody has it open; blobs can outlive the cache.
+    /// Locked as long as it is open anywhere; blobs can outlive the cache.
     lock: Arc<File>,
 }
 
@@ -242,7 +243,7 @@ impl Cache {
         })
     }
 
-    /// The blobs that somebody uses.
+    /// The blobs that are in use.
     pub fn in_use(&self) -> Vec<Arc<CachedBlob>> {
         let blobs = lock(&self.blobs);
         blobs.values().filter_map(Weak::upgrade).collect()

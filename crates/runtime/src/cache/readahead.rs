@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_or_far_away_is_not_fetched_ahead() {
+    fn readahead_stops_at_ready_or_distant_chunks() {
         let chunks = chunks(40);
         let runs = Runs::default();
         let follow =

@@ -7,7 +7,7 @@ use std::{
 
 /// One bit per chunk, by position in the layout.
 ///
-/// A bit is set after the chunk's bytes were written (`Release`) and whoever sees it set
+/// A bit is set after the chunk's bytes were written (`Release`) and a thread that sees it set
 /// (`Acquire`) may read them.
 #[derive(Debug)]
 pub(crate) struct ReadyMap {

@@ -76,7 +76,7 @@ impl Released {
         lock(&self.threads).insert(thread, reader);
     }
 
-    /// Looks where all of them are, and forgets those who left `grace` ago. Blocks.
+    /// Looks where all of them are, and forgets those that left `grace` ago. Blocks.
     pub(super) fn sweep(&self, grace: Duration) {
         if !self.counted.swap(true, Ordering::AcqRel) {
             let frozen = threads::frozen().unwrap_or_else(|error| {

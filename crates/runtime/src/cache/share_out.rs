@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_longest_ago_goes_first() {
+    fn oldest_chunks_are_evicted_first() {
         let chunks = idle(&[HOG, OTHER, HOG, OTHER]);
         assert_eq!(chosen(&[(HOG, 50), (OTHER, 50)], chunks, 30, false), [0, 1, 2]);
         assert_eq!(chosen(&[(HOG, 120)], idle(&[HOG, HOG]), 10, false), [0]);

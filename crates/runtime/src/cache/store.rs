@@ -12,7 +12,7 @@
 //! kernel goes down it can reach the disk before the bytes that it speaks of, so it counts only
 //! under the same boot. Both begin with a binding to the layout and to the very file `data` that
 //! they speak of. `durable` may also have a seal, the times of `data` when its chunks were known to
-//! be right: as long as it fits, nobody has touched the file. docs/cache.md has the whole argument.
+//! be right: as long as it fits, the file was not touched. docs/cache.md has the whole argument.
 
 use std::{
     collections::HashMap,
@@ -57,7 +57,7 @@ pub(crate) struct Store {
     binding: [u8; HASH],
 }
 
-/// Which file it is, and when it was last changed by anybody, as the kernel keeps it. Reading
+/// Which file it is, and when it was last changed by any process, as the kernel keeps it. Reading
 /// leaves it alone; the file's owner cannot set it back (`st_ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
@@ -107,7 +107,7 @@ pub(crate) struct Found {
     pub(crate) durable: Vec<u64>,
     /// Chunks whose bytes are in the data file now; includes `durable`.
     pub(crate) known: Vec<u64>,
-    /// Whether nobody has touched the file since all of `durable` was right.
+    /// Whether the file was not touched since all of `durable` was right.
     pub(crate) sealed: bool,
     /// Times of the data file.
     pub(crate) times: Times,
@@ -162,7 +162,7 @@ impl Store {
         Ok((Store { dir, data, live, boot: boot.clone(), binding }, found))
     }
 
-    /// The chunks that are in the files of `layout` in `dir`, which nobody has open, as far as the
+    /// The chunks that are in the files of `layout` in `dir`, which are not open, as far as the
     /// maps say.
     pub(crate) fn peek(dir: &Path, layout: &Layout, boot: &str) -> Option<Vec<u64>> {
         let metadata = fs::symlink_metadata(dir.join(DATA)).ok()?;
@@ -170,7 +170,7 @@ impl Store {
         Some(Found::read(dir, layout, &metadata, &bindings, boot).known)
     }
 
-    /// Reads from the data file in `dir`, which nobody has open and thus nobody has marked.
+    /// Reads from the data file in `dir`, which is not open and thus not marked.
     pub(crate) fn open_closed(dir: &Path) -> io::Result<File> {
         private().read(true).open(dir.join(DATA))
     }
@@ -180,7 +180,7 @@ impl Store {
         self.dir.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// The decoded bytes. Opened for reading and writing, before anybody could have marked the
+    /// The decoded bytes. Opened for reading and writing, before it could have been marked as a
     /// file.
     pub(crate) fn data(&self) -> &File {
         &self.data
@@ -236,7 +236,7 @@ impl Store {
         sync_dir(&self.dir)
     }
 
-    /// Notes that the blob is in use until now, for those who look which one is not.
+    /// Notes that the blob is in use until now, for eviction.
     pub(crate) fn note_use(&self) {
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         if let Some(Err(error)) = self.live.as_ref().map(|live| live.set_times(now)) {

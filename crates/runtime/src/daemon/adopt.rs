@@ -314,9 +314,9 @@ impl Node {
         }
     }
 
-    /// Starts to answer readers, those first who wait since before; the keeper learns when all of
+    /// Starts to answer readers, those first that wait since before; the keeper learns when all of
     /// them have their answer. Files whose file systems are lost are cut to nothing, which makes
-    /// errors of their holes; marks that nobody needs any more go.
+    /// errors of their holes; marks that are not needed any more go.
     pub(super) async fn answer(
         self: &Arc<Self>,
         adoption: Adoption,

@@ -40,7 +40,7 @@ pub struct Client {
 /// Why the daemon was not asked or did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No process listens.
     #[error("no daemon runs on {root}")]
     NotRunning {
         /// The root directory.
@@ -152,7 +152,7 @@ fn describe(info: &KeeperInfo) -> String {
     format!("{}{}", last.unwrap_or_default(), next.unwrap_or_default())
 }
 
-/// Nobody listens, or whoever did went away.
+/// No process listens, or the one that did went away.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -79,7 +79,7 @@ pub enum DaemonError {
     /// Images are mounted.
     #[error("images are mounted at {mountpoints}: unmount them first, or use `stop --force`")]
     Mounted {
-        /// Where, and who uses it, separated by commas.
+        /// Where, and what uses it, separated by commas.
         mountpoints: String,
     },
     /// Nothing is mounted any more, but file systems of images are still in use.
@@ -89,8 +89,8 @@ pub enum DaemonError {
         list(images)
     )]
     StillUsed {
-        /// Digests of the images' manifests, and who uses them: ` by NAME (pid N)`, or nothing when
-        /// unknown.
+        /// Digests of the images' manifests, and what uses them: ` by NAME (pid N)`, or nothing
+        /// when unknown.
         images: Vec<(Digest, String)>,
     },
     /// A takeover would end what uses these mounts.

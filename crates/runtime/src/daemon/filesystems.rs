@@ -1,6 +1,6 @@
 //! The EROFS file systems of images: mounted ones, and what is left of them after the last unmount.
 //!
-//! A file system lives as long as anybody uses it: an overlay mount on top, another mount
+//! A file system lives as long as it is used: an overlay mount on top, another mount
 //! namespace, an open file. Without marks on the files behind it such a user would read holes as
 //! zeros, and without a daemon behind its disks errors. So both stay until the kernel says that the
 //! file system is gone, and so does a record on disk, for the next worker.
@@ -27,7 +27,7 @@ use crate::kernel::{
     mount::{Backing, Erofs},
 };
 
-/// How long the kernel may take to take a file system down that nobody uses; milliseconds in
+/// How long the kernel may take to take an unused file system down; milliseconds in
 /// practice.
 const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
 
@@ -169,7 +169,7 @@ impl Filesystems {
         Ok(self.records.all()?.into_iter().map(|record| record.manifest_digest).collect())
     }
 
-    /// Writes the record of a file system, before anybody can use it, and keeps it.
+    /// Writes the record of a file system, before it can be used, and keeps it.
     pub(super) fn add(
         self: &Arc<Self>,
         erofs: Erofs,
@@ -210,21 +210,21 @@ impl Filesystems {
         }
     }
 
-    /// Lets go of those that nobody uses any more.
+    /// Lets go of those that are not used any more.
     pub(super) fn sweep(&self) {
         let mut all = self.lock();
         let (alive, gone): (_, Vec<Remains>) =
             mem::take(&mut *all).into_iter().partition(|r| r.record.backing.is_alive());
         *all = alive;
         drop(all);
-        // Removing marks asks the kernel; nobody has to wait for that.
+        // Removing marks asks the kernel; no caller has to wait for that.
         for remains in gone {
             self.forget(&remains.record);
             drop(remains.behind);
         }
     }
 
-    /// Images that somebody still uses, and who; waits a moment for those that are just going.
+    /// Images that are still in use, and by what; waits a moment for those that are just going.
     /// Blocks.
     pub(super) fn settle(&self) -> Vec<(Digest, String)> {
         let started = Instant::now();
@@ -265,7 +265,7 @@ impl Filesystems {
     }
 }
 
-/// Looks after them until nobody has them any more.
+/// Looks after them until they are dropped.
 pub(super) async fn sweep_while_used(filesystems: Weak<Filesystems>) {
     loop {
         tokio::time::sleep(SWEEP).await;

@@ -120,7 +120,7 @@ pub struct Settings {
     pub snapshots: Option<PathBuf>,
     /// Where clients of the node's mirror connect, if it has one.
     pub mirror: Option<SocketAddr>,
-    /// What is fetched before anybody asks.
+    /// What is fetched ahead of readers.
     pub prefetch: crate::prefetch::Settings,
     /// Images that are fetched whole when the daemon starts.
     pub images: Vec<String>,
@@ -161,7 +161,7 @@ impl Worker {
         Link::enter(|journal| Journal::open(journal, most_unanswered()))
     }
 
-    /// Finds earlier mounts again, and answers everybody who waits.
+    /// Finds earlier mounts again, and answers all readers that wait.
     ///
     /// # Errors
     /// The process has to exit then, and the keeper starts another one.

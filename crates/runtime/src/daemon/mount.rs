@@ -29,7 +29,7 @@ use crate::{
 /// What to do about a mount that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InUse {
-    /// Leave it, and say who uses it.
+    /// Leave it, and name its users.
     Refuse,
     /// Take it away from under its users, who are served until they are done.
     Detach,

@@ -1,10 +1,10 @@
-//! Who keeps a mount busy, for messages.
+//! Which processes keep a mount busy, for messages.
 
 use std::{fs, path::Path};
 
 use crate::kernel::mount;
 
-/// Names more than anybody wants to read are cut.
+/// More names than this are cut.
 const SHOWN: usize = 5;
 
 /// ` by NAME (pid N), …` for the processes that have something under `mountpoint` open; empty when

@@ -1,7 +1,7 @@
 //! What is mounted, on disk: how a worker finds the mounts of its predecessor again.
 //!
 //! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A
-//! record is written before anybody can use what it speaks of, and removed after it is gone. A
+//! record is written before what it speaks of can be used, and removed after it is gone. A
 //! record of something that does not exist is left from a crash between the two, and harmless.
 
 use std::{

@@ -89,7 +89,7 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
     }
 }
 
-/// Carries a request out. When `gone` closes, nobody waits for the answer any more.
+/// Carries a request out. When `gone` closes, no client waits for the answer any more.
 async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>) -> Response {
     // Held while anything is done, see `Node::quiesce`.
     let Ok(_working) = node.working.clone().try_read_owned() else { return Response::Again };

@@ -35,7 +35,7 @@ pub(super) fn listen(root: &Path) -> io::Result<UnixListener> {
     }
     let directory = File::open(root)?;
     let listener = UnixListener::bind(address(&directory))?;
-    // Who can talk to the daemon can mount: its owner and nobody else.
+    // A process that can talk to the daemon can mount: only its owner's may.
     fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -43,7 +43,7 @@ pub(super) fn listen(root: &Path) -> io::Result<UnixListener> {
 /// Binds a socket at a path outside of the state directory.
 ///
 /// # Errors
-/// Also if somebody listens there, who may be the daemon of another state directory.
+/// Also if a process listens there, which may be the daemon of another state directory.
 pub(super) fn listen_at(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));

@@ -46,13 +46,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// to be without a processor.
 const CALM: usize = 10;
 
-/// Times that pages are reclaimed before those who wait for us are asked to let go of them: `read`
+/// Times that pages are reclaimed before waiting readers are asked to let go of them: `read`
 /// keeps what it has found while the kernel reads ahead for it, and if that has to be asked for, it
-/// waits with pages of holes that nobody can drop.
+/// waits with pages of holes that cannot be dropped.
 const RECLAIM_ATTEMPTS: usize = 3;
 
 /// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages
-/// cannot be dropped. Blocks. Nobody may be filling the blobs meanwhile. `deny_queued` has those go
+/// cannot be dropped. Blocks. The blobs must not be filled meanwhile. `deny_queued` has those go
 /// on who wait for us.
 pub(super) fn close(
     at: &Path,
@@ -133,7 +133,7 @@ fn forget_holes(
 /// Parts of a file that were not here.
 type Doubtful = (PathBuf, Vec<Range<u64>>);
 
-/// Pages of them that somebody can see.
+/// Pages of them that a reader can see.
 fn seen(doubtful: &[Doubtful]) -> io::Result<u64> {
     doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible)).sum()
 }

@@ -6,7 +6,7 @@
 //!   config.json     as the registry holds it; its digest is in the manifest
 //!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
 //!   bootstrap.digest
-//!   bootstrap.points-N  where decoders can begin in blob N, a gzip layer that nobody converted
+//!   bootstrap.points-N  where decoders can begin in blob N, an unconverted gzip layer
 //!   removed         there if containerd has removed the image and the rest may go
 //!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
 //! ```
@@ -179,7 +179,7 @@ const DIFF_ID: &str = "layer.diff-id";
 
 impl StoredImage {
     /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless
-    /// somebody else sees to them.
+    /// the client sees to them.
     pub fn must_be_whole_unless(&self, base: bool, image: String) -> Result<(), ImageError> {
         if self.whole || base { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }
@@ -306,7 +306,7 @@ impl StoredImage {
             serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
         let records = bootstrap.blobs().iter().zip(bootstrap.tails());
-        // Of a layer that nobody converted the manifest has the index.
+        // Of an unconverted layer the manifest has the index.
         let needed = records.map(|(blob, tail)| tail.index.map_or(blob.id, |index| index.digest));
         if let Some(blob) = needed.into_iter().find(|blob| !listed(blob)) {
             let image = manifest_digest.to_string();
@@ -418,7 +418,7 @@ async fn fill<T, E: From<ImageError>>(
         Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
     };
     // Both at the same time: a mount waits for one round trip less. Both to their ends: the
-    // directory goes if one fails, and the bootstrap is written to it by a thread that nobody can
+    // directory goes if one fails, and the bootstrap is written to it by a thread that cannot be
     // stop.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, bootstrap);
@@ -548,7 +548,7 @@ async fn fetch_bootstrap(
         let (bootstrap, opening) = unpacked.open()?;
         // Refuse a bad image here, where its name is known, and before anything of it is kept.
         // Everything is walked once, since the kernel will believe what it says: all chunks that
-        // files refer to have to be in the chunk table, or nobody could check them.
+        // files refer to have to be in the chunk table, or they could not be checked.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
         Ok(Unpacked { bootstrap, opening, diff_id })
     };
@@ -594,7 +594,7 @@ impl Partial {
 
     fn commit(self, to: &Path) -> Result<(), ImageError> {
         match fs::rename(&self.0, to) {
-            // Somebody else fetched the same image meanwhile: theirs is as good.
+            // Another task fetched the same image meanwhile: its copy is as good.
             Err(_) if to.exists() => Ok(()),
             Err(source) => Err(ImageError::Io { path: to.to_owned(), source }),
             Ok(()) => {

@@ -1,9 +1,9 @@
 //! How many chunks all images in memory have together.
 //!
-//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so who makes
-//! images must not choose how many there are: one image may have [`MAX_ROWS`], and all of them
-//! together a reserve more. An image that is opened beside others may take half of what is left, so
-//! that none can take all of it.
+//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so a client
+//! that makes images must not choose how many there are: one image may have [`MAX_ROWS`], and all
+//! of them together a reserve more. An image that is opened beside others may take half of what is
+//! left, so that none can take all of it.
 //!
 //! Images with the same bootstrap share one table, however often they are opened.
 
@@ -34,7 +34,7 @@ struct Open {
 /// What an image may be opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Somebody wants it. There has to be room.
+    /// A client wants it. There has to be room.
     New,
     /// It was served before, or is only looked at.
     Known,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_opened_counts() {
+    fn rows_of_images_being_opened_count() {
         // Other tests open small images meanwhile.
         let first = reserve(MAX_ROWS, Purpose::Known).unwrap();
         let left = reserve(MAX_ROWS, Purpose::New).unwrap_err();

@@ -1,6 +1,6 @@
 //! Chunk tables that do not come with the bootstrap.
 //!
-//! Of a layer that nobody converted they are in its index, a blob of the manifest.
+//! Of an unconverted layer they are in its index, a blob of the manifest.
 //!
 //! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only
 //! the tables at the end of the blob say so, and no digest covers them. A wrong one would be kept
@@ -46,7 +46,7 @@ pub(super) struct Tables {
 }
 
 /// Tables of a blob, from the first of `places` that has them: never from other nodes unless a
-/// digest covers them. Of a layer that nobody converted they are in its index, which `manifest`
+/// digest covers them. Of an unconverted layer they are in its index, which `manifest`
 /// has.
 pub(super) async fn fetch(
     places: &[Mirror],

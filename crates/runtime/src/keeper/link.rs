@@ -53,7 +53,7 @@ pub struct Link {
 /// What the keeper was asked after it was given something, and how often it answered.
 #[derive(Default)]
 struct Questions {
-    /// Whether anybody listens for answers.
+    /// Whether a thread listens for answers.
     heard: bool,
     asked: u64,
     answered: u64,
@@ -61,7 +61,7 @@ struct Questions {
 
 /// The state of a worker on trial.
 struct Trial {
-    /// Held open: the old keeper goes on when nobody has it any more.
+    /// Held open: the old keeper goes on when it is closed.
     predecessor: Channel,
     serving: bool,
 }
@@ -228,8 +228,8 @@ impl Link {
 
     /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns,
     /// the descriptor stays open whatever happens to this process, and to the keeper if there is a
-    /// service manager. Under a name that a worker before this one has used and nobody
-    /// [released](Link::release), it has to be what was [`Given`].
+    /// service manager. Under a name that a worker before this one has used and that was not
+    /// [released](Link::release) since, it has to be what was [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> KeptDescriptor {
         let mut inner = self.lock();
         let is_new = !inner.given.remove(&name);
@@ -261,8 +261,8 @@ impl Link {
         }
     }
 
-    /// Lets the keeper close a descriptor that a predecessor had handed over and nobody wants any
-    /// more.
+    /// Lets the keeper close a descriptor that a predecessor had handed over and that is not needed
+    /// any more.
     pub fn release(&self, name: &str) {
         let mut inner = self.lock();
         inner.held.remove(name);

@@ -16,7 +16,7 @@
 //! old one held. When both are replaced by another version, the old keeper waits until the new pair
 //! serves, and goes on with its own if that fails.
 //!
-//! Nobody has to end properly for any of this: a worker that gives way to another one just exits.
+//! No process has to end properly for any of this: a worker that gives way just exits.
 
 mod descriptors;
 mod handover;

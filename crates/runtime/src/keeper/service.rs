@@ -16,7 +16,7 @@ use std::{
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// The service manager of this process; without one, nobody is told.
+/// The service manager of this process, if there is one.
 #[derive(Debug)]
 pub(super) struct Service(Option<UnixDatagram>);
 

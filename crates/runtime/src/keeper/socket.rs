@@ -32,7 +32,7 @@ pub(super) fn open(root: &Path) -> io::Result<OwnedFd> {
     }
     let socket = unix()?;
     bind(&socket, &address(&File::open(root)?)?)?;
-    // Who can talk to the keeper can take everything over: its owner and nobody else.
+    // A process that can talk to the keeper can take everything over: only its owner's may.
     fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
     listen(&socket, 16)?;
     // Two keepers listen during a takeover, and one of them would wait for the client of the other.

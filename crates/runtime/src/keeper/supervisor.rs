@@ -48,8 +48,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: how much later than necessary readers go on when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to say what it wants. Whoever connects speaks at once, and meanwhile
-/// nobody else is heard.
+/// How long a client may take to say what it wants. A client speaks at once, and meanwhile
+/// no other one is heard.
 const CLIENT_LIMIT: Duration = Duration::from_millis(100);
 
 /// Quiet time after which the keeper makes itself small.
@@ -127,7 +127,7 @@ impl Keeper {
     /// Takes the root directory for this process, and what an earlier one of this service left with
     /// systemd.
     pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
-        // Nobody else may reach set-user-id programs of images or containers below it, nor the
+        // No other user may reach set-user-id programs of images or containers below it, nor the
         // sockets.
         let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
         created.at(root)?;
@@ -175,8 +175,8 @@ impl Keeper {
             io::Result::Ok((channel, pid, descriptors, whole))
         };
         let (channel, pid, descriptors, whole) = connect().at("the connection to the worker")?;
-        // Both died, then: who has no lock cannot keep another daemon from starting, and would
-        // serve beside it.
+        // Both died, then: without the lock this process cannot keep another daemon from starting,
+        // and would serve beside it.
         if descriptors.get(LOCK).is_none() {
             return Err(KeeperError::Abandoned);
         }
@@ -425,7 +425,7 @@ impl Keeper {
             }
             Ok(None) => self.worker_ended(),
             Err(error) => {
-                // Most likely a descriptor for which there was no number. Whoever sent it lives,
+                // Most likely a descriptor for which there was no number. Its sender lives,
                 // and has it.
                 tracing::error!(%error, "cannot understand the worker");
                 None

@@ -65,7 +65,7 @@ impl Keeper {
     /// Takes the daemon of `root` over with this program. Returns when it serves.
     pub fn succeed(root: &Path, programs: Programs) -> Result<Self, TakeoverError> {
         let root = root.canonicalize().at(root).map_err(KeeperError::from)?;
-        // Whether there is anything to take over. The old keeper hangs up on who says nothing, and
+        // Whether there is anything to take over. The old keeper hangs up on silent clients, and
         // the check may take longer than that.
         drop(dial(&root)?);
         let check = programs(Role::Check).status().at(&root).map_err(KeeperError::from)?;
@@ -81,7 +81,7 @@ impl Keeper {
         let mut keeper = Keeper::new(root, programs, descriptors)?;
         match keeper.try_worker(&old) {
             Ok(worker) => {
-                // An old keeper that has died meanwhile is no reason to fail: nobody else would go
+                // An old keeper that has died meanwhile is no reason to fail: nothing else would go
                 // on.
                 if let Err(error) = old.send(Kind::Done, "", None) {
                     tracing::warn!(%error, "the old keeper is gone");
@@ -167,7 +167,7 @@ fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
     };
     match ask() {
         Ok((descriptors, true)) => Ok(descriptors),
-        // The old keeper died while it handed over. Its worker was gone before that: nobody else
+        // The old keeper died while it handed over. Its worker was gone before that: nothing else
         // can go on.
         Ok((descriptors, false)) if descriptors.get(LOCK).is_some() => Ok(descriptors),
         Ok(_) => Err(TakeoverError::Failed(io::ErrorKind::UnexpectedEof.into())),

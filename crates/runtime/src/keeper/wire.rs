@@ -35,7 +35,7 @@ const SEND_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Keeper: who it is, as [`super::KeeperInfo`] in JSON.
+    /// Keeper: its state, as [`super::KeeperInfo`] in JSON.
     Keeper = 1,
     /// Here is the descriptor of this name.
     Descriptor = 2,
@@ -46,7 +46,7 @@ pub(super) enum Kind {
     Confirmed = 4,
     /// Keeper: end, and leave nothing mounted.
     Stop = 5,
-    /// Keeper: end at once, somebody else goes on.
+    /// Keeper: end at once, a successor goes on.
     Leave = 6,
     /// Worker: let go of the descriptor of this name.
     Release = 7,

@@ -64,7 +64,7 @@ impl Worker {
     pub(super) fn reap(&mut self) -> String {
         let status = match &mut self.child {
             Some(child) => child.wait().ok(),
-            // Not our child: its status goes to somebody else.
+            // Not our child: its status goes to its parent.
             None => {
                 let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
                 let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));

@@ -7,7 +7,7 @@ use crate::error::ReadError;
 /// The error number that a reader in a container sees. (EROFS turns every one into EIO on its own.)
 pub fn errno(error: &ReadError) -> Errno {
     match error {
-        // The disk of the node is full, and saying so helps whoever looks.
+        // The disk of the node is full, and the program can say so.
         ReadError::NoSpace { .. } => Errno::NOSPC,
         ReadError::OutOfRange { .. } => Errno::INVAL,
         // Retries happened below; what arrives here is final. Never EAGAIN or ETIMEDOUT: programs

@@ -1,7 +1,17 @@
 //! How the kernel gets to the bytes of an image.
 //!
-//! Every driver is a directory with the same files: `abi` (bytes of the kernel interface),
-//! `session` (the loop that answers the kernel), `mod` (what it is and what it needs), `tests`.
+//! Every driver asks [`CachedBlob::ensure`](crate::CachedBlob::ensure), and has the same rooms:
+//!
+//! | room | what it has | fanotify | blobfs | fuse |
+//! |---|---|---|---|---|
+//! | `mod` | what the driver is, needs and promises | ✓ | ✓ | ✓ |
+//! | `abi` | bytes of the kernel interface, pure | ✓ | ✓ | `fuse-backend-rs` |
+//! | `probe` | whether it works here, found out by trying | ✓ | ✓ | ✓ |
+//! | `session` | what lives as long as the process, and what a successor gets | ✓ | ✓ | ✓ |
+//! | `journal` | questions without an answer, for the successor | ✓ | of fuse | ✓ |
+//! | `mount` | one image, mounted | ✓ | ✓ | ✓ |
+//! | `answer` | what the kernel is told | ✓ | ✓ | ✓ |
+//! | the rest | what this interface has and others have not | `groups`, `listener`, `slots`, `watch` | `disk`, `helper` | `connection`, `filesystem`, `threads` |
 
 pub mod blobfs;
 pub mod errno;

@@ -124,7 +124,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// An EROFS image, mounted where nobody sees it. Dropping it lets go of the file system; what was
+/// An EROFS image, mounted out of sight. Dropping it lets go of the file system; what was
 /// bound stays.
 #[derive(Debug)]
 pub struct Erofs {
@@ -177,7 +177,7 @@ impl Erofs {
     }
 
     /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted
-    /// below it. Marks have to be back on its devices before anybody reads.
+    /// below it. Marks have to be back on its devices before it is read.
     pub fn adopt(path: &Path, backing: Backing) -> Result<Self, MountError> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
@@ -259,7 +259,7 @@ impl AsFd for Erofs {
 }
 
 /// A mount that is attached nowhere, and its backing device: one name in /sys/class/bdi, more when
-/// somebody else mounted at the same moment.
+/// another process mounted at the same moment.
 pub(super) fn create(
     bootstrap: &Path,
     devices: &[BorrowedFd<'_>],
@@ -367,13 +367,13 @@ pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_mount(mount, c"", CWD, path, flags)?)
 }
 
-/// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while anybody
+/// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while a process
 /// uses it.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)?)
 }
 
-/// Takes what is mounted at `path` out of the tree; who has files open in it keeps them.
+/// Takes what is mounted at `path` out of the tree; open files stay open.
 pub fn detach(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?)
 }

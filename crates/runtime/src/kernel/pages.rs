@@ -35,8 +35,8 @@ pub fn forget_all() -> io::Result<()> {
 /// Has the kernel reclaim all of its page cache, also what programs have mapped: they read it again
 /// when they touch it. Linux 6.17 and later; earlier ones have no such file, and nothing happens.
 pub fn reclaim_all() -> io::Result<()> {
-    // The kernel does nothing while less than this share of the memory is page cache that nobody
-    // has mapped.
+    // The kernel does nothing while less than this share of the memory is page cache that no
+    // process has mapped.
     let threshold = Path::new("/proc/sys/vm/min_unmapped_ratio");
     let before = fs::read(threshold).ok();
     if before.is_some() {

@@ -1,7 +1,7 @@
 //! Fetching chunks in a given order before readers ask for them.
 //!
 //! What is wanted first is asked for first, in windows: chunks of one window that lie near each
-//! other share a request, and as many windows are under way as the link carries. Readers who wait
+//! other share a request, and as many windows are under way as the link carries. Waiting readers
 //! go before all of it.
 
 use std::{
@@ -36,11 +36,11 @@ const WINDOW: u64 = 2 << 20;
 /// Stored bytes under way at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
 
-/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader who comes meanwhile waits behind them.
-/// Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
+/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader that comes meanwhile waits behind
+/// them. Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
 
-/// Stored bytes of a window of what somebody has ordered while readers of something else wait: as
+/// Stored bytes of a window of an order while readers of something else wait: as
 /// much as one of them asks for, and one window at a time. On the way, and at the registry, their
 /// answers queue behind it.
 const BESIDE: u64 = 256 << 10;
@@ -81,15 +81,15 @@ impl Pace {
 /// On whose word something is fetched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose<'a> {
-    /// Nobody's: a start will most likely need it, if there is room.
+    /// A hint: a start will most likely need it, if there is room.
     Hint(&'a Cache),
-    /// Somebody's who waits for it; readers go first, but not for long, and then it comes in small
-    /// pieces.
+    /// An order of a client that waits; readers go first, but not for long, and then it comes in
+    /// small pieces.
     Order(&'a Cache),
 }
 
 impl Purpose<'_> {
-    /// Whether readers wait who go first. What a start will need goes with what it asks for.
+    /// Whether readers wait that go first. What a start will need goes with what it asks for.
     fn is_beside_readers(self) -> bool {
         matches!(self, Purpose::Order(cache) if cache.is_awaited())
     }
@@ -145,7 +145,7 @@ impl<'a> Gauge<'a> {
 /// Returns when it is here, the image is not served any more, or the disk is nearly full.
 ///
 /// # Errors
-/// Nobody delivers: it ends with the first request that fails.
+/// No source delivers: it ends with the first request that fails.
 pub(crate) async fn fetch(
     blobs: &Blobs,
     order: Vec<ChunkAt>,

@@ -17,7 +17,7 @@ use super::{
     lessons,
 };
 
-/// Fetches what a start most likely reads, from the image alone. Whoever hears of misses is told
+/// Fetches what a start most likely reads, from the image alone. The listener for misses is told
 /// what is going to be asked for.
 pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, heard: &Heard) {
     let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
@@ -38,7 +38,7 @@ pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, heard:
                     Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Purpose::Hint(cache))),
                     None => break,
                 },
-                // Readers who need what cannot be had will be told why.
+                // Readers that need what cannot be had get the reason.
                 Some(_) = fetching.next() => {}
             }
         }
@@ -56,7 +56,7 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Has these fetched. Whoever fetches outlives whoever finds.
+    /// Has these fetched. The fetching task outlives the finding one.
     fn send(&self, places: Vec<ChunkAt>) {
         self.heard.foresee(&places);
         let _ = self.found.send(places);

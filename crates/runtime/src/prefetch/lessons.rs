@@ -70,8 +70,8 @@ impl Lessons {
         self.get(&of_program(first))
     }
 
-    /// Adds a start of an image of `repository`, in which `programs` ran. Who may read the
-    /// repository is everybody if it `is_open`.
+    /// Adds a start of an image of `repository`, in which `programs` ran. Every client may read the
+    /// repository if it `is_open`.
     pub(super) fn add(
         &self,
         repository: &str,
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_private_repository_taught_is_not_told_to_others() {
+    fn lessons_of_a_private_repository_stay_private() {
         let root = tempfile::tempdir().unwrap();
         let lessons = Lessons::of(root.path());
         let program = Digest::sha256([7; 32]);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lesson_that_cannot_be_read_is_none() {
+    fn unreadable_lesson_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let lessons = Lessons::of(root.path());
         lessons.put("a", &lesson("x")).unwrap();

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An order is a hint: every byte is checked as always, what the image does not have is ignored,
-//! and readers who wait go first.
+//! and waiting readers go first.
 
 pub(crate) mod ahead;
 mod content;
@@ -47,7 +47,7 @@ use crate::{
     source::early::{self, Early},
 };
 
-/// What is fetched when an image is mounted, before anybody asks.
+/// What is fetched when an image is mounted, ahead of its readers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ahead {
@@ -83,8 +83,8 @@ impl Settings {
         self.ahead == Ahead::Learn && self.escalate_bytes > 0
     }
 
-    /// Stored bytes that a trace may bring that came from the registry: whoever may push there has
-    /// written it.
+    /// Stored bytes that a trace may bring that came from the registry: a client that may push
+    /// there has written it.
     fn foreign_bytes(&self) -> u64 {
         match self.escalate_bytes {
             0 => Settings::default().escalate_bytes,
@@ -211,7 +211,7 @@ impl Prefetcher {
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
         // From a near server they come as soon when the metadata are here, which would share the
-        // link with them. Who fetches for several nodes is near, but what it fetches is not.
+        // link with them. A peer is near, but what it fetches is not.
         let is_near = |place: &Arc<dyn Pull>| {
             let policy = place.request_policy();
             !policy.is_peer() && policy.health().is_some_and(|server| server.is_near())
@@ -290,7 +290,7 @@ impl Prefetcher {
         let (is_asked, is_ours) = (asked.is_some(), trace.is_some());
         let hint = Purpose::Hint(&self.cache);
         let bring = async |order| {
-            // Readers who need what cannot be had will be told why.
+            // Readers that need what cannot be had get the reason.
             drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
         };
         let hot = |trace: Option<&Trace>| {
@@ -392,7 +392,7 @@ impl Prefetcher {
     async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
         let Some(repository) = image.repository.repository_name() else { return };
         let is_known = self.lessons.of_repository(&repository).is_some();
-        // What was here before was read, too, and nobody has seen it.
+        // What was here before was read, too, and was not seen.
         if !self.settings.learns_from_others() || is_known && !start.saw_everything() {
             return;
         }

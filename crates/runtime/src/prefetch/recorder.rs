@@ -69,9 +69,9 @@ impl Recorder {
         }
     }
 
-    /// Waits until the start is over, or `gone` says that nobody can touch anything any more. While
+    /// Waits until the start is over, or `gone` says that no reader is left. While
     /// a reader of any image waits for data, as `waits` says, the start is not over. Returns what
-    /// was touched, if anybody could see it.
+    /// was touched, if the kernel asked about it.
     pub(crate) async fn record(
         self,
         gone: impl Fn() -> bool,

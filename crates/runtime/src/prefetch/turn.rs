@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_hangs_holds_up_others_for_a_moment() {
+    async fn stuck_holder_delays_others_for_a_moment() {
         let (turn, began) = (Turn::default(), Instant::now());
         let longest = Duration::from_millis(100);
         let hangs = turn.take(longest, sleep(Duration::from_secs(60)));

@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// checked, and on the disk.
 ///
 /// # Errors
-/// Nobody delivers some of it, or there is no room.
+/// No source delivers some of it, or there is no room.
 pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), ReadError> {
     let Some(all) = blobs.upgrade() else { return Ok(()) };
     let cache = &prefetcher.cache;
@@ -45,7 +45,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     }
     expect(&all);
     ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache)).await?;
-    // What others were fetching, what nobody has checked yet, and what did not arrive, with the
+    // What others were fetching, what was not checked yet, and what did not arrive, with the
     // reason.
     for blob in all.iter() {
         for chunk in blob.unready() {
@@ -79,7 +79,7 @@ async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
         let missing = missing(&all);
         let decoded =
             missing.iter().map(|(at, chunk)| u64::from(all[*at].chunk(*chunk).decoded_size));
-        // Who is told brings all of it, perhaps to the same disk.
+        // A peer that is told fetches all of it, perhaps to the same disk.
         if prefetcher.cache.has_room_for_the_rest(decoded.sum()) {
             expect(&all);
         }
@@ -122,7 +122,7 @@ async fn bring(
             for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Fetch) {
                 bytes += size;
                 match request.await {
-                    // Told in the log; what nobody has right bytes of is left to who reads it.
+                    // Told in the log; bytes that no source has right are left to their readers.
                     Ok(Ok(()) | Err(ReadError::Corrupt { .. })) => {}
                     Ok(Err(_)) | Err(_) => return Err(Pause),
                 }
@@ -149,7 +149,7 @@ fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
 }
 
-/// Tells those who fetch blobs for several nodes which ones are going to be read.
+/// Tells sources that fetch for several nodes which blobs are going to be read.
 fn expect(blobs: &[Arc<CachedBlob>]) {
     let lacking = blobs.iter().filter(|blob| !blob.missing().is_empty());
     let places = lacking.filter_map(|blob| blob.sources().into_iter().next());

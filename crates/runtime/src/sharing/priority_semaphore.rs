@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::account::Account;
 use crate::sync::lock;
 
-/// Who something is fetched for.
+/// The account that a fetch is charged to, and whether a reader waits for it.
 #[derive(Clone)]
 pub(crate) struct Claim {
     account: Account,
@@ -20,7 +20,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// `wanted` tells whether a reader waits for it. Asked whenever a turn is given, since a reader
-    /// may come while a fetch that nobody waited for stands in the queue.
+    /// may come while background work stands in the queue.
     pub(crate) fn new(account: Account, wanted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Claim { account, wanted: Arc::new(wanted) }
     }
@@ -48,11 +48,11 @@ pub(crate) struct PrioritySemaphore {
 #[derive(Default)]
 struct State {
     taken: u64,
-    /// Of these, by those who were not wanted when they got them.
+    /// Of these, by background work.
     background: u64,
     /// No account is without anything.
     shares: HashMap<Account, Share>,
-    /// Those who ever came.
+    /// How many ever came.
     came: u64,
 }
 
@@ -119,7 +119,7 @@ impl PrioritySemaphore {
         match granted.await {
             Ok(permit) => permit,
             // Only a bug leaves the queue without a turn; a fetch that is not counted is better
-            // than a reader who hangs.
+            // than a reader that hangs.
             Err(_) => {
                 let (budget, account) = (self.clone(), claim.account);
                 Permit { budget, account, amount: 0, background: false }
@@ -127,7 +127,7 @@ impl PrioritySemaphore {
         }
     }
 
-    /// Gives requests while there are enough. Returns permits that nobody waited for any more, to
+    /// Gives requests while there are enough. Returns permits that were not waited for any more, to
     /// be dropped without the lock.
     fn grant(self: &Arc<Self>, state: &mut State) -> Vec<Permit> {
         let mut lost = Vec::new();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_overtake_whom_nobody_waits_for() {
+    async fn readers_overtake_background_work() {
         let budget = PrioritySemaphore::new(10);
         let first = budget.take(10, &class(true)).await;
         let order = Mutex::new(Vec::new());
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whom_nobody_waits_for_gets_half() {
+    async fn background_work_gets_half() {
         let budget = PrioritySemaphore::new(8);
         let background = class(false);
         let held: Vec<_> =
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_lost() {
+    async fn dropped_waiter_returns_its_permit() {
         let budget = PrioritySemaphore::new(4);
         let everything = budget.take(100, &class(true)).await;
         let wanted = class(true);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_an_image_prefetches_leaves_something_to_what_others_prefetch() {
+    async fn prefetch_of_one_image_leaves_room_for_others() {
         let budget = PrioritySemaphore::shared(64);
         let ahead = |account| Claim::new(account, || false);
         let _all = [budget.take(16, &ahead(HOG)).await, budget.take(12, &ahead(HOG)).await];

@@ -45,7 +45,7 @@ pub(crate) enum Priority {
 pub(crate) struct Workers {
     runtime: Handle,
     all: Arc<PrioritySemaphore>,
-    /// As many as `all`, taken first by work that nobody waits for: so it stands in no queue in
+    /// As many as `all`, taken first by background work: so it stands in no queue in
     /// front of a reader.
     background: Arc<PrioritySemaphore>,
     /// Half of them, taken in addition while any reader waits.
@@ -53,7 +53,7 @@ pub(crate) struct Workers {
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
     room: Arc<PrioritySemaphore>,
-    /// Readers who wait for data, by who is charged for it.
+    /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
 }
 
@@ -65,7 +65,7 @@ struct Readers {
     last: Instant,
 }
 
-/// A reader who waits, as long as this lives.
+/// A reader that waits, as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     workers: &'a Workers,
@@ -100,7 +100,7 @@ impl Workers {
         }
     }
 
-    /// Counts a reader who waits.
+    /// Counts a reader that waits.
     pub(crate) fn reader(&self, account: Account) -> Reader<'_> {
         let new = || Readers { count: 0, last: Instant::now() };
         lock(&self.readers).entry(account).or_insert_with(new).count += 1;
@@ -178,7 +178,7 @@ mod tests {
     const OTHER: Account = Account::Image(Digest::sha256([2; 32]));
 
     #[tokio::test]
-    async fn readers_to_whom_nothing_comes_hold_up_no_background_work() {
+    async fn stalled_readers_do_not_hold_up_background_work() {
         let workers = Workers::new();
         let stuck = workers.reader(STUCK);
         assert!(workers.is_awaited() && workers.has_readers(&STUCK));

@@ -30,7 +30,7 @@ const STEP: u64 = 1 << 20;
 /// A part of a blob that is on its way, or here; `None` if it could not be had.
 type Part = Shared<BoxFuture<'static, Option<Bytes>>>;
 
-/// Room for bytes that nobody has checked yet.
+/// Memory for bytes that were not checked yet.
 #[derive(Debug)]
 pub(crate) struct Room(Arc<Semaphore>);
 
@@ -89,7 +89,7 @@ impl Early {
             for range in range::parts(&span, count, policy.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
                 let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
-                // Whether or not anybody waits for it, and only as long as anybody may.
+                // Whether or not a task waits for it, and only as long as one may.
                 let read = AbortOnDropHandle::new(tokio::spawn(read));
                 let read = read.map(|read| read.ok().flatten());
                 all.parts.push((blob, range, read.boxed().shared()));
@@ -119,7 +119,7 @@ impl Early {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).parts.is_empty()
     }
 
-    /// Gives everything back that nobody holds.
+    /// Gives everything back that is not in use.
     pub(crate) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Parts::default();
     }

@@ -35,7 +35,7 @@ pub(crate) enum Fault {
     Short,
     /// A byte comes each second, for ever.
     Drip,
-    /// None: whoever waits for it is told to ask elsewhere.
+    /// None: the caller is told to ask elsewhere.
     AskOthers,
     /// It takes this long.
     Slow(Duration),

@@ -31,13 +31,13 @@ pub use lazuli_registry::Progress;
 ///
 /// - The same range always yields the same bytes.
 /// - Exactly the requested bytes or an error; there are no short reads.
-/// - An empty range yields no bytes, without asking anybody.
+/// - An empty range yields no bytes, without a request.
 /// - A range that ends behind the blob is an error that is not
 ///   [transient](SourceError::is_transient).
 /// - Any number of reads may be under way at once.
 /// - Dropping the future abandons the transfer.
 ///
-/// Nothing is said about the bytes being right: whoever asks checks their digest.
+/// Nothing is said about the bytes being right: the caller checks their digest.
 #[async_trait]
 pub trait BlobSource: fmt::Debug + Send + Sync {
     /// Reads the stored bytes in `range`. `arrived` is told of all bytes as they arrive: a source
@@ -52,7 +52,7 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     /// work.
     fn expect_whole(&self) {}
 
-    /// Whether `range` should be asked for here, by a reader who `waits` or ahead of him: who
+    /// Whether `range` should be asked for here, by a reader that `waits` or ahead of him: who
     /// fetches for several nodes fetches more than that, and takes longer, when none of them has
     /// it.
     async fn is_shared(&self, _range: &Range<Stored>, _waits: bool) -> bool {

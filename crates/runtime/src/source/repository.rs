@@ -61,7 +61,7 @@ impl BlobSource for RepositorySource {
     }
 
     async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {
-        // Who fetches all of it for several nodes is fetching this. A reader may be faster without.
+        // A peer that fetches all of it is fetching this. A reader may be faster without.
         let comes = self.is_expected.load(Ordering::Relaxed) && !waits;
         let urgency = if waits { Urgency::Demand } else { Urgency::Prefetch };
         comes || self.policy.suits_range(&self.blob, self.size, range, urgency).await

@@ -1,4 +1,4 @@
-//! One read of a blob: what of it, and for whom.
+//! One read of a blob: its range, its reader, and its limits.
 
 use std::{ops::Range, sync::Arc};
 

@@ -21,7 +21,7 @@ use tokio::{
 use super::{BlobSource, Progress, SourceError, request::RangeRequest};
 use crate::sharing::priority_semaphore::{Permit, PrioritySemaphore};
 
-/// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that
+/// Requests that one place gets for one blob at a time. Background work gets half: requests that
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
 const REQUESTS: u64 = 4 * CONNECTIONS;
 

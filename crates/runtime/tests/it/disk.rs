@@ -58,7 +58,7 @@ async fn on_a_full_disk_readers_wait_get_errors_and_go_on_when_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_takes_back_what_nobody_reads() {
+async fn full_disk_evicts_unread_chunks() {
     if !able() || !ext4::able() {
         return;
     }

@@ -123,7 +123,7 @@ async fn config_and_bootstrap_are_fetched_at_the_same_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_part_that_cannot_be_had_is_named_and_nothing_stays() {
+async fn missing_part_is_named_and_nothing_is_kept() {
     let pushed = Pushed::new();
     for blob in [pushed.config, pushed.bootstrap] {
         let directory = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ async fn chain_ids_are_of_what_was_unpacked() {
 /// One mirror has wrong bytes, which shows when they have arrived, and the next one cannot be
 /// reached then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bootstrap_comes_from_whoever_has_it() {
+async fn bootstrap_is_fetched_from_any_place_that_has_it() {
     let pushed = Pushed::behind(5 << 20);
     let mirror = FakeRegistry::start().unwrap();
     let layer = pushed.registry.blob("app", &pushed.bootstrap).unwrap();

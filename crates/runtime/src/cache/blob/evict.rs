@@ -79,8 +79,8 @@ impl CachedBlob {
         Ok(evicted)
     }
 
-    /// Clears the bits of chunks that nobody asks for or fetches. Until the leases are dropped,
-    /// readers of these chunks wait: none may be written before it is punched.
+    /// Clears the bits of chunks that are neither asked for nor fetched. Until the leases are
+    /// dropped, readers of these chunks wait: none may be written before it is punched.
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();

@@ -3,7 +3,7 @@
 //! A chunk is *ready* (in the file, and checked by this process or sealed by an earlier one),
 //! *suspect* (in the file as far as the maps say, not checked yet), *in flight*, or missing. A
 //! check makes a chunk ready before it is no longer suspect, and a fetch makes it ready before it
-//! is no longer in flight. So whoever looks in the opposite order never takes such a chunk for
+//! is no longer in flight. So a look in the opposite order never takes such a chunk for
 //! missing.
 
 use std::{
@@ -185,13 +185,13 @@ impl Residency {
 }
 
 impl LockedResidency<'_> {
-    /// Whether nobody has a chunk or fetches it.
+    /// Whether a chunk is neither here nor in flight.
     pub(super) fn is_missing(&self, at: usize) -> bool {
         // See the module for the order.
         !self.flights.has(at) && !self.residency.has(at)
     }
 
-    /// Whether a chunk has to be checked and nobody does.
+    /// Whether a chunk has to be checked and no task does.
     pub(super) fn needs_check(&self, at: usize) -> bool {
         !self.flights.has(at) && self.residency.is_suspect(at) && !self.residency.is_ready(at)
     }

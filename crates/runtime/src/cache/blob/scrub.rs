@@ -36,7 +36,7 @@ pub struct WrongChunk {
 impl CachedBlob {
     /// Reads chunks back from the disk and checks them, some MiB of them, from the position `from`
     /// in the blob's list of chunks on. Goes out of the way of readers. What is wrong is missing
-    /// afterwards and fetched again when somebody wants it; pages that the kernel has of it are the
+    /// afterwards and fetched again on demand; pages that the kernel has of it are the
     /// caller's to drop.
     pub async fn scrub(self: &Arc<Self>, from: usize) -> Scrubbed {
         let chunks = self.layout.chunks();

@@ -38,7 +38,7 @@ pub(super) struct Transfer {
     purpose: Purpose,
 }
 
-/// Who hears of a request that fails.
+/// What a request that fails is reported to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// Every reader that waits for one of the chunks.

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{error::ReadError, sharing::workers::Priority};
 
-/// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes
+/// Pause before chunks are checked in the background: what starts with the daemon goes
 /// first.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
 
@@ -114,7 +114,7 @@ impl CachedBlob {
         }
     }
 
-    /// Some suspect chunks from `at` on that nobody checks; moves `at` behind them.
+    /// Some suspect chunks from `at` on that no task checks; moves `at` behind them.
     fn next_suspects(&self, at: &mut usize) -> Vec<Lease> {
         let mut residency = self.residency.lock();
         let mut leases = Vec::new();
@@ -134,7 +134,7 @@ fn check(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
     Ok(blob.resolve(at))
 }
 
-/// Checks the suspect chunks of a blob that nobody has asked for, one blob at a time.
+/// Checks the suspect chunks of a blob in the background, one blob at a time.
 async fn check_all(blob: Weak<CachedBlob>) {
     let Some(strong) = blob.upgrade() else { return };
     let workers = strong.workers.clone();

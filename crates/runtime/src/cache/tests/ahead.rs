@@ -1,4 +1,4 @@
-//! What is fetched before anybody asks.
+//! Prefetching by a given order.
 
 use super::*;
 use crate::prefetch::ahead::{self, Pace, Purpose};
@@ -40,7 +40,7 @@ async fn what_is_wanted_first_is_asked_for_first() {
     asked[2..].sort_by_key(|range| range.start);
     assert_eq!(asked, expected);
     assert!((80..85).chain(4..8).all(|at| node.blob.has(at)));
-    assert_eq!(node.blob.stats().misses, 1, "nobody else has read anything");
+    assert_eq!(node.blob.stats().misses, 1, "no other read missed");
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn little_is_under_way_while_readers_wait() {
 }
 
 #[tokio::test]
-async fn a_reader_does_not_fail_with_what_nobody_waited_for() {
+async fn failed_prefetch_does_not_fail_a_reader_that_joined() {
     let node = Node::new(&[64 << 10; 4], 0);
     node.source.plan([Fault::Final]);
     let bring = fetch(&node, [2]);
@@ -90,7 +90,7 @@ async fn a_reader_does_not_fail_with_what_nobody_waited_for() {
 }
 
 #[tokio::test]
-async fn who_is_gone_gets_nothing() {
+async fn prefetch_of_an_unmounted_image_sends_no_request() {
     let node = Node::new(&[64 << 10; 4], 0);
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let gone = Arc::downgrade(&blobs);

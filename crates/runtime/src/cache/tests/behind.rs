@@ -1,4 +1,4 @@
-//! What somebody else does to the data file: found before anybody reads it.
+//! Changes of the data file by other programs are found before any reader gets them.
 
 use std::{fs::File, time::SystemTime};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const CHUNK: usize = 5000;
 
-/// Changes bytes as somebody would who knows nothing of us.
+/// Changes bytes as a program would that knows nothing of the cache.
 fn scribble(path: &Path, at: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -14,7 +14,7 @@ fn scribble(path: &Path, at: u64) {
     file.write_all_at(&[!byte[0]], at).unwrap();
 }
 
-/// The same by somebody who hides it.
+/// The same by a program that hides it.
 fn scribble_and_turn_back_time(path: &Path, at: u64) {
     let before = fs::metadata(path).unwrap();
     scribble(path, at);
@@ -27,7 +27,7 @@ fn settle(node: &Node) {
 }
 
 #[test]
-fn a_clean_end_costs_nothing_at_the_next_start() {
+fn sealed_chunks_need_no_check_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 100]);
     live(dir.path(), "a", &sample, async |node| {
@@ -88,7 +88,7 @@ fn many_readers_of_a_suspect_chunk_check_it_once() {
 }
 
 #[test]
-fn what_was_changed_between_two_processes_is_found_and_fetched() {
+fn change_between_two_processes_is_found_and_refetched() {
     type Change = fn(&Path, u64);
     let changes: [(&str, Change); 2] =
         [("changed", scribble), ("with an old mtime", scribble_and_turn_back_time)];
@@ -124,7 +124,7 @@ fn what_was_changed_between_two_processes_is_found_and_fetched() {
 }
 
 #[test]
-fn the_background_finds_it_too_and_lets_no_blob_be_complete() {
+fn background_check_finds_damage_before_completion() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 20]);
     let path = live(dir.path(), "a", &sample, async |node| {
@@ -146,7 +146,7 @@ fn the_background_finds_it_too_and_lets_no_blob_be_complete() {
 }
 
 #[tokio::test]
-async fn what_is_changed_while_we_write_is_found_with_the_next_chunk() {
+async fn change_by_another_process_is_found_at_the_next_write() {
     let node = Node::new(&[CHUNK; 20], 0);
     node.ensure(0..10).await.unwrap();
     scribble(&node.blob.path(), 5 * 8192);
@@ -158,7 +158,7 @@ async fn what_is_changed_while_we_write_is_found_with_the_next_chunk() {
 }
 
 #[test]
-fn a_seal_is_never_given_to_what_somebody_else_has_changed() {
+fn changed_file_is_never_sealed() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 20]);
     live(dir.path(), "a", &sample, async |node| {
@@ -253,7 +253,7 @@ async fn scrub(blob: &Arc<CachedBlob>) -> Vec<u32> {
 }
 
 #[test]
-fn a_scrub_finds_what_nobody_reads() {
+fn scrub_finds_damage_in_unread_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[1 << 20; 70]);
     let path = live(dir.path(), "a", &sample, async |node| {

@@ -6,7 +6,7 @@ use super::*;
 const OLD: [usize; 3] = [64 << 10, 5000, 64 << 10];
 const NEW: [usize; 4] = [64 << 10, 5000, 64 << 10, 9000];
 
-/// A cache that had the whole old version, which nobody uses any more, and where that is.
+/// A cache that had the whole old version, which is not in use any more, and where that is.
 async fn unused() -> (Arc<Cache>, std::path::PathBuf, TempDir) {
     let (sample, dir) = (Sample::new(&OLD), tempfile::tempdir().unwrap());
     let flush_after = Duration::from_millis(1);
@@ -40,7 +40,7 @@ fn all_of_old() -> u64 {
 }
 
 #[tokio::test]
-async fn what_another_blob_has_is_not_fetched() {
+async fn chunk_of_another_blob_is_copied_not_fetched() {
     let node = Node::new(&OLD, 0);
     node.ensure(0..3).await.unwrap();
     let (sample, blob) = read_new(&node.cache).await;
@@ -49,7 +49,7 @@ async fn what_another_blob_has_is_not_fetched() {
 }
 
 #[tokio::test]
-async fn nor_is_it_when_nobody_has_asked_yet() {
+async fn chunk_of_another_blob_is_copied_by_a_prefetch_too() {
     let node = Node::new(&OLD, 0);
     node.ensure(0..2).await.unwrap();
     let sample = Sample::new(&NEW);
@@ -63,14 +63,14 @@ async fn nor_is_it_when_nobody_has_asked_yet() {
 }
 
 #[tokio::test]
-async fn a_blob_that_nobody_uses_still_gives() {
+async fn unused_blob_still_provides_chunks() {
     let (cache, _, _dir) = unused().await;
     let (_, blob) = read_new(&cache).await;
     assert_eq!(blob.stats().bytes_copied, all_of_old());
 }
 
 #[test]
-fn the_next_process_is_told() {
+fn next_process_knows_the_chunk_index() {
     for (is_told, copied) in [(true, all_of_old()), (false, 0)] {
         let dir = tempfile::tempdir().unwrap();
         let old = Sample::new(&OLD);
@@ -87,7 +87,7 @@ fn the_next_process_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_elsewhere_is_fetched() {
+async fn damaged_copy_is_fetched_instead() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 3] = [
         ("changed", |path| {
@@ -107,7 +107,7 @@ async fn what_is_wrong_elsewhere_is_fetched() {
 }
 
 #[tokio::test]
-async fn what_was_given_up_is_asked_for_no_more() {
+async fn evicted_chunk_is_not_offered_any_more() {
     let node = Node::new(&OLD, 0);
     node.ensure(0..2).await.unwrap();
     tokio::time::sleep(node.cache.settings.grace * 3).await;

@@ -64,7 +64,7 @@ async fn readers_go_on_far_above_the_budget() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_young_stays_and_the_budget_is_exceeded() {
+async fn young_chunks_stay_even_above_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 64]);
     let cache = Cache::open(dir.path(), limited(1 << 20, Duration::from_secs(3600))).unwrap();
@@ -122,7 +122,7 @@ async fn unused_blobs_go_first_the_one_used_longest_ago_first_of_all() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     cache.enforce().unwrap();
-    assert_eq!(cache.evictions().blobs, 0, "nobody has said which blobs are in use");
+    assert_eq!(cache.evictions().blobs, 0, "it is not known yet which blobs are in use");
     cache.start_evicting();
     until("something goes", || cache.evictions().blobs == 2).await;
     cache.enforce().unwrap();
@@ -155,7 +155,7 @@ async fn full_disk_costs_only_what_no_image_uses() {
     }
     let unused = blobs.remove(0).path();
     cache.enforce().unwrap();
-    assert!(unused.exists(), "nobody has said which blobs are in use");
+    assert!(unused.exists(), "it is not known yet which blobs are in use");
     cache.start_evicting();
     until("the unused blob goes", || cache.evictions().blobs == 1).await;
     assert!(!unused.exists());
@@ -238,7 +238,7 @@ fn the_next_process_knows_what_was_given_up() {
             node.blob.completed().await;
             node.blob.rearm(Hold::UntilReleased).unwrap();
             let evicted = node.blob.evict(&[3, 4, 30]).unwrap();
-            assert_eq!((evicted.chunks, evicted.bytes), (0, 0), "somebody has just asked for them");
+            assert_eq!((evicted.chunks, evicted.bytes), (0, 0), "they were just asked for");
         });
         live(dir.path(), "a", &sample, async |node| {
             node.blob.rearm(Hold::UntilReleased).unwrap();
@@ -259,7 +259,7 @@ fn the_next_process_knows_what_was_given_up() {
 }
 
 #[tokio::test]
-async fn a_blob_that_was_watched_for_nothing_is_complete_again() {
+async fn blob_is_complete_again_after_a_needless_rearm() {
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 4]);
     let cache = Cache::open(dir.path(), limited(1 << 20, Duration::from_secs(3600))).unwrap();
@@ -317,7 +317,7 @@ async fn nothing_goes_of_a_blob_that_is_completed_after_its_chunks_were_chosen()
     let chosen: Vec<_> = blob.idle().into_iter().map(|(_, at)| at).collect();
     assert_eq!(chosen.len(), 4);
     let evicting = {
-        // Holds up who gives chunks up.
+        // Holds up the eviction.
         let _flights = blob.hold_up_fetches();
         let evicting = {
             let blob = blob.clone();

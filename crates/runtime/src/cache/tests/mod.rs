@@ -203,7 +203,7 @@ async fn misses_become_few_requests() {
 }
 
 #[tokio::test]
-async fn readers_who_go_on_find_more_than_they_asked_for() {
+async fn sequential_readers_find_readahead() {
     let node = Node::new(&[16 << 10; 96], 64 << 10);
     for first in [0, 4, 8] {
         node.ensure(first..first + 1).await.unwrap();
@@ -240,7 +240,7 @@ async fn a_thousand_readers_need_one_request() {
 }
 
 #[tokio::test]
-async fn readers_that_leave_leave_no_harm() {
+async fn abandoned_reads_still_fill_the_cache() {
     let node = Node::new(&[10_000; 4], 0);
     node.source.plan([Fault::Slow(Duration::from_millis(50))]);
     let brief = Duration::from_millis(5);
@@ -427,7 +427,7 @@ fn flip(bytes: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_said_and_nothing_is_marked() {
+async fn full_disk_is_reported_and_marks_no_chunk_ready() {
     if !require(Feature::Root) {
         return;
     }

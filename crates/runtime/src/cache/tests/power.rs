@@ -148,7 +148,7 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
             let moment = dice.roll(life.history.len() + 1);
             let share = dice.roll(11);
             let survives = || dice.roll(10) < share;
-            // A new file for each: a container that somebody starts meanwhile has a copy of the
+            // A new file for each: a container that is started meanwhile has a copy of the
             // mount for a moment, in its own namespace, and the kernel goes on writing to the one
             // before.
             let image = dir.path().join(format!("image-{}", figures.cuts));
@@ -175,7 +175,7 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
 
 /// The kernel drops pages that it could not write, and says so once.
 #[test]
-fn what_the_disk_did_not_take_is_fetched_again() {
+fn chunks_of_a_failed_flush_are_fetched_again() {
     if !ext4::able() || !require(Feature::Fuse) {
         return;
     }

@@ -81,7 +81,7 @@ pub struct MountRequest {
     /// Talk HTTP to the registry.
     #[serde(default)]
     pub plain_http: bool,
-    /// Ordinary layers on top of the lazy ones are somebody else's matter.
+    /// Ordinary layers on top of the lazy ones are the client's matter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base: bool,
     /// Set-user-id programs and file capabilities of the image have no effect.

@@ -12,7 +12,7 @@ use crate::cache::Scrubbed;
 pub struct ScrubPlan {
     /// Blobs that an image on this node describes.
     pub blobs: Vec<ScrubBlob>,
-    /// Blobs that none describes: nobody can check or use them.
+    /// Blobs that none describes: they cannot be checked or used.
     pub unused: Vec<UnusedBlob>,
     /// Images whose metadata on this node cannot be used, and why.
     pub damaged: Vec<String>,
@@ -49,7 +49,7 @@ pub struct ScrubStep {
     pub chunks: u64,
     /// Their decoded bytes.
     pub bytes: u64,
-    /// Those that were wrong. They are missing now, and fetched when somebody reads them.
+    /// Those that were wrong. They are missing now, and fetched when they are read.
     pub wrong: Vec<ScrubbedChunk>,
     /// Where the next step begins, if there is more of the blob.
     pub next: Option<usize>,

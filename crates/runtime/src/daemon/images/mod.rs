@@ -31,7 +31,7 @@ const PARALLEL: usize = 8;
 pub struct Images(pub(super) Arc<Node>);
 
 impl Images {
-    /// Has `status` say what mounts are for. The first who calls this is asked.
+    /// Has `status` say what mounts are for. The first caller is asked.
     pub fn explained_by(&self, explain: Arc<Explain>) {
         self.0.explanation.set_snapshots(explain);
     }
@@ -54,7 +54,7 @@ impl Images {
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         // It will be mounted if all is well.
         let opening = repository.request_policy().preconnect();
-        // Whoever may not read the image is told so by its first blob.
+        // A client that may not read the image learns it from its first blob.
         let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
         let manifest = match known {
             Some(manifest) => manifest,

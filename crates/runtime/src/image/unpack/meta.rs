@@ -3,8 +3,8 @@
 //! They say once more where chunks lie, for readers that have no use for the chunk table: the
 //! decoded CI table, zeros up to a block border, the CI header. Lazuli goes by the chunk table
 //! alone, which has the digests. But upstream's reader goes by these files, so one that contradicts
-//! the bootstrap means that the two would not read the same image, and somebody meant to deceive
-//! one of them.
+//! the bootstrap means that the two would not read the same image, and the image was made to
+//! deceive one of them.
 
 use std::io::{self, Read};
 

@@ -18,12 +18,12 @@ use rustix::io::Errno;
 
 use super::{
     journal::{FileId, Journal},
-    shares::Slot,
+    slots::Slot,
 };
 use crate::{cache::CachedBlob, sharing::Account};
 
 /// Readers of a group above which a thread of its own answers them: for each answer the kernel
-/// wakes all of them, which takes milliseconds for thousands, and whoever answers other images must
+/// wakes all of them, which takes milliseconds for thousands, and the thread for other images must
 /// not wait for that.
 const CROWD: usize = 64;
 

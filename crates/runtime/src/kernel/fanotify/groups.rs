@@ -37,8 +37,8 @@ use rustix::{
 };
 
 use super::{
+    answer::{Channel, GroupOf, JournalOf, Pending},
     journal::Journal,
-    pending::{Channel, GroupOf, JournalOf, Pending},
 };
 use crate::keeper::{
     KeptDescriptor, Link,

@@ -1,7 +1,7 @@
 //! Events that were read and not answered, in memory that outlives the process.
 //!
 //! The kernel knows an event that it has delivered by the number of the descriptor that came with
-//! it, and forgets nothing when the process that read it dies: its reader waits until somebody
+//! it, and forgets nothing when the process that read it dies: its reader waits until a process
 //! answers with that number. So what is needed to answer is written down here under the number,
 //! before anything is done about the event, and struck out after the answer:
 //!
@@ -9,7 +9,7 @@
 //! read ─▶ note ─▶ fetch … ─▶ answer ─▶ strike ─▶ close the descriptor
 //! ```
 //!
-//! A process that dies between `answer` and `strike` leaves a note about nobody, and a second
+//! A process that dies between `answer` and `strike` leaves a note about no reader, and a second
 //! answer is refused by the kernel. One that dies between `read` and `note`, some microseconds,
 //! leaves an event about which nothing is known; it is denied. What is denied is nearly always
 //! read-ahead: the kernel then reads the page by itself, and asks again.
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_are_nobodys() {
+    fn numbers_out_of_range_are_ignored() {
         let journal = Journal::create().unwrap();
         for number in [-1, 0, DESCRIPTORS as RawFd, RawFd::MAX] {
             journal.note(number, (1, 2), 3, 4);

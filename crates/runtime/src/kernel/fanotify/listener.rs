@@ -23,11 +23,11 @@ use tokio::task::JoinSet;
 
 use super::{
     abi::{self, Event},
+    answer::{Channel, Miss, Pending},
     groups::Groups,
     journal::{FileId, Unanswered},
-    pending::{Channel, Miss, Pending},
     session::{Session, SessionError},
-    shares::Admission,
+    slots::Admission,
 };
 
 /// Pause after a queue could not be read, for example for want of descriptors (the kernel has
@@ -63,7 +63,7 @@ impl Session {
 
     /// Asks for a slot for an event.
     fn admit(&self, miss: &Miss) -> Admission {
-        // In the group of an image nobody else waits behind it.
+        // In the group of an image no other image's event waits behind it.
         let others = || miss.is_in_common && self.has_others(miss.account);
         self.slots.admit(miss.account, Instant::now(), others)
     }
@@ -140,7 +140,7 @@ fn listen(groups: &Groups, session: &Weak<Session>) {
     loop {
         let again: Vec<_> = mem::take(&mut without_slot);
         without_slot.extend(again.into_iter().filter_map(|(channel, miss)| {
-            // Without a session everybody is denied.
+            // Without a session all events are denied.
             let miss = session.upgrade().and_then(|session| session.slot(miss));
             if miss.is_none() {
                 groups.set_paused(&channel, false);

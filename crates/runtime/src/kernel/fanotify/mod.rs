@@ -12,36 +12,27 @@
 //!                                               └────────── mark goes when complete ◀──────┘
 //! ```
 //!
-//! The kernel lets readers through to the holes when nobody listens. So a [`Watch`] has to outlive
-//! every use of its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and the
-//! [`Session`] every watch.
+//! The kernel lets readers through to the holes when no process listens. So a [`Watch`] has to
+//! outlive every use of its mount, see [`Backing::is_alive`](super::mount::Backing::is_alive), and
+//! the [`Session`] every watch.
 
 pub mod abi;
+mod answer;
 mod groups;
 mod journal;
 mod listener;
-mod pending;
+mod mount;
 pub(super) mod probe;
 mod session;
-mod shares;
+mod slots;
 mod watch;
 
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
-
 pub use self::{
     journal::{Journal, Unanswered},
+    mount::mount,
     session::{Handover, Session, SessionError, most_unanswered},
     watch::Watch,
 };
-use super::mount::{Erofs, MountError};
-
-/// Mounts the image `bootstrap` on the watched files, one for each of its blobs in the same order.
-pub fn mount(bootstrap: &Path, watches: &mut [Watch]) -> Result<Erofs, MountError> {
-    let devices: Vec<_> = watches.iter().map(Watch::file).collect();
-    let erofs = Erofs::mount(bootstrap, &devices)?;
-    watches.iter_mut().for_each(Watch::mounted);
-    Ok(erofs)
-}

@@ -31,10 +31,10 @@ use lazuli_sys::{
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
+    answer::{Channel, file_id},
     groups::{self, Groups},
     journal::{FileId, Journal, Unanswered},
-    pending::{Channel, file_id},
-    shares::Slots,
+    slots::Slots,
 };
 use crate::{
     cache::CachedBlob,
@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// One event of this many descriptors may wait at a time, the others stay in the kernel's queue,
-/// see [`slots`](super::shares). The kernel denies an event for which there is no descriptor, so
+/// see [`slots`](super::slots). The kernel denies an event for which there is no descriptor, so
 /// there must always be some left for blobs and connections.
 const SHARE: u32 = 4;
 
@@ -77,7 +77,7 @@ impl From<SessionError> for io::Error {
 
 /// The fanotify groups of a process, and the blobs that are marked in them.
 ///
-/// When a session is dropped the kernel lets everybody through who waits, so every mount has to be
+/// When a session is dropped the kernel lets all waiting readers through, so every mount has to be
 /// gone before. A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
     pub(super) groups: Arc<Groups>,
@@ -138,9 +138,9 @@ impl Session {
         Self::new(link, group, journal, false)
     }
 
-    /// Goes on for a process that died. Nobody is answered before [`Session::listen`], after every
-    /// file was watched again that has a mount. Events of which nothing is known are denied here,
-    /// see [`Journal`].
+    /// Goes on for a process that died. No reader is answered before [`Session::listen`], after
+    /// every file was watched again that has a mount. Events of which nothing is known are denied
+    /// here, see [`Journal`].
     ///
     /// # Panics
     /// Outside a tokio runtime: events are handled there.
@@ -180,14 +180,14 @@ impl Session {
         }))
     }
 
-    /// Denies those who wait now, before [`Session::listen`]: what the kernel was to read ahead for
+    /// Denies waiting readers, before [`Session::listen`]: what the kernel was to read ahead for
     /// them is given up, and what they need they ask for again.
     pub fn deny_queued(&self) {
         let readers = self.groups.deny_queued(self.slots.limit());
         tracing::warn!(readers, "turned away");
     }
 
-    /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO
+    /// Cuts a file to nothing that no mount uses which can be served: its readers get EIO
     /// then, and no holes. If it is marked, the kernel asks before it does so.
     pub fn cut_off(&self, path: &Path) {
         let cut = || {
@@ -208,7 +208,7 @@ impl Session {
     }
 
     /// Takes the marks away of an earlier process that no mount needs. `files` are those that
-    /// nobody has opened, `open` may be marked as well.
+    /// are not open, `open` may be marked as well.
     pub fn forget_others(&self, files: &[File], open: &[Arc<CachedBlob>]) {
         let unused: Vec<_> = {
             let mut all = self.lock();
@@ -323,7 +323,7 @@ impl Session {
     /// us.
     pub(super) fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
         let Some(watched) = all.get_mut(&id) else { return };
-        // Before anybody is answered no mark goes: who gave up here may not have cut the file yet.
+        // Before readers are answered no mark goes: a lost file may not have been cut yet.
         let unused = watched.watches == 0 && self.listening.load(Ordering::Acquire);
         let complete = watched.mounting == 0 && watched.blob.is_complete();
         if let Some(mark) = watched.marked.as_ref().filter(|_| unused || complete) {
@@ -361,7 +361,7 @@ impl Session {
         Some(watched.blob.clone())
     }
 
-    /// Whether anybody can ask whose events this account does not pay.
+    /// Whether events of other accounts can come.
     pub(super) fn has_others(&self, account: Account) -> bool {
         let marked = |watched: &Watched| watched.marked.is_some();
         self.lock().values().any(|watched| marked(watched) && watched.blob.account() != account)

@@ -246,7 +246,7 @@ mod tests {
         let (slots, began) = (Slots::new(16), Instant::now());
         let _hog = wait(&slots, HOG, began, 14);
         let _other = wait(&slots, OTHER, began, 2);
-        // Below its share, but nothing is free, and nobody is stuck yet.
+        // Below its share, but nothing is free, and no image is stuck yet.
         let admission = admit(&slots, OTHER, began + STUCK / 2, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
     }

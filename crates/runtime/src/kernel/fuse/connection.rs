@@ -132,7 +132,7 @@ impl Connection {
     pub(in crate::kernel) fn caught_up(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut left = self.left.subscribe();
         async move {
-            // The threads that count are as good as gone when nobody can count any more.
+            // The threads that count are as good as gone when there is no count any more.
             let _ = left.wait_for(|left| *left == 0).await;
         }
     }
@@ -205,7 +205,7 @@ impl Connection {
 
     /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once:
     /// threads that only meant to go would be taken for waiting ones by others, who would go, too,
-    /// until nobody is left.
+    /// until none is left.
     fn end_request(&self) -> bool {
         let mut threads = self.threads();
         if threads.idle < IDLE_THREADS {

@@ -1,6 +1,6 @@
 //! Requests that were read and not answered, in memory that outlives the process.
 //!
-//! The kernel sends a request once. When the process that read it dies, the reader who caused it
+//! The kernel sends a request once. When the process that read it dies, the reader that caused it
 //! waits until the kernel gets an answer over the same connection, which the keeper holds, from
 //! whoever gives it. So every thread reads requests into a slot of memory that the keeper holds as
 //! well:

@@ -147,7 +147,7 @@ pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Ima
             ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
         };
         if escalation.in_turn(step).await.is_err() {
-            // Readers who need what cannot be had will be told why.
+            // Readers that need what cannot be had get the reason.
             return;
         }
         if image.blobs.strong_count() == 0 {

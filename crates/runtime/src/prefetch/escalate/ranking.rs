@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_file_has_to_be_likelier() {
+    fn large_file_ranks_below_a_small_one() {
         let example = |size: u64| {
             let mut example = Example::of(&["usr/lib/a/1", "usr/lib/a/2", "usr/lib/a/3"]);
             example.miss("usr/lib/a/1");

@@ -15,7 +15,7 @@ struct Habit {
     reads: &'static [&'static str],
 }
 
-/// What every container reads: who its user is is asked by the runtime, the rest by C libraries.
+/// What every container reads: users and groups for the runtime, the rest for C libraries.
 pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 

@@ -37,10 +37,10 @@ pub(super) struct Linker {
     configured: Vec<Vec<u8>>,
 }
 
-/// Who asks for libraries.
+/// A file that asks for libraries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asker {
-    /// Directories of the RPATHs of everybody through whom this file was loaded, nearest first.
+    /// Directories of the RPATHs of all files through which this one was loaded, nearest first.
     pub(super) rpath: Arc<[Vec<u8>]>,
     /// The directory of the program's dynamic linker, where the C library is, too.
     pub(super) home: Arc<[u8]>,
@@ -66,7 +66,7 @@ impl Linker {
         }
     }
 
-    /// Who asks for the libraries of `file`, which `asker` has loaded.
+    /// The asker for the libraries of `file`, which `asker` has loaded.
     pub(super) fn asker(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,

@@ -47,7 +47,7 @@ pub(super) struct Found {
     pub(super) nid: Nid,
     /// Its size in bytes.
     pub(super) size: u64,
-    /// Whether anybody may execute it.
+    /// Whether any user may execute it.
     pub(super) is_executable: bool,
     /// Its absolute path, without links.
     pub(super) path: Vec<u8>,

@@ -78,7 +78,7 @@ struct Race<'a> {
 ///
 /// # Errors
 /// Final ones of all places as soon as they are known, else [`SourceError::TimedOut`] at the
-/// deadline, or before when nobody may be asked again until then.
+/// deadline, or before when no place may be asked again until then.
 pub(crate) async fn read(
     places: &[Arc<TrackedSource>],
     request: &RangeRequest<'_>,
@@ -268,7 +268,7 @@ impl<'a> Race<'a> {
         Answer { bytes, place, started, _permit: permit }
     }
 
-    /// Why nobody delivered.
+    /// Why no place delivered.
     fn failures(&self) -> SourceError {
         let known = self.candidates.iter().filter_map(|candidate| candidate.failure.clone());
         let known: Vec<_> = known.collect();

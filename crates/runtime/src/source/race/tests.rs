@@ -187,7 +187,7 @@ async fn a_place_that_hangs_costs_one_reader_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_that_lacks_a_blob_is_asked_for_others() {
+async fn missing_blob_does_not_rule_out_a_place_for_others() {
     let mut scene = Scene::new([always(Fault::Final), vec![]]);
     scene.timed().await.1.unwrap();
     scene.timed().await.1.unwrap();
@@ -198,7 +198,7 @@ async fn a_place_that_lacks_a_blob_is_asked_for_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_that_would_have_to_fetch_it_is_not_left_alone() {
+async fn peer_without_the_blob_stays_preferred() {
     let scene = Scene::new([vec![Fault::AskOthers], vec![]]);
     let (took, result) = scene.timed().await;
     result.unwrap();
@@ -207,7 +207,7 @@ async fn a_place_that_would_have_to_fetch_it_is_not_left_alone() {
     scene.timed().await.1.unwrap();
     assert_eq!(scene.asked(), [1, 1], "asked first again");
 
-    // When the others stumble a reader asks there once more: by then somebody may have it.
+    // When the others stumble a reader asks there once more: by then a peer may have it.
     let scene = Scene::new([vec![Fault::AskOthers], vec![Fault::Transient]]);
     scene.timed().await.1.unwrap();
     assert_eq!(scene.asked(), [1, 1]);
@@ -229,7 +229,7 @@ async fn readers_wait_for_a_registry_that_comes_back() {
     assert!(started.elapsed() <= outage + LONGEST_PAUSE * 2, "{:?}", started.elapsed());
     assert!(scene.asked()[0] < 600);
 
-    // Who did not wait, and asks when it is back, waits for nothing.
+    // A read that begins when the server is back waits for nothing.
     scene.sources[0].plan(always(Fault::Transient));
     scene.read(DEADLINE).await.unwrap_err();
     scene.sources[0].plan([]);
@@ -254,7 +254,7 @@ async fn a_mirror_that_comes_back_is_preferred_again() {
 
 /// Two blobs at one registry: one place hangs in the first, and eats all room if it can.
 #[tokio::test(start_paused = true)]
-async fn what_hangs_lends_its_room() {
+async fn hanging_request_lends_its_memory() {
     let room = PrioritySemaphore::new(100_000);
     let hangs = Scene::new([always(Fault::Hang)]);
     let works = Scene::new([vec![]]);
@@ -307,7 +307,7 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
         drop(answer);
     });
     futures_util::future::join_all(reads).await;
-    assert_eq!(scene.asked()[1], 0, "who waits for a turn does not go elsewhere");
+    assert_eq!(scene.asked()[1], 0, "a read that waits for its turn does not go elsewhere");
     (started.elapsed(), order.into_inner().unwrap())
 }
 
@@ -347,7 +347,7 @@ async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_reader_waits_for_overtakes_what_nobody_waits_for() {
+async fn demand_overtakes_prefetch() {
     let mut readers = vec![("prefetch", false); 20];
     readers.push(("reader", true));
     let (_, order) = crowd(200_000, &readers).await;

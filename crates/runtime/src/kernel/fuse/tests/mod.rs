@@ -221,7 +221,7 @@ fn one_capability_makes_no_request_of_each_file() {
 
 /// The kernel takes any other error for a reason to refuse access.
 #[test]
-fn a_kernel_that_checks_acls_hears_that_there_are_none() {
+fn acl_request_is_answered_with_none() {
     let source = source_with(&[("file", b"content")]);
     rustix::fs::setxattr(
         source.path().join("file"),
@@ -267,7 +267,7 @@ fn a_failed_read_is_an_error_and_only_that() {
 }
 
 #[test]
-fn waiting_readers_hold_up_nobody_else() {
+fn waiting_readers_do_not_delay_others() {
     if !require(Feature::Fuse) {
         return;
     }

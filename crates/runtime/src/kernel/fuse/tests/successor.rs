@@ -173,7 +173,7 @@ fn a_successor_answers_what_was_read_and_not_answered() {
 }
 
 #[test]
-fn what_a_predecessor_left_holds_up_nobody_else() {
+fn inherited_requests_do_not_delay_others() {
     // More requests than there are slots.
     const FILES: usize = SHAPE.slots + 40;
     if !require(Feature::Root) || !require(Feature::Fuse) {

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_without_end_is_cut_off() {
+    fn endless_expansions_are_cut_off() {
         let doubling = format!("A=xxxxxxxxxxxxxxxx\n{}run $A", "A=$A$A\n".repeat(64));
         let found = script(&doubling, &[]);
         let longest = found.commands[0][1].len();

@@ -359,7 +359,7 @@ fn links_lead_where_the_kernel_goes_and_no_further() {
     assert_eq!(paths.matching(b"/*/*/f*e").len(), 3);
     assert_eq!(paths.matching(b"/**/file").len(), 1);
     assert!(paths.file(b"/", "/a/..".repeat(2000).as_bytes()).is_none());
-    // Whoever asks too much gets no more answers.
+    // A search that asks too much gets no more answers.
     for _ in 0..100_000 {
         paths.file(b"/", b"/up");
     }

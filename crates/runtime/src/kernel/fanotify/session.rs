@@ -78,7 +78,7 @@ impl From<SessionError> for io::Error {
 /// The fanotify groups of a process, and the blobs that are marked in them.
 ///
 /// When a session is dropped the kernel lets all waiting readers through, so every mount has to be
-/// gone before. A [`Watch`] keeps its session alive for that reason.
+/// gone before. A [`Watch`](super::Watch) keeps its session alive for that reason.
 pub struct Session {
     pub(super) groups: Arc<Groups>,
     /// For events that were read and wait for data.

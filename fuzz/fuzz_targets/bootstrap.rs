@@ -6,8 +6,7 @@
 use lazuli_builder::{Part, combine};
 use lazuli_image::{
     Algorithm,
-    erofs::dump,
-    rafs::{Bootstrap, BootstrapOptions, check, set_id, write_bootstrap},
+    rafs::{Bootstrap, BootstrapOptions, check, dump, set_id, write_bootstrap},
 };
 use libfuzzer_sys::fuzz_target;
 

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cleans_as_tar_does() {
+    fn paths_are_normalized_as_tar_does() {
         for (raw, clean) in [
             ("a/b", "a/b"),
             ("./a//b/", "a/b"),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_could_leave_the_image_or_does_not_fit() {
+    fn paths_that_leave_the_image_or_are_too_long_are_refused() {
         for raw in ["..", "../a", "a/..", "a/../b", "/..", "./.."] {
             assert_eq!(EntryPath::parse(raw.as_bytes()), Err(InvalidPath::Parent), "{raw}");
         }

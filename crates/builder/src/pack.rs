@@ -17,7 +17,7 @@ use std::{
 use lazuli_image::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, FormatError, InodeId,
     Kind, Points, Stored, Tree,
-    codec::{Decoder, Unit},
+    codec::Decoder,
     digest::Hasher,
     rafs::{BlobRecord, Tail, blob_tail},
 };
@@ -294,8 +294,7 @@ fn only(
         start = next;
         if !here.is_empty() {
             let stored = read(end, next)?;
-            let decoded =
-                decoder.unit(&Unit::whole(options.codec, &unit[0]), &stored, &mut decoded);
+            let decoded = decoder.unit(&unit[0].unit(options.codec), &stored, &mut decoded);
             let decoded = decoded.map_err(io::Error::other)?;
             let parts = here.iter().filter_map(|(chunk, _)| chunk.part_of(decoded));
             let mut stored = Vec::new();

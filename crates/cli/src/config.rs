@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn free_room_is_a_part_or_bytes() {
+    fn keep_free_is_a_percentage_or_bytes() {
         let keep_free = |value: &str| {
             toml::from_str::<Config>(&format!("[cache]\n{value}\n")).unwrap().cache.keep_free()
         };

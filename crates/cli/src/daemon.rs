@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_runtime::daemon::{Client, ClientError};
+use lazuli_runtime::daemon::{Client, ClientError, Request, Response, Status};
 
 use crate::{Session, exit};
 
@@ -136,4 +136,12 @@ fn log_path(session: &Session) -> PathBuf {
 fn last_line(session: &Session) -> String {
     let text = fs::read_to_string(log_path(session)).unwrap_or_default();
     text.lines().last().unwrap_or("it logged nothing").to_owned()
+}
+
+/// The daemon's status.
+pub(crate) fn status(daemon: &mut Client) -> Result<Status> {
+    match daemon.call(&Request::Status)? {
+        Response::Status(status) => Ok(status),
+        other => bail!("the daemon answered {other:?} to a status request; is it another version?"),
+    }
 }

@@ -5,31 +5,19 @@
 #[macro_use]
 mod output;
 
-mod chunk_reuse;
-mod chunks;
 mod commands;
 mod config;
 mod container;
-mod container_changes;
 mod containerd;
-mod conversion;
+mod convert;
 mod daemon;
 mod exit;
-mod hot_blob;
+mod image;
 mod image_args;
 mod interrupt;
-mod keep_oci;
-mod layer_cache;
 mod mirror;
 mod nydus_image;
-mod open_image;
 mod progress;
-mod push;
-mod sign;
-mod source;
-mod streaming_push;
-mod trace;
-mod trace_run;
 
 use std::{
     path::{Path, PathBuf},
@@ -140,5 +128,15 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         super::Arguments::command().debug_assert();
+    }
+    #[test]
+    fn every_verb_is_in_the_documentation() {
+        use clap::CommandFactory;
+        let document = include_str!("../../../docs/cli.md");
+        let command = super::Arguments::command();
+        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let name = format!("`lazuli {}", verb.get_name());
+            assert!(document.contains(&name), "docs/cli.md does not list {}", verb.get_name());
+        }
     }
 }

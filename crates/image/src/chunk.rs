@@ -76,6 +76,12 @@ impl Chunk {
         self.stored_size != self.unit_size()
     }
 
+    /// Its unit, compressed from its first byte on with `codec` unless it is stored raw.
+    pub fn unit(&self, codec: Codec) -> Unit<'static> {
+        let codec = if self.is_compressed() { codec } else { Codec::None };
+        Unit::whole(codec, self.unit_size())
+    }
+
     /// Whether the chunk can lie where it says in its unit.
     pub fn is_within_unit(&self) -> bool {
         self.part.is_none_or(|Part { offset, size }| {
@@ -91,6 +97,16 @@ impl Chunk {
     /// Stored bytes that `next`, a later chunk, needs beyond those of this one.
     pub fn stored_beyond(&self, next: &Chunk) -> u64 {
         next.stored_end().0.saturating_sub(self.stored_end().max(next.stored).0)
+    }
+
+    /// The chunk's bytes in `unit`, to which the stored ones decode, if they have the right digest.
+    pub fn verified<'a>(&self, unit: &'a [u8]) -> Result<&'a [u8], ChunkError> {
+        let bytes = self.part_of(unit).ok_or(ChunkError::Short { size: unit.len() })?;
+        let actual = self.digest.algorithm.digest(bytes);
+        if actual != self.digest {
+            return Err(ChunkError::Digest { actual, expected: self.digest });
+        }
+        Ok(bytes)
     }
 
     /// The chunk's bytes in `unit`, to which the stored ones decode; `None` if that is too short.
@@ -116,6 +132,25 @@ impl Chunk {
     pub const fn decoded_end(&self) -> Decoded {
         Decoded(self.decoded.0 + self.decoded_size as u64)
     }
+}
+
+/// Why decoded bytes are not the chunk that the image names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// The chunk ends behind its unit.
+    #[error("its unit has {size} bytes")]
+    Short {
+        /// Bytes of the decoded unit.
+        size: usize,
+    },
+    /// The bytes are others.
+    #[error("digest is {actual}, expected {expected}")]
+    Digest {
+        /// Digest of the bytes.
+        actual: Digest,
+        /// What the image says.
+        expected: Digest,
+    },
 }
 
 /// What an image says about one of its blobs.
@@ -193,7 +228,7 @@ impl Blob {
     pub fn unit(&self, chunk: &Chunk) -> Unit<'_> {
         match (self.codec, chunk.part) {
             (Codec::Gzip, Some(part)) => Unit::at_point(self.points.at(chunk.stored), part.size),
-            _ => Unit::whole(self.codec, chunk),
+            _ => chunk.unit(self.codec),
         }
     }
 

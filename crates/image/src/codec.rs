@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::{Chunk, gzip::Inflater, points::Point};
+use crate::{gzip::Inflater, points::Point};
 
 /// A chunk compression method. The discriminants are those of the RAFS v6 blob table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,10 +82,9 @@ pub struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
-    /// The unit of `chunk`, compressed from its first byte on with `codec` unless it is stored raw.
-    pub fn whole(codec: Codec, chunk: &Chunk) -> Self {
-        let codec = if chunk.is_compressed() { codec } else { Codec::None };
-        Unit { codec, start: None, size: chunk.unit_size() }
+    /// A unit that `codec` compressed from its first byte on, and that decodes to `size` bytes.
+    pub(crate) fn whole(codec: Codec, size: u32) -> Self {
+        Unit { codec, start: None, size }
     }
 
     /// The first `size` bytes that follow a point. Without one nothing can be decoded.
@@ -163,7 +162,7 @@ impl Decoder {
     }
 
     /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk
-    /// goes, see [`Chunk::part_of`]. Raw bytes stay where they are; others are decoded to `buffer`.
+    /// goes, see [`Chunk::part_of`](crate::Chunk::part_of). Raw bytes stay where they are; others are decoded to `buffer`.
     pub fn unit<'a>(
         &mut self,
         unit: &Unit<'_>,

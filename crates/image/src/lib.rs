@@ -18,6 +18,7 @@ pub mod lesson;
 pub mod oci;
 pub mod offset;
 pub mod path;
+pub mod plan;
 pub mod points;
 pub mod rafs;
 pub mod trace;

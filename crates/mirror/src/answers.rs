@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_that_is_given_up_is_answered_all_the_same() {
+    async fn an_abandoned_request_is_still_answered_for_others() {
         let answers = Answers::new(100);
         drop(answers.get("a", || async { Ok((1, 1, LIFE)) }));
         let again = answers.get("a", || async { Ok((2, 1, LIFE)) });

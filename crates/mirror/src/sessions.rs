@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn strangers_that_a_registry_refused_stay_refused_when_their_session_is_gone() {
+    async fn a_refused_login_stays_refused_after_its_session_ended() {
         let (sessions, seal) =
             (Sessions::new(Options::default()), Seal::new(&[1; SECRET]).unwrap());
         let get = |image: &str, login: Option<Login>| {

@@ -13,7 +13,7 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_registry::{Pull, RegistryError};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Instant, sleep},
@@ -49,7 +49,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2
 /// A blob at its registry.
 #[derive(Clone, Debug)]
 pub(crate) struct Blob {
-    pub(crate) repository: Arc<dyn Repository>,
+    pub(crate) repository: Arc<dyn Pull>,
     pub(crate) digest: Digest,
     pub(crate) size: u64,
 }
@@ -175,7 +175,7 @@ fn in_parts(blob: &Blob, range: Range<u64>, room: &Room) -> Parts {
     let (blob, room) = (blob.clone(), room.clone());
     let mut parts = cut(range);
     let first = parts.next().map(|part| read(blob.clone(), part, room.clone(), Duration::ZERO));
-    let is_near = blob.repository.health().is_some_and(|server| server.is_near());
+    let is_near = blob.repository.request_policy().health().is_some_and(|server| server.is_near());
     let rest = stream::iter(parts)
         .map(move |part| read(blob.clone(), part, room.clone(), GIVE_UP))
         .buffered(if is_near { NEAR } else { FAR });
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn room_comes_back_with_the_last_of_the_bytes() {
+    async fn memory_is_released_with_the_last_byte() {
         let room = Room::default();
         let before = room.0.available_permits();
         let held = room.take(PART).await;

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_lead_nowhere() {
+    fn unknown_paths_are_refused() {
         for path in ["/", "/v1/", "/v2/_catalog", "/v2/a/tags/list", "/v2/a/referrers/x", "/v2/a"] {
             assert_eq!(named(path, None), Err(NoTarget::Unknown), "{path}");
         }

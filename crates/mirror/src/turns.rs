@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_registry_does_not_take_all_turns() {
+    async fn one_registry_does_not_take_all_permits() {
         let turns = Turns::default();
         let mut held = Vec::new();
         while let Some(turn) = turns.at("slow.example").now_or_never() {

@@ -24,7 +24,7 @@ pub enum Growth {
     Bytes(u64),
     /// The file is the blob, with this digest and size.
     Whole(Digest, u64),
-    /// Nobody wants it any more.
+    /// The blob is not wanted any more.
     GivenUp,
 }
 
@@ -57,12 +57,21 @@ impl Growing {
         }
     }
 
-    /// Waits until it is given up. Returns the error that says so.
+    /// Waits until the blob is given up, and returns that as an error.
     pub(crate) async fn given_up(&self) -> RegistryError {
         let mut growth = self.growth.clone();
         let _ = growth.wait_for(|growth| *growth == Growth::GivenUp).await;
-        RegistryError::io(&self.file)(io::Error::other("nobody makes the rest of the blob"))
+        RegistryError::io(&self.file)(io::Error::other("the rest of the blob was never written"))
     }
+}
+
+/// Why bytes are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A reader waits for them.
+    Demand,
+    /// Ahead of any reader.
+    Prefetch,
 }
 
 /// What a push had to do.
@@ -76,16 +85,16 @@ pub enum Pushed {
     Uploaded(u64),
 }
 
-/// Is told how many more bytes are there. For a push they add up to the blob's size, also if
-/// nothing was sent; for a read that succeeds to those of the range, and it is told of each part as
-/// soon as it arrives.
+/// Called with the number of further bytes that are done. For a push they add up to the blob's
+/// size, also if nothing was sent; for a successful read to that of the range, part by part as they
+/// arrive.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
 /// A blob, read from its beginning and checked on the way.
 ///
 /// The end of file is only reported after size and digest were found right; else the read that
-/// reaches the end fails with an [`io::Error`] that wraps a [`RegistryError`]. Whoever uses the
-/// bytes before the end must be able to take that back.
+/// reaches the end fails with an [`io::Error`] that wraps a [`RegistryError`]. A caller that uses
+/// bytes before the end must be able to undo that.
 pub struct BlobReader {
     inner: Pin<Box<dyn AsyncRead + Send>>,
     /// Gone once the end was reached and found right.

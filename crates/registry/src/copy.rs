@@ -279,8 +279,8 @@ impl Copy {
         })
     }
 
-    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Whoever may
-    /// push can write lists, and what is deleted stays in those that are tags.
+    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Any client
+    /// that may push can write lists, and deleted manifests stay in those that are tags.
     async fn refer(&mut self, subject: &Digest, referrer: &Digest) -> Result<(), RegistryError> {
         let document = match self.from.document(Some(referrer)).await {
             Err(RegistryError::Missing { .. }) => {

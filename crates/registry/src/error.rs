@@ -1,4 +1,4 @@
-//! What can go wrong while an image is moved.
+//! Errors of pushes and pulls.
 
 use std::{
     error::Error as _,
@@ -20,10 +20,10 @@ pub enum RegistryError {
     /// The name of the image cannot be parsed.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// What containerd was told about the registry cannot be used.
+    /// containerd's configuration of the registry is invalid.
     #[error(transparent)]
     Hosts(#[from] HostsError),
-    /// Nobody is trusted with what is to be done.
+    /// No server has the capability.
     #[error(
         "{image}: no host may {capability}; one of those in the registry's hosts.toml needs \"{capability}\" in its capabilities"
     )]
@@ -53,12 +53,12 @@ pub enum RegistryError {
         /// What the server said.
         detail: String,
     },
-    /// Who fetches for several nodes must not see the credentials that it would need.
+    /// The peer-to-peer daemon must not see the credentials that the request needs.
     #[error(
         "{place} is not asked for {object}: `credentials = true` in [p2p] lets it see the login that the registry wants"
     )]
     Withheld {
-        /// Who is not asked.
+        /// The daemon.
         place: String,
         /// For what.
         object: String,
@@ -74,7 +74,7 @@ pub enum RegistryError {
     /// The server answered with a status that none of the other variants describes.
     #[error("{place} answered {status} to the request for {object}: {detail}")]
     Status {
-        /// Who answered.
+        /// The server.
         place: String,
         /// What was asked for.
         object: String,
@@ -85,10 +85,10 @@ pub enum RegistryError {
         /// How long the server asks to wait, bounded to one hour.
         retry_after: Option<Duration>,
     },
-    /// Who fetches for several nodes got a status from the registry that does not describe himself.
+    /// The peer-to-peer daemon passes on an error status of the registry.
     #[error("{place} was answered {status} by the registry when it fetched {object}: {detail}")]
     Upstream {
-        /// Who was asked.
+        /// The daemon.
         place: String,
         /// For what.
         object: String,
@@ -107,8 +107,7 @@ pub enum RegistryError {
         /// The operating system's or TLS library's reason.
         cause: String,
     },
-    /// The server is not the one that it should be, as far as can be seen from its certificate; or
-    /// it does not like ours.
+    /// The server's certificate is not trusted, or it refuses ours.
     #[error(
         "no TLS with {host} for {object}: {cause}; the authority of a private registry is named by `ca` in its \
          hosts.toml, or is a .crt file beside it"
@@ -240,7 +239,7 @@ fn list(platforms: &[Platform]) -> String {
 }
 
 impl RegistryError {
-    /// Whether what was asked for does not exist, by the word of every place that was asked.
+    /// Whether every place that was asked reported that the object does not exist.
     pub fn is_missing(&self) -> bool {
         match self {
             RegistryError::Missing { .. } => true,

@@ -12,8 +12,8 @@
 //!   mirrored::Mirrored: several of them, when the registry has mirrors, or nodes share blobs
 //! ```
 //!
-//! Nothing is retried here but an access token that expired and an upload that broke off: how long
-//! a read may take is known to whoever asks, see [`RegistryError::is_transient`].
+//! Only expired access tokens and interrupted uploads are retried here: the caller knows how long a
+//! read may take, see [`RegistryError::is_transient`].
 #![forbid(unsafe_code)]
 
 pub mod blob;
@@ -23,6 +23,7 @@ pub mod docker_archive;
 pub mod error;
 #[cfg(fuzzing)]
 pub mod fuzz;
+pub mod hedge;
 pub mod manifest;
 pub mod name;
 mod open;
@@ -31,7 +32,7 @@ mod repository;
 mod route;
 mod transport;
 
-pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, into_blocking};
+pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, Urgency, into_blocking};
 pub use copy::{Copied, Copy};
 pub use distribution::{
     lazy::{lazy_form, lazy_manifest},
@@ -44,7 +45,9 @@ pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
 pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};
-pub use repository::{BlobContent, Repository, SmallBlob, TAGS, config};
+pub use repository::{
+    BlobContent, Pull, Push, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
+};
 pub use route::{
     dragonfly::Dragonfly,
     hosts::{self, Hosts},

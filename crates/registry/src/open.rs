@@ -1,4 +1,4 @@
-//! From an image's name to the place where it lives.
+//! Opening images by their names.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::{
     },
 };
 
-/// How an image is reached. Equal to another one as long as nothing about that has changed: what
-/// containerd was told of registries may change at any time.
+/// How an image is reached. Two routes are equal until containerd's registry configuration changes,
+/// which can be at any time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(Result<Vec<Server>, HostsError>);
 
 impl Route {
-    /// The way to the image that `name` names, at this moment.
+    /// The current route to the image `name`.
     pub fn to(name: &ImageName, options: &Options) -> Self {
         Route(match name {
             ImageName::Registry(reference) => options.servers(reference),
@@ -27,7 +27,7 @@ impl Route {
         })
     }
 
-    /// Opens what is there. If the way cannot be used that is said by each request.
+    /// Opens the image. A route that cannot be used fails each request with the reason.
     ///
     /// # Errors
     /// If no HTTP client can be made.
@@ -58,11 +58,10 @@ pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, 
     Route::to(name, options).open(name, options)
 }
 
-/// Opens the way to what `name` names through those alone who fetch for several nodes, if there are
-/// such.
+/// Opens the image `name` through the peer-to-peer daemon alone, if there is one.
 ///
 /// # Errors
-/// If no HTTP client can be made, or what containerd was told of the registry cannot be used.
+/// If no HTTP client can be made, or containerd's configuration of the registry is invalid.
 pub fn open_shared(
     name: &ImageName,
     options: &Options,

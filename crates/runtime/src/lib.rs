@@ -10,8 +10,13 @@ pub mod fuzz;
 pub mod image;
 pub mod keeper;
 pub mod kernel;
+mod path_error;
+mod plan;
 pub mod prefetch;
+mod sharing;
 pub mod source;
+mod sync;
 
-pub use cache::{Account, BlobStats, Cache, CachedBlob, Settings};
+pub use cache::{BlobStats, Cache, CachedBlob, Settings};
 pub use error::ReadError;
+pub use sharing::{Account, Owner};

@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lazuli_sys::mountinfo::unescape;
+
 /// Numbers of snapshots in `root` whose files are a layer of a mounted overlay, or are bind
 /// mounted.
 ///
@@ -56,7 +58,7 @@ impl StateDirectory {
         let above = lines(mountinfo).filter_map(|line| {
             let fields: Vec<_> = line.split(|byte| *byte == b' ').collect();
             let &[_, _, device, inside, target, ..] = &fields[..] else { return None };
-            let [inside, target] = [inside, target].map(unescaped);
+            let [inside, target] = [inside, target].map(unescape);
             let rest = root.strip_prefix(OsStr::from_bytes(&target)).ok()?;
             let inside = Path::new(OsStr::from_bytes(&inside)).join(rest);
             Some((target.len(), (device.to_vec(), inside)))
@@ -76,7 +78,7 @@ impl StateDirectory {
             return Vec::new();
         };
         if *device == self.device {
-            return below(&self.inside, &unescaped(inside)).into_iter().collect();
+            return below(&self.inside, &unescape(inside)).into_iter().collect();
         }
         match (fields.get(end + 1), fields.get(end + 3)) {
             (Some(&b"overlay"), Some(options)) => self.layers(options),
@@ -88,7 +90,7 @@ impl StateDirectory {
         let (mut uppers, mut lowers) = (Vec::new(), Vec::new());
         for option in options.split(|byte| *byte == b',') {
             let Some(equals) = option.iter().position(|byte| *byte == b'=') else { continue };
-            let value = unescaped(&option[equals + 1..]);
+            let value = unescape(&option[equals + 1..]);
             match &option[..equals] {
                 b"upperdir" => uppers.push(value),
                 // With a plus: one layer of several.
@@ -131,26 +133,6 @@ fn number_of(path: &[u8]) -> Option<u64> {
     let name = directory.rsplit(|byte| *byte == b'/').next()?;
     let number = name.split(|byte| *byte == b'-').next()?;
     std::str::from_utf8(number).ok()?.parse().ok()
-}
-
-/// The kernel writes what would separate fields as a backslash and three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, tail @ ..] = rest {
-        let digits = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if *first == b'\\' => {
-                plain.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                plain.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    plain
 }
 
 #[cfg(test)]

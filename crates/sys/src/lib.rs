@@ -2,8 +2,8 @@
 //! and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. What is here is as small as the kernel
-//! interface allows: owned descriptors in and out, no policy, no parsing beyond the one field that
-//! carries a descriptor.
+//! interface allows: owned descriptors in and out, no policy, and no parsing but that of the kernel's
+//! own words.
 #![allow(unsafe_code)]
 
 pub mod fanotify;
@@ -13,5 +13,6 @@ pub mod limit;
 pub mod loop_device;
 pub mod mmap;
 pub mod mount;
+pub mod mountinfo;
 pub mod resident;
 pub mod shared;

@@ -1,34 +1,58 @@
 //! Read-only view of a file.
 
-use std::{fs::File, io, ops::Deref, ptr::NonNull};
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    ops::Deref,
+    os::unix::fs::MetadataExt as _,
+    ptr::NonNull,
+};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::{
+    fs::StatVfsMountFlags,
+    mm::{MapFlags, ProtFlags},
+};
 
-/// A whole file mapped read-only, for metadata that is read here and there.
+/// The bytes of a whole file, for metadata that is read here and there.
 ///
-/// The file has to be private to this process and finished: nobody writes to it or shortens it
-/// while it is mapped. Bootstraps in a daemon's private directory are: they are written under
-/// another name, renamed, and never changed.
+/// A file is mapped if no other user can change it: it belongs to this user and its mode lets no
+/// other one write, or its file system cannot be written to. (A process of this user could as well
+/// change the memory of this one.) Any other file is copied into memory.
 #[derive(Debug)]
-pub struct Map {
+pub struct Map(Bytes);
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mapping),
+    Copied(Vec<u8>),
+}
+
+/// Memory that the kernel has mapped to a file, read-only; given back when it is dropped.
+#[derive(Debug)]
+struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: needed because raw pointers are not Send. Sound because the mapping is read-only memory
 // that belongs to the process and not to a thread.
-unsafe impl Send for Map {}
+unsafe impl Send for Mapping {}
 // SAFETY: needed because raw pointers are not Sync. Sound because nothing writes through the
 // pointer.
-unsafe impl Sync for Map {}
+unsafe impl Sync for Mapping {}
 
 impl Map {
-    /// Maps all of `file`. See the type for what the caller promises about it.
+    /// Maps all of `file`, or copies it, see the type. This program must not change the file as
+    /// long as the map lives.
     pub fn new(file: &File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        if len == 0 {
+        if len == 0 || !is_stable(file)? {
             // mmap(2) refuses to map nothing.
-            return Ok(Map { start: NonNull::dangling(), len });
+            let mut bytes = Vec::with_capacity(len);
+            let mut file = file;
+            file.rewind()?;
+            file.read_to_end(&mut bytes)?;
+            return Ok(Map(Bytes::Copied(bytes)));
         }
         // SAFETY: needed because mapping memory cannot be checked by the compiler. Sound because
         // the kernel chooses the address, so nothing of ours is replaced, and the mapping outlives
@@ -44,7 +68,26 @@ impl Map {
             )?
         };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at null"))?;
-        Ok(Map { start, len })
+        Ok(Map(Bytes::Mapped(Mapping { start, len })))
+    }
+}
+
+/// Whether no other user can change the file.
+fn is_stable(file: &File) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    let owner = rustix::process::geteuid().as_raw();
+    let is_private = metadata.uid() == owner && metadata.mode() & 0o022 == 0;
+    Ok(is_private || rustix::fs::fstatvfs(file)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the begin of a
+        // readable mapping of `len` bytes that lives as long as `self`, and `Map::new` maps only
+        // files that no other user can change.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
@@ -52,10 +95,10 @@ impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the begin of a
-        // readable mapping of `len` bytes (or dangling with length 0) that lives as long as `self`,
-        // and the file behind it does not change (see the type).
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        match &self.0 {
+            Bytes::Mapped(mapping) => mapping,
+            Bytes::Copied(bytes) => bytes,
+        }
     }
 }
 
@@ -65,30 +108,45 @@ impl AsRef<[u8]> for Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: needed to give the memory back. Sound because `new` mapped exactly this
-            // range, and slices of it borrow from `self`, so none is left.
-            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-        }
+        // SAFETY: needed to give the memory back. Sound because `Map::new` mapped exactly this
+        // range, and slices of it borrow from `self`, so none is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::{fs::Permissions, io::Write as _, os::unix::fs::PermissionsExt as _};
 
     use super::*;
 
     #[test]
     fn shows_the_bytes_of_the_file_after_it_is_closed() {
-        for content in [&b""[..], b"x", &[7; 10_000]] {
-            let mut file = tempfile::tempfile().unwrap();
-            file.write_all(content).unwrap();
-            let map = Map::new(&file).unwrap();
-            drop(file);
-            assert_eq!(&*map, content);
+        for mode in [0o600, 0o666] {
+            for content in [&b""[..], b"x", &[7; 10_000]] {
+                let mut file = tempfile::tempfile().unwrap();
+                file.set_permissions(Permissions::from_mode(mode)).unwrap();
+                file.write_all(content).unwrap();
+                let map = Map::new(&file).unwrap();
+                drop(file);
+                assert_eq!(&*map, content, "mode {mode:o}");
+            }
         }
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_to_is_copied() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before").unwrap();
+        file.set_permissions(Permissions::from_mode(0o606)).unwrap();
+        let map = Map::new(&file).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(&*map, b"before");
+        assert!(matches!(map.0, Bytes::Copied(_)));
+        file.write_all(b"x").unwrap();
+        file.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(Map::new(&file).unwrap().0, Bytes::Mapped(_)));
     }
 }

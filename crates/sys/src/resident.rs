@@ -58,9 +58,15 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
 /// Gives the pages of program files back that this process has mapped, code and constants. They
 /// stay in the page cache, where other processes of the same program need them anyway, and come
 /// back one by one when they are used. For a process that did much at its start and does next to
-/// nothing afterwards, and has one thread: what another one unmapped meanwhile would be asked for
-/// by an address that is nobody's any more, or somebody else's.
+/// nothing afterwards.
+///
+/// # Errors
+/// This process has several threads: another one might replace a mapping between the look at it and
+/// the advice.
 pub fn forget_program() -> io::Result<()> {
+    if fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("this process has several threads"));
+    }
     let maps = fs::read_to_string("/proc/self/smaps")?;
     let mut found = Vec::new();
     let mut mapping = None;
@@ -76,7 +82,8 @@ pub fn forget_program() -> io::Result<()> {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a
         // private mapping of a file that cannot be written to and has no page of its own (relocated
         // constants have), so its pages are equal to the file's and the next access maps them
-        // again; and this thread, the only one, mapped nothing since it was found.
+        // again; and this thread, the only one as was checked above, mapped nothing since it was
+        // found.
         unsafe {
             madvise(std::ptr::without_provenance_mut(start), end - start, Advice::LinuxDontNeed)?;
         }
@@ -117,6 +124,15 @@ mod tests {
                 assert_eq!(visible_pages(file.as_fd(), range).unwrap(), expected);
             }
         }
+    }
+
+    #[test]
+    fn a_process_of_several_threads_keeps_its_program() {
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || wait.recv());
+        assert!(forget_program().unwrap_err().to_string().contains("threads"));
+        drop(go);
+        other.join().unwrap().unwrap_err();
     }
 
     #[test]

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_at_a_socket_is_an_error_that_names_it() {
+    fn a_dead_socket_is_an_error_that_names_it() {
         let error = Client::connect(Path::new("/nonexistent/c.sock")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/c.sock"), "{error}");
     }

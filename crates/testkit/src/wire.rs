@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_ways_take_longer() {
+    fn narrow_links_take_longer() {
         let (round_trip, bytes_per_second) = (Duration::ZERO, Some(1_000_000));
         let distance = Distance { round_trip, bytes_per_second, slow_start: true };
         let wire = Wire::through(talkative(500_000), distance).unwrap();

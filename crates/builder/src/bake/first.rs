@@ -9,7 +9,7 @@ use std::{
 
 use lazuli_image::{
     BlobIndex, Chunk, ChunkRef,
-    codec::{Decoder, Unit},
+    codec::Decoder,
     rafs::{Bootstrap, BootstrapOptions},
 };
 
@@ -93,7 +93,7 @@ fn reorder(
             blob: old.record.blob.id,
             problem,
         };
-        let decoded = decoder.unit(&Unit::whole(codec, first), &stored, &mut decoded);
+        let decoded = decoder.unit(&first.unit(codec), &stored, &mut decoded);
         let decoded = decoded.map_err(|problem| fail(problem.to_string()))?;
         let part = |chunk: &Chunk| Some((*chunk, chunk.part_of(decoded)?));
         let parts: Option<Vec<_>> = unit.iter().map(part).collect();

@@ -200,7 +200,7 @@ fn layers_stack_as_the_specification_says() {
 }
 
 #[test]
-fn what_does_not_fit_names_entry_and_target() {
+fn errors_name_entry_and_target() {
     let table: &[(&[&[&str]], &str)] = &[
         (
             &[&["h b 0 a"]],

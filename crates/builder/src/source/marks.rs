@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_told_from_what_the_container_has_set() {
+    fn overlay_marks_differ_from_the_containers_own_attributes() {
         let mut found = xattrs(&[
             ("trusted.overlay.opaque", "y"),
             ("trusted.overlay.origin", "x"),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_known_is_refused() {
+    fn unsupported_overlay_features_are_refused() {
         for (mark, expected) in [
             ("redirect", "redirect_dir=off"),
             ("metacopy", "metacopy=off"),

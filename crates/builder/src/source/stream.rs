@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn recognises_what_layers_come_in() {
+    fn layer_compressions_are_recognized() {
         let zstd = |data: &[u8]| compress(data, 1).unwrap();
         let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &zstd(b"hello")].concat();
         for stored in [

@@ -68,7 +68,7 @@ fn everything_in_a_directory() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn errors_name_the_unreadable_file() {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("file");
     fs::write(&file, b"").unwrap();

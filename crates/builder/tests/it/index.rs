@@ -190,7 +190,7 @@ fn an_image_with_every_oddity_has_an_index() {
 }
 
 #[test]
-fn what_no_point_leads_to_is_stored_beside() {
+fn content_without_a_point_is_stored_beside_the_layer() {
     // Zeros are one block, however many there are; what follows them in it is too far from its
     // begin.
     let zeros = Entry::file("zeros", vec![0; 40 << 20]);
@@ -240,7 +240,7 @@ fn a_layer_may_be_there_twice() {
 }
 
 #[test]
-fn what_cannot_be_indexed_is_said() {
+fn images_that_cannot_be_indexed_are_refused_by_name() {
     let tar = files();
     let zstd = zstd::bulk::compress(&tar, 1).unwrap();
     let good = gzip(6, &tar);

@@ -177,7 +177,7 @@ fn a_cut_archive_is_an_error_wherever_it_is_cut() {
 }
 
 #[test]
-fn what_goes_wrong_in_a_layer_names_the_layer() {
+fn errors_name_the_layer() {
     let good = Tar::default().file("a", b"x").end();
     let bad = Tar::default().file("../b", b"x").end();
     let layers = vec![layer("sha256:low", good), layer("sha256:high", bad)];

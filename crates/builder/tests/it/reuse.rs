@@ -65,7 +65,7 @@ fn is_whole(built: &Built, layers: Vec<Layer>) {
 }
 
 #[test]
-fn an_image_that_is_stored_is_made_of_what_is_stored() {
+fn an_image_that_exists_is_built_from_its_blobs() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
     let first = build(layers(), &options, &()).unwrap();
@@ -80,7 +80,7 @@ fn an_image_that_is_stored_is_made_of_what_is_stored() {
 }
 
 #[test]
-fn of_a_changed_layer_only_new_chunks_are_stored() {
+fn a_changed_layer_stores_only_new_chunks() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
     let first = build(layers(), &options, &()).unwrap();
@@ -94,7 +94,7 @@ fn of_a_changed_layer_only_new_chunks_are_stored() {
 }
 
 #[test]
-fn layers_that_were_read_are_not_read_again() {
+fn known_layers_are_not_read_again() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
     let (first, records) = make(Dictionary::default(), layers(), &options).unwrap();
@@ -145,7 +145,7 @@ fn small_blobs_count_for_whole_layers_only() {
 }
 
 #[test]
-fn damaged_records_are_none() {
+fn damaged_layer_records_are_ignored() {
     let scratch = tempfile::tempdir().unwrap();
     let options = options(scratch.path(), Codec::Zstd, 2);
     let mut records = Vec::new();

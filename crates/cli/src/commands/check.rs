@@ -1,4 +1,4 @@
-use std::{io::Read, ops::Range, sync::Arc};
+use std::{io::Read, ops::Range};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -9,14 +9,17 @@ use lazuli_image::{
     compare::compare,
     rafs::{self, BlobRecord, Bootstrap},
 };
-use lazuli_registry::{Repository, into_blocking};
+use lazuli_registry::{Pull, into_blocking};
 
 use crate::{
-    Session, chunks,
+    Session,
     config::Config,
-    image_args,
-    open_image::{self, LazyImage, Shown},
-    progress, source,
+    convert::source,
+    image::{
+        open::{self, LazyImage, Shown},
+        read_chunks,
+    },
+    image_args, progress,
 };
 
 /// Verify a lazy image: its format, every digest, and optionally that it shows what its source
@@ -42,7 +45,7 @@ const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let opened = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let opened = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     let LazyImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
@@ -51,7 +54,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bar = progress::bytes(Some(total), "checking");
     for record in &records {
         let size = opened.stored_size(&record.blob);
-        blob(repository, record, size, &runtime, &|bytes| bar.inc(bytes))
+        blob(&**repository, record, size, &runtime, &|bytes| bar.inc(bytes))
             .with_context(|| format!("blob {} of {name}", record.blob.id))?;
     }
     bar.finish_and_clear();
@@ -74,7 +77,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 /// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the
 /// tables at its end, or in the index of a layer that nobody converted.
 fn blob(
-    repository: &Arc<dyn Repository>,
+    repository: &dyn Pull,
     record: &BlobRecord,
     size: u64,
     runtime: &tokio::runtime::Runtime,
@@ -91,7 +94,7 @@ fn blob(
         let unit = decoder.unit(&blob.unit(chunk), stored, &mut buffer);
         let unit = unit.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
         for chunk in together {
-            chunks::verify(chunk, unit)?;
+            read_chunks::verify(chunk, unit)?;
             progress(chunk.stored_share());
         }
     }
@@ -162,7 +165,8 @@ fn against<B: AsRef<[u8]>>(
     config: &Config,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<()> {
-    let source = source::open(&text.parse()?, &arguments.access, config, runtime)?;
+    let (platform, access) = (arguments.access.platform()?, arguments.access.options(config)?);
+    let source = source::open(&text.parse()?, platform, &access, runtime)?;
     let bar = progress::bytes(source.stored_size(), "comparing");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let merged = lazuli_builder::merge(

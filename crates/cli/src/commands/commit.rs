@@ -13,10 +13,14 @@ use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    container_changes::{self, Written},
-    image_args,
-    open_image::{self, LazyImage},
-    progress, push, sign,
+    container::changes::{self, Written},
+    image::{
+        open::{self, LazyImage},
+        push,
+        scratch::Scratch,
+        sign,
+    },
+    image_args, progress,
 };
 
 /// Make an image of what a container has written, on top of the container's own image
@@ -52,11 +56,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
             let layers = vec![PathBuf::from(&arguments.container)];
             Written { image: base.parse()?, layers }
         }
-        None => container_changes::find(session, &arguments.container)?,
+        None => changes::find(session, &arguments.container)?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let base = written.image.to_string();
-    let base = open_image::open(&base, &arguments.access, &session.config, &runtime)?;
+    let base = open::open(&base, &arguments.access, &session.config, &runtime)?;
     if base.image.bootstrap.version() == 5 {
         let from = &base.name;
         bail!(
@@ -67,7 +71,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     // Of a container, the layers on top of its image are here.
     base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
 
-    let scratch = push::Scratch::new()?;
+    let scratch = Scratch::new()?;
     let mut options = Options::new(scratch.path());
     let Base { dictionary, layer } = lowest(&base, &mut options, &runtime)?;
     let uppers = written.layers.iter().map(|layer| Layer {
@@ -91,8 +95,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let known = built.blobs.iter().filter(|blob| blob.file.is_none());
     blobs.extend(base.to_store(known.map(|blob| &blob.record.blob), &name));
     let metadata = bootstrap.size();
-    let neighbour = push::neighbour(&base.name, &name);
-    let push = push::push(&*target, blobs, bootstrap, image, neighbour, signer.as_ref());
+    let mount_from = push::mount_source(&base.name, &name);
+    let push = push::push(&*target, blobs, bootstrap, image, mount_from, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");

@@ -5,7 +5,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_registry::{Copied, Copy, ImageName, Options, copy::Count};
 
-use crate::{Session, progress, push};
+use crate::{Session, image::push, progress};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
@@ -38,14 +38,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let attachments = runtime.block_on(copy.attachments(beside))?;
     let bytes = attachments.iter().map(|(_, attached)| attached.bytes()).sum::<u64>();
     let bar = progress::bytes(Some(copy.bytes() + bytes), "copying");
-    let neighbour = push::neighbour(&source, &target);
+    let mount_from = push::mount_source(&source, &target);
     let mut copied = Copied::default();
     // The image's name comes last: a node that sees it sees its signatures, too.
     let beside = attachments.iter().map(|(tag, attached)| (target.tagged(tag), attached));
     for (name, copy) in beside.chain([(Some(target.clone()), &copy)]) {
         let name = name.with_context(|| format!("{target} cannot have tags beside it"))?;
         let to = open(&name)?;
-        copied += runtime.block_on(copy.run(&*to, neighbour, &|bytes| bar.inc(bytes)))?;
+        copied += runtime.block_on(copy.run(&*to, mount_from, &|bytes| bar.inc(bytes)))?;
     }
     bar.finish_and_clear();
 

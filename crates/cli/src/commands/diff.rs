@@ -13,9 +13,9 @@ use lazuli_image::{
 use serde::Serialize;
 
 use crate::{
-    Session, image_args,
-    open_image::{self, LazyImage, Shown},
-    output,
+    Session,
+    image::open::{self, LazyImage, Shown},
+    image_args, output,
 };
 
 /// Show what differs between two lazy images, in files and in chunks
@@ -96,7 +96,7 @@ struct Fetch {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &str| {
-        let image = open_image::open(text, &arguments.access, &session.config, &runtime)?;
+        let image = open::open(text, &arguments.access, &session.config, &runtime)?;
         image.image.must_be_whole_unless(false, image.name.to_string())?;
         Ok::<_, anyhow::Error>(image)
     };

@@ -17,9 +17,10 @@ use lazuli_registry::{BlobContent, Document, ImageName, Manifest, Repository, So
 use tokio::runtime::Runtime;
 
 use crate::{
-    Session, image_args, progress,
-    push::{self, Scratch},
-    source::{self, Opened},
+    Session,
+    convert::source::{self, Opened},
+    image::{push, scratch::Scratch},
+    image_args, progress,
 };
 
 /// Make an ordinary image start lazily as it is, with an index beside it
@@ -42,8 +43,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     lazuli_sys::heap::give_back();
     let name: ImageName = arguments.image.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let access = arguments.access.options(&session.config)?;
     let source = Source::Image(name.clone());
-    let opened = source::open(&source, &arguments.access, &session.config, &runtime)?;
+    let opened = source::open(&source, arguments.access.platform()?, &access, &runtime)?;
     let Opened { layers, digests, config, image, .. } = opened;
     let (manifest, _) = image.context("an image of a registry or oci:DIR was expected")?;
     must_be_ordinary(&name, &manifest)?;
@@ -66,7 +68,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     check_diff_ids(&name, &config, &indexed.diff_ids)?;
     let bootstrap = bootstrap_layer(&indexed);
     let document = describe(&manifest, &indexed, &bootstrap)?;
-    let target = lazuli_registry::open(&name, &arguments.access.options(&session.config)?)?;
+    let target = lazuli_registry::open(&name, &access)?;
     let index_bytes = index_bytes(&indexed) + bootstrap.size();
     let beside: u64 = indexed.beside.iter().map(|beside| beside.record.blob.stored_size).sum();
     let (files, digest) = (indexed.inodes, document.descriptor.digest);

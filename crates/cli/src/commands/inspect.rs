@@ -1,13 +1,13 @@
 use anyhow::Result;
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_image::{Digest, erofs};
+use lazuli_image::{Digest, rafs};
 use serde::Serialize;
 
 use crate::{
-    Session, image_args,
-    open_image::{self, LazyImage},
-    output,
+    Session,
+    image::open::{self, LazyImage},
+    image_args, output,
 };
 
 /// Show what a lazy image consists of: blobs, chunks, sizes
@@ -56,12 +56,11 @@ struct BlobDescription {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Arguments { image, access, .. } = arguments;
-    let LazyImage { name, image, .. } =
-        &open_image::open(image, access, &session.config, &runtime)?;
+    let LazyImage { name, image, .. } = &open::open(image, access, &session.config, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.
-        output::write(&erofs::dump(bootstrap));
+        output::write(&rafs::dump(bootstrap));
         return Ok(());
     }
     let blobs = bootstrap.blobs().iter().map(|blob| BlobDescription {

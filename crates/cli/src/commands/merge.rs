@@ -12,9 +12,12 @@ use lazuli_registry::ImageName;
 use tokio::runtime::Runtime;
 
 use crate::{
-    Session, image_args,
-    open_image::{self, LazyImage},
-    push, sign,
+    Session,
+    image::{
+        open::{self, LazyImage},
+        push, sign,
+    },
+    image_args,
 };
 
 /// Make one lazy image of several, whose file trees are laid over each other
@@ -46,7 +49,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let signer = sign.signer(&name, &options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &String| {
-        let image = open_image::open(text, access, &session.config, &runtime)?;
+        let image = open::open(text, access, &session.config, &runtime)?;
         image.image.must_be_whole_unless(false, image.name.to_string())?;
         image.must_be_converted()?;
         if image.image.bootstrap.version() == 5 {
@@ -72,8 +75,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         blobs.extend(home.to_store([&record.blob], &name));
     }
     // One repository can be asked for blobs; of an image that is elsewhere they are sent.
-    let neighbour = images.iter().find_map(|image| push::neighbour(&image.name, &name));
-    let push = push::push(&*repository, blobs, layer, description, neighbour, signer.as_ref());
+    let mount_from = images.iter().find_map(|image| push::mount_source(&image.name, &name));
+    let push = push::push(&*repository, blobs, layer, description, mount_from, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");

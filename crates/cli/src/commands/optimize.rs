@@ -12,13 +12,19 @@ use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
 };
-use lazuli_registry::{ImageName, Repository};
+use lazuli_registry::{ImageName, Pull};
 use tokio::runtime::Runtime;
 
 use crate::{
-    Session, hot_blob, image_args,
-    open_image::{self, LazyImage},
-    push, sign, trace,
+    Session,
+    image::{
+        hot_blob,
+        open::{self, LazyImage},
+        push,
+        scratch::Scratch,
+        sign, trace,
+    },
+    image_args,
 };
 
 /// Give a lazy image one more blob with all that its starts read, to be fetched in a few large
@@ -52,7 +58,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     push::must_name_a_new_image(&name)?;
     let access = arguments.access.options(&session.config)?;
     let signer = arguments.sign.signer(&name, &access)?;
-    let image = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let image = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     if arguments.target.is_none() {
         let document = runtime.block_on(image.repository.document(None))?;
         if document.digest != image.manifest.digest {
@@ -70,7 +76,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let trace = match &arguments.trace {
         Some(path) => trace::read(path)?,
-        None => trace::find(session, &image, &runtime)?,
+        None => trace::find(&session.root, &image, &runtime)?,
     };
     let bootstrap = &*image.image.bootstrap;
     let chunks = Hot::of(&trace, bootstrap.blobs());
@@ -79,7 +85,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
     }
     let repository = &*image.repository;
-    let scratch = push::Scratch::new()?;
+    let scratch = Scratch::new()?;
     let fetch = hot_blob::fetch(repository, bootstrap.blobs(), &chunks, scratch.path());
     let hot_blob = runtime.block_on(fetch)?;
     let optimized = optimize(bootstrap, &chunks, &hot_blob)?;
@@ -90,14 +96,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let target = lazuli_registry::open(&name, &access)?;
     let mut blobs = Vec::from_iter(push::built(&hot_blob));
     blobs.extend(image.to_store(optimized.kept.iter().map(|record| &record.blob), &name));
-    let neighbour = push::neighbour(&image.name, &name);
-    let push = push::push(&*target, blobs, layer, description, neighbour, signer.as_ref());
+    let mount_from = push::mount_source(&image.name, &name);
+    let push = push::push(&*target, blobs, layer, description, mount_from, signer.as_ref());
     let uploaded = runtime.block_on(push)?;
 
     println!("{name}");
     let bytes = BinaryBytes(hot_blob.hot_bytes.unwrap_or_default());
     println!("  hot       {bytes} in {} chunks in a blob of their own", chunks.chunks.len());
-    trace::report_unknown(&chunks, &arguments.image);
+    super::trace::report_unknown(&chunks, &arguments.image);
     let (kept, all) = (optimized.kept.len(), bootstrap.blobs().len());
     println!("  reused    {kept} of {all} blobs");
     println!(
@@ -110,7 +116,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 
 /// The bootstrap with the tables of all blobs.
 fn pack(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     optimized: &Optimized,
     hot_blob: &BuiltBlob,
     runtime: &Runtime,

@@ -5,13 +5,16 @@ use clap::Args;
 use futures_util::stream::{TryStreamExt as _, iter};
 use indicatif::{BinaryBytes, ProgressBar};
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{ImageName, Options, RegistryError, Repository, lazy_manifest};
+use lazuli_registry::{ImageName, Options, Pull, RegistryError, lazy_manifest};
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
-    Session, image_args,
-    open_image::{self, LazyImage},
-    progress, trace,
+    Session,
+    image::{
+        open::{self, LazyImage},
+        trace,
+    },
+    image_args, progress,
 };
 
 /// Have Dragonfly fetch an image before a roll-out, so that nodes find it with its seed peers
@@ -72,7 +75,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
     let repository = lazuli_registry::open(&name, &options)?;
     let wanted = if arguments.hot {
-        let image = open_image::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
+        let image = open::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;
@@ -109,7 +112,7 @@ fn hot(
     runtime: &tokio::runtime::Runtime,
 ) -> Result<Vec<Wanted>> {
     let blobs = image.image.bootstrap.blobs();
-    let spans: Vec<_> = match trace::find(session, image, runtime) {
+    let spans: Vec<_> = match trace::find(&session.root, image, runtime) {
         Ok(trace) => trace.spans().collect(),
         Err(unknown) => {
             let baked = |blob| Some((blob, image.hot_bytes(blob)?));
@@ -143,9 +146,9 @@ fn hot(
 /// Where an image is.
 struct Places {
     /// Dragonfly alone.
-    shared: Arc<dyn Repository>,
+    shared: Arc<dyn Pull>,
     /// All of them.
-    repository: Arc<dyn Repository>,
+    repository: Arc<dyn Pull>,
 }
 
 impl Places {

@@ -20,7 +20,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use super::{mount, status};
+use super::mount;
 use crate::{
     Session,
     container::{
@@ -160,7 +160,7 @@ fn print_statistics(after: &MountStatus, mounted: Duration, ended: Duration) {
 }
 
 fn current(session: &Session, bundle: &Bundle) -> Result<MountStatus> {
-    let mounts = status::fetch(&mut Client::connect(&session.root)?)?.mounts;
+    let mounts = crate::daemon::status(&mut Client::connect(&session.root)?)?.mounts;
     let own = mounts.into_iter().find(|mount| mount.mountpoint == bundle.lower());
     own.context("the daemon no longer serves this container's image")
 }

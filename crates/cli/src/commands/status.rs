@@ -1,7 +1,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{BinaryBytes, HumanDuration};
-use lazuli_runtime::daemon::{Client, MirrorStatus, Request, Response, SnapshotsStatus, Status};
+use lazuli_runtime::daemon::{MirrorStatus, SnapshotsStatus, Status};
 
 use crate::{Session, daemon};
 
@@ -17,21 +17,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Some(mut daemon) = daemon::connect_if_needed(session)? else {
         bail!("no daemon runs on {}", session.root.display());
     };
-    let status = fetch(&mut daemon)?;
+    let status = daemon::status(&mut daemon)?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         print(&status);
     }
     Ok(())
-}
-
-/// Asks the daemon.
-pub(crate) fn fetch(daemon: &mut Client) -> Result<Status> {
-    match daemon.call(&Request::Status)? {
-        Response::Status(status) => Ok(status),
-        other => bail!("the daemon answered {other:?} to a status request; is it another version?"),
-    }
 }
 
 fn print(status: &Status) {

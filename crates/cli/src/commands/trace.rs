@@ -7,13 +7,17 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::BinaryBytes;
+use lazuli_builder::bake::Hot;
 use lazuli_image::{Digest, Kind, Trace, Tree, rafs::Bootstrap};
 use serde::Serialize;
 
 use crate::{
-    Session, image_args,
-    open_image::{self, LazyImage},
-    trace,
+    Session,
+    image::{
+        open::{self, LazyImage},
+        trace,
+    },
+    image_args,
 };
 
 /// What starts of an image read
@@ -70,8 +74,8 @@ struct Line {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Verb::Show(show) = &arguments.verb;
     let runtime = tokio::runtime::Runtime::new()?;
-    let image = open_image::open(&show.image, &show.access, &session.config, &runtime)?;
-    let trace = trace::find(session, &image, &runtime)?;
+    let image = open::open(&show.image, &show.access, &session.config, &runtime)?;
+    let trace = trace::find(&session.root, &image, &runtime)?;
     if let Some(path) = &show.save {
         return save(path, &trace);
     }
@@ -162,5 +166,12 @@ fn print(shown: &Shown) {
             [file, others @ ..] => format!("{file} (and {} more)", others.len()),
         };
         println!("{milliseconds:>9}  {starts:>6}  {:>10}  {file}", BinaryBytes(*bytes).to_string());
+    }
+}
+
+/// Says how much of a trace the image doesn't have.
+pub(super) fn report_unknown(hot: &Hot, image: &str) {
+    if hot.unknown > 0 {
+        println!("  ignored   {} hot chunks of the trace that are not in {image}", hot.unknown);
     }
 }

@@ -18,10 +18,12 @@ use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    chunks::Chunks,
-    image_args, interrupt,
-    open_image::{self, LazyImage},
-    progress, push,
+    image::{
+        open::{self, LazyImage},
+        read_chunks::Chunks,
+        scratch,
+    },
+    image_args, interrupt, progress,
 };
 
 /// Make something plain of a lazy image: a directory, a tar, or an ordinary image
@@ -72,14 +74,14 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         bail!("a tar is not for a terminal: send it to a file or a program");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let image = open_image::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
+    let image = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     image.image.must_be_whole_unless(false, image.name.to_string())?;
     let tree = image.image.bootstrap.tree()?;
     let plan = Plan::new(&tree);
     let bar = progress::bytes(Some(plan.bytes()), "unpacking");
     let used = |bytes| bar.inc(bytes);
     let mut chunks =
-        Chunks::fetch(&image.repository, &image.image, &plan.chunks(), &used, &runtime);
+        Chunks::fetch(image.repository.clone(), &image.image, &plan.chunks(), &used, &runtime);
     let unpacked = match &target {
         Target::Directory(path) => unpack::directory(&plan, path, &mut chunks),
         Target::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),
@@ -147,7 +149,7 @@ fn flat(
     session: &Session,
     arguments: &Arguments,
 ) -> Result<()> {
-    let scratch = push::scratch();
+    let scratch = scratch::parent();
     let mut file: NamedTempFile = partial()
         .tempfile_in(&scratch)
         .with_context(|| format!("cannot write to {}", scratch.display()))?;

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_leaves_memory_to_the_node() {
+    fn the_default_has_no_memory_limit() {
         let limits = Limits { pids: DEFAULT_PIDS, memory: None };
         let limit = resources(limits, &["memory".into()])["memory"]["limit"].as_u64().unwrap();
         assert!(limit > 0);

@@ -1,6 +1,7 @@
 //! Running a container on a mounted image: overlayfs for writes, runc for the process.
 
 mod bundle;
+pub(crate) mod changes;
 mod confine;
 mod program;
 mod seccomp;

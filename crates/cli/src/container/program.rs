@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_execvp_would() {
+    fn programs_are_found_as_execvp_finds_them() {
         let rootfs = tempfile::tempdir().unwrap();
         let bin = rootfs.path().join("bin");
         fs::create_dir_all(bin.join("directory")).unwrap();

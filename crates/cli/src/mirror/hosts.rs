@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_wrote_stays() {
+    fn the_operators_files_stay() {
         let scene = Scene::new();
         let file = scene.path("certs.d/_default/hosts.toml");
         fs::create_dir_all(file.parent().unwrap()).unwrap();

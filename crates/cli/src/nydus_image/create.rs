@@ -19,7 +19,7 @@ use super::{
     output::Output,
     prefetch::{find, patterns},
 };
-use crate::push;
+use crate::image::scratch::Scratch;
 
 /// Create a RAFS v6 image of a directory or a tar file: that of one layer
 #[derive(Debug, Args)]
@@ -130,7 +130,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     // for an error.
     let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
-    let scratch = push::Scratch::new()?;
+    let scratch = Scratch::new()?;
     let mut options = Options::new(scratch.path());
     options.chunk_size = arguments.chunk_size;
     options.batch_size = arguments.batch_size;

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_an_earlier_directory_or_not_there_is_left_out() {
+    fn repeated_and_missing_paths_are_left_out() {
         let mut tree = Tree::new(Metadata::default());
         let mut add = |parent, name: &[u8]| {
             let kind = Kind::Directory(Default::default());

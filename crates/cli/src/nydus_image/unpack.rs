@@ -12,7 +12,7 @@ use lazuli_builder::unpack::{Content, Plan, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};
-use crate::chunks;
+use crate::image::read_chunks;
 
 /// Unpack an image, or a layer, to a tar file
 #[derive(Debug, Args)]
@@ -86,6 +86,6 @@ impl Content for Chunks<'_> {
         file.read_exact_at(&mut self.stored, chunk.stored.0).with_context(context)?;
         let unit = self.decoder.unit(&blob.unit(chunk), &self.stored, &mut self.decoded);
         let unit = unit.with_context(context)?;
-        chunks::verify(chunk, unit).with_context(|| format!("blob {}", blob.id))
+        read_chunks::verify(chunk, unit).with_context(|| format!("blob {}", blob.id))
     }
 }

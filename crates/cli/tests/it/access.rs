@@ -185,7 +185,7 @@ impl Drop for Rig {
 }
 
 #[test]
-fn pull_secrets_are_used_kept_renewed_and_shown_to_nobody() {
+fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     if !able("fanotify") {
         return;
     }

@@ -153,7 +153,7 @@ fn errors_have_no_control_characters() {
 
 /// As if the first line was all that somebody wanted to see.
 #[test]
-fn a_reader_of_the_output_may_leave() {
+fn a_closed_pipe_ends_the_command_silently() {
     let lazuli = Lazuli::new();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

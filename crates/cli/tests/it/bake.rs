@@ -131,7 +131,7 @@ fn traces_of_other_images_are_refused() {
 }
 
 #[test]
-fn a_hot_blob_comes_to_an_image_that_exists() {
+fn optimize_adds_a_hot_blob() {
     let lazuli = Lazuli::new();
     source(&lazuli);
     lazuli.ok(["convert", "dir:source", "oci:lazy:plain"]);
@@ -162,7 +162,7 @@ fn a_hot_blob_comes_to_an_image_that_exists() {
 }
 
 #[test]
-fn what_was_baked_arrives_before_anybody_asks() {
+fn baked_chunks_arrive_before_they_are_read() {
     if !require(Feature::Root) {
         return;
     }
@@ -216,7 +216,7 @@ fn what_was_baked_arrives_before_anybody_asks() {
 }
 
 #[test]
-fn bytes_that_are_not_the_images_get_into_no_hot_blob() {
+fn wrong_bytes_never_get_into_a_hot_blob() {
     let lazuli = Lazuli::new();
     source(&lazuli);
     lazuli.ok(["convert", "dir:source", "oci:lazy:plain"]);

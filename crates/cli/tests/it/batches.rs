@@ -67,7 +67,7 @@ fn the_next_version_has_none_unless_it_is_asked_for() {
 
 /// One node for each row, so that each fetches by itself.
 #[test]
-fn both_drivers_show_the_same_tree_whoever_made_the_batches() {
+fn both_drivers_show_the_same_tree_with_batches_of_every_converter() {
     if !require(Feature::Root) || !require(Feature::Fanotify) || !require(Feature::Fuse) {
         return;
     }
@@ -189,7 +189,7 @@ fn wrong_tables(lazuli: &Lazuli) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn tables_that_lead_nowhere_are_asked_for_elsewhere_and_never_kept() {
+fn unusable_chunk_tables_are_fetched_elsewhere_and_never_kept() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;
     }

@@ -151,7 +151,7 @@ fn a_commit_is_what_the_kernel_shows() {
 
 /// What stands in the lower layers only cannot be told from the upper directory.
 #[test]
-fn what_an_upper_directory_does_not_hold_is_refused_by_name() {
+fn unsupported_overlay_marks_are_refused_by_name() {
     if !require(Feature::Root) {
         return;
     }

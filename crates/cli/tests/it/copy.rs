@@ -222,7 +222,7 @@ fn signatures_under_tags_go_along() {
 }
 
 #[test]
-fn what_is_wrong_is_not_copied() {
+fn wrong_blobs_are_not_copied() {
     let lazuli = Lazuli::new();
     let (from, to) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
     let all = everything(&from);

@@ -105,7 +105,7 @@ fn the_cache_is_found_again_after_a_restart() {
 }
 
 #[test]
-fn what_another_image_has_is_not_fetched() {
+fn chunks_of_another_image_are_not_fetched_again() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     std::fs::read(mountpoint.join("a")).unwrap();
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
@@ -137,7 +137,7 @@ fn mounts_of_a_killed_daemon_are_served_again() {
 }
 
 #[test]
-fn daemons_of_two_roots_do_not_meet() {
+fn daemons_of_two_state_directories_are_independent() {
     let (Some((one, _)), Some((two, mountpoint))) = (mounted(), mounted()) else { return };
     one.ok(["stop", "--force"]);
     assert!(one.fails(["status"]).contains("no daemon"));
@@ -174,7 +174,7 @@ fn second_half(file: &std::fs::File) -> std::io::Result<bool> {
 }
 
 #[test]
-fn an_open_file_is_served_after_somebody_elses_lazy_unmount() {
+fn an_open_file_is_served_after_a_lazy_unmount_by_another_program() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     let open = std::fs::File::open(mountpoint.join("a")).unwrap();
     run("umount", &["-l".as_ref(), mountpoint.as_ref()]);
@@ -209,7 +209,7 @@ fn an_overlay_outlives_the_mount_and_gets_errors_when_the_daemon_is_forced_to_st
 }
 
 #[test]
-fn what_others_mount_on_top_is_left_alone() {
+fn foreign_mounts_on_top_are_left_alone() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     mount_theirs(&mountpoint);
     let error = lazuli.fails(["umount", mountpoint.to_str().unwrap()]);
@@ -220,7 +220,7 @@ fn what_others_mount_on_top_is_left_alone() {
 }
 
 #[test]
-fn a_record_of_a_mount_that_is_gone_touches_nothing() {
+fn a_stale_mount_record_touches_nothing() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     let worker = lazuli.worker();
     run("umount", &[mountpoint.as_ref()]);
@@ -252,7 +252,7 @@ fn another_mount_namespace_does_not_hold_up_an_unmount() {
 }
 
 #[test]
-fn many_clients_of_one_image_get_in_nobodys_way() {
+fn concurrent_clients_of_one_image_all_succeed() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
     std::thread::scope(|scope| {

@@ -173,7 +173,7 @@ fn another_layer_under_the_same_index_gives_errors() {
 }
 
 #[test]
-fn what_cannot_be_indexed_is_said() {
+fn images_that_cannot_be_indexed_are_refused_by_name() {
     let lazuli = Lazuli::new();
     let layout = lazuli.path("layout");
     image(Compression::Zstd).write_layout(&layout, "1").unwrap();

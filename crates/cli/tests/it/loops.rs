@@ -235,7 +235,7 @@ fn images_share_the_device_of_a_blob_that_both_have() {
 
 /// Programs of the system look at the beginning and end of each new disk.
 #[test]
-fn a_disk_that_is_looked_at_fetches_nothing_until_it_is_mounted() {
+fn probes_of_a_disk_fetch_nothing_before_it_is_mounted() {
     let Some(node) = Node::new() else { return };
     node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
     node.lazuli.ok(["stop"]);

@@ -59,7 +59,7 @@ fn blobs(lazuli: &Lazuli, image: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn trees_are_laid_over_each_other_and_blobs_stay() {
+fn merging_overlays_trees_and_keeps_blobs() {
     let lazuli = Lazuli::new();
     images(&lazuli);
     let before = fs::read_dir(lazuli.path("lazy/blobs/sha256")).unwrap().count();
@@ -89,7 +89,7 @@ fn trees_are_laid_over_each_other_and_blobs_stay() {
 }
 
 #[test]
-fn what_cannot_be_merged_is_refused() {
+fn images_that_cannot_be_merged_are_refused() {
     let lazuli = Lazuli::new();
     images(&lazuli);
     for (arguments, word) in [

@@ -299,7 +299,7 @@ fn a_chunk_dictionary_is_used() {
 }
 
 #[test]
-fn a_directory_and_what_tools_ask_about_it() {
+fn a_directory_is_created_checked_and_inspected() {
     let lazuli = Lazuli::new();
     fs::write(lazuli.directory("tree").join("file"), odd::random(1, 5000)).unwrap();
     fs::write(lazuli.path("tree/.wh.name"), "a name like others").unwrap();
@@ -334,7 +334,7 @@ fn a_directory_and_what_tools_ask_about_it() {
 }
 
 #[test]
-fn what_it_can_do_is_in_the_help_and_nothing_else() {
+fn the_help_lists_exactly_the_supported_options() {
     let lazuli = Lazuli::new();
     let help = ok(&lazuli, &["create", "-h"], "");
     assert!(help.contains("--type") && help.contains("tar-rafs"), "{help}");
@@ -397,7 +397,7 @@ fn bad_input_is_named() {
 }
 
 #[test]
-fn who_reads_from_a_pipe_is_not_left_waiting() {
+fn a_reader_of_a_pipe_gets_its_end() {
     let lazuli = Lazuli::new();
     let pipe = lazuli.path("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -154,7 +154,7 @@ fn layers(registry: &FakeRegistry) -> [String; 2] {
 }
 
 #[test]
-fn what_a_start_read_comes_together_with_the_metadata() {
+fn a_traced_start_is_fetched_with_the_metadata() {
     if !needs() {
         return;
     }
@@ -211,7 +211,7 @@ fn a_near_registry_is_asked_for_the_metadata_first() {
 }
 
 #[test]
-fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
+fn baked_chunks_do_not_wait_for_the_registrys_trace() {
     if !needs() {
         return;
     }
@@ -234,7 +234,7 @@ fn what_the_maker_calls_hot_does_not_wait_for_the_registrys_trace() {
 }
 
 #[test]
-fn what_is_needed_first_does_not_wait_for_what_comes_with_it() {
+fn the_first_chunks_do_not_wait_for_larger_ones() {
     if !needs() {
         return;
     }
@@ -266,7 +266,7 @@ fn what_is_needed_first_does_not_wait_for_what_comes_with_it() {
 }
 
 #[test]
-fn what_is_wrong_although_it_came_early_is_fetched_again() {
+fn wrong_bytes_that_came_early_are_fetched_again() {
     if !needs() {
         return;
     }
@@ -285,7 +285,7 @@ fn what_is_wrong_although_it_came_early_is_fetched_again() {
 }
 
 #[test]
-fn the_second_start_finds_what_the_first_one_read() {
+fn the_second_start_uses_the_trace_of_the_first() {
     if !needs() {
         return;
     }
@@ -339,7 +339,7 @@ fn a_trace_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn a_node_may_learn_nothing() {
+fn record_and_nothing_use_no_trace() {
     if !needs() {
         return;
     }
@@ -356,7 +356,7 @@ fn a_node_may_learn_nothing() {
 }
 
 #[test]
-fn the_rest_arrives_when_the_start_is_over() {
+fn the_rest_is_fetched_after_the_start() {
     if !needs() {
         return;
     }
@@ -376,7 +376,7 @@ fn the_rest_arrives_when_the_start_is_over() {
 
 /// One miss that nothing foresaw brings what lies around it, and no more than the start may have.
 #[test]
-fn a_miss_that_nobody_foresaw_brings_its_neighbourhood() {
+fn an_unforeseen_miss_fetches_its_neighbourhood() {
     if !needs() {
         return;
     }
@@ -398,7 +398,7 @@ fn a_miss_that_nobody_foresaw_brings_its_neighbourhood() {
 
 /// Where the rest of an image is not wanted, no guess at it is.
 #[test]
-fn misses_bring_nothing_where_the_rest_is_not_wanted() {
+fn misses_do_not_escalate_where_the_rest_is_not_wanted() {
     if !needs() {
         return;
     }
@@ -428,7 +428,7 @@ fn misses_escalate() {
 }
 
 #[test]
-fn a_registry_that_has_enough_to_do_is_not_pressed() {
+fn escalation_stops_at_a_busy_registry() {
     if !needs() {
         return;
     }
@@ -447,7 +447,7 @@ fn a_registry_that_has_enough_to_do_is_not_pressed() {
 }
 
 #[test]
-fn a_whole_image_on_request_whatever_dies() {
+fn a_requested_prefetch_survives_deaths() {
     if !needs() {
         return;
     }
@@ -472,7 +472,7 @@ fn a_whole_image_on_request_whatever_dies() {
 }
 
 #[test]
-fn what_cannot_be_fetched_is_named() {
+fn a_failed_prefetch_is_named() {
     if !needs() {
         return;
     }

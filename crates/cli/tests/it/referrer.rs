@@ -14,7 +14,7 @@ use crate::{copy::refer, lazuli::Lazuli, mount::tar_of};
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 #[test]
-fn is_what_the_name_means_and_the_digest_does_not() {
+fn a_trusted_referrer_replaces_a_tag_and_never_a_digest() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;
     }

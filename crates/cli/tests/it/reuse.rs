@@ -77,7 +77,7 @@ fn the_next_version_costs_what_changed() {
 }
 
 #[test]
-fn what_is_not_stored_any_more_is_made_again() {
+fn deleted_blobs_are_made_again() {
     let lazuli = Lazuli::new();
     let registry = Registry::start();
     let image = registry.image("app:x");
@@ -93,7 +93,7 @@ fn what_is_not_stored_any_more_is_made_again() {
 }
 
 #[test]
-fn chunks_of_an_image_that_is_named() {
+fn dict_reuses_the_chunks_of_a_named_image() {
     let lazuli = Lazuli::new();
     let registry = Registry::start();
     let (one, two) = (write(&lazuli, 0), write(&lazuli, 1));

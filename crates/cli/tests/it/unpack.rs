@@ -38,7 +38,7 @@ fn documents(layout: &Path) -> [Value; 2] {
 }
 
 #[test]
-fn every_oddity_comes_back() {
+fn every_odd_entry_comes_back() {
     if !require(Feature::Root) || !require(Feature::Program("umoci")) {
         return;
     }
@@ -68,7 +68,7 @@ fn every_oddity_comes_back() {
 }
 
 #[test]
-fn what_unpackers_disagree_about_comes_back() {
+fn disputed_entries_come_back() {
     if !require(Feature::Root) {
         return;
     }
@@ -213,7 +213,7 @@ fn wrong_bytes_leave_nothing() {
 }
 
 #[test]
-fn a_name_that_leads_out_is_refused() {
+fn a_path_that_leaves_the_directory_is_refused() {
     let lazuli = Lazuli::new();
     fs::write(lazuli.directory("source").join("victim"), "x").unwrap();
     lazuli.ok(["convert", "dir:source", "oci:lazy:x"]);
@@ -244,7 +244,7 @@ fn a_name_that_leads_out_is_refused() {
 }
 
 #[test]
-fn names_that_are_no_text() {
+fn paths_that_are_not_utf_8_come_back() {
     let lazuli = Lazuli::new();
     let source = lazuli.directory("source");
     let mut deep = source.clone();

@@ -1,6 +1,5 @@
 //! EROFS: inodes, directories and extended attributes, as far as RAFS v6 uses them.
 
-pub mod dump;
 pub mod layout;
 
 pub(crate) mod dir;
@@ -9,7 +8,6 @@ pub(crate) mod reader;
 pub(crate) mod writer;
 
 pub use dir::{DirEntry, ReadDir};
-pub use dump::dump;
 pub use reader::{InodeView, Xattr};
 
 use std::fmt;

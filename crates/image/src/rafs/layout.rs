@@ -7,6 +7,9 @@ use zerocopy::{
 
 use crate::chunk::Part;
 
+/// Label of a bootstrap of RAFS v5 that was [translated](super::v5).
+pub(super) const V5_LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
+
 /// Where the extended superblock starts, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;
 /// Where the device table starts, in bytes.

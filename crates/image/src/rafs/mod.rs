@@ -12,6 +12,7 @@ mod blob;
 mod bootstrap;
 mod check;
 mod ci;
+mod dump;
 mod embedded;
 mod footer;
 mod layer_index;
@@ -25,6 +26,7 @@ pub use blob::{
 };
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
+pub use dump::dump;
 pub use embedded::set_id;
 pub use layer_index::{LayerIndex, Piece, WrittenIndex};
 pub use place::{Placed, place};

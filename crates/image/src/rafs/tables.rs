@@ -8,10 +8,10 @@ use super::{
     BlobRecord, IndexBlob, TailInfo, ci,
     layout::{
         self, BlobEntry, CHUNK_SIZES, ChunkEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID,
-        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, MAX_ROWS, chunk_flags,
-        features, flags,
+        EXTENDED_OFFSET, ExtendedSuperBlock, MAX_CHUNKS, MAX_CI_V2, MAX_ROWS, V5_LABEL,
+        chunk_flags, features, flags,
     },
-    v5,
+    v5::layout::is_v5,
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkList, Codec, Decoded, Digest, FormatError,
@@ -115,7 +115,7 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
         return Err(error("tables overlap".into()));
     }
 
-    let v5 = sb.volume_name == v5::LABEL;
+    let v5 = sb.volume_name == V5_LABEL;
     let blob_rows = slice(bytes, blob_table.0, blob_table.1, || "blob table".into())?;
     let mut blobs = Vec::new();
     let mut tails = Vec::new();
@@ -170,7 +170,7 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
 pub(super) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
     let object = || "superblock".to_owned();
     let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
-    if v5::is_v5(bytes) {
+    if is_v5(bytes) {
         return Err(FormatError::new(object(), 0, "RAFS v5, expected v6"));
     }
     let sb: SuperBlock = structure(bytes, SUPERBLOCK_OFFSET, object)?;

@@ -1,4 +1,4 @@
-use lazuli_image::{erofs::dump, rafs::Bootstrap};
+use lazuli_image::rafs::{Bootstrap, dump};
 
 use crate::support::small_sample;
 

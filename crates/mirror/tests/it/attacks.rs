@@ -28,7 +28,7 @@ async fn a_client_without_a_certificate_of_the_node_is_told_nothing() {
 }
 
 #[tokio::test]
-async fn plain_http_is_not_spoken() {
+async fn plain_http_is_refused() {
     let scene = Scene::new().await;
     let mut stream = TcpStream::connect(scene.address).await.unwrap();
     stream.write_all(b"GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
@@ -40,7 +40,7 @@ async fn plain_http_is_not_spoken() {
 /// A process that binds the mirror's port while it is free has another node's certificate, or its
 /// own.
 #[tokio::test]
-async fn a_server_in_the_mirrors_place_is_shown_no_login() {
+async fn a_server_at_the_mirrors_port_gets_no_login() {
     let scene = Scene::new().await;
     let own = Identity::open(&scene.directory.path().join("mirror")).unwrap();
     let shown = std::fs::read(own.client()).unwrap();

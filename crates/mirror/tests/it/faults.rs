@@ -49,7 +49,7 @@ async fn a_part_that_breaks_off_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_registry_that_limits_the_rate_is_left_alone() {
+async fn a_registrys_rate_limit_is_respected() {
     let scene = Scene::new().await;
     scene.put_image("1", b"layer");
     scene.registry.fault("GET", "/manifests/", 100, Fault::Busy(429, 30));

@@ -46,7 +46,7 @@ fn a_bundle_is_by_the_identity_that_is_asked_for_and_of_the_digest() {
 }
 
 #[test]
-fn annotations_of_cosign_2_are_what_became_a_bundle() {
+fn annotations_of_cosign_2_become_a_bundle() {
     let bundle: Value = serde_json::from_str(MESSAGE).unwrap();
     let material = &bundle["verificationMaterial"];
     let entry = &material["tlogEntries"][0];

@@ -40,7 +40,7 @@ fn the_longest_name_decides() {
 }
 
 #[test]
-fn what_cannot_be_used_is_refused_with_its_place() {
+fn errors_name_the_rule_and_its_place() {
     for (text, expected) in [
         ("", "missing field `default`"),
         ("default = 'maybe'", "default: \"maybe\", expected \"accept\", \"reject\" or a table"),

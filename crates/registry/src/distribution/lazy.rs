@@ -1,4 +1,4 @@
-//! Which manifest is meant when a lazy image is wanted.
+//! Finding the lazy form of an image.
 //!
 //! Converters may leave an ordinary image as it is and put the lazy one beside it, as a referrer: a
 //! manifest whose `subject` is the ordinary one (nydusify's `--with-referrer`). Indexes are
@@ -122,8 +122,8 @@ async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manife
     referrer(repository, subject, kind, |_| true, is_index).await
 }
 
-/// The first manifest that refers to `subject` and is what is wanted, of those whose entry in the
-/// list of referrers looks like it.
+/// The first manifest that refers to `subject` and passes `is_it`, of those whose entry in the list
+/// passes `may_be`.
 async fn referrer(
     repository: &dyn Repository,
     subject: &Manifest,

@@ -34,7 +34,7 @@ use crate::{
     error::{self, RegistryError},
     manifest::Document,
     name::Selector,
-    repository::{BlobContent, Repository},
+    repository::{BlobContent, Pull},
     transport::{
         client::{Call, Client},
         response::location,
@@ -78,7 +78,7 @@ enum Content {
     /// All of them.
     Bytes(Bytes),
     /// The blob with this digest and size, as another place has it.
-    Stored(Arc<dyn Repository>, Digest, u64),
+    Stored(Arc<dyn Pull>, Digest, u64),
     Growing(Growing),
 }
 
@@ -229,7 +229,7 @@ impl Upload<'_> {
         match response.status() {
             StatusCode::CREATED => return Ok(Step::Done(Pushed::Mounted)),
             StatusCode::ACCEPTED => *position = Some(self.position(&response, 0)?),
-            // Whoever may not read the other repository can still upload.
+            // Without access to the other repository, an upload still works.
             _ => {}
         }
         Ok(Step::At(0))
@@ -304,7 +304,7 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Waits until nobody wants the blob any more, for ever if it is not being made.
+    /// Waits until the blob is not wanted any more; for ever if it is complete.
     async fn given_up(&self) -> RegistryError {
         match &self.content {
             Content::Growing(growing) => growing.given_up().await,

@@ -173,7 +173,7 @@ pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
         let response = client.send(&call).await?;
         read_bounded(response, RESERVE_LIMIT, &client.place, object).await
     };
-    // What is wrong shows when somebody reads.
+    // Errors show when the blob is read.
     tokio::spawn(async move {
         if let Err(error) = ask.await {
             tracing::debug!(%error, "a blob is not fetched for other nodes");

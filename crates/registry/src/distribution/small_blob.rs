@@ -15,7 +15,7 @@ use crate::{
     distribution::range,
     error::{self, RegistryError},
     manifest::DOCUMENT_LIMIT,
-    repository::{Repository, SmallBlob},
+    repository::{Pull, SmallBlob},
 };
 
 /// Smallest part, in bytes: about what a connection carries in its first round trip.
@@ -23,7 +23,7 @@ const SMALLEST_PART: u64 = 16 << 10;
 
 /// Fetches and checks a whole blob. In parts, if it has two of the smallest and the server reads
 /// ranges.
-pub(crate) async fn read<R: Repository + ?Sized>(
+pub(crate) async fn read<R: Pull + ?Sized>(
     repository: &R,
     blob: &Descriptor,
 ) -> Result<SmallBlob, RegistryError> {
@@ -34,7 +34,8 @@ pub(crate) async fn read<R: Repository + ?Sized>(
     }
     let mut requests = 1;
     let (whole, count) = (Stored(0)..Stored(blob.size), blob.size / SMALLEST_PART);
-    let parts: Vec<_> = range::parts(&whole, count, repository.health().map(Arc::as_ref)).collect();
+    let policy = repository.request_policy();
+    let parts: Vec<_> = range::parts(&whole, count, policy.health().map(Arc::as_ref)).collect();
     if parts.len() > 1 {
         let reads =
             parts.into_iter().map(|part| repository.read(&blob.digest, blob.size, part, &|_| {}));

@@ -11,37 +11,36 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_image::{
     Digest, Stored,
     oci::{Descriptor, Platform},
 };
-use tokio::time::{Instant, sleep};
 
 use crate::{
-    blob::{BlobReader, Growing, Progress, Pushed},
+    blob::{BlobReader, Growing, Progress, Pushed, Urgency},
     error::RegistryError,
+    hedge::{Attempt, Attempts, Event, Lateness},
     manifest::{Document, Manifest},
     name::{Reference, Selector},
     place::remote::Registry,
-    repository::{BlobContent, Repository, SmallBlob},
+    repository::{BlobContent, Pull, Push, Referrers, RequestPolicy, SmallBlob},
     route::{
         options::Options,
         server::{Capabilities, Server},
     },
-    transport::{health::Health, preconnect::Preconnect},
 };
 
-/// How long one place may be silent before the next is asked as well. A cold proxy needs most of a
+/// Silence of one place after which a hedged request goes to the next. A cold proxy needs most of a
 /// second for a manifest.
 const HEDGE_AFTER: Duration = Duration::from_secs(2);
 
-/// A repository of which there are several servers. Reads ask those that may be asked for it in
-/// their order, the registry itself last, but those that did well lately first, and take the first
-/// answer that is one; pushes go to the registry itself, or to the first that may be pushed to when
-/// it may not.
+/// A repository on several servers.
 ///
-/// What a tag names is whatever the first of them says; name a digest to depend on nobody.
+/// Reads ask the servers that are trusted with the request in their order, healthy ones first and
+/// the registry itself last, and take the first success. Pushes go to the registry, or to the first
+/// server that accepts pushes if the registry doesn't.
+///
+/// The first server that answers decides what a tag names; open a digest to trust none of them.
 pub struct Mirrored {
     reference: Reference,
     /// The registry itself comes last.
@@ -66,7 +65,7 @@ impl Mirrored {
         Ok(Mirrored { reference: reference.clone(), places })
     }
 
-    /// Those that may be asked for something.
+    /// The servers with these capabilities.
     fn trusted(
         &self,
         with: impl Fn(Capabilities) -> bool + Clone,
@@ -81,14 +80,14 @@ impl Mirrored {
         let last = all.last();
         let is_last =
             |place: &&Arc<Registry>| self.places.last().is_some_and(|l| Arc::ptr_eq(l, place));
-        last.filter(is_last).or(first).ok_or_else(|| self.nobody("push"))
+        last.filter(is_last).or(first).ok_or_else(|| self.no_host("push"))
     }
 
-    fn nobody(&self, capability: &'static str) -> RegistryError {
+    fn no_host(&self, capability: &'static str) -> RegistryError {
         RegistryError::NoHost { image: self.reference.to_string(), capability }
     }
 
-    /// The first answer that is one, of those that have manifests.
+    /// The first success among the servers that have manifests.
     async fn described<'a, T, F>(
         &'a self,
         ask: impl Fn(&'a Registry) -> F,
@@ -96,11 +95,11 @@ impl Mirrored {
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        let places = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
+        let places = self.trusted(|may| may.pull).filter(|place| !place.policy().is_peer());
         self.first("pull", places.collect(), ask).await
     }
 
-    /// The first answer that is one, of those that deliver blobs of `size` bytes.
+    /// The first success among the servers that deliver blobs of `size` bytes.
     async fn delivered<'a, T, F>(
         &'a self,
         size: u64,
@@ -109,11 +108,11 @@ impl Mirrored {
     where
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
-        let places = self.trusted(|may| may.pull).filter(|place| place.is_worth(size));
+        let places = self.trusted(|may| may.pull).filter(|place| place.policy().suits_size(size));
         self.first("pull", places.collect(), ask).await
     }
 
-    /// The first answer that is one.
+    /// The first success.
     async fn first<'a, T, F>(
         &'a self,
         capability: &'static str,
@@ -124,49 +123,47 @@ impl Mirrored {
         F: Future<Output = Result<T, RegistryError>> + 'a,
     {
         if places.is_empty() {
-            return Err(self.nobody(capability));
+            return Err(self.no_host(capability));
         }
         let health = |at: usize| places[at].server();
         let (well, rest): (Vec<_>, Vec<_>) =
             (0..places.len()).partition(|at| health(*at).is_well());
         let mut waiting: VecDeque<usize> = well.into_iter().chain(rest).collect();
         let mut failures: Vec<(usize, RegistryError)> = Vec::new();
-        let mut silent: Vec<(usize, Instant)> = Vec::new();
-        let mut under_way = FuturesUnordered::new();
-        let mut hedge_after = HEDGE_AFTER;
-        loop {
-            if let Some(at) = waiting.pop_front() {
-                hedge_after = places[at].hedge_after().unwrap_or(HEDGE_AFTER);
-                let (asked, started) = (ask(places[at]), Instant::now());
-                silent.push((at, started));
-                under_way.push(async move { (at, started, asked.await) });
-            }
-            let (at, started, answer) = tokio::select! {
-                answer = under_way.next() => match answer {
-                    Some(answer) => answer,
-                    None => break,
-                },
-                () = sleep(hedge_after), if !waiting.is_empty() => continue,
-            };
-            silent.retain(|(other, _)| *other != at);
-            match answer {
-                Ok(value) => {
-                    health(at).worked();
-                    // Who was overtaken although there was time enough is not asked first any more.
-                    for (at, started) in silent {
-                        if started.elapsed() >= places[at].hedge_after().unwrap_or(HEDGE_AFTER) {
-                            health(at).failed(started, None);
+        let mut attempts = Attempts::default();
+        let mut ask_next = |attempts: &mut Attempts<F>| {
+            let Some(at) = waiting.pop_front() else { return };
+            let number = attempts.start(at, ask(places[at]));
+            attempts.look_after(number, hedge_after_of(places[at]), Lateness::Late);
+        };
+        ask_next(&mut attempts);
+        while !attempts.is_idle() {
+            match attempts.next().await {
+                // Only the last one: after those before it the next place was asked already.
+                Some(Event::Late(number, _)) if attempts.last() == Some(number) => {
+                    ask_next(&mut attempts);
+                }
+                Some(Event::Late(..) | Event::Resume) => {}
+                Some(Event::Ended(number, Ok(value))) => {
+                    health(attempts.get(number).server).worked();
+                    // A place that a hedged request overtook is not asked first any more.
+                    for (_, Attempt { server, started, .. }) in attempts.under_way() {
+                        if started.elapsed() >= hedge_after_of(places[server]) {
+                            health(server).failed(started, None);
                         }
                     }
                     return Ok(value);
                 }
-                Err(error) => {
+                Some(Event::Ended(number, Err(error))) => {
                     tracing::debug!(%error, "a place failed");
+                    let Attempt { server, started, .. } = attempts.get(number);
                     if error.is_transient() {
-                        health(at).failed(started, error.retry_after());
+                        health(server).failed(started, error.retry_after());
                     }
-                    failures.push((at, error));
+                    failures.push((server, error));
+                    ask_next(&mut attempts);
                 }
+                None => break,
             }
         }
         failures.sort_by_key(|(at, _)| *at);
@@ -174,8 +171,12 @@ impl Mirrored {
     }
 }
 
+fn hedge_after_of(place: &Registry) -> Duration {
+    place.policy().hedge_after().unwrap_or(HEDGE_AFTER)
+}
+
 #[async_trait]
-impl Repository for Mirrored {
+impl Pull for Mirrored {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         match self.reference.selector() {
             Selector::Digest(_) => self.described(|place| place.manifest(platform)).await,
@@ -196,7 +197,6 @@ impl Repository for Mirrored {
         }
     }
 
-    /// Whether anybody has it.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         let asked = self.described(|place| async move {
             match place.has_blob(digest).await? {
@@ -234,8 +234,8 @@ impl Repository for Mirrored {
         arrived: Progress<'_>,
     ) -> Result<Bytes, RegistryError> {
         let mut places = Vec::new();
-        for place in self.trusted(|may| may.pull).filter(|place| place.is_worth(size)) {
-            if place.is_shared(digest, size, &range, false).await {
+        for place in self.trusted(|may| may.pull).filter(|it| it.policy().suits_size(size)) {
+            if place.policy().suits_range(digest, size, &range, Urgency::Prefetch).await {
                 places.push(place);
             }
         }
@@ -246,6 +246,44 @@ impl Repository for Mirrored {
         Ok(bytes)
     }
 
+    /// Of the push target: a mirror has only what was pulled through it.
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        self.target()?.tags().await
+    }
+
+    /// Connections are opened to the first healthy server that is no peer. Peers answer from this
+    /// node's link, so their record counts where one of them is asked first, and else that of the
+    /// registry.
+    fn request_policy(&self) -> RequestPolicy {
+        let deliver = || self.trusted(|may| may.pull);
+        let is_well = |place: &&Arc<Registry>| place.server().is_well();
+        let mut servers = deliver().filter(|place| !place.policy().is_peer());
+        let first = servers.clone().find(is_well).or_else(|| servers.next());
+        let peer = deliver().find(is_well).filter(|place| place.policy().is_peer());
+        let policy = |place: &Arc<Registry>| place.policy().clone();
+        RequestPolicy::combined(first.map(policy), peer.or(self.places.last()).map(policy))
+    }
+
+    fn describe(&self) -> String {
+        self.reference.to_string()
+    }
+
+    fn repository_name(&self) -> Option<String> {
+        Some(self.reference.in_registry())
+    }
+
+    /// What a mirror serves may be private at its registry, so the registry decides.
+    fn serves_anonymously(&self) -> bool {
+        self.places.last().is_some_and(|registry| registry.serves_anonymously())
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Pull>> {
+        self.trusted(|may| may.pull).map(|place| place.clone() as Arc<dyn Pull>).collect()
+    }
+}
+
+#[async_trait]
+impl Push for Mirrored {
     async fn push_blob(
         &self,
         digest: &Digest,
@@ -269,11 +307,6 @@ impl Repository for Mirrored {
         self.target()?.push_manifest(raw, media_type).await
     }
 
-    /// Of where pushes go: a mirror has only what somebody pulled.
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        self.target()?.tags().await
-    }
-
     async fn push_document(
         &self,
         document: &Document,
@@ -281,15 +314,17 @@ impl Repository for Mirrored {
     ) -> Result<Pushed, RegistryError> {
         self.target()?.push_document(document, named).await
     }
+}
 
-    /// A mirror that knows of none has the last word only if nobody else answers: many never copy
-    /// referrers.
+#[async_trait]
+impl Referrers for Mirrored {
+    /// Mirrors often don't copy referrers: an empty list counts only if no other server answers.
     async fn referrers(
         &self,
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        // Who is trusted with the meaning of a tag is trusted with this, as in containerd.
+        // Trust in what a tag means includes this, as in containerd.
         let places = self.trusted(|may| may.referrers || may.resolve).collect();
         let found = self.first("referrers", places, |place| async move {
             let found = place.referrers(subject, artifact_type).await?;
@@ -325,35 +360,5 @@ impl Repository for Mirrored {
         entries: &[Descriptor],
     ) -> Result<(), RegistryError> {
         self.target()?.enlist_referrers(subject, entries).await
-    }
-
-    fn prepare(&self) -> Preconnect {
-        let mut all = self.trusted(|may| may.pull).filter(|place| !place.is_for_all());
-        let first = all.clone().find(|place| place.server().is_well()).or_else(|| all.next());
-        first.map_or_else(Preconnect::default, |place| place.prepare())
-    }
-
-    fn describe(&self) -> String {
-        self.reference.to_string()
-    }
-
-    fn repository(&self) -> Option<String> {
-        Some(self.reference.in_registry())
-    }
-
-    /// What a mirror gives away may be private at its registry, so that has to say it.
-    fn is_open(&self) -> bool {
-        self.places.last().is_some_and(|registry| registry.is_open())
-    }
-
-    fn health(&self) -> Option<&Arc<Health>> {
-        let first = self.trusted(|may| may.pull).find(|place| place.server().is_well());
-        let first = first.filter(|place| place.is_for_all());
-        first.or(self.places.last()).map(|place| place.server())
-    }
-
-    /// Those that deliver blobs.
-    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        self.trusted(|may| may.pull).map(|place| place.clone() as Arc<dyn Repository>).collect()
     }
 }

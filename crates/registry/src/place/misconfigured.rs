@@ -14,11 +14,11 @@ use crate::{
     error::{HostsError, RegistryError},
     manifest::{Document, Manifest},
     name::ImageName,
-    repository::{BlobContent, Repository, SmallBlob},
+    repository::{BlobContent, Pull, Push, Referrers, SmallBlob},
 };
 
-/// Says why to whoever asks. Images that are in use already must not suffer from a file that
-/// somebody is just writing.
+/// Fails each request with the reason. Images that are in use must not break because of a file that
+/// is half written at this moment, so opening one succeeds.
 #[derive(Debug)]
 pub(crate) struct Misconfigured {
     name: String,
@@ -36,7 +36,7 @@ impl Misconfigured {
 }
 
 #[async_trait]
-impl Repository for Misconfigured {
+impl Pull for Misconfigured {
     async fn manifest(&self, _: Option<&Platform>) -> Result<Manifest, RegistryError> {
         self.refuse()
     }
@@ -67,6 +67,25 @@ impl Repository for Misconfigured {
         self.refuse()
     }
 
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        self.refuse()
+    }
+
+    async fn small_blob(&self, _: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        self.refuse()
+    }
+
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Pull>> {
+        vec![self]
+    }
+}
+
+#[async_trait]
+impl Push for Misconfigured {
     async fn push_blob(
         &self,
         _: &Digest,
@@ -82,14 +101,13 @@ impl Repository for Misconfigured {
         self.refuse()
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        self.refuse()
-    }
-
     async fn push_document(&self, _: &Document, _: bool) -> Result<Pushed, RegistryError> {
         self.refuse()
     }
+}
 
+#[async_trait]
+impl Referrers for Misconfigured {
     async fn referrers(
         &self,
         _: &Digest,
@@ -110,17 +128,5 @@ impl Repository for Misconfigured {
 
     async fn enlist_referrers(&self, _: &Digest, _: &[Descriptor]) -> Result<(), RegistryError> {
         self.refuse()
-    }
-
-    async fn small_blob(&self, _: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        self.refuse()
-    }
-
-    fn describe(&self) -> String {
-        self.name.clone()
-    }
-
-    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        vec![self]
     }
 }

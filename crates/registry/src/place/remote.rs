@@ -1,6 +1,6 @@
 //! A repository in a registry.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -20,14 +20,13 @@ use crate::{
     error::RegistryError,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
-    repository::{BlobContent, Repository, SmallBlob},
+    repository::{BlobContent, Pull, Push, Referrers, RequestPolicy, SmallBlob},
     route::{
-        dragonfly,
         hosts::Hosts,
         options::Options,
         server::{Capabilities, Server},
     },
-    transport::{client::Client, health::Health, preconnect::Preconnect},
+    transport::{client::Client, health::Health},
 };
 
 /// A repository in a registry, opened at one tag or digest. Connections are kept and shared by all
@@ -37,6 +36,7 @@ pub struct Registry {
     reference: Reference,
     client: Arc<Client>,
     locations: Locations,
+    policy: RequestPolicy,
 }
 
 impl Registry {
@@ -56,7 +56,8 @@ impl Registry {
         options: &Options,
     ) -> Result<Self, RegistryError> {
         let client = Arc::new(Client::new(&reference, server, options)?);
-        Ok(Registry { reference, client, locations: Locations::default() })
+        let policy = RequestPolicy::of(&client);
+        Ok(Registry { reference, client, locations: Locations::default(), policy })
     }
 
     /// What the server is trusted with.
@@ -64,21 +65,26 @@ impl Registry {
         self.client.server().may
     }
 
-    /// A download of a blob begins, or of a part of it.
+    /// Whether and how to ask it.
+    pub(crate) fn policy(&self) -> &RequestPolicy {
+        &self.policy
+    }
+
+    /// Notes that a download of a blob begins, or of a part of it.
     fn begin(&self, digest: &Digest) {
         if let Some(peer) = &self.client.server().peer {
             peer.daemon.begin(digest);
         }
     }
 
-    /// How the server has done so far.
+    /// The server's record so far.
     pub(crate) fn server(&self) -> &Arc<Health> {
         self.client.health()
     }
 }
 
 #[async_trait]
-impl Repository for Registry {
+impl Pull for Registry {
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         pull::manifest(&self.client, &self.reference.selector(), platform).await
     }
@@ -121,6 +127,38 @@ impl Repository for Registry {
         }
     }
 
+    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+        tags::list(&self.client).await
+    }
+
+    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
+        let object = format!("blob {}", blob.digest);
+        self.client.watch(&object, small_blob::read(self, blob)).await
+    }
+
+    fn request_policy(&self) -> RequestPolicy {
+        self.policy.clone()
+    }
+
+    fn describe(&self) -> String {
+        self.client.place.clone()
+    }
+
+    fn repository_name(&self) -> Option<String> {
+        Some(self.reference.in_registry())
+    }
+
+    fn serves_anonymously(&self) -> bool {
+        self.client.serves_anonymously()
+    }
+
+    fn places(self: Arc<Self>) -> Vec<Arc<dyn Pull>> {
+        vec![self]
+    }
+}
+
+#[async_trait]
+impl Push for Registry {
     async fn push_blob(
         &self,
         digest: &Digest,
@@ -144,10 +182,6 @@ impl Repository for Registry {
         push::manifest(&self.client, &self.reference.selector(), raw, media_type).await
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        tags::list(&self.client).await
-    }
-
     async fn push_document(
         &self,
         document: &Document,
@@ -157,7 +191,10 @@ impl Repository for Registry {
             if named { self.reference.selector() } else { Selector::Digest(document.digest) };
         push::document(&self.client, &selector, document).await
     }
+}
 
+#[async_trait]
+impl Referrers for Registry {
     async fn referrers(
         &self,
         subject: &Digest,
@@ -183,68 +220,5 @@ impl Repository for Registry {
         entries: &[Descriptor],
     ) -> Result<(), RegistryError> {
         referrers::enlist(&self.client, subject, entries).await
-    }
-
-    async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {
-        let object = format!("blob {}", blob.digest);
-        self.client.watch(&object, small_blob::read(self, blob)).await
-    }
-
-    fn prepare(&self) -> Preconnect {
-        match self.is_for_all() {
-            true => Preconnect::default(),
-            false => self.client.prepare(),
-        }
-    }
-
-    fn expect_whole(&self, blob: &Digest) {
-        if self.is_for_all() {
-            range::expect_whole(self.client.clone(), *blob);
-        }
-    }
-
-    fn is_worth(&self, bytes: u64) -> bool {
-        !self.is_for_all() || bytes >= dragonfly::LEAST
-    }
-
-    fn is_for_all(&self) -> bool {
-        self.client.server().peer.is_some()
-    }
-
-    async fn is_shared(
-        &self,
-        blob: &Digest,
-        size: u64,
-        range: &Range<Stored>,
-        waits: bool,
-    ) -> bool {
-        match &self.client.server().peer {
-            Some(peer) => peer.daemon.is_shared(blob, size, range, waits).await,
-            None => true,
-        }
-    }
-
-    fn hedge_after(&self) -> Option<Duration> {
-        self.is_for_all().then_some(dragonfly::HEDGE_AFTER)
-    }
-
-    fn describe(&self) -> String {
-        self.client.place.clone()
-    }
-
-    fn repository(&self) -> Option<String> {
-        Some(self.reference.in_registry())
-    }
-
-    fn is_open(&self) -> bool {
-        self.client.is_open()
-    }
-
-    fn health(&self) -> Option<&Arc<Health>> {
-        Some(self.server())
-    }
-
-    fn places(self: Arc<Self>) -> Vec<Arc<dyn Repository>> {
-        vec![self]
     }
 }

@@ -1,4 +1,4 @@
-//! Which other servers have what a registry has.
+//! Mirrors of registries.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 

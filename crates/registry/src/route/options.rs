@@ -31,18 +31,17 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Servers that are asked before those of `hosts` and the registry itself.
     pub mirrors: Mirrors,
-    /// Who has blobs from other nodes; is asked for them before all servers.
+    /// The peer-to-peer daemon, which is asked for blobs before all servers.
     pub dragonfly: Option<Dragonfly>,
     /// What containerd has been told about registries.
     pub hosts: Hosts,
-    /// Logins that came with images; whoever opens several images shares it.
+    /// Logins that came with images, shared by all images.
     pub keyring: Keyring,
     /// Repositories whose referrers take an ordinary image's place.
     pub referrers: TrustedReferrers,
     /// Which index makes an ordinary image a lazy one.
     pub indexes: IndexTrust,
-    /// How servers have done so far, and connections to them; whoever opens several images shares
-    /// it.
+    /// Health of servers and connections to them, shared by all images.
     pub endpoints: ClientPool,
     /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
     /// it is left out here, because it would ask itself.

@@ -19,16 +19,16 @@ use crate::{
     transport::tls::Tls,
 };
 
-/// What a server is trusted with.
+/// A server's capabilities, as containerd names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
-    /// To deliver what has a digest.
+    /// May deliver content by digest.
     pub(crate) pull: bool,
-    /// To say what a tag means.
+    /// May resolve tags.
     pub(crate) resolve: bool,
-    /// To be pushed to.
+    /// May be pushed to.
     pub(crate) push: bool,
-    /// To say what refers to an image.
+    /// May list referrers.
     pub(crate) referrers: bool,
 }
 
@@ -39,7 +39,7 @@ impl Capabilities {
         Capabilities { pull: false, resolve: false, push: false, referrers: false };
 }
 
-/// Where a server is, and how it is spoken to. Equal ones need no second connection.
+/// A server's address and settings. Equal servers share connections.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Server {
     /// Root of the API; ends with a slash: `https://mirror.example/v2/`.
@@ -48,7 +48,7 @@ pub(crate) struct Server {
     pub(crate) tls: Arc<Tls>,
     /// Sent along with each request to this server.
     pub(crate) headers: HeaderMap,
-    /// For a connection, instead of what is usual.
+    /// Time-out of a connection, if not the usual one.
     pub(crate) connect: Option<Duration>,
     /// Set if this is a peer-to-peer daemon that fetches from another server.
     pub(crate) peer: Option<Peer>,
@@ -90,7 +90,7 @@ impl Server {
         })
     }
 
-    /// Whether it is the server at a loopback address, under whatever name of this machine.
+    /// Whether it is the server at this loopback address, by any name of this machine.
     pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
         let host = self.root.host_str().unwrap_or_default().trim_matches(['[', ']']);
         let same_host = match host.parse::<IpAddr>() {

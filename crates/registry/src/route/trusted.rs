@@ -1,4 +1,4 @@
-//! Which referrers are believed.
+//! Trust in referrers.
 
 use crate::name::{ImageName, InvalidName, Reference};
 
@@ -19,7 +19,7 @@ pub enum IndexTrust {
 impl IndexTrust {
     /// Whether any index that belongs to the image `name` may be used.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
-        // Who can write into a layout directory is its operator.
+        // Write access to a layout directory means that its operator wrote it.
         self == IndexTrust::Repository || matches!(name, ImageName::Layout(_))
     }
 }
@@ -42,7 +42,7 @@ impl TrustedReferrers {
         repositories.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Who can write into a layout directory is its operator.
+    /// Write access to a layout directory means that its operator wrote it.
     pub fn trust(&self, name: &ImageName) -> bool {
         match name {
             ImageName::Layout(_) => true,

@@ -84,7 +84,7 @@ impl Client {
         server: Server,
         options: &Options,
     ) -> Result<Self, RegistryError> {
-        // Who fetches on behalf of a server is shown what that server wants to see, if anything.
+        // A peer-to-peer daemon gets the upstream's credentials, or none.
         let upstream = server.peer.as_ref().map_or(&server, |peer| &peer.upstream);
         let is_registry = upstream.is_registry(image);
         let (mut place, reference, mirrors) = if is_registry {
@@ -134,8 +134,8 @@ impl Client {
     }
 
     /// Whether everything that it has given came without credentials, see
-    /// [`Repository::is_open`](crate::Repository::is_open).
-    pub(crate) fn is_open(&self) -> bool {
+    /// [`Pull::serves_anonymously`](crate::Pull::serves_anonymously).
+    pub(crate) fn serves_anonymously(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && !self.is_closed.load(Ordering::Relaxed)
     }
 
@@ -182,9 +182,9 @@ impl Client {
     /// Opens connections for requests that are about to come, unless that was done lately or the
     /// server is near. With requests for nothing: the HTTP library has no other way to put
     /// connections into its pool.
-    pub(crate) fn prepare(&self) -> Preconnect {
+    pub(crate) fn preconnect(&self) -> Preconnect {
         if self.health.is_near()
-            || !self.endpoints.should_prepare(&self.base.origin().ascii_serialization())
+            || !self.endpoints.should_preconnect(&self.base.origin().ascii_serialization())
         {
             return Preconnect::default();
         }
@@ -278,8 +278,8 @@ impl Client {
         }
     }
 
-    /// Reads a part of a blob from somebody who fetches for several nodes, at his socket; `None` if
-    /// he has none, or does not deliver.
+    /// Reads a part of a blob at the peer-to-peer daemon's socket; `None` if it has none, or does
+    /// not deliver.
     pub(crate) async fn by_socket(
         &self,
         digest: &Digest,
@@ -333,7 +333,7 @@ impl Client {
                 self.health.answered(sent.elapsed());
                 self.note_access(response.status(), &tried);
             }
-            // Who may fetch is settled with the registry itself.
+            // Access is authorized by the registry itself.
             let is_shared = self.server.peer.is_some();
             if response.status() != StatusCode::UNAUTHORIZED || !ours || is_shared {
                 return Ok(response);

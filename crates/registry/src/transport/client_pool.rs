@@ -1,8 +1,8 @@
-//! What images that are opened share, by the servers they come from: health, and connections.
+//! Health and connections of servers, shared by open images.
 //!
 //! A node opens the same image again and again, to check it, to mount it and to read it, and other
-//! images of the same registry. Each is an object of its own; what was learned and set up for one
-//! is there for the next.
+//! images of the same registry. Each opening makes an object of its own, which uses what earlier
+//! ones learned and set up.
 
 use std::{
     collections::HashMap,
@@ -14,20 +14,19 @@ use tokio::time::Instant;
 
 use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol};
 
-/// How long images that are opened share one client. It has read the system's TLS roots once, and
-/// who adds one does not expect to restart anything; connections that nobody uses end after 90 s.
+/// How long images share one client. A client reads the system's TLS roots once, and an added root
+/// must count without a restart. Idle connections end after 90 s.
 const CLIENT_AGE: Duration = Duration::from_secs(300);
 
-/// How long a server is taken for one without referrers API. One that was upgraded is used as such
-/// after that.
+/// How long a server counts as one without the referrers API, until it is asked again.
 const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
-/// Connections that nobody uses at the moment and that are kept, for each server: what two starts
-/// use. A burst may need more, which end with it.
+/// Idle connections kept for each server: what two starts use. A burst may open more, which end
+/// with it.
 const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
 
-/// How long connections are taken for warm that were opened ahead: servers that close idle ones
-/// early do so after a minute or more, nginx after 75 s.
+/// How long preconnected connections count as warm: servers that close idle ones early do so after
+/// a minute or more, nginx after 75 s.
 const WARM: Duration = Duration::from_secs(60);
 
 /// What is known about the servers that are in use. Clones are the same collection.
@@ -46,8 +45,8 @@ struct Servers {
     clients: Vec<SharedClient>,
 }
 
-/// A pool of connections, and for whom: only servers that are spoken to in the same way have the
-/// same, so that what one of them is trusted with or shown is never taken for another.
+/// A connection pool and the settings of its servers: only servers with the same settings share a
+/// pool, so that trust in one and identities shown to it never apply to another.
 #[derive(Debug)]
 struct SharedClient {
     manner: Protocol,
@@ -85,9 +84,9 @@ impl ClientPool {
         Ok(http)
     }
 
-    /// Whether connections to the server should be opened ahead, by whoever asks: not if somebody
-    /// did within the last minute.
-    pub(crate) fn should_prepare(&self, origin: &str) -> bool {
+    /// Whether the caller should preconnect to the server: not if that was done within the last
+    /// minute.
+    pub(crate) fn should_preconnect(&self, origin: &str) -> bool {
         let prepared = &mut self.lock().prepared;
         prepared.retain(|_, when| when.elapsed() < WARM);
         let is_warm = prepared.contains_key(origin);
@@ -150,16 +149,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connections_are_opened_ahead_once_a_minute() {
         let endpoints = ClientPool::default();
-        assert!(endpoints.should_prepare("http://a.example"));
-        assert!(endpoints.should_prepare("http://b.example"));
+        assert!(endpoints.should_preconnect("http://a.example"));
+        assert!(endpoints.should_preconnect("http://b.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(!endpoints.should_prepare("http://a.example"));
+        assert!(!endpoints.should_preconnect("http://a.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(endpoints.should_prepare("http://a.example"));
+        assert!(endpoints.should_preconnect("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_servers_that_are_spoken_to_alike_share_a_client() {
+    async fn only_servers_with_the_same_settings_share_a_client() {
         let endpoints = ClientPool::default();
         let clients = || endpoints.lock().clients.len();
         let ask = |manner: &Protocol| {

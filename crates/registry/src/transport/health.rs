@@ -1,9 +1,9 @@
-//! How the servers that are asked have done lately.
+//! Recent health of servers.
 //!
 //! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost
-//! one reader a moment and not every reader its deadline. What happened last is remembered for each
-//! server, over all of its repositories and blobs, in memory; whoever has a choice asks the others
-//! first.
+//! one reader a moment and not every reader its deadline. The last results are kept in memory for
+//! each server, over all of its repositories and blobs, and requests with a choice prefer other
+//! servers.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_fails_together_counts_once() {
+    async fn concurrent_failures_count_once() {
         let health = Health::new("a server");
         let started = Instant::now();
         tokio::time::advance(Duration::from_millis(10)).await;

@@ -10,7 +10,7 @@ use crate::transport::tls::Tls;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// For a connection, TLS included. 5 s: three SYN retransmissions (1 + 2 s) get through, and a
-    /// reader who waits in the kernel learns early that a host is gone.
+    /// reader that waits in the kernel learns early that a host is gone.
     pub connect: Duration,
     /// For the next bytes of an answer. 15 s: longer than the worst stall of storage behind a
     /// registry, short enough that a retry still fits into a reader's deadline.

@@ -1,4 +1,4 @@
-//! Whom a server's certificate has to come from, and what is shown to it.
+//! Trusted authorities of a server, and client certificates for it.
 
 use std::{
     fmt,
@@ -28,7 +28,7 @@ use rustls_platform_verifier::Verifier;
 pub(crate) struct Tls {
     /// Certificates that are trusted beside the system's: of authorities, or the server's own.
     pub(crate) authorities: Vec<CertificateDer<'static>>,
-    /// What to show if the server wants to know who asks.
+    /// Client certificates, for servers that request one.
     pub(crate) identities: Vec<Identity>,
     /// Whether any certificate will do.
     pub(crate) skip_verify: bool,
@@ -117,7 +117,7 @@ impl Tls {
     pub(crate) fn config(&self, soon: bool) -> Result<ClientConfig, Error> {
         let provider = Arc::new(provider());
         let verifier: Arc<dyn ServerCertVerifier> = if self.skip_verify {
-            Arc::new(Anybody(provider.clone()))
+            Arc::new(AnyServer(provider.clone()))
         } else {
             let named = Arc::new(Named::new(&self.authorities, &provider));
             if soon {
@@ -148,7 +148,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Who trusts the system's authorities and some certificates more; or why nobody does.
+/// A verifier for the system's authorities and further certificates, or why there is none.
 type System = Result<Verifier, Error>;
 
 /// Trusts the system's authorities and some certificates more, also those that stand for
@@ -223,11 +223,11 @@ impl ServerCertVerifier for Named {
     }
 }
 
-/// Trusts whoever has the key of the certificate that he shows.
+/// Trusts any server that has the key of its certificate.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

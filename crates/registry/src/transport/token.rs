@@ -34,7 +34,7 @@ use crate::{
 /// Biggest answer of a token server that is read, in bytes; signed tokens have some KiB.
 const TOKEN_LIMIT: u64 = 1 << 20;
 
-/// Who we are to token servers, which show it in lists of sessions.
+/// Our client id at token servers, which show it in lists of sessions.
 const CLIENT_ID: &str = "lazuli";
 
 /// How long nothing is tried again that was refused, unless there is something new: readers ask
@@ -72,7 +72,7 @@ struct Grant {
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     header: Option<HeaderValue>,
-    /// It came from somebody's password, and does not go to whoever asks for a token.
+    /// It was obtained with a password, so it is sent to no other server.
     is_secret: bool,
     /// Each as often as it was tried, see [`Tried::is_spent`].
     credentials: Vec<Credential>,
@@ -85,7 +85,7 @@ struct TokenAnswer {
 }
 
 impl Tried {
-    /// Whether nobody's credentials are in what was sent.
+    /// Whether the request was sent without credentials.
     pub(crate) fn is_open(&self) -> bool {
         let mut credentials = self.credentials.iter();
         !self.is_secret && credentials.all(|credential| *credential == Credential::Anonymous)
@@ -284,7 +284,7 @@ impl Tried {
         self.credentials.iter().filter(|tried| *tried == credential).count() >= 2
     }
 
-    /// Whether it stands for somebody's password.
+    /// Whether it was obtained with a password.
     pub(crate) fn is_secret(&self) -> bool {
         self.is_secret
     }

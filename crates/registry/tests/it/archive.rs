@@ -108,7 +108,7 @@ fn layers_are_found_read_and_checked() {
 }
 
 #[test]
-fn what_is_no_archive_is_refused() {
+fn a_file_that_is_no_archive_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.tar");
     std::fs::write(&path, gzip(&noise(3000, 1))).unwrap();

@@ -86,7 +86,7 @@ impl Far {
             since = Instant::now();
             trips
         };
-        let opening = image.prepare();
+        let opening = image.request_policy().preconnect();
         let found = image.manifest(None).await.unwrap();
         opening.done().await;
         let manifest = lap();
@@ -197,7 +197,7 @@ async fn no_connections_are_opened_ahead_to_a_near_registry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_follows_the_manifest_waits_for_connections_that_are_being_opened() {
+async fn requests_after_the_manifest_await_the_opening_connections() {
     assert!(makes_fewer_than(2 * CONNECTIONS - 2, ROUND_TRIP).await);
 }
 

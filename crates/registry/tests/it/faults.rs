@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use lazuli_image::{Stored, oci::media_type};
 use lazuli_registry::{
-    BlobContent, Options, Platform, Pushed, Registry, RegistryError, Repository, Timeouts,
+    BlobContent, Options, Platform, Pull, Push, Pushed, Registry, RegistryError, Timeouts,
 };
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 use serde_json::json;

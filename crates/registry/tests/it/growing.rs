@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_registry::{Growing, Growth, Layout, Pushed, Repository};
+use lazuli_registry::{Growing, Growth, Layout, Pull, Push, Pushed};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 use tempfile::TempDir;
 use tokio::{sync::watch, time::sleep};
@@ -26,7 +26,7 @@ fn growing(directory: &TempDir) -> (File, watch::Sender<Growth>, Growing) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_there_is_sent_before_the_rest_is_made() {
+async fn a_growing_blob_is_sent_while_it_is_written() {
     let piece = PIECE as u64;
     // At the last byte of a request, and beyond.
     for (size, fault) in [
@@ -69,7 +69,7 @@ async fn what_is_there_is_sent_before_the_rest_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_finishes_is_forgotten() {
+async fn an_unfinished_blob_is_removed() {
     let server = FakeRegistry::start().unwrap();
     let directory = tempfile::tempdir().unwrap();
     for first in [10, 2 * PIECE + 1] {
@@ -89,7 +89,7 @@ async fn what_nobody_finishes_is_forgotten() {
 
 /// Neither a request that is on its way nor what waits behind it holds that up.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_up_is_not_sent() {
+async fn an_abandoned_blob_is_not_sent() {
     let size = 4 * PIECE + 1;
     let content = noise(size, 3);
     let whole = Growth::Whole(sha256(&content), size as u64);
@@ -152,7 +152,7 @@ async fn an_upload_that_has_more_than_was_sent_begins_anew() {
 /// One that is whole before a request is full is asked for first; a directory takes it when it is
 /// whole.
 #[tokio::test(flavor = "multi_thread")]
-async fn small_ones_are_pushed_like_others() {
+async fn a_small_growing_blob_is_pushed_in_one_request() {
     let server = FakeRegistry::start().unwrap();
     let registry = open(&server, "app");
     let content = noise(1000, 5);

@@ -116,7 +116,7 @@ async fn a_certificate_that_is_its_own_authority_is_trusted() {
 }
 
 #[tokio::test]
-async fn who_asks_is_shown_to_a_server_that_wants_to_know() {
+async fn a_client_certificate_is_sent_where_the_server_requests_one() {
     let [servers, clients, others] = ["servers", "clients", "others"].map(Authority::new);
     let rig = Rig::new(&servers.server("localhost"), Some(&clients));
     let [me, stranger] = [clients.client("me"), others.client("stranger")];

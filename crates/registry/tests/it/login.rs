@@ -3,7 +3,7 @@
 use std::{fs, io::ErrorKind, net::TcpListener, sync::Arc};
 
 use lazuli_registry::{
-    ImageName, Keyring, Login as Pulled, Options, Registry, RegistryError, Repository,
+    ImageName, Keyring, Login as Pulled, Options, Pull, Registry, RegistryError,
 };
 use lazuli_testkit::registry::{FakeRegistry, Fault, Login};
 
@@ -214,7 +214,7 @@ async fn a_login_that_came_with_an_image_goes_first_and_the_newest_before_others
 }
 
 #[tokio::test]
-async fn a_registry_that_knows_a_user_may_still_refuse_him() {
+async fn a_known_user_may_be_refused_access() {
     // The token server gives a token to everybody; only one of them is of use.
     let server = FakeRegistry::start().unwrap();
     let content = noise(1000, 6);

@@ -134,7 +134,7 @@ async fn credentials_stay_with_the_server_that_they_are_for() {
 }
 
 #[tokio::test]
-async fn what_everybody_said_is_told() {
+async fn an_error_lists_the_failure_of_every_server() {
     let three = Three::start();
     let image = three.open(&three.options());
     for server in [&three.mirrors[0], &three.registry] {

@@ -76,7 +76,7 @@ fn wrong_references_say_what_is_right() {
 }
 
 #[test]
-fn loopback_is_what_stays_on_this_machine() {
+fn loopback_addresses_are_recognized() {
     let yes = [
         "localhost/a",
         "localhost:5000/a",

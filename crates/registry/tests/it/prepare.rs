@@ -76,7 +76,7 @@ async fn check_near(login: Login) -> Result<(), String> {
     let options = options();
     let name: ImageName = format!("{}/app:1", server.host()).parse().unwrap();
     let image = open(&name, &options).unwrap();
-    image.prepare();
+    image.request_policy().preconnect();
     pinged(&server).await;
     // Brings the token: whoever is refused asks again while the refusal is still being read, over
     // another connection.
@@ -91,8 +91,8 @@ async fn check_near(login: Login) -> Result<(), String> {
     crowd(&image).await;
     expected("first requests")?;
     // Once in a while is enough, whoever says it.
-    open(&name, &options).unwrap().prepare();
-    image.prepare();
+    open(&name, &options).unwrap().request_policy().preconnect();
+    image.request_policy().preconnect();
     crowd(&image).await;
     expected("prepared again")
 }
@@ -101,7 +101,7 @@ async fn check_near(login: Login) -> Result<(), String> {
 async fn check_far(host: &str, authority: Option<&Authority>) -> Result<(), String> {
     let far = Far::new(host, authority);
     let image = far.open();
-    image.prepare();
+    image.request_policy().preconnect();
     let started = Instant::now();
     while far.wire.connections() < PREPARED {
         assert!(started.elapsed() < Duration::from_secs(20), "{}", far.wire.connections());
@@ -115,7 +115,7 @@ async fn check_far(host: &str, authority: Option<&Authority>) -> Result<(), Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn far_registries_are_prepared() {
+async fn connections_to_far_registries_are_opened_ahead() {
     let server = FakeRegistry::start().unwrap();
     server.put_blob("app", &noise(CONTENT, 21));
     let authority = Authority::new("ours");
@@ -136,14 +136,14 @@ async fn far_registries_are_prepared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_place_that_is_asked_first_is_prepared() {
+async fn connections_are_opened_to_the_first_server_only() {
     let [first, second, registry] = [(); 3].map(|()| FakeRegistry::start().unwrap());
     let mut mirrors = Mirrors::default();
     let urls = [&first, &second].map(|mirror| format!("http://{}", mirror.host()).parse().unwrap());
     mirrors.set(&registry.host(), urls.to_vec()).unwrap();
     let options = Options { mirrors, ..options() };
     let name = format!("{}/app:1", registry.host()).parse().unwrap();
-    open(&name, &options).unwrap().prepare();
+    open(&name, &options).unwrap().request_policy().preconnect();
     pinged(&first).await;
     let pings = [&first, &second, &registry].map(|server| server.stats().pings);
     assert_eq!(pings, [PREPARED, 0, 0]);
@@ -156,7 +156,7 @@ async fn a_server_that_is_not_there_makes_no_difference() {
     let name = format!("{}/app:1", server.host()).parse().unwrap();
     let image = open(&name, &options()).unwrap();
     server.go_away();
-    image.prepare();
+    image.request_policy().preconnect();
     sleep(Duration::from_millis(200)).await;
     server.come_back();
     sleep(Duration::from_millis(200)).await;

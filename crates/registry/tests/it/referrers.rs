@@ -6,7 +6,9 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, media_type},
 };
-use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository, manifest};
+use lazuli_registry::{
+    ImageName, Mirrors, Options, Pull, Referrers, RegistryError, Repository, manifest,
+};
 use lazuli_testkit::registry::{FakeRegistry, Fault, Login};
 use serde_json::json;
 
@@ -143,7 +145,7 @@ async fn an_unknown_repository_says_nothing_about_the_api() {
 }
 
 #[tokio::test]
-async fn what_is_replaced_goes() {
+async fn a_replaced_referrer_is_deleted() {
     for api in [true, false] {
         let server = FakeRegistry::start().unwrap();
         if !api {
@@ -182,7 +184,7 @@ async fn what_is_replaced_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_pushes_at_once_is_listed_at_last() {
+async fn concurrent_pushes_are_all_listed() {
     let server = FakeRegistry::start().unwrap();
     server.without_referrers();
     let repository = Arc::new(support::open(&server, "app:1"));
@@ -290,7 +292,7 @@ async fn hostile_lists_are_errors_or_ignored() {
 }
 
 #[tokio::test]
-async fn a_tag_that_is_no_list_is_left_alone() {
+async fn a_tag_that_is_no_list_of_referrers_is_not_changed() {
     let server = FakeRegistry::start().unwrap();
     server.without_referrers();
     let repository = support::open(&server, "app:1");

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use lazuli_image::oci::{Descriptor, media_type};
-use lazuli_registry::{Mirrors, Options, RegistryError, Repository};
+use lazuli_registry::{Mirrors, Options, Pull, RegistryError};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
 use crate::support::{noise, open, options, sha256};
@@ -20,7 +20,7 @@ fn descriptor(content: &[u8]) -> Descriptor {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_more_than_a_beginning_comes_in_parts() {
+async fn blobs_beyond_the_first_window_come_in_parts() {
     for (size, parts) in [(0, 1), ((32 << 10) - 1, 1), (32 << 10, 2), (300_001, 16), (4 << 20, 16)]
     {
         let server = FakeRegistry::start().unwrap();
@@ -39,12 +39,12 @@ async fn what_is_more_than_a_beginning_comes_in_parts() {
 }
 
 #[tokio::test]
-async fn from_near_everything_comes_at_once() {
+async fn near_servers_deliver_in_one_request() {
     let server = FakeRegistry::start().unwrap();
     let content = noise(300_000, 16);
     server.put_blob("app", &content);
     let image = open(&server, "app");
-    image.health().unwrap().answered(Duration::from_millis(1));
+    image.request_policy().health().unwrap().answered(Duration::from_millis(1));
     let small = image.small_blob(&descriptor(&content)).await.unwrap();
     assert!(small.content == content);
     assert_eq!((small.requests, server.stats().requests), (1, 1));
@@ -77,7 +77,7 @@ async fn a_server_without_ranges_delivers_the_whole() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_one_part_is_wrong_with_the_blob() {
+async fn a_wrong_part_fails_the_blob() {
     let content = noise(300_000, 14);
     let ask = async |fault: Fault| {
         let server = FakeRegistry::start().unwrap();
@@ -101,7 +101,7 @@ async fn what_is_wrong_with_one_part_is_wrong_with_the_blob() {
 }
 
 #[tokio::test]
-async fn the_next_place_has_what_a_mirror_has_not() {
+async fn a_blob_that_a_mirror_lacks_comes_from_the_next_server() {
     let [mirror, registry] = [(), ()].map(|()| FakeRegistry::start().unwrap());
     let content = noise(300_000, 15);
     for server in [&mirror, &registry] {

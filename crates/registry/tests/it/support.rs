@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use lazuli_image::{Algorithm, Digest, Stored, oci::media_type};
-use lazuli_registry::{BlobContent, Options, Pushed, Registry, RegistryError, Repository};
+use lazuli_registry::{BlobContent, Options, Pull, Pushed, Registry, RegistryError, Repository};
 use lazuli_testkit::registry::FakeRegistry;
 use serde_json::json;
 
@@ -41,7 +41,7 @@ pub(crate) async fn push(
 }
 
 pub(crate) async fn read(
-    repository: &dyn Repository,
+    repository: &dyn Pull,
     content: &[u8],
     range: std::ops::Range<u64>,
 ) -> Result<Bytes, RegistryError> {

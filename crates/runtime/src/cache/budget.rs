@@ -2,14 +2,14 @@
 //!
 //! First whole blobs that no image in use has, the one whose last use is longest ago first; then
 //! chunks of blobs in use, of images that have more than their share first, by when they were asked
-//! for last, see [`super::evict`].
+//! for last, see `blob::evict`.
 
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak,
+        Arc, Mutex, OnceLock, TryLockError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -19,11 +19,12 @@ use lazuli_image::{Algorithm, Digest};
 use tokio::sync::Notify;
 
 use super::{
-    Account, Cache, CacheError, CachedBlob,
-    durable::lock,
+    Cache, CacheError,
+    blob::{CachedBlob, Hold},
     share_out::{Excess, Idle},
     store::Store,
 };
+use crate::{sharing::Account, sync::lock};
 
 /// How often the cache is measured, at least.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -202,13 +203,13 @@ impl Cache {
     }
 
     fn open_blobs(&self) -> Vec<Arc<CachedBlob>> {
-        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs = lock(&self.blobs);
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Directories of blobs that nobody has open, the one that was used longest ago first.
     fn unused(&self) -> Vec<PathBuf> {
-        let open = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.blobs);
         let is_open = |key: &str| open.get(key).is_some_and(|blob| blob.strong_count() > 0);
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let unused = entries.filter(|entry| !entry.file_name().to_str().is_some_and(is_open));
@@ -226,7 +227,7 @@ impl Cache {
         let away = self.dir.join(format!("{AWAY}{key}"));
         {
             // Nobody opens it meanwhile.
-            let open = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let open = lock(&self.blobs);
             if open.get(key).is_some_and(|blob| blob.strong_count() > 0) {
                 return Ok(0);
             }
@@ -279,7 +280,7 @@ impl Cache {
             let open = blob.open_bytes();
             let may_go = for_others || !excess.is_any() || excess.has(&blob.account());
             if missing > 0 && open > 0 && may_go {
-                match blob.stand_guard(true) {
+                match blob.rearm(Hold::UntilReleased) {
                     Ok(()) => missing = missing.saturating_sub(open),
                     Err(error) => tracing::warn!(?blob, %error, "cannot watch a complete blob"),
                 }
@@ -296,7 +297,7 @@ impl Cache {
         }
         let awaited = self.released.chunks();
         let is_awaited = |blob: &Arc<CachedBlob>, at: usize| {
-            let ranges = awaited.get(&Arc::as_ptr(blob));
+            let ranges = awaited.get(&blob.key());
             ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&at)))
         };
         let mut all = Vec::new();

@@ -9,17 +9,13 @@ use std::{
     collections::HashMap,
     io,
     os::unix::fs::FileExt as _,
-    sync::{Arc, Mutex, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, Weak},
 };
 
 use lazuli_image::{BLOCK_SIZE, Blob, Chunk, Digest};
-use tokio::task::JoinHandle;
 
-use super::{
-    Cache, CacheError, CachedBlob, Lease, ReadyMap, durable::lock, layout::Layout, store::Store,
-    verify::settle,
-};
-use crate::{error::ReadError, fetch};
+use super::{Cache, CacheError, ReadyMap, layout::Layout, store::Store};
+use crate::sync::lock;
 
 /// Chunks that are known at most, in up to 36 MB. As many as forty images of python:3.12's size
 /// have.
@@ -84,7 +80,7 @@ impl ChunkIndex {
 
     /// The directory and the first block of a blob, another one than that in `own`, that has a
     /// chunk.
-    fn find(&self, own: &str, chunk: &Chunk) -> Option<(Arc<str>, u32)> {
+    pub(super) fn find(&self, own: &str, chunk: &Chunk) -> Option<(Arc<str>, u32)> {
         let index = lock(&self.0);
         let place = index.chunks.get(&beginning(&chunk.digest))?;
         let key = &index.blobs[place.blob as usize];
@@ -95,65 +91,6 @@ impl ChunkIndex {
 fn beginning(digest: &Digest) -> u64 {
     let (beginning, _) = digest.hash.split_first_chunk().expect("a digest has 32 bytes");
     u64::from_le_bytes(*beginning)
-}
-
-impl CachedBlob {
-    /// Tells other blobs which chunks they can have from here.
-    pub(super) fn tell_others(&self, chunks: impl Iterator<Item = usize>) {
-        let Some(cache) = self.cache.upgrade() else { return };
-        cache.chunk_index.enter(self.store.key(), chunks.map(|at| self.chunk(at)));
-    }
-
-    /// Tells them which are here no longer.
-    pub(super) fn tell_others_not(&self, chunks: &[usize]) {
-        let Some(cache) = self.cache.upgrade() else { return };
-        chunks.iter().for_each(|at| cache.chunk_index.forget(self.store.key(), self.chunk(*at)));
-    }
-
-    /// Takes those of `missing` out that another blob may have.
-    pub(super) fn take_from_other_blobs(&self, missing: &mut Vec<usize>) -> Vec<usize> {
-        let Some(cache) = self.cache.upgrade() else { return Vec::new() };
-        let key = self.store.key();
-        let is_there = |at: &mut usize| cache.chunk_index.find(key, self.chunk(*at)).is_some();
-        missing.extract_if(.., is_there).collect()
-    }
-
-    /// Copies chunks from other blobs; what turns out not to be there is fetched if somebody waits
-    /// for it.
-    pub(super) fn copy(
-        self: &Arc<Self>,
-        leases: Vec<Lease>,
-        background: bool,
-    ) -> Vec<JoinHandle<Result<(), ReadError>>> {
-        let jobs = fetch::jobs(self, leases).into_iter();
-        let settled = |job| {
-            let settled = settle(self.clone(), job, background, copy);
-            async move {
-                settled.await;
-                Ok(())
-            }
-        };
-        jobs.map(|job| self.workers.runtime().spawn(settled(job))).collect()
-    }
-}
-
-/// Copies a chunk from another blob; whether it was there. Blocks.
-fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
-    let chunk = blob.chunk(at);
-    let Some(cache) = blob.cache.upgrade() else { return Ok(false) };
-    let Some((key, block)) = cache.chunk_index.find(blob.store.key(), chunk) else {
-        return Ok(false);
-    };
-    let mut bytes = vec![0; chunk.decoded_size as usize];
-    let read = cache.read_elsewhere(&key, u64::from(block) * BLOCK_SIZE, &mut bytes);
-    if read.is_err() || !chunk.digest.matches(&bytes) {
-        // Given up meanwhile, or damaged, which whoever uses that blob will notice.
-        cache.chunk_index.forget(&key, chunk);
-        return Ok(false);
-    }
-    blob.keep(at, &bytes)?;
-    blob.counters.bytes_copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    Ok(true)
 }
 
 impl Cache {
@@ -172,7 +109,7 @@ impl Cache {
     }
 
     /// Reads from the data file in a blob's directory.
-    fn read_elsewhere(&self, key: &str, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read_elsewhere(&self, key: &str, start: u64, bytes: &mut [u8]) -> io::Result<()> {
         let blobs = lock(&self.blobs);
         if let Some(blob) = blobs.get(key).and_then(Weak::upgrade) {
             drop(blobs);

@@ -9,26 +9,18 @@
 //! in the blob's file and every chunk of it was checked against its digest. Files are shared by all
 //! images that say the same about a blob. docs/cache.md explains what survives which crash.
 
-mod account;
 mod blob;
 mod budget;
 mod chunk_index;
 mod clock;
-mod disk_full;
-mod durable;
-mod evict;
 mod keep_free;
 mod layout;
-mod prefetch;
 mod readahead;
 mod ready;
 mod released;
-mod scrub;
 mod share_out;
 mod single_flight;
 mod store;
-mod verify;
-mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -42,26 +34,30 @@ use std::{
         unix::fs::{DirBuilderExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
 use lazuli_image::{Blob, Digest};
 
-pub use self::{
-    account::{Account, Owner},
-    blob::{BlobStats, CachedBlob},
-    budget::EvictionStats,
-    evict::Guard,
-    keep_free::KeepFree,
-    scrub::{Scrubbed, WrongChunk},
+pub(crate) use self::{
+    blob::{Ahead, Listener},
+    ready::ReadyMap,
 };
-pub(crate) use self::{blob::Listener, ready::ReadyMap, single_flight::Lease};
+pub use self::{
+    blob::{BlobStats, CachedBlob, Guard, Scrubbed, WrongChunk},
+    budget::EvictionStats,
+    keep_free::KeepFree,
+};
 use self::{
     budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
-    workers::Workers,
 };
-use crate::source::BlobSource;
+use crate::{
+    path_error::{At as _, PathError},
+    sharing::workers::Workers,
+    source::BlobSource,
+    sync::lock,
+};
 
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +83,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        // Measured, see docs/cache.md: less costs round trips, more costs bytes that nobody reads.
+        // Measured, see docs/measurements/cache.md: less costs round trips, more costs bytes that nobody reads.
         Settings {
             amplify: 256 << 10,
             flush_after: Duration::from_secs(5),
@@ -127,10 +123,9 @@ pub enum CacheError {
     },
 }
 
-impl CacheError {
-    fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| CacheError::Io { path, source }
+impl From<PathError> for CacheError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        CacheError::Io { path, source }
     }
 }
 
@@ -164,20 +159,20 @@ impl Cache {
     /// Outside a tokio runtime: the cache runs its fetches there.
     pub fn open(dir: &Path, settings: Settings) -> Result<Arc<Self>, CacheError> {
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
-        let boot = fs::read_to_string(boot).map_err(CacheError::io(boot))?;
+        let boot = fs::read_to_string(boot).at(boot)?;
         Self::open_in_boot(dir, settings, boot)
     }
 
     fn open_in_boot(dir: &Path, settings: Settings, boot: String) -> Result<Arc<Self>, CacheError> {
         let blobs = dir.join("blobs");
         let create = DirBuilder::new().recursive(true).mode(0o700).create(&blobs);
-        create.map_err(CacheError::io(&blobs))?;
+        create.at(&blobs)?;
         let path = dir.join("lock");
         let lock = File::options().write(true).create(true).truncate(false).open(&path);
-        let lock = lock.map_err(CacheError::io(&path))?;
+        let lock = lock.at(&path)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => CacheError::InUse { path: dir.to_owned() },
-            TryLockError::Error(error) => CacheError::io(path)(error),
+            TryLockError::Error(source) => CacheError::Io { path, source },
         })?;
         budget::sweep(&blobs);
         Ok(Arc::new_cyclic(|own| Cache {
@@ -200,7 +195,7 @@ impl Cache {
     /// place of opening those files anew, because a file that is opened under a mark raises events
     /// for its own user.
     pub fn give(&self, files: Vec<OwnedFd>) {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = lock(&self.given);
         for file in files.into_iter().map(File::from) {
             if let Ok(metadata) = file.metadata() {
                 given.insert((metadata.dev(), metadata.ino()), file);
@@ -210,7 +205,7 @@ impl Cache {
 
     /// Takes back what was given and is not in use.
     pub fn take_back(&self) -> Vec<File> {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = lock(&self.given);
         given.drain().map(|(_, file)| file).collect()
     }
 
@@ -249,7 +244,7 @@ impl Cache {
 
     /// The blobs that somebody uses.
     pub fn in_use(&self) -> Vec<Arc<CachedBlob>> {
-        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs = lock(&self.blobs);
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
@@ -286,7 +281,7 @@ impl Cache {
 
     /// The names of all blobs' directories, with the bytes that they occupy.
     pub fn directories(&self) -> Result<Vec<(String, u64)>, CacheError> {
-        let entries = fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten();
+        let entries = fs::read_dir(&self.dir).at(&self.dir)?.flatten();
         let named = entries.filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())));
         Ok(named.map(|(name, path)| (name, occupied(&path).0)).collect())
     }
@@ -300,7 +295,7 @@ impl Cache {
 
     fn open_blob(&self, layout: Layout) -> Result<Arc<CachedBlob>, CacheError> {
         let key = layout.key();
-        let mut blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blobs = lock(&self.blobs);
         if let Some(cached) = blobs.get(&key).and_then(Weak::upgrade) {
             return Ok(cached);
         }
@@ -314,7 +309,7 @@ impl Cache {
     /// occupy on the disk.
     pub fn usage(&self) -> Result<(u64, u64), CacheError> {
         let (mut blobs, mut bytes) = (0, 0);
-        for blob in fs::read_dir(&self.dir).map_err(CacheError::io(&self.dir))?.flatten() {
+        for blob in fs::read_dir(&self.dir).at(&self.dir)?.flatten() {
             blobs += 1;
             bytes += occupied(&blob.path()).0;
         }
@@ -326,7 +321,7 @@ impl Cache {
     /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end
     /// of a process; meanwhile the cache does it by itself.
     pub fn flush(&self) {
-        let blobs = self.blobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let blobs = lock(&self.blobs);
         let blobs: Vec<_> = blobs.values().filter_map(Weak::upgrade).collect();
         for blob in blobs {
             if let Err(error) = blob.flush() {

@@ -1,11 +1,10 @@
-//! What is fetched ahead of readers who go on where their last miss ended.
+//! Readahead: what to fetch when readers go on where their last miss ended.
 
 use std::{collections::VecDeque, sync::Mutex};
 
-use lazuli_image::Chunk;
+use lazuli_image::{Chunk, plan::gap};
 
-use super::durable::lock;
-use crate::fetch::{GAP, MAX_REQUEST, gap};
+use crate::{plan::PLANNER, sync::lock};
 
 /// Runs that are followed in one blob: the files that a program goes through at the same time.
 const RUNS: usize = 8;
@@ -48,16 +47,16 @@ impl Runs {
     ) -> usize {
         let mut runs = lock(&self.0);
         let goes_on =
-            |run: &Run| run.end <= first && gap(&chunks[run.end - 1], &chunks[first]) <= GAP;
+            |run: &Run| run.end <= first && PLANNER.bridges(&chunks[run.end - 1], &chunks[first]);
         let known = runs.iter().rposition(goes_on).and_then(|at| runs.remove(at));
         let mut run = known.unwrap_or(Run { end, misses: 0, bytes: 0 });
         (run.end, run.misses, run.bytes) = (end, run.misses.saturating_add(1), run.bytes + bytes);
-        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(MAX_REQUEST) };
+        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(PLANNER.max_request) };
         let mut ahead = 0;
         while run.end < chunks.len() && is_missing(run.end) {
             let (last, next) = (&chunks[run.end - 1], &chunks[run.end]);
             let cost = gap(last, next) + next.stored_share();
-            if gap(last, next) > GAP || ahead + cost > allowed {
+            if !PLANNER.bridges(last, next) || ahead + cost > allowed {
                 break;
             }
             ahead += cost;
@@ -87,7 +86,7 @@ mod tests {
         let chunk = |number: u64| Chunk {
             number: number as u32,
             digest: Algorithm::Blake3.digest(b""),
-            stored: Stored(number * size + if number + 1 == count { GAP + 1 } else { 0 }),
+            stored: Stored(number * size + if number + 1 == count { PLANNER.gap + 1 } else { 0 }),
             stored_size: size as u32,
             decoded: Decoded(number * size),
             decoded_size: size as u32,

@@ -17,20 +17,34 @@ use std::{
     fmt,
     ops::Range,
     sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::{CachedBlob, durable::lock};
-use crate::kernel::threads::{self, Whereabouts};
+use crate::{
+    kernel::threads::{self, Whereabouts},
+    sync::lock,
+};
 
 /// Between the note and the answer a reader may be awake although it still has to wait: the kernel
 /// wakes all of them for each answer.
 const ANSWERED: Duration = Duration::from_secs(1);
 
-/// All of a cache.
+/// Tells the open blobs of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BlobKey(u64);
+
+impl BlobKey {
+    /// One that no other blob has.
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        BlobKey(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The readers of a cache that were let through.
 #[derive(Default)]
 pub(super) struct Released {
     threads: Mutex<HashMap<i32, Reader>>,
@@ -43,7 +57,7 @@ pub(super) struct Released {
 
 /// A thread that was let through.
 struct Reader {
-    blob: Weak<CachedBlob>,
+    blob: BlobKey,
     chunks: Range<usize>,
     noted: Instant,
     /// When it was first seen outside the wait.
@@ -53,13 +67,12 @@ struct Reader {
 impl Released {
     /// To be called before the thread is let through. 0 is a thread of which the kernel does not
     /// tell.
-    pub(super) fn note(&self, thread: i32, blob: &Arc<CachedBlob>, chunks: Range<usize>) {
+    pub(super) fn note(&self, thread: i32, blob: BlobKey, chunks: Range<usize>) {
         if thread == 0 {
             self.counted.store(false, Ordering::Release);
             return;
         }
-        let reader =
-            Reader { blob: Arc::downgrade(blob), chunks, noted: Instant::now(), left: None };
+        let reader = Reader { blob, chunks, noted: Instant::now(), left: None };
         lock(&self.threads).insert(thread, reader);
     }
 
@@ -98,10 +111,10 @@ impl Released {
     }
 
     /// What has to stay, by blob.
-    pub(super) fn chunks(&self) -> HashMap<*const CachedBlob, Vec<Range<usize>>> {
+    pub(super) fn chunks(&self) -> HashMap<BlobKey, Vec<Range<usize>>> {
         let mut chunks = HashMap::<_, Vec<_>>::new();
         for reader in lock(&self.threads).values() {
-            chunks.entry(reader.blob.as_ptr()).or_default().push(reader.chunks.clone());
+            chunks.entry(reader.blob).or_default().push(reader.chunks.clone());
         }
         chunks
     }

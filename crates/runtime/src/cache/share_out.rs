@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::account::Account;
+use crate::sharing::Account;
 
 /// A chunk that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::sync::watch;
 
-use crate::error::ReadError;
+use crate::{error::ReadError, sharing::workers::Priority, sync::lock};
 
 type Outcome = Option<Result<(), ReadError>>;
 
@@ -39,7 +39,7 @@ pub(crate) struct LockedInFlight<'a> {
 
 impl InFlight {
     pub(crate) fn lock(&self) -> LockedInFlight<'_> {
-        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = lock(&self.0);
         LockedInFlight { flights: self, map }
     }
 }
@@ -63,12 +63,12 @@ impl LockedInFlight<'_> {
         self.map.contains_key(&chunk)
     }
 
-    /// Starts the fetch of `chunk`, which must not be in flight. `wanted` says that a reader waits
-    /// for it.
-    pub(crate) fn start(&mut self, chunk: usize, wanted: bool) -> Lease {
+    /// Starts the fetch of `chunk`, which must not be in flight.
+    pub(crate) fn start(&mut self, chunk: usize, priority: Priority) -> Lease {
         let (outcome, waiter) = watch::channel(None);
         self.map.insert(chunk, waiter);
         let flights = InFlight(self.flights.0.clone());
+        let wanted = priority == Priority::Reader;
         Lease { chunk, wanted, outcome, flights, is_over: false }
     }
 }
@@ -143,8 +143,8 @@ mod tests {
 
     /// Statements of their own: the lock is held to the end of each, and a lease takes it when it
     /// ends.
-    fn start(flights: &InFlight, chunk: usize, wanted: bool) -> Lease {
-        flights.lock().start(chunk, wanted)
+    fn start(flights: &InFlight, chunk: usize, priority: Priority) -> Lease {
+        flights.lock().start(chunk, priority)
     }
 
     fn join(flights: &InFlight, chunk: usize) -> Option<Waiter> {
@@ -154,7 +154,7 @@ mod tests {
     #[tokio::test]
     async fn waiters_learn_how_a_fetch_ended() {
         let flights = InFlight::default();
-        let lease = start(&flights, 7, false);
+        let lease = start(&flights, 7, Priority::Background);
         assert!(!lease.is_wanted());
         let waiters = [join(&flights, 7).unwrap(), join(&flights, 7).unwrap()];
         assert!(lease.is_wanted());
@@ -169,10 +169,10 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_fetch_can_be_taken_over() {
         let flights = InFlight::default();
-        let lease = start(&flights, 7, true);
+        let lease = start(&flights, 7, Priority::Reader);
         let waiter = join(&flights, 7).unwrap();
         drop(lease);
         assert!(waiter.wait().await.is_none());
-        start(&flights, 7, true).finish(Ok(()));
+        start(&flights, 7, Priority::Reader).finish(Ok(()));
     }
 }

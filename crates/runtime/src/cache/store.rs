@@ -20,13 +20,14 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
 use lazuli_image::{Algorithm, Digest};
 
 use super::{Cache, CacheError, layout::Layout, ready::word_count};
+use crate::{path_error::At as _, sync::lock};
 
 const DATA: &str = "data";
 const DURABLE: &str = "durable";
@@ -150,14 +151,13 @@ impl Store {
         let boot = &cache.boot;
         let data = match open_data(&dir.join(DATA), layout.file_size(), &cache.given) {
             Ok(Some(data)) => data,
-            Ok(None) => create_data(&dir, layout.file_size()).map_err(CacheError::io(&dir))?,
-            Err(error) => return Err(CacheError::io(dir.join(DATA))(error)),
+            Ok(None) => create_data(&dir, layout.file_size()).at(&dir)?,
+            Err(source) => return Err(CacheError::Io { path: dir.join(DATA), source }),
         };
-        let metadata = data.metadata().map_err(CacheError::io(dir.join(DATA)))?;
+        let metadata = data.metadata().at(dir.join(DATA))?;
         let bindings = Bindings::new(layout, &metadata, boot);
         let found = Found::read(&dir, layout, &metadata, &bindings, boot);
-        let live = create_live(&dir.join(LIVE), &bindings.live, &found.known)
-            .map_err(CacheError::io(dir.join(LIVE)))?;
+        let live = create_live(&dir.join(LIVE), &bindings.live, &found.known).at(dir.join(LIVE))?;
         let binding = bindings.durable;
         Ok((Store { dir, data, live, boot: boot.clone(), binding }, found))
     }
@@ -270,7 +270,7 @@ fn open_data(path: &Path, size: u64, given: &Given) -> io::Result<Option<File>> 
     if !metadata.is_file() || metadata.len() != size {
         return Ok(None);
     }
-    let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut given = lock(given);
     match given.remove(&(metadata.dev(), metadata.ino())) {
         Some(file) => Ok(Some(file)),
         None => private().read(true).write(true).open(path).map(Some),

@@ -25,7 +25,7 @@ use lazuli_testkit::{
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{Cache, CacheError, CachedBlob, Settings};
+use super::{Ahead, Cache, CacheError, CachedBlob, Settings, blob::Hold};
 use crate::{
     error::ReadError,
     source::{

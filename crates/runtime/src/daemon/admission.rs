@@ -3,20 +3,30 @@
 
 use std::sync::Arc;
 
+use lazuli_image::Digest;
 use lazuli_policy::{Question, Verified, manifest_descriptor};
-use lazuli_registry::{ImageName, Manifest, Options};
+use lazuli_registry::{ImageName, Manifest, Options, Selector};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinHandle},
 };
 
-use super::{DaemonError, Images, api::MountRequest, logins::Lent, node::Node};
+use super::{DaemonError, api::MountRequest, images::Images, logins::Lent, node::Node};
 use crate::image::StoredImage;
 
 impl MountRequest {
     /// The name that the policy goes by.
     fn asked(&self) -> Result<ImageName, DaemonError> {
         Ok(self.asked.as_ref().unwrap_or(&self.image).parse()?)
+    }
+
+    /// The name of the image, and the digest of its manifest, which has to be in it.
+    pub(super) fn pinned(&self) -> Result<(ImageName, Digest), DaemonError> {
+        let name: ImageName = self.image.parse()?;
+        match name.selector() {
+            Some(Selector::Digest(digest)) => Ok((name, digest)),
+            _ => Err(DaemonError::NoDigest { image: self.image.clone() }),
+        }
     }
 }
 
@@ -43,7 +53,7 @@ impl Node {
         &self,
         request: &MountRequest,
     ) -> Result<Verified, DaemonError> {
-        let (_, digest) = super::layers::pinned(request)?;
+        let (_, digest) = request.pinned()?;
         let (asked, options) = (request.asked()?, self.options(request));
         let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
         Ok(self.gate.admit(question).await?)

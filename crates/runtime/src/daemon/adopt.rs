@@ -11,28 +11,33 @@ use std::{
 
 use lazuli_policy::Verified;
 use lazuli_registry::ImageName;
+use lazuli_sys::mountinfo::{self, MountEntry};
 
 use super::{
     DaemonError,
     api::DriverChoice,
+    attachment::Attachment,
     filesystems::{Behind, ErofsMount, FilesystemRecord},
-    node::{Node, mount_error},
+    mount::mount_error,
+    mount_table::Mount,
+    node::Node,
     record::{MountRecord, mount_key},
     route::ImageRoute,
-    served_image::{Attachment, ServedImage},
+    served_image::ServedImage,
+    stale_pages::Gap,
 };
 use crate::{
     cache::CachedBlob,
     image::{self, Fetched, StoredImage},
-    keeper::Descriptors,
+    keeper::{Descriptors, names::BLOB},
     kernel::{
         blobfs,
-        fanotify::{BLOB, Session, Unanswered, Watch},
-        fuse,
+        fanotify::{Session, Unanswered, Watch},
+        fuse::{self, Place},
         mount::Backing,
-        mountinfo::{self, MountEntry},
         pages,
     },
+    path_error::{At as _, PathError},
 };
 
 /// What was left, and what became of it.
@@ -49,24 +54,23 @@ impl Node {
     pub(super) async fn adopt(
         &self,
         mut given: Descriptors,
-        gap: bool,
+        gap: Gap,
     ) -> Result<Adoption, DaemonError> {
-        let io = |source| DaemonError::Io { path: self.root.join("mounts"), source };
+        let path = self.root.join("mounts");
         let mut adoption = Adoption::default();
         self.cache.give(given.remove_all(BLOB).into_iter().map(|(_, file)| file).collect());
-        let mounts = mountinfo::list().map_err(io)?;
+        let mounts = mountinfo::list().at(&path)?;
         let (seen, stale): (Vec<_>, Vec<_>) = self
-            .records
-            .all()
-            .map_err(io)?
+            .mounts
+            .records()
+            .at(&path)?
             .into_iter()
             .partition(|record| self.is_mounted(&mounts, record).is_some());
         // Gone, or the place of something else by now.
-        stale.iter().for_each(|record| self.forget(&record.request.mountpoint));
-        let records = self.filesystems.recorded(&self.boot);
-        let io = |source| DaemonError::Io { path: self.root.join("filesystems"), source };
+        stale.iter().for_each(|record| self.mounts.forget(&record.request.mountpoint));
+        let records = self.filesystems.recorded(&self.boot).at(self.root.join("filesystems"))?;
         let (on_disks, on_files): (Vec<_>, Vec<_>) =
-            records.map_err(io)?.into_iter().partition(|record| record.loops.is_some());
+            records.into_iter().partition(|record| record.loops.is_some());
         self.adopt_disks(on_disks, &seen, &mut given, &mut adoption).await?;
         if let Some(session) = &self.fanotify {
             self.adopt_filesystems(session, on_files, &seen, gap, &mut adoption).await?;
@@ -83,7 +87,7 @@ impl Node {
                     let error = error.for_people();
                     tracing::error!(mountpoint = %mountpoint.display(), error, "mount is lost");
                     detach(&mountpoint);
-                    self.forget(&mountpoint);
+                    self.mounts.forget(&mountpoint);
                 }
             }
         }
@@ -98,10 +102,9 @@ impl Node {
         session: &Arc<Session>,
         records: Vec<FilesystemRecord>,
         seen: &[MountRecord],
-        gap: bool,
+        gap: Gap,
         adoption: &mut Adoption,
     ) -> Result<(), DaemonError> {
-        let io = |source| DaemonError::Io { path: self.root.join("filesystems"), source };
         let mut invisible = false;
         for record in records {
             let places = places(seen, &record);
@@ -115,8 +118,10 @@ impl Node {
                 }
             }
         }
-        if gap && invisible {
-            pages::forget_all().and_then(|()| pages::reclaim_all()).map_err(io)?;
+        if gap == Gap::Unheard && invisible {
+            pages::forget_all()
+                .and_then(|()| pages::reclaim_all())
+                .at(self.root.join("filesystems"))?;
         }
         Ok(())
     }
@@ -153,8 +158,8 @@ impl Node {
                 Ok(Some(mount)) => adoption.filesystems.push((record, mount)),
                 Ok(None) => {}
                 Err(error) => {
-                    let source = std::io::Error::new(error.kind(), error);
-                    let error = DaemonError::Io { path: self.root.join("filesystems"), source };
+                    let path = self.root.join("filesystems");
+                    let error = DaemonError::from(PathError { path, source: error });
                     if error.is_passing() {
                         return Err(error);
                     }
@@ -171,7 +176,6 @@ impl Node {
         left: Option<blobfs::Left>,
         blobs: Vec<Arc<CachedBlob>>,
     ) -> Result<(Arc<blobfs::Session>, Vec<Arc<blobfs::Disk>>), DaemonError> {
-        let io = |source| DaemonError::Io { path: "/dev/fuse".into(), source };
         let (link, runtime) = (self.link.clone(), tokio::runtime::Handle::current());
         let resume = move || {
             let _runtime = runtime.enter();
@@ -181,7 +185,8 @@ impl Node {
             }
         };
         let resumed = tokio::task::spawn_blocking(resume).await;
-        resumed.map_err(std::io::Error::other).and_then(|resumed| resumed).map_err(io)
+        let resumed = resumed.map_err(std::io::Error::other).and_then(|resumed| resumed);
+        Ok(resumed.at("/dev/fuse")?)
     }
 
     fn give_up(&self, record: &FilesystemRecord, error: &DaemonError) {
@@ -196,18 +201,16 @@ impl Node {
         session: &Arc<Session>,
         record: &FilesystemRecord,
         places: &[&Path],
-        gap: bool,
+        gap: Gap,
     ) -> Result<Option<Arc<ErofsMount>>, DaemonError> {
         let image = self.stored(record).await?;
         for place in places {
-            let io = |source| DaemonError::Io { path: (*place).to_owned(), source };
             let adopted = image.adopt(session, &self.filesystems, record, place, gap).await;
-            if let Some(mount) = adopted.map_err(io)? {
+            if let Some(mount) = adopted.at(place)? {
                 return Ok(Some(mount));
             }
         }
-        let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
-        let mut watches = image.watch(session).map_err(io)?;
+        let mut watches = image.watch(session).at(self.root.join("cache"))?;
         watches.iter_mut().for_each(Watch::mounted);
         self.filesystems.linger(Behind::Watches(watches), record.clone());
         Ok(None)
@@ -232,8 +235,8 @@ impl Node {
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
         let verified = Verified::taken_over(record.manifest_digest);
-        let way = ImageRoute::to(&name, &self.options(&record.request));
-        let image = self.serve(stored, &verified, way).await?;
+        let route = ImageRoute::to(&name, &self.options(&record.request));
+        let image = self.serve(stored, &verified, route).await?;
         let mountpoint = record.request.mountpoint.clone();
         let adopted = match &record.backing {
             Some(backing) => {
@@ -251,9 +254,10 @@ impl Node {
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
             // The connection died with its daemon; a new one takes its place.
-            None => self.attach(&image, &mut record, true).await?,
+            None => self.attach(&image, &mut record, Place::DeadMount).await?,
         };
-        self.insert(record, image, attachment, id, Fetched::default()).await;
+        let mount = Mount::new(record, image, attachment, id, Fetched::default());
+        self.mounts.insert(mount).await;
         Ok(())
     }
 
@@ -269,7 +273,7 @@ impl Node {
         if let Some(left) = fuse::Left::find(given, &key) {
             let image = record.manifest_digest;
             let place =
-                fuse::MountTarget { mountpoint: &mountpoint, key: &key, image, is_dead: false };
+                fuse::MountTarget { mountpoint: &mountpoint, key: &key, image, place: Place::Free };
             match served.resume_fuse(place, left, record.journal, &self.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
@@ -318,10 +322,10 @@ impl Node {
         adoption: Adoption,
         left: Vec<Unanswered>,
     ) -> Result<(), DaemonError> {
-        let io = |source| DaemonError::Io { path: self.root.join("cache"), source };
+        let path = self.root.join("cache");
         let listen = |session: &Arc<Session>| session.listen(left);
         let answers = self.fanotify.as_ref().map(listen).transpose();
-        let answers = answers.map_err(|error| io(error.into()))?;
+        let answers = answers.at(&path)?;
         let node = self.clone();
         tokio::spawn(async move {
             if let Some(answers) = answers {
@@ -337,7 +341,7 @@ impl Node {
             lost.iter().for_each(|path| session.cut_off(path));
             session.forget_others(&cache.take_back(), &cache.in_use());
         });
-        clean.await.map_err(|error| io(std::io::Error::other(error)))
+        Ok(clean.await.map_err(std::io::Error::other).at(&path)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf, sync::Arc};
 use lazuli_image::Digest;
 use rustix::io::Errno;
 
-use crate::{cache::CacheError, error::ReadError, image::ImageError};
+use crate::{cache::CacheError, error::ReadError, image::ImageError, path_error::PathError};
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +150,12 @@ pub enum DaemonError {
         /// What happened.
         source: io::Error,
     },
+}
+
+impl From<PathError> for DaemonError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        DaemonError::Io { path, source }
+    }
 }
 
 fn list(images: &[(Digest, String)]) -> String {

@@ -5,12 +5,7 @@
 //! a moment longer, and a worker that takes over needs the metadata as long as that. What cannot go
 //! at once is marked, and looked at again.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Weak, time::Duration};
 
 use lazuli_image::Digest;
 
@@ -19,55 +14,6 @@ use crate::image::removed;
 
 /// How often marked images are looked at.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// Images whose metadata are about to be used.
-#[derive(Debug, Default)]
-pub(super) struct Pins {
-    pinned: Mutex<Pinned>,
-    /// Held while something is deleted.
-    clearing: tokio::sync::Mutex<()>,
-}
-
-#[derive(Debug, Default)]
-struct Pinned {
-    now: HashMap<Digest, usize>,
-    /// How many there have been.
-    ever: u64,
-}
-
-/// Keeps the metadata of an image until it is dropped.
-#[derive(Debug)]
-pub(super) struct Pin {
-    pins: Arc<Pins>,
-    image: Digest,
-}
-
-impl Pins {
-    /// Keeps the metadata of the image with this manifest, which is used again if it was removed.
-    pub(super) fn pin(self: &Arc<Self>, images: &Path, image: Digest) -> Pin {
-        let mut pinned = self.lock();
-        *pinned.now.entry(image).or_default() += 1;
-        pinned.ever += 1;
-        removed::unmark(images, &image);
-        Pin { pins: self.clone(), image }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pinned> {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let mut pinned = self.pins.lock();
-        if let Some(count) = pinned.now.get_mut(&self.image) {
-            *count -= 1;
-            if *count == 0 {
-                pinned.now.remove(&self.image);
-            }
-        }
-    }
-}
 
 impl Images {
     /// Has everything of an image go that nothing else uses: containerd has removed it.
@@ -90,9 +36,10 @@ impl Node {
         }
         let before = self.pins.lock().ever;
         let mut used: HashSet<_> =
-            self.served_images().await.iter().map(|image| image.manifest_digest()).collect();
+            self.images.all().await.iter().map(|image| image.manifest_digest()).collect();
         // Nothing goes if it is not known what is used.
-        let (Ok(mounts), Ok(filesystems)) = (self.records.all(), self.filesystems.images()) else {
+        let (Ok(mounts), Ok(filesystems)) = (self.mounts.records(), self.filesystems.images())
+        else {
             return;
         };
         let mounted: HashSet<_> = mounts.iter().map(|record| record.manifest_digest).collect();

@@ -21,27 +21,40 @@
 mod admission;
 mod adopt;
 mod api;
+mod attachment;
 mod client;
 mod driver;
 mod error;
 mod expected;
+mod explanation;
 mod fetch_locks;
 mod filesystems;
+mod fuse_blobs;
 mod images;
-mod layers;
 mod leftovers;
 mod logins;
+mod mount;
+mod mount_table;
 mod mount_users;
 mod node;
 mod occupied;
+mod pins;
 mod prefetch;
+mod prefetch_jobs;
+mod quiet;
+mod recent;
 mod record;
+mod refresh_routes;
+mod remember;
 mod route;
 mod scrub;
 mod served_image;
+mod served_images;
 mod server;
+mod shutdown;
 mod socket;
 mod stale_pages;
+mod status;
 
 use std::{
     io,
@@ -52,6 +65,7 @@ use std::{
     time::Duration,
 };
 
+use lazuli_sys::mountinfo;
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -60,25 +74,31 @@ use tokio::{
 
 pub use api::{
     CacheStatus, DaemonStatus, DriverChoice, MirrorStatus, MountRequest, MountStatus, Mounted,
-    Request, Response, SnapshotStatus, SnapshotsStatus, Status,
+    PrefetchRequest, PrefetchStatus, Request, Response, ScrubBlob, ScrubPlan, ScrubStep,
+    ScrubbedChunk, SnapshotStatus, SnapshotsStatus, Status, UnusedBlob,
 };
 pub use client::{Client, ClientError};
 pub use error::DaemonError;
-pub use images::{Explain, Images, MirrorActivity};
-use node::Node;
+pub use explanation::{Explain, MirrorActivity};
+pub use images::Images;
+use node::{Fanotify, Node};
 pub use occupied::Occupied;
-pub use prefetch::{PrefetchRequest, PrefetchStatus};
-pub use scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob};
+use shutdown::Stop;
+use stale_pages::Gap;
 
 use crate::{
     cache::KeepFree,
     image::StoredImage,
-    keeper::{Given, Link, Order},
+    keeper::{
+        Given, Link, Order,
+        names::{CONTROL, GROUP, MIRROR, SNAPSHOTS},
+    },
     kernel::{
         Probe,
-        fanotify::{GROUP, Handover, Journal, Session, Unanswered, most_unanswered},
-        fuse, mountinfo,
+        fanotify::{Handover, Journal, Session, Unanswered, most_unanswered},
+        fuse,
     },
+    path_error::At as _,
 };
 
 /// What the operator may set; `None` is the default.
@@ -107,15 +127,6 @@ pub struct Settings {
     /// Which images may run, see [`lazuli_policy::Gate`].
     pub policy: Option<PathBuf>,
 }
-
-/// The keeper's name for the control socket.
-const CONTROL: &str = "control";
-
-/// The keeper's name for the socket of the snapshot service.
-const SNAPSHOTS: &str = "snapshots";
-
-/// The keeper's name for the mirror's socket, and systemd's for the one that it holds.
-const MIRROR: &str = "mirror";
 
 /// How long requests of clients may take that are under way when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);
@@ -160,16 +171,15 @@ impl Worker {
         link: Arc<Link>,
         given: Given<Left>,
     ) -> Result<Self, DaemonError> {
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| DaemonError::Io { path, source }
-        };
-        let root = root.canonicalize().map_err(io(root))?;
+        let root = root.canonicalize().at(root)?;
         let Given { journal, mut descriptors, orders } = given;
         let group = descriptors.remove(GROUP);
         let groups = descriptors.remove_all(GROUP);
-        let gap = group.is_none();
-        let mut node = Node::open(&root, settings, link.clone(), !gap)?;
+        let (gap, fanotify) = match group {
+            Some(_) => (Gap::None, Fanotify::Proven),
+            None => (Gap::Unheard, Fanotify::Untried),
+        };
+        let mut node = Node::open(&root, settings, link.clone(), fanotify)?;
         let mut left = Vec::new();
         if let Some(group) = group {
             let resume = || {
@@ -178,9 +188,12 @@ impl Worker {
                     // The keeper got no further. Everything that was read will be denied.
                     None => (Journal::create()?, Vec::new()),
                 };
-                Ok(Session::resume(&link, Handover { group, groups, journal, unanswered })?)
+                io::Result::Ok(Session::resume(
+                    &link,
+                    Handover { group, groups, journal, unanswered },
+                )?)
             };
-            let (session, unanswered) = resume().map_err(io(&root.join("cache")))?;
+            let (session, unanswered) = resume().at(root.join("cache"))?;
             node.fanotify = Some(session);
             left = unanswered;
         } else {
@@ -197,16 +210,16 @@ impl Worker {
         node.find_default().await;
         node.answer(adoption, left).await?;
         node.cache.start_evicting();
-        for image in node.served_images().await {
+        for image in node.images.all().await {
             if image.is_first_start() {
                 node.prefetcher.resume(image.prefetched());
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
-        tokio::spawn(route::keep_current(Arc::downgrade(&node)));
+        tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
-        let listener = listen(&root, control, &link).map_err(io(&path))?;
+        let listener = listen(&root, control, &link).at(&path)?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);
         let mirror = listen_for_pulls(settings.mirror, mirror, &link);
         link.serving();
@@ -253,7 +266,7 @@ impl Worker {
             },
         };
         tracing::info!(why, "ending");
-        node.stop(true).await.map_err(io::Error::other)?;
+        node.stop(Stop::Forced).await.map_err(io::Error::other)?;
         link.stopped();
         Ok(Ended::Stopped)
     }
@@ -336,22 +349,18 @@ fn hold_open(
 /// and which drivers work. Unless told to `end_readers`, it must also be able to go on with every
 /// mount. Changes nothing.
 pub fn check(root: &Path, end_readers: bool) -> Result<(), DaemonError> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| DaemonError::Io { path, source }
-    };
     let images = root.join("images");
     let records = record::recorded_mounts(root)?;
     for record in &records {
         StoredImage::open(&images.join(record.manifest_digest.hex()))?;
     }
-    let mounts = mountinfo::list().map_err(io(root))?;
+    let mounts = mountinfo::list().at(root)?;
     let mountpoints = adopt::without_journal(&records, &mounts);
     if !end_readers && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
         return Err(DaemonError::WouldEnd { mountpoints });
     }
     let cache = root.join("cache");
-    std::fs::create_dir_all(&cache).map_err(io(&cache))?;
+    std::fs::create_dir_all(&cache).at(&cache)?;
     let probe = Probe::run(&cache);
     match (&probe.fanotify, &probe.fuse) {
         (Err(fanotify), Err(fuse)) => {

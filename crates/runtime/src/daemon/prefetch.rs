@@ -4,17 +4,19 @@
 //! next one begins where it was.
 
 use std::{
-    collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use lazuli_registry::{ImageName, Platform, lazy_manifest};
-use serde::{Deserialize, Serialize};
 
 use super::{
-    DaemonError, api::MountRequest, node::Node, route::ImageRoute, served_image::ServedImage,
+    DaemonError,
+    api::{DriverChoice, MountRequest, PrefetchRequest, PrefetchStatus},
+    node::Node,
+    prefetch_jobs::{Job, status},
+    route::ImageRoute,
 };
 use crate::image::{self, StoredImage};
 
@@ -27,78 +29,13 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(300),
 ];
 
-/// Which image to fetch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PrefetchRequest {
-    /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
-    pub image: String,
-    /// `os/arch[/variant]`; this machine's when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<String>,
-    /// Talk HTTP to the registry.
-    #[serde(default)]
-    pub plain_http: bool,
-}
-
-/// How far it is.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct PrefetchStatus {
-    /// Bytes of chunks that are here, as stored.
-    pub bytes_here: u64,
-    /// Bytes of all chunks, as stored; 0 until the image's metadata is here.
-    pub bytes_total: u64,
-    /// Whether everything is here and on the disk.
-    pub done: bool,
-}
-
-/// How long the end of a prefetch is kept for whoever asks first. Who asks after that wants another
-/// one.
-const NEWS: Duration = Duration::from_secs(10);
-
-/// The prefetches that go on, and those that ended a moment ago.
-#[derive(Debug, Default)]
-pub(super) struct Prefetches(Mutex<HashMap<PrefetchRequest, Arc<Job>>>);
-
-#[derive(Debug, Default)]
-struct Job(Mutex<Progress>);
-
-#[derive(Debug, Default)]
-struct Progress {
-    /// What is fetched, as soon as that is known and until it ends.
-    image: Option<Arc<ServedImage>>,
-    ended: Option<(Instant, Result<PrefetchStatus, Arc<DaemonError>>)>,
-}
-
-impl Job {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_old(&self) -> bool {
-        self.lock().ended.as_ref().is_some_and(|(ended, _)| ended.elapsed() > NEWS)
-    }
-}
-
 impl Node {
     /// Begins to fetch an image, unless that is under way, and says how far it is.
     pub(super) fn prefetch(
         self: &Arc<Self>,
         request: PrefetchRequest,
     ) -> Result<PrefetchStatus, DaemonError> {
-        let mut jobs = self.prefetches.0.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.retain(|_, job| !job.is_old());
-        let new = || self.begin(request.clone());
-        let job = jobs.entry(request.clone()).or_insert_with(new).clone();
-        let progress = job.lock();
-        if progress.ended.is_some() {
-            jobs.remove(&request);
-        }
-        match &progress.ended {
-            Some((_, Ok(status))) => Ok(*status),
-            Some((_, Err(error))) => Err(DaemonError::Shared(error.clone())),
-            None => Ok(progress.image.as_ref().map(status).unwrap_or_default()),
-        }
+        self.prefetches.progress(&request, || self.begin(request.clone()))
     }
 
     /// Fetches an image of the configuration, sooner or later.
@@ -128,7 +65,7 @@ impl Node {
             let mut progress = shown.lock();
             let image = progress.image.take();
             let ended = fetched.map(|()| {
-                let status = image.as_ref().map(status).unwrap_or_default();
+                let status = image.as_deref().map(status).unwrap_or_default();
                 PrefetchStatus { done: true, ..status }
             });
             match &ended {
@@ -152,15 +89,15 @@ impl Node {
             image,
             asked: None,
             mountpoint: PathBuf::new(),
-            driver: super::DriverChoice::Auto,
+            driver: DriverChoice::Auto,
             platform,
             plain_http,
             base: false,
             nosuid: true,
         };
         let options = self.options(&request);
-        let way = ImageRoute::to(&name, &options);
-        let repository = way.open()?;
+        let route = ImageRoute::to(&name, &options);
+        let repository = route.open()?;
         let images = self.root.join("images");
         let may_replace = self.may_replace(&name, &options);
         let indexes = options.indexes;
@@ -172,16 +109,11 @@ impl Node {
         let (stored, _, verified) = fetch.await?;
         stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();
-        let served = self.serve(stored, &verified, way).await?;
+        let served = self.serve(stored, &verified, route).await?;
         job.lock().image = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })?;
         let synced = tokio::task::spawn_blocking(move || image::sync(&directory)).await;
         Ok(synced.unwrap_or(Ok(()))?)
     }
-}
-
-fn status(image: &Arc<ServedImage>) -> PrefetchStatus {
-    let (bytes_here, bytes_total) = image.filled();
-    PrefetchStatus { bytes_here, bytes_total, done: false }
 }

@@ -19,7 +19,7 @@ use super::{
     DaemonError,
     api::{DriverChoice, MountRequest},
 };
-use crate::kernel::mount::Backing;
+use crate::{kernel::mount::Backing, path_error::At as _};
 
 /// Something that is recorded.
 pub(super) trait Record: Serialize + DeserializeOwned {
@@ -125,5 +125,5 @@ impl<T: Record> Records<T> {
 pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonError> {
     let path = root.join("mounts");
     let records = Records::open(path.clone()).and_then(|records| records.all());
-    records.map_err(|source| DaemonError::Io { path, source })
+    Ok(records.at(path)?)
 }

@@ -5,101 +5,34 @@ use std::{
     collections::HashMap,
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use lazuli_image::Digest;
-use serde::{Deserialize, Serialize};
 
-use super::{DaemonError, node::Node, served_image::ServedImage};
+use super::{
+    DaemonError,
+    api::{ScrubBlob, ScrubPlan, ScrubStep, UnusedBlob},
+    node::Node,
+    served_image::ServedImage,
+};
 use crate::{
-    cache::{Cache, CacheError, Scrubbed},
+    cache::{Cache, CacheError},
     image::{self, StoredImage},
     kernel::pages,
+    path_error::At as _,
 };
-
-/// What is in the cache.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct ScrubPlan {
-    /// Blobs that an image on this node describes.
-    pub blobs: Vec<ScrubBlob>,
-    /// Blobs that none describes: nobody can check or use them.
-    pub unused: Vec<UnusedBlob>,
-    /// Images whose metadata on this node cannot be used, and why.
-    pub damaged: Vec<String>,
-}
-
-/// A blob in the cache, as one image describes it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ScrubBlob {
-    /// SHA-256 of the blob as stored.
-    pub blob: Digest,
-    /// Bytes that it occupies on the disk.
-    pub bytes: u64,
-    /// Manifests of the images that have it; never empty.
-    pub images: Vec<Digest>,
-    /// Position in the blob table of the first of these.
-    pub position: usize,
-    /// Mount points of these images.
-    pub mountpoints: Vec<PathBuf>,
-}
-
-/// A blob that no image on this node describes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct UnusedBlob {
-    /// Its directory below `cache/blobs`.
-    pub directory: String,
-    /// Bytes that it occupies on the disk.
-    pub bytes: u64,
-}
-
-/// What one step found.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct ScrubStep {
-    /// Chunks that were read back.
-    pub chunks: u64,
-    /// Their decoded bytes.
-    pub bytes: u64,
-    /// Those that were wrong. They are missing now, and fetched when somebody reads them.
-    pub wrong: Vec<ScrubbedChunk>,
-    /// Where the next step begins, if there is more of the blob.
-    pub next: Option<usize>,
-}
-
-/// A chunk that was not what its digest says.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ScrubbedChunk {
-    /// Its number in the blob.
-    pub chunk: u32,
-    /// Its first byte in the decoded blob.
-    pub start: u64,
-    /// The byte behind its last one.
-    pub end: u64,
-}
-
-impl From<Scrubbed> for ScrubStep {
-    fn from(step: Scrubbed) -> Self {
-        let Scrubbed { chunks, bytes, wrong, next } = step;
-        let wrong = wrong.into_iter().map(|wrong| ScrubbedChunk {
-            chunk: wrong.number,
-            start: wrong.range.start.0,
-            end: wrong.range.end.0,
-        });
-        ScrubStep { chunks, bytes, wrong: wrong.collect(), next }
-    }
-}
 
 impl Node {
     /// What there is to check.
     pub(super) async fn scrub_plan(&self) -> Result<ScrubPlan, DaemonError> {
         let images = self.root.join("images");
         let described = tokio::task::spawn_blocking(move || describe(&images)).await;
-        let (described, damaged) =
-            described
-                .unwrap_or_else(|error| Err(io::Error::other(error)))
-                .map_err(|source| DaemonError::Io { path: self.root.join("images"), source })?;
+        let (described, damaged) = described
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .at(self.root.join("images"))?;
         let mut plan = ScrubPlan { damaged, ..ScrubPlan::default() };
-        let served = self.served().await;
+        let served = self.mounts.served().await;
         for (directory, bytes) in self.cache.directories()? {
             let Some(found) = described.get(&directory) else {
                 plan.unused.push(UnusedBlob { directory, bytes });
@@ -134,16 +67,14 @@ impl Node {
             Ok(blob.map(|blob| cache.find(blob)).transpose()?.flatten())
         };
         let opened = tokio::task::spawn_blocking(open).await;
-        let opened = opened.unwrap_or_else(|error| {
-            let path = self.root.join("images");
-            Err(DaemonError::Io { path, source: io::Error::other(error) })
-        });
+        let opened = opened
+            .unwrap_or_else(|error| Ok(Err(io::Error::other(error)).at(self.root.join("images"))?));
         // Given up since the plan was made: nothing is wrong with it.
         let Some(blob) = opened? else { return Ok(ScrubStep::default()) };
         let step = blob.scrub(from).await;
         let (is_wrong, is_last) = (!step.wrong.is_empty(), step.next.is_none());
         if is_wrong || is_last && !blob.is_complete() {
-            let served = self.served().await;
+            let served = self.mounts.served().await;
             let drop_pages = move || {
                 for (mountpoint, image) in served.iter().filter(|(_, image)| image.has(&blob)) {
                     let dropped = if is_wrong {

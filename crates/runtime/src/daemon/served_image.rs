@@ -1,46 +1,42 @@
 //! An image while it is served: its blobs in the cache and its mounts.
 
 use std::{
-    fs, io,
-    ops::Range,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
-use lazuli_image::{BlobIndex, Decoded, Digest};
+use lazuli_image::Digest;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
 
 use super::{
     DaemonError,
     api::MountRequest,
+    attachment::Attachment,
     filesystems::{Behind, ErofsMount, FilesystemRecord, Filesystems},
+    fuse_blobs::Blobs,
+    quiet::{forget_pages_when_quiet, read_directly_when_quiet},
     record::mount_key,
     route::{ImageRoute, ImageRoutes},
-    stale_pages,
+    stale_pages::{self, Gap},
 };
 use crate::{
-    cache::{Cache, CachedBlob, Owner},
+    cache::{Cache, CachedBlob},
     image::StoredImage,
     keeper::Link,
     kernel::{
         blobfs,
-        errno::errno,
         fanotify::{self, Watch},
-        fuse::{self, BlobReader, FuseError, ImageFilesystem, MountTarget},
-        mount::{self, Erofs, Suid},
+        fuse::{self, ImageFilesystem, MountTarget, Place},
+        mount::{Erofs, Suid},
     },
     prefetch,
+    sharing::Owner,
 };
-
-/// A container that waited for nothing for so long has started: 5 s is well above the longest pause
-/// between two fetches of one start that was seen, and well below the life of anything worth tuning
-/// for.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// One image. All of its mounts share it.
 #[derive(Debug)]
@@ -49,20 +45,11 @@ pub(super) struct ServedImage {
     blobs: Arc<[Arc<CachedBlob>]>,
     _owners: Vec<Owner>,
     /// Where its blobs can be fetched.
-    ways: ImageRoutes,
+    routes: ImageRoutes,
     on_files: Mutex<Weak<ErofsMount>>,
     on_disks: Mutex<Weak<ErofsMount>>,
     /// Whether it has been started, see [`crate::prefetch`].
     is_started: AtomicBool,
-}
-
-/// What one mount point holds on to.
-#[derive(Debug)]
-pub(super) enum Attachment {
-    /// A bind mount of the image's EROFS mount.
-    Bind(Arc<ErofsMount>),
-    /// A FUSE connection.
-    Fuse(Arc<fuse::Session>),
 }
 
 /// What was done for an image so far.
@@ -80,15 +67,15 @@ impl ServedImage {
     pub(super) fn new(
         stored: StoredImage,
         cache: &Cache,
-        way: ImageRoute,
+        route: ImageRoute,
     ) -> Result<Self, DaemonError> {
-        let (ways, blobs) = ImageRoutes::begin(way, stored.bootstrap.blobs(), cache)?;
+        let (routes, blobs) = ImageRoutes::begin(route, stored.bootstrap.blobs(), cache)?;
         let manifest = stored.manifest_digest;
         Ok(ServedImage {
             _owners: blobs.iter().map(|blob| blob.owned_by(manifest)).collect(),
             stored,
             blobs: blobs.into(),
-            ways,
+            routes,
             on_files: Mutex::default(),
             on_disks: Mutex::default(),
             is_started: AtomicBool::new(false),
@@ -113,18 +100,18 @@ impl ServedImage {
             bootstrap: self.stored.bootstrap.clone(),
             hot: self.stored.hot.clone(),
             blobs: Arc::downgrade(&self.blobs),
-            repository: self.ways.newest(),
+            repository: self.routes.newest(),
         }
     }
 
-    /// Lets the image's blobs be fetched in this way, too.
-    pub(super) fn add_way(&self, way: ImageRoute) -> Result<(), DaemonError> {
-        self.ways.add(way, self.stored.bootstrap.blobs(), &self.blobs)
+    /// Lets the image's blobs be fetched by this route, too.
+    pub(super) fn add_route(&self, route: ImageRoute) -> Result<(), DaemonError> {
+        self.routes.add(route, self.stored.bootstrap.blobs(), &self.blobs)
     }
 
-    /// Finds out whether registries are reached in another way by now.
+    /// Finds out whether registries are reached by another route by now.
     pub(super) fn refresh(&self) {
-        self.ways.refresh(self.stored.bootstrap.blobs(), &self.blobs);
+        self.routes.refresh(self.stored.bootstrap.blobs(), &self.blobs);
     }
 
     pub(super) fn manifest_digest(&self) -> Digest {
@@ -281,15 +268,15 @@ impl ServedImage {
         Ok(None)
     }
 
-    /// Takes over a file system of an earlier worker that is bound `at` some place. With `gap`,
-    /// nobody listened for a time. `None` when another file system is seen there.
+    /// Takes over a file system of an earlier worker that is bound `at` some place. `None` when
+    /// another file system is seen there.
     pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,
         filesystems: &Arc<Filesystems>,
         record: &FilesystemRecord,
         at: &Path,
-        gap: bool,
+        gap: Gap,
     ) -> io::Result<Option<Arc<ErofsMount>>> {
         let mut erofs = self.on_files.lock().await;
         let adopted = Erofs::adopt(at, record.backing.clone())?;
@@ -298,7 +285,7 @@ impl ServedImage {
         }
         let mut watches = self.watch(session)?;
         let mut stale = 0;
-        if gap {
+        if gap == Gap::Unheard {
             let (at, bootstrap) = (adopted.path(), self.stored.bootstrap.clone());
             let (blobs, session) = (self.blobs.clone(), session.clone());
             let close =
@@ -338,7 +325,7 @@ impl ServedImage {
         mountpoint: &Path,
         name: &str,
         suid: Suid,
-        is_dead: bool,
+        place: Place,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
         let filesystem = self.filesystem()?;
@@ -346,8 +333,8 @@ impl ServedImage {
         let image = self.manifest_digest();
         let session = tokio::task::spawn_blocking(move || {
             let key = mount_key(&mountpoint);
-            let place = MountTarget { mountpoint: &mountpoint, key: &key, image, is_dead };
-            fuse::Session::mount(filesystem, place, &name, suid, &link).map_err(io::Error::other)
+            let target = MountTarget { mountpoint: &mountpoint, key: &key, image, place };
+            fuse::Session::mount(filesystem, target, &name, suid, &link).map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))
     }
@@ -371,65 +358,6 @@ impl ServedImage {
     fn filesystem(&self) -> io::Result<ImageFilesystem<Map, Blobs>> {
         let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
         ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)
-    }
-}
-
-impl Attachment {
-    /// Pages that may show zeros, see [`stale_pages::close`].
-    pub(super) fn stale_pages(&self) -> u64 {
-        match self {
-            Attachment::Bind(mount) => mount.stale_pages,
-            Attachment::Fuse(_) => 0,
-        }
-    }
-
-    /// Removes the mount; fails with [`io::ErrorKind::ResourceBusy`] while somebody uses it.
-    pub(super) async fn unmount(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse(session) = self else { return mount::unmount(mountpoint) };
-        let session = session.clone();
-        let unmount = tokio::task::spawn_blocking(move || session.unmount());
-        unmount.await.map_err(io::Error::other)?.map_err(|error| match error {
-            // fusermount3 has words only.
-            FuseError::Unmount { error, .. } if error.to_string().contains("busy") => {
-                io::ErrorKind::ResourceBusy.into()
-            }
-            FuseError::Unmount { error, .. } => error,
-            error => io::Error::other(error),
-        })
-    }
-
-    /// Takes the mount out of the tree, with whatever uses it.
-    pub(super) async fn detach(&self, mountpoint: &Path) -> io::Result<()> {
-        let Attachment::Fuse(session) = self else { return mount::detach(mountpoint) };
-        let session = session.clone();
-        let detach = tokio::task::spawn_blocking(move || session.detach());
-        detach.await.map_err(io::Error::other)?.map_err(io::Error::other)
-    }
-}
-
-/// Turns a mount to direct reads when its start is over: when nobody had to wait for [`QUIET`], or
-/// everything is here.
-async fn read_directly_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
-    let mut before = None;
-    // Nothing of the mount is held while it waits: others see from the blobs that nobody can read
-    // any more.
-    while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
-        let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
-        drop(blobs);
-        if now == before {
-            break;
-        }
-        before = now;
-        tokio::time::sleep(QUIET).await;
-        if mount.strong_count() == 0 {
-            return;
-        }
-    }
-    let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
-    match mount.erofs.read_directly() {
-        // The copies that buffered reads left behind are in nobody's use now.
-        Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
-        Err(error) => tracing::info!(%error, "reads stay buffered"),
     }
 }
 
@@ -465,51 +393,4 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
-}
-
-/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been
-/// quiet, until the kernel reads the files itself. Not at once: what was just written would have to
-/// be on the disk before.
-async fn forget_pages_when_quiet(mount: Weak<ErofsMount>, blobs: Weak<[Arc<CachedBlob>]>) {
-    let (mut before, mut forgotten) = (0, 0);
-    loop {
-        tokio::time::sleep(QUIET).await;
-        let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
-        let now = mount.events();
-        if now == before && now != forgotten {
-            forgotten = now;
-            blobs.iter().for_each(|blob| blob.forget_pages());
-        }
-        before = now;
-    }
-}
-
-/// The cache as FUSE asks it.
-#[derive(Debug)]
-struct Blobs {
-    blobs: Arc<[Arc<CachedBlob>]>,
-    runtime: Handle,
-}
-
-impl Blobs {
-    fn get(&self, blob: BlobIndex) -> io::Result<&Arc<CachedBlob>> {
-        self.blobs.get(usize::from(blob.0)).ok_or_else(|| io::Error::other("no such blob"))
-    }
-}
-
-impl BlobReader for Blobs {
-    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()> {
-        let blob = self.get(blob)?;
-        if blob.is_ready(&range) {
-            return Ok(());
-        }
-        self.runtime.block_on(blob.ensure(range)).map_err(|error| {
-            tracing::error!(%error, "a reader gets an error");
-            errno(&error).into()
-        })
-    }
-
-    fn file(&self, blob: BlobIndex) -> io::Result<&fs::File> {
-        Ok(self.get(blob)?.file())
-    }
 }

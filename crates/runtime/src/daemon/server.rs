@@ -10,7 +10,9 @@ use tokio::{
 
 use super::{
     api::{Request, Response},
+    mount::InUse,
     node::Node,
+    shutdown::Stop,
 };
 
 /// A request is a few hundred bytes; paths are at most 4096 each.
@@ -102,14 +104,17 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
         let result = match request {
             Request::Ping => Ok(Response::Done),
             Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
-            Request::Umount { mountpoint } => node.umount(&mountpoint, false).await.map(done),
+            Request::Umount { mountpoint } => {
+                node.umount(&mountpoint, InUse::Refuse).await.map(done)
+            }
             Request::Status => node.status().await.map(Response::Status),
             Request::Prefetch(request) => node.prefetch(request).map(Response::Prefetch),
             Request::ScrubPlan => node.scrub_plan().await.map(Response::ScrubPlan),
             Request::Scrub { image, position, from } => {
                 node.scrub(image, position, from).await.map(Response::Scrubbed)
             }
-            Request::Stop { force } => node.stop(force).await.map(done),
+            Request::Stop { force: true } => node.stop(Stop::Forced).await.map(done),
+            Request::Stop { force: false } => node.stop(Stop::IfUnused).await.map(done),
         };
         result.unwrap_or_else(|error| Response::Error { message: error.for_people() })
     });

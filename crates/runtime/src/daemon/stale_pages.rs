@@ -25,6 +25,15 @@ use lazuli_sys::mmap::Map;
 
 use crate::{cache::CachedBlob, kernel::pages};
 
+/// Whether readers may have been let through to holes since the worker before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gap {
+    /// The keeper held the fanotify group: readers waited.
+    None,
+    /// Keeper and worker died together, and no group was there.
+    Unheard,
+}
+
 /// How often it is looked after them.
 const PASSES: usize = 40;
 

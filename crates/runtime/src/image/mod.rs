@@ -16,7 +16,6 @@
 //! when it is opened, and fetched again.
 
 pub mod chain;
-mod meta;
 mod point_files;
 pub(crate) mod removed;
 mod rows;
@@ -41,7 +40,8 @@ use lazuli_image::{
     rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
 };
 use lazuli_registry::{
-    self as registry, RegistryError, Repository, SmallBlob, into_blocking, manifest::DOCUMENT_LIMIT,
+    self as registry, Pull, RegistryError, Repository, SmallBlob, into_blocking,
+    manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
 
@@ -51,6 +51,7 @@ use self::{
     rows::{Preconnect, Purpose},
     tables::Tables,
 };
+use crate::path_error::{At as _, PathError};
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +134,12 @@ pub enum ImageError {
     },
 }
 
+impl From<PathError> for ImageError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        ImageError::Io { path, source }
+    }
+}
+
 /// An image whose metadata is on this node.
 #[derive(Debug)]
 pub struct StoredImage {
@@ -208,8 +215,7 @@ impl StoredImage {
                 Ok(image) => return Ok((image, fetched, admitted)),
                 Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
                     tracing::warn!(%error, "fetching the image's metadata again");
-                    fs::remove_dir_all(&directory)
-                        .map_err(|source| ImageError::Io { path: directory.clone(), source })?;
+                    fs::remove_dir_all(&directory).at(&directory).map_err(ImageError::from)?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -252,8 +258,7 @@ impl StoredImage {
         }
         let config = read(directory, CONFIG)?;
         let path = directory.join(BOOTSTRAP);
-        let io = |source| ImageError::Io { path: path.clone(), source };
-        let map = Map::new(&File::open(&path).map_err(io)?).map_err(io)?;
+        let map = Map::new(&File::open(&path).at(&path)?).at(&path)?;
         let digest = read(directory, BOOTSTRAP_DIGEST)?;
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
@@ -348,12 +353,11 @@ impl StoredImage {
 pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
     let files = names.iter().map(|name| directory.join(name));
-    let io = |source| ImageError::Io { path: directory.to_owned(), source };
-    let points = point_files::found(directory).map_err(io)?;
+    let points = point_files::found(directory).at(directory)?;
     let files = files.chain(points).chain([directory.to_owned()]);
     for path in files.chain(directory.parent().map(Path::to_owned)) {
         let synced = File::open(&path).and_then(|file| file.sync_all());
-        synced.map_err(|source| ImageError::Io { path, source })?;
+        synced.at(path)?;
     }
     Ok(())
 }
@@ -442,7 +446,7 @@ struct Begun {
 
 /// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
 /// arrives as it is read.
-async fn begin(repository: &dyn Repository, layer: &Descriptor) -> Result<Begun, RegistryError> {
+async fn begin(repository: &dyn Pull, layer: &Descriptor) -> Result<Begun, RegistryError> {
     if layer.size <= DOCUMENT_LIMIT {
         let SmallBlob { content, requests } = repository.small_blob(layer).await?;
         return Ok(Begun { reader: Box::new(io::Cursor::new(content)), requests });
@@ -504,8 +508,8 @@ async fn find_bootstrap(
 
 /// Unpacks the bootstrap from the layer to the new file `to`.
 async fn fetch_bootstrap(
-    repository: &dyn Repository,
-    places: &[Arc<dyn Repository>],
+    repository: &dyn Pull,
+    places: &[Arc<dyn Pull>],
     (manifest, layer): (&Manifest, &Descriptor),
     begun: Result<Begun, RegistryError>,
     to: &Path,
@@ -522,7 +526,7 @@ async fn fetch_bootstrap(
     };
     let unpack = move || unpack::unpack(reader, &to);
     let mut unpacked = blocking(unpack).await.map_err(failed)?;
-    let misplaced = |blob: Digest, place: &Arc<dyn Repository>, problem: String| {
+    let misplaced = |blob: Digest, place: &Arc<dyn Pull>, problem: String| {
         let (image, place) = (repository.describe(), place.describe());
         ImageError::Misplaced { image, blob, place, problem }
     };
@@ -584,8 +588,7 @@ impl Partial {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = images.join(format!("{PARTIAL}{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)
-            .map_err(|source| ImageError::Io { path: path.clone(), source })?;
+        fs::create_dir_all(&path).at(&path)?;
         Ok(Partial(path))
     }
 
@@ -611,10 +614,10 @@ impl Drop for Partial {
 fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), ImageError> {
     let path = directory.join(name);
     let write = || io::Write::write_all(&mut File::create_new(&path)?, content);
-    write().map_err(|source| ImageError::Io { path: path.clone(), source })
+    Ok(write().at(&path)?)
 }
 
 fn read(directory: &Path, name: &str) -> Result<Vec<u8>, ImageError> {
     let path = directory.join(name);
-    fs::read(&path).map_err(|source| ImageError::Io { path, source })
+    Ok(fs::read(&path).at(&path)?)
 }

@@ -13,15 +13,15 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use lazuli_image::{
     Algorithm, Blob, Chunk, Codec, Digest, Stored,
-    codec::{Decoder, Unit},
+    codec::Decoder,
     oci::{Descriptor, Manifest},
     rafs::{BlobRecord, IndexBlob, TailInfo},
 };
-use lazuli_registry::{RegistryError, Repository, from_reader};
+use lazuli_registry::{Pull, RegistryError, from_reader};
 use tokio::io::AsyncReadExt as _;
 
 /// A place that holds the image.
-type Mirror = Arc<dyn Repository>;
+type Mirror = Arc<dyn Pull>;
 
 /// What [`prove`] found.
 pub(super) struct Read {
@@ -74,7 +74,8 @@ async fn fetch_range(
 ) -> Result<Tables, RegistryError> {
     let mut failures = Vec::new();
     let range = || Stored(tail.ci_offset)..Stored(tail.meta_end());
-    for place in places.iter().filter(|place| digest.is_some() || !place.is_for_all()) {
+    let may_answer = |place: &&Mirror| digest.is_some() || !place.request_policy().is_peer();
+    for place in places.iter().filter(may_answer) {
         match place.read(&blob, size, range(), &|_| {}).await {
             Ok(bytes) if digest.is_some_and(|digest| !digest.matches(&bytes)) => {
                 let object = format!("the chunk tables of index {blob}");
@@ -179,6 +180,6 @@ async fn look(places: &[Mirror], blob: &Blob, chunk: &Chunk) -> Result<Read, Reg
 /// Whether stored bytes are those of a chunk.
 fn is(codec: Codec, chunk: &Chunk, stored: &[u8]) -> bool {
     let mut buffer = Vec::new();
-    let unit = Decoder::new().unit(&Unit::whole(codec, chunk), stored, &mut buffer);
+    let unit = Decoder::new().unit(&chunk.unit(codec), stored, &mut buffer);
     unit.ok().and_then(|unit| chunk.part_of(unit)).is_some_and(|part| chunk.digest.matches(part))
 }

@@ -10,22 +10,16 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{
     descriptors::Descriptors,
+    info::KeeperInfo,
+    names::{JOURNAL, LISTENER, LOCK, LOG, PREDECESSOR},
+    programs::{Programs, Role},
     service,
-    supervisor::{LISTENER, LOCK, LOG, Programs, Role},
-    takeover::unexpected,
-    wire::{Channel, Kind, Message, TRIAL},
+    wire::{Channel, Kind, Message, TRIAL, unexpected},
 };
-
-/// The descriptor that a worker gets before it opens anything, see [`Link::enter`].
-pub const JOURNAL: &str = "journal";
-
-/// The connection to the keeper before, which goes on if a worker on trial fails.
-pub(super) const PREDECESSOR: &str = "predecessor";
 
 /// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier
 /// version never says that it has.
@@ -33,31 +27,6 @@ const PASSED_ON: Duration = Duration::from_secs(1);
 
 /// Pause before a keeper is started again that could not be started.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// How a keeper and its worker are.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct KeeperInfo {
-    /// Process that holds the descriptors.
-    pub pid: u32,
-    /// Process that serves readers; none while it is being started again.
-    pub worker_pid: Option<u32>,
-    /// Workers that died and were started again.
-    pub restarts: u64,
-    /// How the last of them ended.
-    pub last_exit: Option<String>,
-    /// Seconds until the next start, after several that failed.
-    pub next_start_seconds: Option<f32>,
-}
-
-impl KeeperInfo {
-    pub(super) fn to_json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    pub(super) fn from_json(text: &str) -> io::Result<Self> {
-        Ok(serde_json::from_str(text)?)
-    }
-}
 
 /// What a keeper tells its worker to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

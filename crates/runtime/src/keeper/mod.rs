@@ -19,7 +19,11 @@
 //! Nobody has to end properly for any of this: a worker that gives way to another one just exits.
 
 mod descriptors;
+mod handover;
+mod info;
 mod link;
+pub(crate) mod names;
+mod programs;
 mod service;
 mod socket;
 mod supervisor;
@@ -31,7 +35,9 @@ pub(crate) use wire::fuzz;
 
 pub use self::{
     descriptors::Descriptors,
-    link::{Given, JOURNAL, KeeperInfo, KeptDescriptor, Link, Order},
-    supervisor::{Ended, Keeper, KeeperError, Programs, Role},
+    info::KeeperInfo,
+    link::{Given, KeptDescriptor, Link, Order},
+    programs::{Programs, Role},
+    supervisor::{Ended, Keeper, KeeperError},
     takeover::{TakeoverError, report},
 };

@@ -9,8 +9,6 @@ use std::{
         unix::{fs::DirBuilderExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,19 +21,16 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     descriptors::Descriptors,
-    link::{JOURNAL, KeeperInfo, PREDECESSOR},
+    handover::{Successor, receive_all},
+    info::KeeperInfo,
+    names::{GROUP, JOURNAL, LISTENER, LOCK, LOG, PREDECESSOR},
+    programs::{Programs, Role},
     service::{self, Service},
     socket,
-    takeover::{Successor, receive_all},
     wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
-use crate::kernel::fanotify::GROUP;
-
-/// Names of the descriptors that are the keeper's own.
-pub(super) const LOCK: &str = "lock";
-pub(super) const LISTENER: &str = "keeper";
-pub(super) const LOG: &str = "log";
+use crate::path_error::{At as _, PathError};
 
 /// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
 /// one below the root is `/images/<64 digits>/bootstrap`.
@@ -62,24 +57,6 @@ const REST: Duration = Duration::from_millis(50);
 
 /// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
-
-/// What a program is started as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Serves readers; its standard input is the connection to its keeper.
-    Worker,
-    /// Holds descriptors; its standard input is the connection to a worker that has lost its
-    /// keeper.
-    Keeper,
-    /// Finds out whether this program could serve here, and ends.
-    Check,
-    /// Makes system calls for the worker that wait for the worker; its standard input is where it
-    /// is told.
-    Helper,
-}
-
-/// How this program is started in another role.
-pub type Programs = Arc<dyn Fn(Role) -> Command + Send + Sync>;
 
 /// How a keeper ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +98,9 @@ pub enum KeeperError {
     },
 }
 
-impl KeeperError {
-    pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| KeeperError::Io { path, source }
+impl From<PathError> for KeeperError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        KeeperError::Io { path, source }
     }
 }
 
@@ -154,16 +130,16 @@ impl Keeper {
         // Nobody else may reach set-user-id programs of images or containers below it, nor the
         // sockets.
         let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
-        created.map_err(KeeperError::io(root))?;
+        created.at(root)?;
         // The kernel shows mounts by their real paths.
-        let root = root.canonicalize().map_err(KeeperError::io(root))?;
+        let root = root.canonicalize().at(root)?;
         if root.as_os_str().len() > ROOT_LIMIT {
             return Err(KeeperError::RootTooLong { root });
         }
         let mut descriptors = Descriptors::default();
         let inherited = lazuli_sys::inherit::descriptors();
         // systemd lists what came last first.
-        for (name, descriptor) in inherited.map_err(KeeperError::io(&root))? {
+        for (name, descriptor) in inherited.at(&root)? {
             if descriptors.get(&name).is_none() {
                 descriptors.insert(name, descriptor);
             }
@@ -171,20 +147,20 @@ impl Keeper {
         let path = root.join("lock");
         let lock = match descriptors.remove(LOCK) {
             Some(lock) => File::from(lock),
-            None => File::create(&path).map_err(KeeperError::io(&path))?,
+            None => File::create(&path).at(&path)?,
         };
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(KeeperError::Locked { root }),
-            Err(TryLockError::Error(error)) => return Err(KeeperError::io(&path)(error)),
+            Err(TryLockError::Error(source)) => return Err(KeeperError::Io { path, source }),
         }
         let mut keeper = Self::new(root, programs, descriptors)?;
         keeper.hold(LOCK, lock.into());
         let log = rustix::stdio::stderr().try_clone_to_owned();
-        keeper.hold(LOG, log.map_err(KeeperError::io(Path::new("standard error")))?);
+        keeper.hold(LOG, log.at("standard error")?);
         if keeper.descriptors.get(LISTENER).is_none() {
             let socket = socket::open(&keeper.root);
-            let socket = socket.map_err(KeeperError::io(&keeper.root.join(socket::NAME)))?;
+            let socket = socket.at(keeper.root.join(socket::NAME))?;
             keeper.hold(LISTENER, socket);
         }
         Ok(keeper)
@@ -192,14 +168,13 @@ impl Keeper {
 
     /// Takes a worker over whose keeper died; it waits at the other end of standard input.
     pub fn adopt(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
-        let failed = KeeperError::io(Path::new("the connection to the worker"));
         let connect = || {
             let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?)?;
             let pid = rustix::net::sockopt::socket_peercred(&channel)?.pid;
             let (descriptors, whole) = receive_all(&channel, Kind::Go)?;
-            Ok((channel, pid, descriptors, whole))
+            io::Result::Ok((channel, pid, descriptors, whole))
         };
-        let (channel, pid, descriptors, whole) = connect().map_err(failed)?;
+        let (channel, pid, descriptors, whole) = connect().at("the connection to the worker")?;
         // Both died, then: who has no lock cannot keep another daemon from starting, and would
         // serve beside it.
         if descriptors.get(LOCK).is_none() {
@@ -238,7 +213,7 @@ impl Keeper {
             io::Result::Ok(ours)
         };
         Ok(Keeper {
-            signals: signals().map_err(KeeperError::io(Path::new("signal handlers")))?,
+            signals: signals().at("signal handlers")?,
             root,
             programs,
             descriptors,
@@ -261,7 +236,7 @@ impl Keeper {
             self.start_worker();
         }
         loop {
-            let Some(ended) = self.step().map_err(KeeperError::io(Path::new("poll")))? else {
+            let Some(ended) = self.step().at("poll")? else {
                 continue;
             };
             if ended == Ended::Stopped

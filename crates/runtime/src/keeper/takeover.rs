@@ -13,35 +13,27 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     process::ExitStatus,
     time::{Duration, Instant},
 };
 
-use rustix::{
-    net::sockopt::socket_peercred,
-    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
-};
-
 use super::{
     descriptors::Descriptors,
-    link::KeeperInfo,
+    handover::{HANDOVER_LIMIT, Refusal, receive_all},
+    info::KeeperInfo,
+    names::{LOCK, LOG},
+    programs::{Programs, Role},
     service, socket,
-    supervisor::{Keeper, KeeperError, LOCK, LOG, Programs, Role},
-    wire::{Channel, Kind, Message},
+    supervisor::{Keeper, KeeperError},
+    wire::{Channel, Kind, Message, unexpected},
     worker::Worker,
 };
-
-/// How long the old keeper may take to end its worker, clients' requests included.
-const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
+use crate::path_error::At as _;
 
 /// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
-
-/// After so long without a word the old keeper goes on: what all of a takeover may take, and some
-/// more.
-const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why nothing was taken over. The old daemon goes on.
 #[derive(Debug, thiserror::Error)]
@@ -69,51 +61,14 @@ pub enum TakeoverError {
     Keeper(#[from] KeeperError),
 }
 
-/// The old keeper's side.
-pub(super) struct Successor {
-    pub(super) channel: Channel,
-    process: OwnedFd,
-    pub(super) deadline: Instant,
-}
-
-impl Successor {
-    pub(super) fn new(channel: Channel) -> io::Result<Self> {
-        let process = pidfd_open(socket_peercred(&channel)?.pid, PidfdFlags::empty())?;
-        Ok(Successor { channel, process, deadline: Instant::now() + TAKEOVER_LIMIT })
-    }
-
-    /// Sends everything. No worker may be left.
-    pub(super) fn hand_over(&mut self, descriptors: &Descriptors) -> io::Result<()> {
-        descriptors.send(&self.channel)?;
-        self.channel.send(Kind::End, "", None)
-    }
-
-    /// Whether it has said that it goes on alone; to be asked when there is something to read.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.channel.receive(), Ok(Some(Message { kind: Kind::Done, .. })))
-    }
-
-    /// Makes sure that it does nothing any more.
-    pub(super) fn kill(&self) {
-        let _ = pidfd_send_signal(&self.process, Signal::KILL);
-    }
-
-    /// Passes on that everything is to end.
-    pub(super) fn stop(&self) {
-        let _ = pidfd_send_signal(&self.process, Signal::TERM);
-    }
-}
-
 impl Keeper {
     /// Takes the daemon of `root` over with this program. Returns when it serves.
     pub fn succeed(root: &Path, programs: Programs) -> Result<Self, TakeoverError> {
-        let failed =
-            |path: &Path, error: io::Error| TakeoverError::Keeper(KeeperError::io(path)(error));
-        let root = root.canonicalize().map_err(|error| failed(root, error))?;
+        let root = root.canonicalize().at(root).map_err(KeeperError::from)?;
         // Whether there is anything to take over. The old keeper hangs up on who says nothing, and
         // the check may take longer than that.
         drop(dial(&root)?);
-        let check = programs(Role::Check).status().map_err(|error| failed(&root, error))?;
+        let check = programs(Role::Check).status().at(&root).map_err(KeeperError::from)?;
         if !check.success() {
             return Err(TakeoverError::Check(check));
         }
@@ -121,7 +76,7 @@ impl Keeper {
         let descriptors = take_over(&old)?;
         // This process and its workers write where the old ones did.
         if let Some(log) = descriptors.get(LOG) {
-            rustix::stdio::dup2_stderr(log).map_err(|error| failed(&root, error.into()))?;
+            rustix::stdio::dup2_stderr(log).at(&root).map_err(KeeperError::from)?;
         }
         let mut keeper = Keeper::new(root, programs, descriptors)?;
         match keeper.try_worker(&old) {
@@ -221,31 +176,4 @@ fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
             Err(error) => Err(TakeoverError::Failed(error)),
         },
     }
-}
-
-/// The other side does not want to.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refusal(String);
-
-/// Receives descriptors up to a message of kind `last`; false when the other side went away before.
-pub(super) fn receive_all(channel: &Channel, last: Kind) -> io::Result<(Descriptors, bool)> {
-    let mut descriptors = Descriptors::default();
-    loop {
-        match channel.receive_within(HANDOVER_LIMIT)? {
-            Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
-                descriptors.insert(text, descriptor);
-            }
-            Some(Message { kind: Kind::Refused, text, .. }) => {
-                return Err(io::Error::other(Refusal(text)));
-            }
-            Some(message) if message.kind == last => return Ok((descriptors, true)),
-            Some(message) => return Err(unexpected(&message)),
-            None => return Ok((descriptors, false)),
-        }
-    }
-}
-
-pub(super) fn unexpected(message: &Message) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
 }

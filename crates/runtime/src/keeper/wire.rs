@@ -98,6 +98,11 @@ pub(super) struct Message {
     pub(super) descriptor: Option<OwnedFd>,
 }
 
+/// The error of a message that has no place here.
+pub(super) fn unexpected(message: &Message) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
+}
+
 /// One end of a connection.
 #[derive(Debug)]
 pub(super) struct Channel<F = OwnedFd>(F);

@@ -8,10 +8,10 @@ pub mod errno;
 pub mod fanotify;
 pub mod fuse;
 pub mod mount;
-pub mod mountinfo;
 pub mod pages;
 pub mod probe;
 mod release;
 pub(crate) mod threads;
+mod tiny_image;
 
 pub use probe::Probe;

@@ -18,11 +18,11 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_registry::CONNECTIONS;
 
-use super::whole::{HASTE, courtesy};
+use super::courtesy::{HASTE, courtesy};
 use crate::{
-    cache::{Cache, CachedBlob},
+    cache::{Ahead, Cache, CachedBlob},
     error::ReadError,
-    fetch::{FIRST_NEEDED, LEAST_PART},
+    plan::{FIRST_NEEDED, LEAST_PART},
     source::early::Early,
 };
 
@@ -217,9 +217,14 @@ pub(super) async fn fetch_by(
             size = (2 * size).min(WINDOW);
             window
         };
+        let held = match early {
+            None => Ahead::Fetch,
+            Some(early) if is_first => Ahead::EarlyAndAgain(early),
+            Some(early) => Ahead::Early(early),
+        };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
         for (blob, chunks) in &by_blob(window) {
-            for (bytes, request) in blobs[*blob].bring(chunks, part, early, is_first) {
+            for (bytes, request) in blobs[*blob].prefetch(chunks, part, held) {
                 bytes_under_way += bytes;
                 under_way.push(async move { (bytes, request.await) });
             }

@@ -104,7 +104,7 @@ impl Content for Files<'_> {
         let mut bytes = Vec::new();
         for (blob, range) in self.extents(piece) {
             let blob = blobs[blob].clone();
-            blob.bring_range(&range).await.ok()?;
+            blob.prefetch_range(&range).await.ok()?;
             let start = bytes.len();
             bytes.resize(start + (range.end.0 - range.start.0) as usize, 0);
             blob.file().read_exact_at(&mut bytes[start..], range.start.0).ok()?;

@@ -13,6 +13,7 @@
 
 pub(crate) mod ahead;
 mod content;
+mod courtesy;
 mod escalate;
 mod guess;
 #[cfg(fuzzing)]
@@ -27,7 +28,7 @@ mod whole;
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
-use lazuli_registry::{Manifest, Repository};
+use lazuli_registry::{Manifest, Pull, Repository};
 use lazuli_sys::mmap::Map;
 use serde::Deserialize;
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
@@ -181,7 +182,7 @@ impl Prefetcher {
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
             known.lesson =
-                repository.repository().and_then(|name| self.lessons.of_repository(&name));
+                repository.repository_name().and_then(|name| self.lessons.of_repository(&name));
             known.asked_lesson = known.lesson.is_none().then(|| ask_for_lesson(repository));
         }
         if learns && known.trace.is_none() {
@@ -211,8 +212,9 @@ impl Prefetcher {
     ) {
         // From a near server they come as soon when the metadata are here, which would share the
         // link with them. Who fetches for several nodes is near, but what it fetches is not.
-        let is_near = |place: &Arc<dyn Repository>| {
-            !place.is_for_all() && place.health().is_some_and(|server| server.is_near())
+        let is_near = |place: &Arc<dyn Pull>| {
+            let policy = place.request_policy();
+            !policy.is_peer() && policy.health().is_some_and(|server| server.is_near())
         };
         if repository.clone().places().first().is_some_and(is_near) {
             return;
@@ -356,7 +358,7 @@ impl Prefetcher {
         let abort = answer.abort_handle();
         let lesson = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
         abort.abort();
-        let kept = self.lessons.put(&image.repository.repository()?, lesson.as_ref()?);
+        let kept = self.lessons.put(&image.repository.repository_name()?, lesson.as_ref()?);
         if let Err(error) = kept {
             tracing::warn!(%error, "cannot keep a lesson");
         }
@@ -388,7 +390,7 @@ impl Prefetcher {
 
     /// Keeps what a start teaches about other images, and tells other nodes if it `is_news`.
     async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
-        let Some(repository) = image.repository.repository() else { return };
+        let Some(repository) = image.repository.repository_name() else { return };
         let is_known = self.lessons.of_repository(&repository).is_some();
         // What was here before was read, too, and nobody has seen it.
         if !self.settings.learns_from_others() || is_known && !start.saw_everything() {
@@ -397,7 +399,7 @@ impl Prefetcher {
         let (read, trace) = (image.clone(), start.trace.clone());
         let walk = move || lessons::of_start(&read, &trace);
         let Ok((lesson, programs)) = tokio::task::spawn_blocking(walk).await else { return };
-        let is_open = image.repository.is_open();
+        let is_open = image.repository.serves_anonymously();
         if let Err(error) = self.lessons.add(&repository, &lesson, &programs, is_open) {
             tracing::warn!(repository, %error, "cannot keep a lesson");
         }

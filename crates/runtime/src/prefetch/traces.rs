@@ -11,7 +11,7 @@ use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
 use super::small_files::SmallFiles;
-use crate::fetch::GAP;
+use crate::plan::PLANNER;
 
 /// What an artifact with a trace calls itself.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
@@ -55,7 +55,7 @@ impl Traces {
             }
             None => start.clone(),
         };
-        trace.locate(GAP, stored);
+        trace.locate(PLANNER.gap, stored);
         self.put(manifest, &trace)?;
         Ok(trace)
     }

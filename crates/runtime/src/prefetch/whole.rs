@@ -8,22 +8,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{
     Prefetcher,
     ahead::{self, Blobs, Purpose},
+    courtesy::courtesy,
 };
 use crate::{
-    cache::{Cache, CachedBlob},
+    cache::{Ahead, CachedBlob},
     error::ReadError,
 };
 
 /// How long background work waits for readers before each request: a second of demand on the whole
 /// node, at most.
 const COURTESY: Duration = Duration::from_secs(1);
-
-/// The same for a prefetch that somebody wants soon: long enough for a reader at a registry nearby.
-/// It goes on in small requests then.
-pub(super) const HASTE: Duration = STEP;
-
-/// How often it is looked whether readers still wait.
-const STEP: Duration = Duration::from_millis(10);
 
 /// Stored bytes of a request in the background: small beside what readers ask for, large beside
 /// what a request costs.
@@ -35,14 +29,6 @@ const PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
-
-/// Waits while readers wait, but not for longer than `longest`.
-pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
-    let begun = Instant::now();
-    while cache.is_awaited() && begun.elapsed() < longest {
-        sleep(STEP).await;
-    }
-}
 
 /// Fetches everything that is missing, as fast as the link allows. Returns when it is here,
 /// checked, and on the disk.
@@ -64,7 +50,7 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     for blob in all.iter() {
         for chunk in blob.unready() {
             let chunk = blob.chunk(chunk);
-            blob.bring_range(&(chunk.decoded..chunk.decoded_end())).await?;
+            blob.prefetch_range(&(chunk.decoded..chunk.decoded_end())).await?;
         }
         blob.settled().await?;
     }
@@ -133,7 +119,7 @@ async fn bring(
         let fetch = async {
             let begun = Instant::now();
             let mut bytes = 0;
-            for (size, request) in blob.bring(&chunks, u64::MAX, None, false) {
+            for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Fetch) {
                 bytes += size;
                 match request.await {
                     // Told in the log; what nobody has right bytes of is left to who reads it.

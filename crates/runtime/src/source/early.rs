@@ -16,7 +16,7 @@ use lazuli_registry::{CONNECTIONS, Repository, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::fetch::LEAST_PART;
+use crate::plan::LEAST_PART;
 
 /// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
 pub(crate) const MOST: u64 = 16 << 20;
@@ -85,7 +85,8 @@ impl Early {
         for (layer, span) in spans {
             let (blob, size) = (layer.digest, layer.size);
             let count = (span.end.0 - span.start.0).div_ceil(part);
-            for range in range::parts(&span, count, repository.health().map(Arc::as_ref)) {
+            let policy = repository.request_policy();
+            for range in range::parts(&span, count, policy.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
                 let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
                 // Whether or not anybody waits for it, and only as long as anybody may.

@@ -6,9 +6,10 @@
 
 pub(crate) mod early;
 mod memory;
-pub(crate) mod priority_semaphore;
 pub(crate) mod race;
 mod repository;
+pub(crate) mod request;
+pub(crate) mod sources;
 pub(crate) mod tracked_source;
 
 #[cfg(test)]

@@ -3,22 +3,25 @@
 //! ```text
 //! places, in order ─▶ the first that is well ─┬─ delivers ──────────────────────────▶ bytes
 //!                                             ├─ fails ─▶ the next ─ … ─▶ a pause ─▶ the first again
-//!                                             └─ late ─▶ the next as well; who is first wins
+//!                                             └─ late ─▶ the next as well; the first answer wins
 //! ```
 
-use std::{future::Future, ops::Range, pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::Stored;
-use lazuli_registry::health::vary;
-use tokio::time::{Instant, sleep, sleep_until};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use lazuli_registry::{
+    health::vary,
+    hedge::{Attempt, Attempts, Event, Lateness},
+};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     SourceError,
-    priority_semaphore::{Claim, Permit, PrioritySemaphore},
-    tracked_source::{Attempt, Meter, TrackedSource},
+    request::RangeRequest,
+    tracked_source::{AttemptProgress, TrackedSource},
 };
+use crate::sharing::priority_semaphore::Permit;
 
 /// Pause before a place that failed is asked again. Lost connections and restarts are over in this
 /// time.
@@ -36,17 +39,6 @@ const HEDGE_AFTER: Duration = Duration::from_secs(1);
 /// another connection, because connections die silently in firewalls and balancers.
 pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
 
-/// What to read, and for whom.
-pub(crate) struct Need<'a> {
-    pub(crate) range: Range<Stored>,
-    /// Bytes that one connection is asked for at most.
-    pub(crate) part: u64,
-    pub(crate) deadline: Instant,
-    pub(crate) room: &'a Arc<PrioritySemaphore>,
-    pub(crate) claim: &'a Claim,
-    pub(crate) meter: &'a dyn Meter,
-}
-
 /// Bytes, unchecked.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -58,16 +50,8 @@ pub(crate) struct Answer {
     pub(crate) _permit: Permit,
 }
 
-enum Event {
-    Answered(usize, Result<(Bytes, Permit), SourceError>),
-    /// The attempt with this number began [`HEDGE_AFTER`] ago or, when the flag is set,
-    /// [`LAST_HEDGE_AFTER`].
-    Late(usize, bool),
-    /// A pause is over.
-    Again,
-}
-
-type Events<'a> = FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send + 'a>>>;
+/// What an attempt brings, with the room that it takes.
+type Brought = Result<(Bytes, Permit), SourceError>;
 
 struct Candidate<'a> {
     place: &'a Arc<TrackedSource>,
@@ -80,24 +64,12 @@ struct Candidate<'a> {
     hopeless: bool,
 }
 
-struct Try {
-    candidate: usize,
-    started: Instant,
-    attempt: Arc<Attempt>,
-    over: bool,
-}
-
-impl Try {
-    fn makes_progress(&self) -> bool {
-        !self.over && self.attempt.makes_progress()
-    }
-}
-
 struct Race<'a> {
-    need: &'a Need<'a>,
+    request: &'a RangeRequest<'a>,
     candidates: Vec<Candidate<'a>>,
-    tries: Vec<Try>,
-    events: Events<'a>,
+    attempts: Attempts<BoxFuture<'a, Brought>>,
+    /// What each attempt has come to, by its number.
+    progress: Vec<Arc<AttemptProgress>>,
     pause: Duration,
     paused: bool,
 }
@@ -109,16 +81,16 @@ struct Race<'a> {
 /// deadline, or before when nobody may be asked again until then.
 pub(crate) async fn read(
     places: &[Arc<TrackedSource>],
-    need: &Need<'_>,
+    request: &RangeRequest<'_>,
 ) -> Result<Answer, SourceError> {
     let begun = Instant::now();
     let candidate =
         |place| Candidate { place, asked: false, under_way: 0, failure: None, hopeless: false };
     let mut race = Race {
-        need,
+        request,
         candidates: places.iter().map(candidate).collect(),
-        tries: Vec::new(),
-        events: Events::new(),
+        attempts: Attempts::default(),
+        progress: Vec::new(),
         pause: FIRST_PAUSE,
         paused: false,
     };
@@ -128,14 +100,14 @@ pub(crate) async fn read(
     loop {
         let event = tokio::select! {
             biased;
-            Some(event) = race.events.next() => event,
-            () = sleep_until(need.deadline) => return Err(race.give_up(begun)),
+            Some(event) = race.attempts.next() => event,
+            () = sleep_until(request.deadline) => return Err(race.give_up(begun)),
         };
         match event {
-            Event::Answered(number, Ok((bytes, permit))) => {
+            Event::Ended(number, Ok((bytes, permit))) => {
                 return Ok(race.won(number, bytes, permit));
             }
-            Event::Answered(number, Err(error)) => {
+            Event::Ended(number, Err(error)) => {
                 race.failed(number, error);
                 if race.candidates.iter().all(|candidate| candidate.hopeless) {
                     return Err(race.failures());
@@ -144,15 +116,15 @@ pub(crate) async fn read(
                     return Err(race.give_up(begun));
                 }
             }
-            Event::Late(number, last) => race.hurry(number, last),
-            Event::Again => {
+            Event::Late(number, lateness) => race.hurry(number, lateness),
+            Event::Resume => {
                 race.paused = false;
                 race.reconsider();
-                if !race.tries.iter().any(Try::makes_progress) {
+                if !race.makes_progress() {
                     race.candidates.iter_mut().for_each(|candidate| candidate.asked = false);
                     race.ask_next(true);
                 }
-                if race.tries.iter().all(|t| t.over) && !race.pause() {
+                if race.attempts.is_idle() && !race.pause() {
                     return Err(race.give_up(begun));
                 }
             }
@@ -182,13 +154,12 @@ impl<'a> Race<'a> {
         next.is_some()
     }
 
-    /// Who is too slow for what nobody waits for is good enough for a reader who has come
-    /// meanwhile.
+    /// Retries a place that was skipped for background work once a reader is waiting.
     fn reconsider(&mut self) {
         let is_elsewhere = |candidate: &Candidate<'_>| {
             matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
         };
-        if self.need.claim.is_wanted() {
+        if self.request.claim.is_wanted() {
             let others = self.candidates.iter_mut().filter(|candidate| is_elsewhere(candidate));
             others.for_each(|candidate| candidate.hopeless = false);
         }
@@ -197,53 +168,49 @@ impl<'a> Race<'a> {
     fn ask(&mut self, at: usize) {
         let candidate = &mut self.candidates[at];
         (candidate.asked, candidate.under_way) = (true, candidate.under_way + 1);
-        let number = self.tries.len();
-        let attempt = Arc::new(Attempt::default());
-        let (place, need) = (candidate.place, self.need);
-        self.tries.push(Try {
-            candidate: at,
-            started: Instant::now(),
-            attempt: attempt.clone(),
-            over: false,
-        });
-        self.events.push(Box::pin(async move {
-            let read = place.read(need, &attempt);
-            Event::Answered(number, read.await)
-        }));
-        self.look_after(number, place.hedge_after().unwrap_or(HEDGE_AFTER), false);
+        let progress = Arc::new(AttemptProgress::default());
+        let (place, request) = (candidate.place, self.request);
+        self.progress.push(progress.clone());
+        let read = async move { place.read(request, &progress).await };
+        let number = self.attempts.start(at, read.boxed());
+        let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
+        self.attempts.look_after(number, hedge_after, Lateness::Late);
     }
 
-    /// Has [`Race::hurry`] look at an attempt after `time`.
-    fn look_after(&mut self, number: usize, time: Duration, last: bool) {
-        self.events.push(Box::pin(async move {
-            sleep(time).await;
-            Event::Late(number, last)
-        }));
+    /// Whether any attempt brings bytes at a speed that is worth waiting for.
+    fn makes_progress(&self) -> bool {
+        self.attempts.under_way().any(|(number, _)| self.progress[number].makes_progress())
     }
 
     /// Does something about an attempt that takes long.
-    fn hurry(&mut self, number: usize, last: bool) {
-        let Try { over, candidate, ref attempt, .. } = self.tries[number];
-        if over {
+    fn hurry(&mut self, number: usize, lateness: Lateness) {
+        let attempt = self.attempts.get(number);
+        if attempt.is_over {
             return;
         }
         // Waiting for a turn is no fault of a place that does well: a crowd stays where it is.
-        let (age, place) = (attempt.age().unwrap_or_default(), self.candidates[candidate].place);
+        let age = self.progress[number].age().unwrap_or_default();
+        let place = self.candidates[attempt.server].place;
         let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
         if age < hedge_after && place.is_well() {
-            self.look_after(number, hedge_after - age, last);
+            self.attempts.look_after(number, hedge_after - age, lateness);
             return;
         }
-        let idle = !self.tries.iter().any(Try::makes_progress);
-        if last {
-            if idle && !self.ask_next(true) && self.candidates[candidate].under_way == 1 {
-                self.ask(candidate);
+        let idle = !self.makes_progress();
+        match lateness {
+            Lateness::VeryLate => {
+                let is_only = self.candidates[attempt.server].under_way == 1;
+                if idle && !self.ask_next(true) && is_only {
+                    self.ask(attempt.server);
+                }
             }
-        } else {
-            if idle {
-                self.ask_next(false);
+            Lateness::Late => {
+                if idle {
+                    self.ask_next(false);
+                }
+                let rest = LAST_HEDGE_AFTER.saturating_sub(hedge_after);
+                self.attempts.look_after(number, rest, Lateness::VeryLate);
             }
-            self.look_after(number, LAST_HEDGE_AFTER.saturating_sub(hedge_after), true);
         }
     }
 
@@ -253,13 +220,13 @@ impl<'a> Race<'a> {
             return true;
         }
         let now = Instant::now();
-        let left = self.need.deadline.saturating_duration_since(now);
+        let left = self.request.deadline.saturating_duration_since(now);
         let mut next = now + vary(self.pause).min(left / 2);
-        if self.tries.iter().all(|t| t.over) {
+        if self.attempts.is_idle() {
             let open = self.candidates.iter().filter(|candidate| !candidate.hopeless);
             let asked = open.map(|candidate| candidate.place.asked_until().unwrap_or(now)).min();
             next = next.max(asked.unwrap_or(now));
-            if next >= self.need.deadline {
+            if next >= self.request.deadline {
                 return false;
             }
         }
@@ -267,18 +234,14 @@ impl<'a> Race<'a> {
         self.paused = true;
         // So near to the deadline it is only waited for.
         if left >= FIRST_PAUSE {
-            self.events.push(Box::pin(async move {
-                sleep_until(next).await;
-                Event::Again
-            }));
+            self.attempts.resume_at(next);
         }
         true
     }
 
     fn failed(&mut self, number: usize, error: SourceError) {
-        let Try { candidate, started, ref mut over, .. } = self.tries[number];
-        *over = true;
-        let candidate = &mut self.candidates[candidate];
+        let Attempt { server, started, .. } = self.attempts.get(number);
+        let candidate = &mut self.candidates[server];
         tracing::debug!(%error, place = candidate.place.describe(), "a read failed");
         candidate.place.note(started, Some(&error));
         candidate.under_way -= 1;
@@ -287,15 +250,16 @@ impl<'a> Race<'a> {
     }
 
     fn won(&mut self, number: usize, bytes: Bytes, permit: Permit) -> Answer {
-        let Try { candidate, started, .. } = self.tries[number];
-        let place = self.candidates[candidate].place.clone();
-        // Whoever was overtaken although it had been asked early enough is not asked first any
+        let Attempt { server, started, .. } = self.attempts.get(number);
+        let place = self.candidates[server].place.clone();
+        // A place that was overtaken although it had been asked early enough is not asked first any
         // more.
-        for other in self.tries.iter().filter(|t| !t.over && t.candidate != candidate) {
-            let place = self.candidates[other.candidate].place;
+        for (number, other) in self.attempts.under_way().filter(|(_, it)| it.server != server) {
+            let place = self.candidates[other.server].place;
             let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
-            if other.attempt.age().is_some_and(|age| age >= hedge_after)
-                && let Some(error) = place.late(&other.attempt)
+            let progress = &self.progress[number];
+            if progress.age().is_some_and(|age| age >= hedge_after)
+                && let Some(error) = place.late(progress)
             {
                 place.note(other.started, Some(&error));
             }
@@ -316,10 +280,10 @@ impl<'a> Race<'a> {
     }
 
     fn give_up(&mut self, begun: Instant) -> SourceError {
-        for t in self.tries.iter().filter(|t| !t.over) {
-            let candidate = &mut self.candidates[t.candidate];
-            if let Some(error) = candidate.place.late(&t.attempt) {
-                candidate.place.note(t.started, Some(&error));
+        for (number, attempt) in self.attempts.under_way() {
+            let candidate = &mut self.candidates[attempt.server];
+            if let Some(error) = candidate.place.late(&self.progress[number]) {
+                candidate.place.note(attempt.started, Some(&error));
                 candidate.failure.get_or_insert(Arc::new(error));
             }
         }

@@ -12,14 +12,15 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{Health, RegistryError, Repository};
+use lazuli_registry::{Health, Pull, RegistryError, RequestPolicy, Urgency};
 
 use super::{BlobSource, Progress, SourceError};
 
-/// One blob of a [`Repository`].
+/// One blob of a [`Pull`] repository.
 #[derive(Debug)]
 pub struct RepositorySource {
-    repository: Arc<dyn Repository>,
+    repository: Arc<dyn Pull>,
+    policy: RequestPolicy,
     blob: Digest,
     size: u64,
     /// Whether all of it is going to be read from here.
@@ -28,8 +29,9 @@ pub struct RepositorySource {
 
 impl RepositorySource {
     /// The blob with this digest and this many bytes.
-    pub fn new(repository: Arc<dyn Repository>, blob: Digest, size: u64) -> Self {
-        RepositorySource { repository, blob, size, is_expected: AtomicBool::new(false) }
+    pub fn new(repository: Arc<dyn Pull>, blob: Digest, size: u64) -> Self {
+        let policy = repository.request_policy();
+        RepositorySource { repository, policy, blob, size, is_expected: AtomicBool::new(false) }
     }
 }
 
@@ -54,22 +56,23 @@ impl BlobSource for RepositorySource {
 
     fn expect_whole(&self) {
         if !self.is_expected.swap(true, Ordering::Relaxed) {
-            self.repository.expect_whole(&self.blob);
+            self.policy.expect_whole(&self.blob);
         }
     }
 
     async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {
         // Who fetches all of it for several nodes is fetching this. A reader may be faster without.
         let comes = self.is_expected.load(Ordering::Relaxed) && !waits;
-        comes || self.repository.is_shared(&self.blob, self.size, range, waits).await
+        let urgency = if waits { Urgency::Demand } else { Urgency::Prefetch };
+        comes || self.policy.suits_range(&self.blob, self.size, range, urgency).await
     }
 
     fn hedge_after(&self) -> Option<Duration> {
-        self.repository.hedge_after()
+        self.policy.hedge_after()
     }
 
     fn endpoint(&self) -> Option<&Arc<Health>> {
-        self.repository.health()
+        self.policy.health()
     }
 }
 

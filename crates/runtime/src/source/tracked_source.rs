@@ -18,11 +18,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    BlobSource, Progress, SourceError,
-    priority_semaphore::{Permit, PrioritySemaphore},
-    race::Need,
-};
+use super::{BlobSource, Progress, SourceError, request::RangeRequest};
+use crate::sharing::priority_semaphore::{Permit, PrioritySemaphore};
 
 /// Requests that one place gets for one blob at a time. Who is not awaited gets half: those that
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
@@ -53,23 +50,15 @@ pub(crate) struct TrackedSource {
     requests: Arc<PrioritySemaphore>,
 }
 
-/// Counts what goes over the network.
-pub(crate) trait Meter: Send + Sync {
-    /// A request is sent.
-    fn request(&self);
-    /// So many bytes arrived.
-    fn arrived(&self, bytes: u64);
-}
-
 /// What one attempt has come to.
 #[derive(Debug, Default)]
-pub(crate) struct Attempt {
+pub(crate) struct AttemptProgress {
     bytes: AtomicU64,
     first: Notify,
     sent: OnceLock<Instant>,
 }
 
-impl Attempt {
+impl AttemptProgress {
     /// How long ago the request was sent, if it was.
     pub(crate) fn age(&self) -> Option<Duration> {
         self.sent.get().map(Instant::elapsed)
@@ -157,16 +146,17 @@ impl TrackedSource {
     /// bytes.
     pub(crate) async fn read(
         &self,
-        need: &Need<'_>,
-        attempt: &Attempt,
+        request: &RangeRequest<'_>,
+        attempt: &AttemptProgress,
     ) -> Result<(Bytes, Permit), SourceError> {
-        let Need { range, room, claim, meter, .. } = need;
+        let RangeRequest { range, room, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
         if !self.source.is_shared(range, claim.is_wanted()).await {
             return Err(SourceError::AskOthers { source_name: self.describe() });
         }
-        let parts: Vec<_> = range::parts(range, size.div_ceil(need.part.max(1)), server).collect();
+        let parts: Vec<_> =
+            range::parts(range, size.div_ceil(request.part.max(1)), server).collect();
         let _request = self.requests.take(parts.len() as u64, claim).await;
         let mut permit = Some(room.take(size, claim).await);
         let _ = attempt.sent.set(Instant::now());
@@ -237,7 +227,7 @@ impl TrackedSource {
     }
 
     /// The error of an attempt that has not brought enough, if it was sent.
-    pub(crate) fn late(&self, attempt: &Attempt) -> Option<SourceError> {
+    pub(crate) fn late(&self, attempt: &AttemptProgress) -> Option<SourceError> {
         let waited = attempt.age()?;
         match attempt.has_begun() {
             true if attempt.makes_progress() => None,

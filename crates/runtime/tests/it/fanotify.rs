@@ -18,10 +18,9 @@ use lazuli_runtime::{
         Probe, fanotify,
         fanotify::{Session, Watch},
         mount::{self, Erofs, Suid},
-        mountinfo,
     },
 };
-use lazuli_sys::fanotify::Group;
+use lazuli_sys::{fanotify::Group, mountinfo};
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd::random,

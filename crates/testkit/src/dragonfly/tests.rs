@@ -108,7 +108,7 @@ fn a_piece_comes_from_the_registry_once_for_all() {
 }
 
 #[test]
-fn without_the_policy_nobody_hears_of_a_piece() {
+fn without_the_policy_no_peer_learns_of_a_piece() {
     let scene = Scene::new();
     for (number, header) in [(0, &[][..]), (1, &[ALWAYS][..]), (0, &[ALWAYS][..])] {
         scene.read(number, 0..10, header);
@@ -136,7 +136,7 @@ fn the_whole_is_fetched_when_it_is_asked_for_or_expected() {
 }
 
 #[test]
-fn refusals_say_whose_they_are() {
+fn refusals_name_their_server() {
     let scene = Scene::new();
     let kind = |answer: Answer| (answer.status, answer.headers["x-dragonfly-error-type"].clone());
     let own = |status: u16| (status, "dfdaemon".to_owned());

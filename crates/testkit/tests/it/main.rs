@@ -1,6 +1,7 @@
 //! Outside readers on what the testkit makes.
 
 mod circles;
+mod paths;
 
 use std::{fs, path::Path, process::Command};
 

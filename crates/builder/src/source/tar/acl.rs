@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_the_kernel_would_refuse() {
+    fn acls_that_the_kernel_would_refuse_are_refused() {
         for text in [
             "",
             "user::rwx,group::r--",

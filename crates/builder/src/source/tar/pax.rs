@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_a_record() {
+    fn malformed_pax_records_are_refused() {
         for records in [
             "hello",
             "5 a=b\n",

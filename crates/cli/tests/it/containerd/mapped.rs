@@ -7,7 +7,7 @@ use super::{programs::Containerd, rig::Rig};
 /// With the image's mount shown under other ids, and with a copy of the image whose files
 /// containerd gives away one by one: the container's root owns them, and is somebody else outside.
 #[test]
-fn files_belong_to_the_containers_own_users() {
+fn files_belong_to_the_users_of_the_container() {
     let Some(rig) = Rig::new(Containerd::Current, "busybox") else { return };
     let images = [rig.push_lazy(), rig.push_ordinary()];
     for image in &images {

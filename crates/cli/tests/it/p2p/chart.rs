@@ -36,7 +36,7 @@ fn every_client_of_the_chart_becomes_a_seed_peer() {
 }
 
 #[test]
-fn nothing_is_applied_of_a_chart_that_is_not_understood() {
+fn an_unknown_chart_is_not_changed() {
     let done = configuration("dragonfly-client", &format!("{SEED}{REST}"));
     let without = configuration("dragonfly-seed-client", REST);
     let two = configuration("a-client", REST) + &configuration("b-client", REST);

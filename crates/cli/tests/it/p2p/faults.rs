@@ -1,5 +1,5 @@
 //! What readers see when the daemon of their node fails. Every test is a row of the table in
-//! docs/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
+//! docs/measurements/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
 
 use std::{panic::Location, thread, time::Instant};
 
@@ -143,7 +143,7 @@ fn hung_in_flight() {
 }
 
 #[test]
-fn stuck() {
+fn a_peer_never_delivers() {
     let case = Case::cheap("daemon waits for a piece that never comes", Fault::Stuck, When::Later);
     Case { waits: (2.9, 4.5), ..case }.check();
 }
@@ -202,7 +202,7 @@ fn not_trusted_with_a_login() {
 /// Neither the daemon nor the registry delivers: a reader has its answer when the operator's
 /// deadline is over.
 #[test]
-fn nobody_delivers() {
+fn no_server_delivers() {
     if !able("fanotify") {
         return;
     }

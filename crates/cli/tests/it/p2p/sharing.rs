@@ -72,7 +72,7 @@ fn nodes_that_start_together_have_everything_from_each_other() {
 }
 
 #[test]
-fn a_peer_that_lies_is_found_out() {
+fn wrong_bytes_of_a_peer_are_found() {
     if !able("fanotify") {
         return;
     }
@@ -117,7 +117,7 @@ fn the_rest_of_an_image_is_announced_once_for_each_blob() {
 }
 
 #[test]
-fn what_is_hot_does_not_wait_for_the_metadata_although_the_daemon_is_near() {
+fn hot_chunks_through_dragonfly_do_not_wait_for_the_metadata() {
     if !able("fanotify") {
         return;
     }
@@ -144,7 +144,7 @@ fn what_is_hot_does_not_wait_for_the_metadata_although_the_daemon_is_near() {
 }
 
 #[test]
-fn what_is_small_is_not_asked_of_other_nodes() {
+fn small_blobs_are_not_fetched_from_peers() {
     if !able("fanotify") {
         return;
     }
@@ -191,7 +191,7 @@ fn a_reader_asks_other_nodes_for_what_one_of_them_has() {
 }
 
 #[test]
-fn the_socket_is_the_way_that_is_left() {
+fn bytes_come_through_the_socket_when_nothing_else_works() {
     if !able("fanotify") {
         return;
     }

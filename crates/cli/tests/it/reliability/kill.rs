@@ -47,7 +47,7 @@ fn readers_wait_for_the_next_worker_with_loop() {
 }
 
 #[test]
-fn nobody_notices_the_keepers_death() {
+fn readers_notice_no_death_of_the_keeper() {
     if !able("fanotify") {
         return;
     }

@@ -17,7 +17,7 @@ fn take_over(round: &Round) {
 }
 
 #[test]
-fn nobody_notices_a_takeover_with_fanotify() {
+fn readers_notice_no_takeover_with_fanotify() {
     if !able("fanotify") {
         return;
     }
@@ -27,7 +27,7 @@ fn nobody_notices_a_takeover_with_fanotify() {
 }
 
 #[test]
-fn nobody_notices_a_takeover_with_loop() {
+fn readers_notice_no_takeover_with_loop() {
     if !able("loop") {
         return;
     }
@@ -37,7 +37,7 @@ fn nobody_notices_a_takeover_with_loop() {
 }
 
 #[test]
-fn nobody_notices_a_takeover_with_fuse() {
+fn readers_notice_no_takeover_with_fuse() {
     if !able("fuse") {
         return;
     }

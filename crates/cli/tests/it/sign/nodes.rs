@@ -47,7 +47,7 @@ const CONVERTER: &str = "{ keys = ['DIR/converter.pub'] }";
 const STATEMENT: &str = "{ statements = ['DIR/converter.pub'] }";
 
 #[test]
-fn a_node_runs_what_was_signed_here_or_made_of_what_was() {
+fn a_node_runs_signed_images_and_conversions_of_them() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;
     }

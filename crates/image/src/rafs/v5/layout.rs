@@ -123,3 +123,8 @@ const _: () = {
     assert!(size_of::<ExtendedBlob>() == 64);
     assert!(size_of::<InodeEntry>() == 128);
 };
+
+/// Whether `bytes` begin as a v5 bootstrap does.
+pub fn is_v5(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}

@@ -13,20 +13,14 @@ mod inode;
 mod tables;
 mod tree;
 
-use super::{BootstrapOptions, writer};
-use crate::FormatError;
+pub use layout::is_v5;
 
-/// Label of a translated bootstrap.
-pub(super) const LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
+use super::{BootstrapOptions, layout::V5_LABEL, writer};
+use crate::FormatError;
 
 /// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes
 /// four times as much memory, and up to nine times if somebody means it to.
 const LIMIT: usize = 128 << 20;
-
-/// Whether `bytes` begin as a v5 bootstrap does.
-pub fn is_v5(bytes: &[u8]) -> bool {
-    bytes.starts_with(layout::MAGIC)
-}
 
 /// The v6 bootstrap that shows the same tree, made of the same chunks of the same blobs. Blobs that
 /// no file uses are left out. Equal input gives equal bytes. Takes memory in the size of `bytes`,
@@ -40,5 +34,5 @@ pub fn translate(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     let (mut tree, blobs) = tree::read(bytes, &tables)?;
     let records = blobs.place(&mut tree)?;
     let options = BootstrapOptions { chunk_size: tables.chunk_size, digest: tables.digest };
-    writer::write(&tree, &records, &options, &[], LABEL)
+    writer::write(&tree, &records, &options, &[], V5_LABEL)
 }

@@ -20,7 +20,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// A list of nobody.
+    /// An empty list.
     pub(crate) fn empty() -> Self {
         let values =
             [("schemaVersion", to_raw_value(&2)), ("mediaType", to_raw_value(media_type::INDEX))];
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn others_entries_stay_to_the_letter() {
+    fn entries_of_other_clients_stay_unchanged() {
         let theirs = r#"{"odd" : 1.50e0, "digest":"sha512:00"}"#;
         let note = r#"{ "a" : "b" }"#;
         let raw = format!(r#"{{"schemaVersion":2,"manifests":[{theirs},7],"annotations":{note}}}"#);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_manifest_can_be_is_left_out() {
+    fn entries_that_can_be_no_manifest_are_left_out() {
         let mut index = Index::empty();
         let liars = [
             Descriptor { size: u64::MAX, ..entry("big") },
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_index_is_refused() {
+    fn a_document_that_is_no_index_is_refused() {
         for bad in [
             "",
             "[]",

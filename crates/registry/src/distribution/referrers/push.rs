@@ -26,11 +26,11 @@ use crate::{
 /// The content of the empty descriptor.
 const EMPTY: &[u8] = b"{}";
 
-/// How often a list is changed again because somebody else pushed an older one over it.
+/// Retries of a changed list that a concurrent push has overwritten.
 const RACE_LIMIT: u32 = 4;
 
-/// About how long after a push the list is looked at again, varied by half: whoever had read it
-/// before has pushed it by then, also over a slow link.
+/// Time after a push at which the list is checked, varied by half: a client that had read the
+/// earlier list has pushed its own by then, also over a slow link.
 const RACE_PAUSE: Duration = Duration::from_millis(400);
 
 /// A manifest without content that refers to another.
@@ -135,7 +135,7 @@ async fn list(
                 RegistryError::malformed(&client.place, &object, error.to_string())
             })?;
         }
-        // Also what a second look finds: somebody who had read the list before may have pushed
+        // Also after the second check: a client that had read the earlier list may have pushed
         // after us.
         if !changed {
             return Ok(());
@@ -152,8 +152,7 @@ async fn list(
     Err(RegistryError::Interrupted { place: client.place.clone(), object, cause })
 }
 
-/// Deletes the manifest. Many registries do not allow that, and it is in nobody's way but for its
-/// size.
+/// Deletes the manifest. Many registries do not allow that, and a left-over only takes space.
 async fn remove(client: &Client, manifest: &Digest) {
     let object = format!("manifest {manifest}");
     let scope = client.scope("delete,pull,push");

@@ -1,4 +1,4 @@
-//! How files come into a layout: whole under their name, and durable, or not at all.
+//! Adding files to a layout: complete and durable under their name, or not at all.
 
 use std::{
     fs::{self, File, Permissions},
@@ -16,7 +16,7 @@ use crate::error::RegistryError;
 const PARTIAL: &str = ".partial-";
 
 /// Opens the file `path` to read it. What is not a regular file is refused at once: a reader of a
-/// named pipe would wait for a writer, who may never come.
+/// named pipe could wait for a writer for ever.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let file =
         File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;

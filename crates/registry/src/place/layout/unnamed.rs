@@ -9,11 +9,11 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Takes blobs back when a push is given up: dropping it with blobs in it removes them.
+/// Removes the blobs of an abandoned push when it is dropped.
 ///
-/// Whoever pushes holds a shared lock on the directory, from before it looks which blobs are there
-/// until its manifest names them. Blobs are removed under an exclusive lock only, so nobody loses a
-/// blob that it has seen; when somebody else is pushing, they stay.
+/// A push holds a shared lock on the directory from before it checks which blobs exist until its
+/// manifest names them. Blobs are removed only under an exclusive lock, so no push loses a blob
+/// that it has seen; while another push runs, they stay.
 #[derive(Debug, Default)]
 pub(super) struct Unnamed(Mutex<Push>);
 
@@ -57,7 +57,7 @@ impl Drop for Push {
         let Some(lock) = self.lock.take().filter(|_| !self.blobs.is_empty()) else { return };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             for blob in &self.blobs {
-                // One that cannot be removed is only in the way of nobody.
+                // A blob that cannot be removed only takes space.
                 let _ = fs::remove_file(blob);
             }
         }

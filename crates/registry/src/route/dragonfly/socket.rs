@@ -1,9 +1,9 @@
-//! The daemon's Unix socket: who has what, and the other way to it.
+//! The daemon's Unix socket: which nodes have a blob, and another way to its bytes.
 //!
-//! What nodes have of a blob the scheduler knows, and the daemon asks it for us. No data goes
-//! through the socket: the daemon makes a hard link to the file that it keeps a blob in, fills it
-//! in place, and says when the pieces are there that were asked for. They are read from that file
-//! then, for which a directory on the file system of the daemon's storage is needed.
+//! The daemon asks its scheduler which nodes have parts of a blob. No data passes through the
+//! socket: the daemon makes a hard link to the file in which it keeps the blob, fills that file in
+//! place, and reports finished pieces, which are then read from the link. Links need a directory on
+//! the file system of the daemon's storage.
 //!
 //! From `dfdaemon.v2.DfdaemonDownload` of version 2.3 of Dragonfly's API, what is used of it.
 
@@ -37,14 +37,13 @@ use crate::transport::health::Health;
 /// `SchedulingPolicy.ALWAYS`.
 const ALWAYS: i32 = 1;
 
-/// How long it may take to find out who has something: what it saves, at a registry nearby.
+/// Time-out of a lookup: about what it saves with a registry nearby.
 const QUESTION: Duration = Duration::from_millis(20);
 
-/// How long a download is waited for, also by nobody but the link that goes then: as long as
-/// dfdaemon should wait for a piece.
+/// Time-out of a download, after which its link is removed: dfdaemon's own time-out for a piece.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Seconds after which nobody uses a link any more.
+/// Seconds after which a link is stale.
 const STALE: u64 = 600;
 
 /// Blobs whose downloads are counted.
@@ -141,12 +140,12 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// A link that is gone with the value.
+/// A hard link, removed on drop.
 struct Link(PathBuf);
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // What it was not made for is not there.
+        // The link may not exist.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -193,12 +192,12 @@ impl Socket {
                 health.failed(started, None);
             })
         };
-        // Also if the caller goes away: the daemon may not have made the link yet, which nobody
-        // would remove then.
+        // Continue when the caller is gone: the daemon may make the link later, and it has to be
+        // removed.
         tokio::spawn(bring).await.ok()?.ok()
     }
 
-    /// A name that nobody has used, which says when that was.
+    /// A unique name with the time in it.
     fn link(&self, digest: &Digest) -> Link {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let (made, process) = (seconds(), std::process::id());
@@ -238,9 +237,8 @@ impl Socket {
         *begun.entry(*digest).or_default() += 1;
     }
 
-    /// Whether a node has a part of a blob, or so many nodes read the blob that it costs the
-    /// registry less to be asked for a whole piece, once, than by each of them for what it needs;
-    /// `None` if that cannot be found out.
+    /// Whether a node has a part of a blob, or so many nodes read the blob that one fetch of a
+    /// whole piece costs the registry less than a fetch of each node's part; `None` if unknown.
     pub(super) async fn has(&self, digest: &Digest, range: &Range<Stored>) -> Option<bool> {
         if !self.health.is_well() {
             return None;
@@ -335,8 +333,8 @@ async fn run(channel: Channel, download: Download) -> Result<(), Status> {
             _ => {}
         }
         if missing == 0 {
-            // The end comes later, when the scheduler has been told; who does not wait for it is
-            // taken for a download that failed.
+            // The stream ends when the scheduler has been told. A client that closes it earlier is
+            // counted as a failed download.
             let end = async move { while let Ok(Some(_)) = events.message().await {} };
             tokio::spawn(timeout(LONGEST, end));
             return Ok(());

@@ -216,7 +216,7 @@ fn files_of_certificates_are_named_with_the_key_that_names_them() {
 }
 
 #[test]
-fn keys_that_nobody_knows_are_said_once_and_ignored() {
+fn unknown_keys_are_ignored_with_one_warning() {
     let text = "frobnicate = 1\n[host.'https://z.example']\nserver = 'x'\n";
     let (configured, unknown) = file::parse(Path::new("/hosts.toml"), text.as_bytes()).unwrap();
     assert_eq!(unknown, ["frobnicate", "host.\"https://z.example\".server"]);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lazuli_image::Stored;
-use lazuli_registry::Repository;
+use lazuli_registry::{Repository, Urgency};
 use lazuli_testkit::{
     dragonfly::{Fault, Logged},
     registry::Login,
@@ -38,11 +38,12 @@ impl Scene {
         fs::read_dir(self.links()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    async fn is_shared(&self, image: &Arc<dyn Repository>, range: Range<u64>) -> bool {
+    async fn suits_range(&self, image: &Arc<dyn Repository>, range: Range<u64>) -> bool {
         let place = image.clone().places().remove(0);
         // As a part of a blob that has more pieces.
         let range = Stored(range.start)..Stored(range.end);
-        place.is_shared(&sha256(&self.blob), 1 << 30, &range, true).await
+        let urgency = Urgency::Demand;
+        place.request_policy().suits_range(&sha256(&self.blob), 1 << 30, &range, urgency).await
     }
 
     fn downloads(&self) -> Vec<Logged> {
@@ -52,29 +53,29 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn it_knows_what_other_nodes_have() {
+async fn the_socket_tells_which_nodes_have_a_blob() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
     let image = scene.open_with_socket(false);
     let of_peer = scene.open_through(found(&peer, false)).places().remove(0);
     // A machine that is too busy for the first connection may say yes.
-    within(5, async || !scene.is_shared(&image, 5..9_000).await).await;
+    within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
     read(&*of_peer, &scene.blob, 5..9_000).await.unwrap();
     assert!(peer.stats().served > 0);
-    assert!(scene.is_shared(&image, 5..9_000).await);
-    assert!(scene.is_shared(&image, 0..10_000).await);
+    assert!(scene.suits_range(&image, 5..9_000).await);
+    assert!(scene.suits_range(&image, 0..10_000).await);
     for range in [5..10_001, 9_000..15_000, 12_000..13_000] {
-        within(5, async || !scene.is_shared(&image, range.clone()).await).await;
+        within(5, async || !scene.suits_range(&image, range.clone()).await).await;
     }
     read(&*of_peer, &scene.blob, 20_000..30_000).await.unwrap();
-    within(5, async || !scene.is_shared(&image, 5..30_000).await).await;
+    within(5, async || !scene.suits_range(&image, 5..30_000).await).await;
     read(&*of_peer, &scene.blob, 19_000..20_000).await.unwrap();
-    assert!(scene.is_shared(&image, 5..30_000).await);
+    assert!(scene.suits_range(&image, 5..30_000).await);
 }
 
 /// 128 KiB for each of more than 32 nodes are more than a piece.
 #[tokio::test]
-async fn what_many_nodes_read_is_shared() {
+async fn blobs_that_many_nodes_read_are_fetched_from_peers() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
     let image = scene.open_with_socket(false);
@@ -86,41 +87,41 @@ async fn what_many_nodes_read_is_shared() {
     }
     // As far as a node can tell that has not downloaded anything yet, that may have been a single
     // other one.
-    within(5, async || !scene.is_shared(&image, 0..all).await).await;
+    within(5, async || !scene.suits_range(&image, 0..all).await).await;
     read(&*of_this, &scene.blob, 0..1).await.unwrap();
-    within(5, async || !scene.is_shared(&image, 0..all).await).await;
+    within(5, async || !scene.suits_range(&image, 0..all).await).await;
     read(&*of_peer, &scene.blob, 0..1).await.unwrap();
-    assert!(scene.is_shared(&image, 0..all).await);
+    assert!(scene.suits_range(&image, 0..all).await);
     // As long as it is not this one that has read so often.
     for _ in 0..32 {
         read(&*of_this, &scene.blob, 0..1).await.unwrap();
     }
     assert_eq!(scene.daemon.stats().requests, 33);
-    within(5, async || !scene.is_shared(&image, 0..all).await).await;
+    within(5, async || !scene.suits_range(&image, 0..all).await).await;
 }
 
 #[tokio::test]
-async fn who_does_not_answer_is_not_waited_for() {
+async fn a_silent_socket_is_skipped_after_its_time_out() {
     for fault in [Fault::Gone, Fault::Hung, Fault::Alone] {
         // Whether there is a connection already.
         for is_new in [false, true] {
             let scene = Scene::start();
             let image = scene.open_with_socket(false);
             if !is_new {
-                within(5, async || !scene.is_shared(&image, 5..9_000).await).await;
+                within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
             }
             scene.daemon.set(fault);
             let begun = Instant::now();
-            assert!(scene.is_shared(&image, 5..9_000).await, "{fault:?}, new: {is_new}");
+            assert!(scene.suits_range(&image, 5..9_000).await, "{fault:?}, new: {is_new}");
             assert!(begun.elapsed() < QUESTION, "{fault:?}, new: {is_new}: {:?}", begun.elapsed());
             scene.daemon.heal();
-            within(5, async || !scene.is_shared(&image, 5..9_000).await).await;
+            within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
         }
     }
 }
 
 #[tokio::test]
-async fn bytes_come_through_it_when_the_proxy_is_gone() {
+async fn bytes_come_through_the_socket_when_the_proxy_is_gone() {
     let scene = Scene::start();
     let image = scene.open_with_socket(false);
     let link = |made: u64| format!("{}-{made}-1-0", sha256(b"old").hex());
@@ -164,7 +165,7 @@ async fn the_registry_is_asked_at_once_when_both_are_gone() {
 }
 
 #[tokio::test]
-async fn who_stops_waiting_leaves_no_link() {
+async fn an_abandoned_read_leaves_no_link() {
     let scene = Scene::start();
     let image = scene.open_with_socket(false);
     let place = image.places().remove(0);
@@ -178,7 +179,7 @@ async fn who_stops_waiting_leaves_no_link() {
 }
 
 #[tokio::test]
-async fn it_sees_logins_only_where_the_operator_says_so() {
+async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
     for is_trusted in [false, true] {
         let scene = Scene::start();
         scene.registry.require(Login::Basic("joe".into(), "secret".into()));

@@ -61,7 +61,7 @@ async fn little_is_under_way_while_readers_wait() {
     node.source.plan([Fault::Slow(Duration::from_millis(500)); 160]);
     let asked =
         || node.source.ranges().iter().map(|range| range.end.0 - range.start.0).sum::<u64>();
-    let reader = node.blob.workers().reader(node.blob.account());
+    let reader = node.cache.workers.reader(node.blob.account());
     let (fetched, ()) = tokio::join!(fetch(&node, 0..160), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         // One window, of as much as a reader asks for.

@@ -218,7 +218,7 @@ proptest! {
             let settings = Settings { grace: Duration::ZERO, ..settings(0) };
             let boot_id = boot.to_string();
             let path = live_with(settings, dir.path(), &boot_id, &sample, async |node| {
-                node.blob.stand_guard(true).unwrap();
+                node.blob.rearm(Hold::UntilReleased).unwrap();
                 for step in steps {
                     match step {
                         Step::Ensure(first, end) => node.ensure(first..end).await.unwrap(),

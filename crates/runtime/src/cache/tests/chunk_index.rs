@@ -54,7 +54,7 @@ async fn nor_is_it_when_nobody_has_asked_yet() {
     node.ensure(0..2).await.unwrap();
     let sample = Sample::new(&NEW);
     let blob = node.cache.blob(&sample.blob, sample.source([])).unwrap();
-    for (_, request) in blob.bring(&[0, 1, 2, 3], u64::MAX, None, false) {
+    for (_, request) in blob.prefetch(&[0, 1, 2, 3], u64::MAX, Ahead::Fetch) {
         request.await.unwrap().unwrap();
     }
     assert!(blob.missing().is_empty());
@@ -110,7 +110,7 @@ async fn what_is_wrong_elsewhere_is_fetched() {
 async fn what_was_given_up_is_asked_for_no_more() {
     let node = Node::new(&OLD, 0);
     node.ensure(0..2).await.unwrap();
-    tokio::time::sleep(node.blob.settings.grace * 3).await;
+    tokio::time::sleep(node.cache.settings.grace * 3).await;
     assert_eq!(node.blob.evict(&[0]).unwrap().chunks, 1);
     let (_, blob) = read_new(&node.cache).await;
     assert_eq!(blob.stats().bytes_copied, OLD[1] as u64);

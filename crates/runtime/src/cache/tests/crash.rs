@@ -87,7 +87,7 @@ proptest! {
 /// before they have been read back; here the maps have to be true by themselves.)
 fn ready(node: &Node) -> BTreeSet<usize> {
     let chunk = |at: usize| node.sample.chunks(at..at + 1);
-    let is_ready = |at: &usize| node.blob.ready.is_ready(*at) || node.blob.suspect.is_ready(*at);
+    let is_ready = |at: &usize| node.blob.has(*at);
     let ready: BTreeSet<usize> = (0..node.sample.blob.chunks.len()).filter(is_ready).collect();
     for at in &ready {
         assert!(node.sample.is_right(&node.blob, &chunk(*at)), "chunk {at} is ready and wrong");

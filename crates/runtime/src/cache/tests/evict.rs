@@ -236,12 +236,12 @@ fn the_next_process_knows_what_was_given_up() {
         live(dir.path(), "a", &sample, async |node| {
             node.ensure(0..40).await.unwrap();
             node.blob.completed().await;
-            node.blob.stand_guard(true).unwrap();
+            node.blob.rearm(Hold::UntilReleased).unwrap();
             let evicted = node.blob.evict(&[3, 4, 30]).unwrap();
             assert_eq!((evicted.chunks, evicted.bytes), (0, 0), "somebody has just asked for them");
         });
         live(dir.path(), "a", &sample, async |node| {
-            node.blob.stand_guard(true).unwrap();
+            node.blob.rearm(Hold::UntilReleased).unwrap();
             tokio::time::sleep(Duration::from_millis(400)).await;
             node.ensure(30..31).await.unwrap();
             let evicted = node.blob.evict(&[3, 4, 30]).unwrap();
@@ -266,7 +266,7 @@ async fn a_blob_that_was_watched_for_nothing_is_complete_again() {
     let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
     blob.ensure(sample.all()).await.unwrap();
     blob.completed().await;
-    blob.stand_guard(true).unwrap();
+    blob.rearm(Hold::UntilReleased).unwrap();
     assert!(!blob.is_complete());
     blob.flush().unwrap();
     assert!(!blob.is_complete(), "as long as chunks of it may go");
@@ -303,7 +303,7 @@ async fn a_blob_that_is_completed_while_it_is_guarded_is_guarded_again() {
             Ok(())
         }),
     );
-    blob.stand_guard(true).unwrap();
+    blob.rearm(Hold::UntilReleased).unwrap();
     assert_eq!((calls.load(Ordering::SeqCst), blob.is_complete()), (2, false));
 }
 
@@ -312,13 +312,13 @@ async fn nothing_goes_of_a_blob_that_is_completed_after_its_chunks_were_chosen()
     let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 4]);
     let (_cache, blob) = complete(dir.path(), &sample).await;
-    blob.stand_guard(true).unwrap();
+    blob.rearm(Hold::UntilReleased).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     let chosen: Vec<_> = blob.idle().into_iter().map(|(_, at)| at).collect();
     assert_eq!(chosen.len(), 4);
     let evicting = {
         // Holds up who gives chunks up.
-        let _flights = blob.flights.lock();
+        let _flights = blob.hold_up_fetches();
         let evicting = {
             let blob = blob.clone();
             std::thread::spawn(move || blob.evict(&chosen).unwrap())

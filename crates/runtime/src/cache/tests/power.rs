@@ -51,7 +51,7 @@ fn directory(dir: &Path, name: &str) -> PathBuf {
 
 /// Chunks that a blob's maps speak of.
 fn known(blob: &CachedBlob) -> BTreeSet<usize> {
-    let is_known = |at: &usize| blob.ready.is_ready(*at) || blob.suspect.is_ready(*at);
+    let is_known = |at: &usize| blob.has(*at);
     (0..CHUNKS).filter(is_known).collect()
 }
 
@@ -86,7 +86,7 @@ fn live_on(disk: &Disk, at: &Path, dice: &mut Dice) -> Life {
                         let mut promise = promises.last().map_or(BTreeSet::new(), last_promise);
                         promise.retain(|chunk| !gone.contains(chunk));
                         promises.push((disk.now(), promise));
-                        blob.stand_guard(true).unwrap();
+                        blob.rearm(Hold::UntilReleased).unwrap();
                         blob.evict(&gone).unwrap();
                     }
                     _ => blob.ensure(sample.chunks(first..end)).await.unwrap(),

@@ -5,7 +5,7 @@ use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, slice, sync::Arc}
 use super::{Session, mount};
 use crate::{
     cache::{Cache, Settings},
-    kernel::probe::{CONTENT, TinyImage},
+    kernel::tiny_image::{CONTENT, TinyImage},
     source::Memory,
 };
 

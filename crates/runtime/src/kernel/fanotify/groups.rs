@@ -37,11 +37,13 @@ use rustix::{
 };
 
 use super::{
-    GROUP,
     journal::Journal,
     pending::{Channel, GroupOf, JournalOf, Pending},
 };
-use crate::keeper::{JOURNAL, KeptDescriptor, Link};
+use crate::keeper::{
+    KeptDescriptor, Link,
+    names::{GROUP, JOURNAL},
+};
 
 /// Groups that a user may have. The kernel's default is 128; a node has one image for each of some
 /// 250 pods at most.

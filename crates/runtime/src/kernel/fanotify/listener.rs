@@ -1,31 +1,145 @@
-//! The thread that reads events.
+//! The thread that reads events, and what it does with each.
+//!
+//! ```text
+//! kernel ── event ──▶ thread: parse, find blob ── ready ──▶ allow
+//!                                   └─ missing ──▶ task: ensure ── done ──▶ allow
+//!                                                              └─ failed ─▶ deny (EIO)
+//! ```
+//!
+//! One thread reads the groups of all images in turn, one event at a time: several would wake each
+//! other up for every event, and a slow event must not hold up another one that was read with it.
+//! Tasks answer in any order. An event that waits is noted in the journal.
 
 use std::{
     io, mem,
     os::fd::AsRawFd as _,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use lazuli_image::Decoded;
+use tokio::task::JoinSet;
+
 use super::{
-    abi,
+    abi::{self, Event},
     groups::Groups,
+    journal::{FileId, Unanswered},
     pending::{Channel, Miss, Pending},
-    session::Session,
+    session::{Session, SessionError},
+    shares::Admission,
 };
 
 /// Pause after a queue could not be read, for example for want of descriptors (the kernel has
-/// denied that reader already), and before an event is asked again whether it may wait.
-const BREATH: Duration = Duration::from_millis(10);
+/// denied that reader already), and before an event asks for a slot again.
+const RETRY_AFTER: Duration = Duration::from_millis(10);
+
+impl Session {
+    /// Starts the thread, and answers what an earlier process left. The result ends when that is
+    /// done, and must not be dropped before.
+    pub fn listen(
+        self: &Arc<Self>,
+        left: Vec<Unanswered>,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, SessionError> {
+        let mut answers = JoinSet::new();
+        let channels: Arc<[_]> = self.groups.all().into();
+        for Unanswered { number, placeholder, file, offset, count } in left {
+            let pending = Pending::left(&channels, number, placeholder);
+            let Some(miss) = self.look(pending, file, offset, count, 0) else { continue };
+            // There are no more of them than slots; without one it is denied.
+            if let Admission::Slot(slot) = self.slots.admit_left(miss.account, Instant::now()) {
+                let holder = slot.holder();
+                holder.is(answers.spawn_on(miss.fetch(slot), &self.runtime));
+            }
+        }
+        self.listening.store(true, Ordering::Release);
+        let (groups, weak) = (self.groups.clone(), Arc::downgrade(self));
+        thread::Builder::new()
+            .name("fanotify".into())
+            .spawn(move || listen(&groups, &weak))
+            .map_err(SessionError::Listen)?;
+        Ok(async { drop(answers.join_all().await) })
+    }
+
+    /// Asks for a slot for an event.
+    fn admit(&self, miss: &Miss) -> Admission {
+        // In the group of an image nobody else waits behind it.
+        let others = || miss.is_in_common && self.has_others(miss.account);
+        self.slots.admit(miss.account, Instant::now(), others)
+    }
+
+    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops
+    /// `pending`, which denies.
+    fn receive(&self, channel: &Channel, bytes: &[u8], pending: Pending) -> Option<Miss> {
+        let (offset, count, thread) = match abi::parse(bytes) {
+            Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
+            Ok(Event::Overflow) => {
+                tracing::error!("the kernel lost events: readers may have seen zeros");
+                return None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot read an event");
+                return None;
+            }
+        };
+        let file = pending.file_id().ok()?;
+        channel.journal.note(pending.number, file, offset, count);
+        let thread = if channel.reports_threads { thread } else { 0 };
+        let miss = self.look(pending, file, offset, count, thread)?;
+        Some(Miss { is_in_common: channel.number == self.groups.common().number, ..miss })
+    }
+
+    /// Answers an event at once, or says what is missing for an answer.
+    fn look(
+        &self,
+        pending: Pending,
+        file: FileId,
+        offset: u64,
+        count: u64,
+        thread: i32,
+    ) -> Option<Miss> {
+        // About no byte: the file is being cut.
+        if count == 0 {
+            pending.allow();
+            return None;
+        }
+        let Some(blob) = self.find(file) else {
+            tracing::warn!(thread, ?file, "event for a file that is not a known blob");
+            return None;
+        };
+        // The kernel may ask behind the end, for example to find it.
+        let end = offset.saturating_add(count).min(blob.file_size());
+        let range = Decoded(offset.min(end))..Decoded(end);
+        let account = blob.account();
+        Miss { pending, blob, range, thread, account, is_in_common: false }.unless_ready()
+    }
+
+    /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is
+    /// returned.
+    fn slot(&self, miss: Miss) -> Option<Miss> {
+        match self.admit(&miss) {
+            Admission::Slot(slot) => {
+                let holder = slot.holder();
+                holder.is(self.runtime.spawn(miss.fetch(slot)).abort_handle());
+            }
+            Admission::Later => return Some(miss),
+            Admission::Denied => {
+                let Miss { pending, blob, account, .. } = miss.unless_ready()?;
+                tracing::warn!(?account, blob = %blob.id(), "too many readers wait for data that does not come");
+                pending.deny();
+            }
+        }
+        None
+    }
+}
 
 /// Reads events in turn from every group that has some, until the end.
-pub(super) fn listen(groups: &Groups, session: &Weak<Session>) {
+fn listen(groups: &Groups, session: &Weak<Session>) {
     // The next event of each group whose events are to wait where they are, as do those behind it.
-    let mut unseated: Vec<(Arc<Channel>, Miss)> = Vec::new();
+    let mut without_slot: Vec<(Arc<Channel>, Miss)> = Vec::new();
     loop {
-        let again: Vec<_> = mem::take(&mut unseated);
-        unseated.extend(again.into_iter().filter_map(|(channel, miss)| {
+        let again: Vec<_> = mem::take(&mut without_slot);
+        without_slot.extend(again.into_iter().filter_map(|(channel, miss)| {
             // Without a session everybody is denied.
             let miss = session.upgrade().and_then(|session| session.slot(miss));
             if miss.is_none() {
@@ -33,7 +147,7 @@ pub(super) fn listen(groups: &Groups, session: &Weak<Session>) {
             }
             Some((channel, miss?))
         }));
-        let timeout = (!unseated.is_empty()).then_some(BREATH);
+        let timeout = (!without_slot.is_empty()).then_some(RETRY_AFTER);
         let ready = match groups.wait(timeout) {
             Ok(Some(ready)) => ready,
             Ok(None) => return,
@@ -45,7 +159,7 @@ pub(super) fn listen(groups: &Groups, session: &Weak<Session>) {
         for channel in ready {
             if let Some(miss) = read(groups, &channel, session) {
                 groups.set_paused(&channel, true);
-                unseated.push((channel, miss));
+                without_slot.push((channel, miss));
             }
         }
     }
@@ -78,5 +192,5 @@ fn read(groups: &Groups, channel: &Arc<Channel>, session: &Weak<Session>) -> Opt
 
 fn pause(error: &io::Error) {
     tracing::error!(%error, "cannot read pre-content events");
-    thread::sleep(BREATH);
+    thread::sleep(RETRY_AFTER);
 }

@@ -21,6 +21,7 @@ mod groups;
 mod journal;
 mod listener;
 mod pending;
+pub(super) mod probe;
 mod session;
 mod shares;
 mod watch;
@@ -32,7 +33,7 @@ use std::path::Path;
 
 pub use self::{
     journal::{Journal, Unanswered},
-    session::{BLOB, GROUP, Handover, Session, SessionError, most_unanswered},
+    session::{Handover, Session, SessionError, most_unanswered},
     watch::Watch,
 };
 use super::mount::{Erofs, MountError};

@@ -20,7 +20,7 @@ use super::{
     journal::{FileId, Journal},
     shares::Slot,
 };
-use crate::cache::{Account, CachedBlob};
+use crate::{cache::CachedBlob, sharing::Account};
 
 /// Readers of a group above which a thread of its own answers them: for each answer the kernel
 /// wakes all of them, which takes milliseconds for thousands, and whoever answers other images must

@@ -1,17 +1,7 @@
-//! The loop that answers readers.
+//! The fanotify groups of a process and the files that are marked in them.
 //!
-//! ```text
-//! kernel ── event ──▶ thread: parse, find blob ── ready ──▶ allow
-//!                                   └─ missing ──▶ task: ensure ── done ──▶ allow
-//!                                                              └─ failed ─▶ deny (EIO)
-//! ```
-//!
-//! One thread reads the groups of all images in turn, one event at a time: several would wake each
-//! other up for every event, and a slow event must not hold up another one that was read with it.
-//! Tasks answer in any order.
-//!
-//! What is known of an event that waits is in the [`Journal`], and the keeper holds the group, the
-//! journal and every marked file: when this process dies, its successor answers.
+//! The keeper holds the groups, the [`Journal`] and every marked file: when this process dies, its
+//! successor answers the readers that wait.
 //!
 //! A file is marked from before the mount opens it (the kernel looks for marks then, and never
 //! again) until its blob is complete. It stays known for as long as a mount of it lives, since
@@ -31,39 +21,26 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
-    time::Instant,
 };
 
-use lazuli_image::{Decoded, Digest};
+use lazuli_image::Digest;
 use lazuli_sys::{
     fanotify::{Group, Response},
     limit::raise_descriptors,
 };
-use tokio::{
-    runtime::Handle,
-    task::{AbortHandle, JoinSet},
-};
+use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
-    abi::{self, Event},
     groups::{self, Groups},
     journal::{FileId, Journal, Unanswered},
-    listener::listen,
-    pending::{Channel, Miss, Pending, file_id},
-    shares::{Admission, Slots},
-    watch::Watch,
+    pending::{Channel, file_id},
+    shares::Slots,
 };
 use crate::{
-    cache::{Account, CachedBlob},
-    keeper::{KeptDescriptor, Link},
+    cache::CachedBlob,
+    keeper::{KeptDescriptor, Link, names::BLOB},
+    sharing::Account,
 };
-
-/// The common group's name with the keeper. Those of images begin like this.
-pub const GROUP: &str = "fanotify";
-
-/// How the names of marked files begin.
-pub const BLOB: &str = "blob-";
 
 /// One event of this many descriptors may wait at a time, the others stay in the kernel's queue,
 /// see [`slots`](super::shares). The kernel denies an event for which there is no descriptor, so
@@ -103,14 +80,14 @@ impl From<SessionError> for io::Error {
 /// When a session is dropped the kernel lets everybody through who waits, so every mount has to be
 /// gone before. A [`Watch`] keeps its session alive for that reason.
 pub struct Session {
-    groups: Arc<Groups>,
+    pub(super) groups: Arc<Groups>,
     /// For events that were read and wait for data.
     pub(super) slots: Arc<Slots>,
     watched: Mutex<HashMap<FileId, Watched>>,
-    runtime: Handle,
+    pub(super) runtime: Handle,
     link: Arc<Link>,
     /// Whether readers are answered.
-    listening: AtomicBool,
+    pub(super) listening: AtomicBool,
     /// Whether an earlier process may have marked files, in whatever groups.
     is_resumed: bool,
 }
@@ -130,20 +107,20 @@ pub struct Handover {
 
 /// What the session knows about a file.
 pub(super) struct Watched {
-    blob: Arc<CachedBlob>,
-    events: Arc<AtomicU64>,
+    pub(super) blob: Arc<CachedBlob>,
+    pub(super) events: Arc<AtomicU64>,
     /// Mounts that live or are being made.
     pub(super) watches: usize,
     /// The images that they are of, with their number.
     pub(super) images: HashMap<Digest, usize>,
     /// Of these, the ones that are being made.
     pub(super) mounting: usize,
-    marked: Option<Mark>,
-    completion: AbortHandle,
+    pub(super) marked: Option<Mark>,
+    pub(super) completion: AbortHandle,
 }
 
 /// A mark on a file.
-struct Mark {
+pub(super) struct Mark {
     channel: Arc<Channel>,
     /// The keeper holds the file as long as it is marked, since a file that is opened under a mark
     /// raises events for its own user.
@@ -210,32 +187,6 @@ impl Session {
         tracing::warn!(readers, "turned away");
     }
 
-    /// Starts the thread, and answers what an earlier process left. The result ends when that is
-    /// done, and must not be dropped before.
-    pub fn listen(
-        self: &Arc<Self>,
-        left: Vec<Unanswered>,
-    ) -> Result<impl Future<Output = ()> + Send + use<>, SessionError> {
-        let mut answers = JoinSet::new();
-        let channels: Arc<[_]> = self.groups.all().into();
-        for Unanswered { number, placeholder, file, offset, count } in left {
-            let pending = Pending::left(&channels, number, placeholder);
-            let Some(miss) = self.look(pending, file, offset, count, 0) else { continue };
-            // There are no more of them than slots; without one it is denied.
-            if let Admission::Slot(slot) = self.slots.admit_left(miss.account, Instant::now()) {
-                let holder = slot.holder();
-                holder.is(answers.spawn_on(miss.fetch(slot), &self.runtime));
-            }
-        }
-        self.listening.store(true, Ordering::Release);
-        let (groups, weak) = (self.groups.clone(), Arc::downgrade(self));
-        thread::Builder::new()
-            .name("fanotify".into())
-            .spawn(move || listen(&groups, &weak))
-            .map_err(SessionError::Listen)?;
-        Ok(async { drop(answers.join_all().await) })
-    }
-
     /// Cuts a file to nothing that no mount uses which can be served: who reads from it gets EIO
     /// then, and no holes. If it is marked, the kernel asks before it does so.
     pub fn cut_off(&self, path: &Path) {
@@ -287,53 +238,8 @@ impl Session {
         }
     }
 
-    /// Asks for events on the blob's file, for the image with this manifest. To be called before
-    /// the file is mounted.
-    pub fn watch(
-        self: &Arc<Self>,
-        blob: Arc<CachedBlob>,
-        image: Digest,
-    ) -> Result<Watch, SessionError> {
-        let mark_error = |source| SessionError::Mark { path: blob.path(), source };
-        let metadata = blob.file().metadata().map_err(mark_error)?;
-        let id = (metadata.dev(), metadata.ino());
-        let mut all = self.lock();
-        let watched = all.entry(id).or_insert_with(|| Watched {
-            blob: blob.clone(),
-            events: Arc::default(),
-            watches: 0,
-            images: HashMap::new(),
-            mounting: 0,
-            marked: None,
-            completion: self.unmark_when_complete(id, &blob),
-        });
-        watched.watches += 1;
-        *watched.images.entry(image).or_default() += 1;
-        watched.mounting += 1;
-        let watch = Watch {
-            session: self.clone(),
-            blob: blob.clone(),
-            image,
-            id,
-            events: watched.events.clone(),
-            mounting: true,
-            _owner: blob.owned_by(image),
-        };
-        if let Err(error) = self.mark(id, watched) {
-            // The watch takes itself back, which needs the lock.
-            drop(all);
-            return Err(mark_error(error));
-        }
-        drop(all);
-        let weak = Arc::downgrade(self);
-        let guard =
-            move || weak.upgrade().map_or(Ok(()), |session: Arc<Self>| session.mark_again(id));
-        blob.set_guard("fanotify", Arc::new(guard));
-        Ok(watch)
-    }
-
     /// Marks a file in the group that its events belong to, and in no other one.
-    fn mark(&self, id: FileId, watched: &mut Watched) -> io::Result<()> {
+    pub(super) fn mark(&self, id: FileId, watched: &mut Watched) -> io::Result<()> {
         let mut images = watched.images.keys();
         let channel = match (images.next(), images.next()) {
             (Some(image), None) => self.groups.of(image),
@@ -388,7 +294,7 @@ impl Session {
     }
 
     /// Marks the file of a blob that is not complete any more, if a mount uses it.
-    fn mark_again(self: &Arc<Self>, id: FileId) -> io::Result<()> {
+    pub(super) fn mark_again(self: &Arc<Self>, id: FileId) -> io::Result<()> {
         let mut all = self.lock();
         let Some(watched) = all.get_mut(&id) else { return Ok(()) };
         self.mark(id, watched)?;
@@ -397,7 +303,11 @@ impl Session {
         Ok(())
     }
 
-    fn unmark_when_complete(self: &Arc<Self>, id: FileId, blob: &Arc<CachedBlob>) -> AbortHandle {
+    pub(super) fn unmark_when_complete(
+        self: &Arc<Self>,
+        id: FileId,
+        blob: &Arc<CachedBlob>,
+    ) -> AbortHandle {
         let (session, blob) = (Arc::downgrade(self), blob.clone());
         let wait = async move {
             blob.completed().await;
@@ -444,7 +354,7 @@ impl Session {
     }
 
     /// The blob behind a file, counting an event about it.
-    fn find(&self, id: FileId) -> Option<Arc<CachedBlob>> {
+    pub(super) fn find(&self, id: FileId) -> Option<Arc<CachedBlob>> {
         let all = self.lock();
         let watched = all.get(&id)?;
         watched.events.fetch_add(1, Ordering::Relaxed);
@@ -452,89 +362,13 @@ impl Session {
     }
 
     /// Whether anybody can ask whose events this account does not pay.
-    fn has_others(&self, account: Account) -> bool {
+    pub(super) fn has_others(&self, account: Account) -> bool {
         let marked = |watched: &Watched| watched.marked.is_some();
         self.lock().values().any(|watched| marked(watched) && watched.blob.account() != account)
     }
 
-    /// Asks for a slot for an event.
-    fn admit(&self, miss: &Miss) -> Admission {
-        // In the group of an image nobody else waits behind it.
-        let others = || miss.is_in_common && self.has_others(miss.account);
-        self.slots.admit(miss.account, Instant::now(), others)
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops
-    /// `pending`, which denies.
-    pub(super) fn receive(
-        &self,
-        channel: &Channel,
-        bytes: &[u8],
-        pending: Pending,
-    ) -> Option<Miss> {
-        let (offset, count, thread) = match abi::parse(bytes) {
-            Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
-            Ok(Event::Overflow) => {
-                tracing::error!("the kernel lost events: readers may have seen zeros");
-                return None;
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot read an event");
-                return None;
-            }
-        };
-        let file = pending.file_id().ok()?;
-        channel.journal.note(pending.number, file, offset, count);
-        let thread = if channel.reports_threads { thread } else { 0 };
-        let miss = self.look(pending, file, offset, count, thread)?;
-        Some(Miss { is_in_common: channel.number == self.groups.common().number, ..miss })
-    }
-
-    /// Answers an event at once, or says what is missing for an answer.
-    fn look(
-        &self,
-        pending: Pending,
-        file: FileId,
-        offset: u64,
-        count: u64,
-        thread: i32,
-    ) -> Option<Miss> {
-        // About no byte: the file is being cut.
-        if count == 0 {
-            pending.allow();
-            return None;
-        }
-        let Some(blob) = self.find(file) else {
-            tracing::warn!(thread, ?file, "event for a file that is not a known blob");
-            return None;
-        };
-        // The kernel may ask behind the end, for example to find it.
-        let end = offset.saturating_add(count).min(blob.file_size());
-        let range = Decoded(offset.min(end))..Decoded(end);
-        let account = blob.account();
-        Miss { pending, blob, range, thread, account, is_in_common: false }.unless_ready()
-    }
-
-    /// Lets an event wait in a task, if there is a slot for it. If it is to be asked again, it is
-    /// returned.
-    pub(super) fn slot(&self, miss: Miss) -> Option<Miss> {
-        match self.admit(&miss) {
-            Admission::Slot(slot) => {
-                let holder = slot.holder();
-                holder.is(self.runtime.spawn(miss.fetch(slot)).abort_handle());
-            }
-            Admission::Later => return Some(miss),
-            Admission::Denied => {
-                let Miss { pending, blob, account, .. } = miss.unless_ready()?;
-                tracing::warn!(?account, blob = %blob.id(), "too many readers wait for data that does not come");
-                pending.deny();
-            }
-        }
-        None
     }
 }
 

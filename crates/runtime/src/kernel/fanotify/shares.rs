@@ -24,7 +24,7 @@ use std::{
 
 use tokio::task::AbortHandle;
 
-use crate::cache::Account;
+use crate::sharing::Account;
 
 /// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine,
 /// and well below the deadline of a read.

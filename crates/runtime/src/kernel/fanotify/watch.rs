@@ -1,8 +1,12 @@
 //! A blob's file as long as a mount of it lives.
 
 use std::{
+    collections::HashMap,
     mem,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,8 +15,11 @@ use std::{
 
 use lazuli_image::Digest;
 
-use super::{journal::FileId, session::Session};
-use crate::cache::{CachedBlob, Owner};
+use super::{
+    journal::FileId,
+    session::{Session, SessionError, Watched},
+};
+use crate::{cache::CachedBlob, sharing::Owner};
 
 /// Keeps the file of one blob known for one mount. To be dropped when nothing uses that mount any
 /// more, and not before: the kernel would let readers see the holes.
@@ -26,6 +33,53 @@ pub struct Watch {
     pub(super) events: Arc<AtomicU64>,
     pub(super) mounting: bool,
     pub(super) _owner: Owner,
+}
+
+impl Session {
+    /// Asks for events on the blob's file, for the image with this manifest. To be called before
+    /// the file is mounted.
+    pub fn watch(
+        self: &Arc<Self>,
+        blob: Arc<CachedBlob>,
+        image: Digest,
+    ) -> Result<Watch, SessionError> {
+        let mark_error = |source| SessionError::Mark { path: blob.path(), source };
+        let metadata = blob.file().metadata().map_err(mark_error)?;
+        let id = (metadata.dev(), metadata.ino());
+        let mut all = self.lock();
+        let watched = all.entry(id).or_insert_with(|| Watched {
+            blob: blob.clone(),
+            events: Arc::default(),
+            watches: 0,
+            images: HashMap::new(),
+            mounting: 0,
+            marked: None,
+            completion: self.unmark_when_complete(id, &blob),
+        });
+        watched.watches += 1;
+        *watched.images.entry(image).or_default() += 1;
+        watched.mounting += 1;
+        let watch = Watch {
+            session: self.clone(),
+            blob: blob.clone(),
+            image,
+            id,
+            events: watched.events.clone(),
+            mounting: true,
+            _owner: blob.owned_by(image),
+        };
+        if let Err(error) = self.mark(id, watched) {
+            // The watch takes itself back, which needs the lock.
+            drop(all);
+            return Err(mark_error(error));
+        }
+        drop(all);
+        let weak = Arc::downgrade(self);
+        let guard =
+            move || weak.upgrade().map_or(Ok(()), |session: Arc<Self>| session.mark_again(id));
+        blob.set_guard("fanotify", Arc::new(guard));
+        Ok(watch)
+    }
 }
 
 impl Watch {

@@ -18,7 +18,7 @@ use tracing::{debug, error, warn};
 
 use super::{
     journal::{Journal, Slot},
-    thread_pool::{Leave, MINIMUM, THREADS},
+    threads::{Leave, MINIMUM, THREADS},
 };
 
 /// Bytes of the largest reply: 1 MiB of data, the most the kernel ever asks for, and a page for its

@@ -9,14 +9,22 @@
 //! The driver promises: a reader gets checked bytes, waits, or gets an error. A failure while one
 //! request is handled answers that request with EIO and no other.
 
+mod answer;
 pub(super) mod connection;
+mod error;
 mod filesystem;
 pub(super) mod journal;
+mod mount;
+pub(super) mod probe;
 mod session;
 #[cfg(test)]
 mod tests;
-mod thread_pool;
+mod threads;
 
+pub(super) use answer::WITHOUT_ANSWER;
+pub use error::FuseError;
 pub use filesystem::{BlobReader, ImageFilesystem};
-pub use session::{FuseError, HELD, KIND, Left, MountTarget, Session, can_resend, detach};
-pub(super) use session::{WITHOUT_ANSWER, create_filesystem};
+pub(super) use mount::create_filesystem;
+pub use mount::{KIND, detach};
+pub use probe::can_resend;
+pub use session::{HELD, Left, MountTarget, Place, Session};

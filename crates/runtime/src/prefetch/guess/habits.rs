@@ -19,7 +19,7 @@ struct Habit {
 pub(super) const EVERYBODY: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
-/// Seen in starts of the images in docs/prefetch.md.
+/// Seen in starts of the images in docs/measurements/prefetch.md.
 const HABITS: [Habit; 16] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
@@ -176,10 +176,6 @@ const WITH_SCRIPT: [Habit; 1] = [
         ],
     },
 ];
-
-/// Directories below which `**` does not look: tools for making images, and tests.
-pub(super) const NOT_AT_START: [&[u8]; 6] =
-    [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
 
 /// How much is read of the beginning of a big file that is no program or library, where that is
 /// known. Java's `modules`, 123 MiB in version 17, begins with its index and java.base: each start

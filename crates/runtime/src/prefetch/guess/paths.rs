@@ -7,8 +7,6 @@ use lazuli_image::{
     rafs::Bootstrap,
 };
 
-use super::habits::NOT_AT_START;
-
 /// Symbolic links in one path: what Linux follows.
 const LINKS: usize = 40;
 
@@ -20,6 +18,10 @@ const MATCHES: usize = 1024;
 
 /// Directories below each other for which `**` stands.
 const DEPTH: usize = 5;
+
+/// Directories below which `**` does not look: tools for making images, and tests.
+const NOT_AT_START: [&[u8]; 6] =
+    [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
 
 /// Names that are looked up or listed for one image: well below a second. Real ones need some
 /// hundred to 17,000.

@@ -8,15 +8,19 @@ use std::{
     },
 };
 
-use lazuli_image::Digest;
+use lazuli_image::{Digest, Stored};
 use lazuli_registry::Health;
 
 use super::*;
 use crate::{
-    cache::Account,
+    sharing::{
+        Account,
+        priority_semaphore::{Claim, PrioritySemaphore},
+    },
     source::{
         BlobSource, Memory, contract,
         faulty::{Fault, Faulty},
+        request::Meter,
     },
 };
 
@@ -63,7 +67,7 @@ impl Scene {
     }
 
     async fn read(&self, deadline: Duration) -> Result<(), SourceError> {
-        let need = Need {
+        let request = RangeRequest {
             range: Stored(5)..Stored(100_000),
             part: u64::MAX,
             deadline: Instant::now() + deadline,
@@ -71,7 +75,7 @@ impl Scene {
             claim: &Claim::new(IMAGE, || true),
             meter: self,
         };
-        let answer = read(&self.places, &need).await?;
+        let answer = read(&self.places, &request).await?;
         assert!(answer.bytes == contract::content()[5..100_000]);
         Ok(())
     }
@@ -259,9 +263,15 @@ async fn what_hangs_lends_its_room() {
     let read = async |scene: &Scene, name| {
         let deadline = Instant::now() + Duration::from_secs(4);
         let range = Stored(0)..Stored(100_000);
-        let need =
-            Need { range, part: u64::MAX, deadline, room: &room, claim: &claim, meter: scene };
-        let result = super::read(&scene.places, &need).await;
+        let request = RangeRequest {
+            range,
+            part: u64::MAX,
+            deadline,
+            room: &room,
+            claim: &claim,
+            meter: scene,
+        };
+        let result = super::read(&scene.places, &request).await;
         order.lock().unwrap().push((name, result.is_ok()));
     };
     let started = Instant::now();
@@ -284,9 +294,15 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
         let wanted = *wanted;
         let claim = Claim::new(IMAGE, move || wanted);
         let (range, deadline) = (Stored(0)..Stored(100_000), started + DEADLINE);
-        let need =
-            Need { range, part: u64::MAX, deadline, room: &room, claim: &claim, meter: &scene };
-        let answer = super::read(&scene.places, &need).await.unwrap();
+        let request = RangeRequest {
+            range,
+            part: u64::MAX,
+            deadline,
+            room: &room,
+            claim: &claim,
+            meter: &scene,
+        };
+        let answer = super::read(&scene.places, &request).await.unwrap();
         order.lock().unwrap().push(*name);
         drop(answer);
     });
@@ -313,7 +329,7 @@ async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
         [(u64::MAX, 1, 100_000), (50_000, 2, 50_000), (30_000, 4, 25_000), (1, 16, 6_250)]
     {
         let scene = Scene::new([always(slow)]);
-        let need = Need {
+        let request = RangeRequest {
             range: Stored(5)..Stored(100_005),
             part,
             deadline: Instant::now() + DEADLINE,
@@ -322,7 +338,7 @@ async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
             meter: &scene,
         };
         let started = Instant::now();
-        let answer = super::read(&scene.places, &need).await.unwrap();
+        let answer = super::read(&scene.places, &request).await.unwrap();
         assert!(answer.bytes == contract::content()[5..100_005]);
         assert_eq!(started.elapsed(), Duration::from_millis(500));
         assert_eq!(scene.requests.load(Ordering::Relaxed), count);

@@ -25,9 +25,11 @@ use super::{
     super::{
         connection::BUFFER,
         journal::Journal,
-        session::{Left, SHAPE, can_resend, mount_directly},
+        mount::mount_directly,
+        probe::can_resend,
+        session::{Left, SHAPE},
     },
-    FuseError, IMAGE, Link, MountTarget, Session, Suid, filesystem, source_with,
+    FuseError, IMAGE, Link, MountTarget, Place, Session, Suid, filesystem, source_with,
 };
 
 const LOOKUP: u32 = 1;
@@ -110,7 +112,7 @@ impl Predecessor {
 }
 
 fn place(mountpoint: &Path) -> MountTarget<'_> {
-    MountTarget { mountpoint, key: "test", image: IMAGE, is_dead: false }
+    MountTarget { mountpoint, key: "test", image: IMAGE, place: Place::Free }
 }
 
 /// Files `0`, `1`, … that contain their names.

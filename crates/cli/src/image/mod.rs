@@ -1,0 +1,9 @@
+//! One image: opening, reading, signing and storing it. Nothing here prints, except progress.
+
+pub(crate) mod hot_blob;
+pub(crate) mod open;
+pub(crate) mod push;
+pub(crate) mod read_chunks;
+pub(crate) mod scratch;
+pub(crate) mod sign;
+pub(crate) mod trace;

@@ -1,0 +1,116 @@
+//! A lazy image as `check`, `inspect` and others look at it: its metadata in a temporary directory,
+//! no daemon.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use lazuli_image::{
+    Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
+};
+use lazuli_registry::{BlobContent, ImageName, Manifest, Options, Repository, lazy_manifest};
+use lazuli_runtime::image::StoredImage;
+use tokio::runtime::Runtime;
+
+use crate::{
+    config::Config,
+    image::{push, scratch::Scratch},
+    image_args::Access,
+};
+
+/// An image whose metadata was fetched and checked.
+pub(crate) struct LazyImage {
+    pub(crate) name: ImageName,
+    pub(crate) manifest: Manifest,
+    pub(crate) image: StoredImage,
+    /// Where its blobs are.
+    pub(crate) repository: Arc<dyn Repository>,
+    _scratch: Scratch,
+}
+
+impl LazyImage {
+    /// Those of its `blobs` that an image at `target` has to be given: none where this one is.
+    pub(crate) fn to_store<'a>(
+        &self,
+        blobs: impl IntoIterator<Item = &'a Blob>,
+        target: &ImageName,
+    ) -> Vec<push::Blob> {
+        if push::same_place(&self.name, target) {
+            return Vec::new();
+        }
+        let content = || BlobContent::Stored(self.repository.clone());
+        blobs.into_iter().map(|blob| (blob.id, self.stored_size(blob), content())).collect()
+    }
+
+    /// Bytes of a blob as the registry has it. Upstream's builder counts only a part of blobs that
+    /// hold their bootstrap.
+    pub(crate) fn stored_size(&self, blob: &Blob) -> u64 {
+        self.layer(blob).map_or(blob.stored_size, |layer| layer.size)
+    }
+
+    /// Stored bytes at the beginning of a blob that a start reads, if the registry knows.
+    pub(crate) fn hot_bytes(&self, blob: &Blob) -> Option<u64> {
+        self.layer(blob)?.hot_bytes()
+    }
+
+    /// Refuses an index, whose data is in the layers of an ordinary image: what cannot be done
+    /// without changing these.
+    pub(crate) fn must_be_converted(&self) -> Result<()> {
+        if self.image.bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
+            let name = &self.name;
+            bail!("{name} is an ordinary image with an index: convert it with `lazuli convert`");
+        }
+        Ok(())
+    }
+
+    fn layer(&self, blob: &Blob) -> Option<&Descriptor> {
+        self.manifest.parsed.layers.iter().find(|layer| layer.digest == blob.id)
+    }
+}
+
+/// Fetches the metadata of the image that `text` names.
+pub(crate) fn open(
+    text: &str,
+    access: &Access,
+    config: &Config,
+    runtime: &Runtime,
+) -> Result<LazyImage> {
+    open_with(text, &access.options(config)?, access, runtime)
+}
+
+/// The same, with `options` for how registries are reached.
+pub(crate) fn open_with(
+    text: &str,
+    options: &Options,
+    access: &Access,
+    runtime: &Runtime,
+) -> Result<LazyImage> {
+    let name: ImageName = text.parse()?;
+    let repository = lazuli_registry::open(&name, options)?;
+    let scratch = Scratch::new()?;
+    let platform = access.platform()?;
+    let may_replace = options.referrers.trust(&name);
+    let manifest =
+        lazy_manifest(&*repository, &name, platform.as_ref(), may_replace, options.indexes);
+    let manifest = runtime.block_on(manifest)?;
+    let directory = scratch.path();
+    let fetch = StoredImage::fetch(&repository, &manifest, &directory);
+    let (image, _) = runtime.block_on(fetch)?;
+    Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
+}
+
+/// What an image shows, to compare it with another.
+pub(crate) struct Shown<'a, B> {
+    pub(crate) tree: Tree,
+    pub(crate) bootstrap: &'a Bootstrap<B>,
+}
+
+impl<B: AsRef<[u8]>> Content for Shown<'_, B> {
+    fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)> {
+        let blob = self.bootstrap.blobs().get(usize::from(chunk.blob.0))?;
+        blob.chunk(chunk.number).map(|chunk| (chunk.digest, chunk.decoded_size))
+    }
+}

@@ -1,0 +1,148 @@
+//! Commits answers: decodes, checks and writes chunks.
+//!
+//! Chunks that come out of one unit are decoded once, and workers get units in jobs.
+
+use std::{cell::RefCell, sync::Arc};
+
+use lazuli_image::{Chunk, Stored, codec::Decoder};
+
+use super::{super::single_flight::Lease, CachedBlob};
+use crate::{error::ReadError, sharing::workers::Priority, source::race::Answer};
+
+/// Decoded bytes that one worker takes on at a time.
+pub(super) const JOB: u64 = 1 << 20;
+
+thread_local! {
+    /// Of each worker thread.
+    static DECODER: RefCell<Decoder> = RefCell::new(Decoder::new());
+}
+
+/// What became of some chunks of an answer.
+#[derive(Default)]
+pub(super) struct Committed {
+    /// Those whose bytes are wrong.
+    pub(super) wrong: Vec<(Lease, ReadError)>,
+    /// Why others could not be kept.
+    pub(super) failed: Option<ReadError>,
+}
+
+impl CachedBlob {
+    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the
+    /// chunk.
+    fn decode<'a>(
+        &self,
+        chunk: &Chunk,
+        stored: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], ReadError> {
+        let unit = self.layout.blob().unit(chunk);
+        DECODER
+            .with_borrow_mut(|decoder| decoder.unit(&unit, stored, buffer))
+            .map_err(|error| self.corrupt(chunk, error.to_string()))
+    }
+
+    fn corrupt(&self, chunk: &Chunk, problem: String) -> ReadError {
+        let range = chunk.stored..chunk.stored_end();
+        ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
+    }
+
+    /// Takes a chunk out of the decoded `unit`, checks it, writes it and marks it ready. Blocks.
+    fn accept(self: &Arc<Self>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
+        let chunk = self.chunk(at);
+        let bytes = chunk.verified(unit).map_err(|error| self.corrupt(chunk, error.to_string()))?;
+        self.keep(at, bytes)
+    }
+}
+
+/// Groups chunks by what is decoded together.
+pub(super) fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+    let mut units: Vec<Vec<Lease>> = Vec::new();
+    for lease in leases {
+        let chunk = blob.chunk(lease.chunk());
+        match units.last_mut() {
+            Some(unit) if chunk.shares_unit(blob.chunk(unit[0].chunk())) => unit.push(lease),
+            _ => units.push(vec![lease]),
+        }
+    }
+    units
+}
+
+/// The chunk of a unit for which all others are decoded as well.
+fn furthest<'a>(blob: &'a CachedBlob, unit: &[Lease]) -> Option<&'a Chunk> {
+    unit.iter().map(|lease| blob.chunk(lease.chunk())).max_by_key(|chunk| chunk.unit_size())
+}
+
+/// Cuts work on chunks into jobs for one worker each.
+pub(super) fn jobs(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
+    large(blob, units(blob, leases))
+}
+
+/// Puts units together to jobs for one worker each.
+pub(super) fn large(blob: &CachedBlob, units: Vec<Vec<Lease>>) -> Vec<Vec<Lease>> {
+    let mut jobs: Vec<Vec<Lease>> = Vec::new();
+    let mut size = JOB;
+    for unit in units {
+        let decoded = furthest(blob, &unit).map_or(0, |chunk| chunk.unit_size().into());
+        match jobs.last_mut() {
+            Some(job) if size + decoded <= JOB => job.extend(unit),
+            _ => {
+                size = 0;
+                jobs.push(unit);
+            }
+        }
+        size += decoded;
+    }
+    jobs
+}
+
+/// Commits some chunks of an answer that begins at `start`, and finishes the leases of those that
+/// are right.
+pub(super) async fn commit(
+    blob: &Arc<CachedBlob>,
+    answer: &Arc<Answer>,
+    start: Stored,
+    leases: Vec<Lease>,
+) -> Committed {
+    let priority = match leases.iter().any(Lease::is_wanted) {
+        true => Priority::Reader,
+        false => Priority::Background,
+    };
+    let (worker, from) = (blob.clone(), answer.clone());
+    let accept_all = move || {
+        let (mut committed, mut buffer) = (Committed::default(), Vec::new());
+        for unit in units(&worker, leases) {
+            let Some(chunk) = furthest(&worker, &unit) else { continue };
+            let at = (chunk.stored.0 - start.0) as usize;
+            let bytes = &from.bytes[at..at + chunk.stored_size as usize];
+            let decoded = worker.decode(chunk, bytes, &mut buffer);
+            for lease in unit {
+                let accept = |decoded: &&[u8]| worker.accept(lease.chunk(), decoded);
+                match decoded.as_ref().map_err(Clone::clone).and_then(accept) {
+                    Err(error @ ReadError::Corrupt { .. }) => committed.wrong.push((lease, error)),
+                    result => {
+                        from.place.was_right();
+                        committed.failed = committed.failed.or(result.clone().err());
+                        lease.finish(result);
+                    }
+                }
+            }
+        }
+        committed
+    };
+    blob.run(priority, accept_all).await
+}
+
+/// Commits the only chunk of an answer.
+pub(super) async fn commit_one(
+    blob: &Arc<CachedBlob>,
+    at: usize,
+    answer: Answer,
+) -> Result<(), ReadError> {
+    let worker = blob.clone();
+    let accept = move || {
+        let mut buffer = Vec::new();
+        let decoded = worker.decode(worker.chunk(at), &answer.bytes, &mut buffer)?;
+        worker.accept(at, decoded)
+    };
+    blob.run(Priority::Reader, accept).await
+}

@@ -1,0 +1,156 @@
+//! The question of every driver: bring a range, and return when it is there.
+//!
+//! ```text
+//! kernel ─▶ ensure ─▶ plan (pure) ─▶ fetch ─▶ commit ─▶ ready
+//! ```
+
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
+
+use lazuli_image::Decoded;
+use tokio::time::Instant;
+
+use super::{
+    super::{
+        readahead,
+        single_flight::{Lease, Waiter},
+    },
+    CachedBlob, TAKEOVERS,
+    disk_full::WaitForSpace,
+    prefetch::Ahead,
+    transfer::{self, Transfer},
+};
+use crate::{error::ReadError, plan::PLANNER, sharing::workers::Priority};
+
+/// What has to happen for a reader.
+#[derive(Default)]
+struct Work {
+    /// What the reader waits for.
+    waiters: Vec<Waiter>,
+    transfers: Vec<Transfer>,
+    /// Suspect chunks to check.
+    checks: Vec<Lease>,
+    /// Chunks that another blob may have.
+    copies: Vec<Lease>,
+    /// Chunks to read ahead.
+    ahead: Vec<usize>,
+}
+
+impl CachedBlob {
+    /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes
+    /// between chunks, up to the next block, are zeros. Any number of callers may ask at once;
+    /// dropping the future is harmless, what is being fetched arrives for others.
+    ///
+    /// # Errors
+    /// The range could not be brought in; a later call tries again. Parts of it may be ready.
+    pub async fn ensure(self: &Arc<Self>, range: Range<Decoded>) -> Result<(), ReadError> {
+        if range.end.0 > self.layout.file_size() || range.start > range.end {
+            let (blob, size) = (self.id(), self.layout.file_size());
+            return Err(ReadError::OutOfRange { blob, range, size });
+        }
+        if !self.layout.covers(&range) {
+            return Err(ReadError::NoChunk { blob: self.id(), range });
+        }
+        let wanted = self.layout.chunks_in(&range);
+        self.hear(wanted.clone());
+        if self.residency.all_ready(wanted.clone()) {
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let _reader = self.workers.reader(self.account());
+        let mut waiting = WaitForSpace::new(self.settings.deadline);
+        let deadline = Instant::now() + self.settings.deadline;
+        for _ in 0..TAKEOVERS {
+            while let Err(error) = self.join_or_start(wanted.clone(), deadline).await {
+                let is_full = matches!(error, ReadError::NoSpace { .. });
+                if !is_full || !self.find_space(wanted.clone(), &mut waiting).await {
+                    return Err(error);
+                }
+            }
+            // What came long after it was asked for may have been given up again, and flights may
+            // be abandoned.
+            self.residency.asked().note(wanted.clone());
+            if self.residency.all_ready(wanted.clone()) {
+                return Ok(());
+            }
+        }
+        Err(ReadError::Interrupted { blob: self.id() })
+    }
+
+    /// Whether [`CachedBlob::ensure`] would return at once. If so, the range stays there for
+    /// [`Settings::grace`](super::super::Settings::grace) at least.
+    pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
+        let chunks = self.layout.chunks_in(range);
+        self.hear(chunks.clone());
+        range.end.0 <= self.layout.file_size() && self.residency.all_ready(chunks)
+    }
+
+    /// Notes that a driver asks. To be called before it looks what is ready, see
+    /// [`Asked::note`](super::residency::Asked::note).
+    fn hear(&self, chunks: Range<usize>) {
+        self.residency.asked().note(chunks.clone());
+        self.listeners.tell(&chunks);
+    }
+
+    /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
+    pub(super) async fn join_or_start(
+        self: &Arc<Self>,
+        wanted: Range<usize>,
+        deadline: Instant,
+    ) -> Result<(), ReadError> {
+        for waiter in self.start_missing(wanted, deadline) {
+            waiter.wait().await.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are
+    /// missing or have to be checked. What is started is tried until `deadline`.
+    fn start_missing(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Waiter> {
+        let Work { waiters, transfers, checks, copies, ahead } = self.plan(wanted, deadline);
+        self.check(checks);
+        self.copy(copies, Priority::Reader);
+        for transfer in transfers {
+            self.workers.runtime().spawn(transfer::run(self.clone(), transfer));
+        }
+        // Requests of its own: in one answer with what a reader waits for it would hold that up.
+        self.prefetch(&ahead, readahead::PART, Ahead::Fetch);
+        waiters
+    }
+
+    /// Decides what to do for a reader of `wanted`, and takes the leases for it.
+    fn plan(&self, wanted: Range<usize>, deadline: Instant) -> Work {
+        let chunks = self.layout.chunks();
+        let mut work = Work::default();
+        let priority = |at: &usize| match wanted.contains(at) {
+            true => Priority::Reader,
+            false => Priority::Background,
+        };
+        let mut residency = self.residency.lock();
+        let suspects: Vec<_> = wanted.clone().filter(|at| residency.needs_check(*at)).collect();
+        let mut missing = Vec::new();
+        let is_missing = |at: usize| residency.is_missing(at);
+        if let Some(first) = wanted.clone().find(|at| is_missing(*at)) {
+            let amplify = self.settings.amplify;
+            let wide = PLANNER.neighbours(chunks, wanted.clone(), amplify, is_missing);
+            missing.extend(wide.clone().filter(|at| is_missing(*at)));
+            if amplify > 0 {
+                let bytes = missing.iter().map(|at| chunks[*at].stored_share()).sum();
+                let end = self.runs.follow(chunks, first, wide.end, bytes, is_missing);
+                work.ahead.extend(wide.end..end);
+            }
+        }
+        let mut start = |at: &usize| residency.start(*at, priority(at));
+        work.checks.extend(suspects.iter().map(&mut start));
+        work.copies.extend(self.take_from_other_blobs(&mut missing).iter().map(&mut start));
+        for request in PLANNER.requests(missing.iter().map(|at| &chunks[*at])) {
+            let leases = missing[request].iter().map(&mut start).collect();
+            work.transfers.push(Transfer::on_demand(self, leases, deadline));
+        }
+        work.waiters.extend(wanted.filter_map(|at| residency.join(at)));
+        work
+    }
+}

@@ -1,0 +1,147 @@
+//! Whether the kernel asks before it reads a blob's file.
+//!
+//! It stops to ask when the blob is complete. Before a chunk of such a blob may go, the kernel has
+//! to ask again: each driver sets a [`Guard`] that sees to it.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use tokio::sync::watch;
+
+use super::CachedBlob;
+use crate::sync::lock;
+
+/// Makes sure that the kernel asks before it reads the blob's file, as far as the file is in use.
+pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+/// Until when the kernel goes on asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cache) enum Hold {
+    /// Until every chunk is there.
+    UntilComplete,
+    /// Until [`CachedBlob::release`], also when everything is there: chunks are going to be given
+    /// up.
+    UntilReleased,
+}
+
+/// See the module.
+pub(super) struct Guarded {
+    guards: Mutex<BTreeMap<&'static str, Guard>>,
+    /// Whether every chunk is ready and on the disk, and none is going to be given up.
+    complete: watch::Sender<bool>,
+    /// Whether the kernel may read the file without asking: it has been complete.
+    is_open: AtomicBool,
+    /// When it was last like that, as [`Asked::now`](super::residency::Asked::now).
+    since: AtomicU32,
+    /// See [`Hold::UntilReleased`].
+    is_held: AtomicBool,
+}
+
+impl Guarded {
+    pub(super) fn new(is_complete: bool) -> Self {
+        Guarded {
+            guards: Mutex::default(),
+            complete: watch::Sender::new(is_complete),
+            is_open: AtomicBool::new(is_complete),
+            since: AtomicU32::new(0),
+            is_held: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        *self.complete.borrow()
+    }
+
+    /// Waits until the blob is complete.
+    pub(super) async fn completed(&self) {
+        // The sender is a part of `self`, so the channel does not close.
+        let _ = self.complete.subscribe().wait_for(|complete| *complete).await;
+    }
+
+    /// Something of the blob is in doubt, or gone.
+    pub(super) fn is_incomplete(&self) {
+        self.complete.send_replace(false);
+    }
+
+    /// Every chunk is ready and on the disk. To be called under the lock of the file's state.
+    pub(super) fn has_all(&self) {
+        if !self.is_held.load(Ordering::Acquire) {
+            self.is_open.store(true, Ordering::Release);
+            self.complete.send_replace(true);
+        }
+    }
+
+    /// Whether the kernel may read the file without asking.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    /// When the kernel last stopped to read without asking.
+    pub(super) fn since(&self) -> u32 {
+        self.since.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("is_open", &self.is_open).finish_non_exhaustive()
+    }
+}
+
+impl CachedBlob {
+    /// Sets what has to succeed before any chunk of a blob that was complete can be given up:
+    /// afterwards the kernel has to ask again before it reads the file. Each `driver` has its own.
+    /// Without a guard the file is read only through [`CachedBlob::ensure`].
+    pub fn set_guard(&self, driver: &'static str, guard: Guard) {
+        lock(&self.guarded.guards).insert(driver, guard);
+    }
+
+    /// Whether the kernel lets readers through to the blob's file.
+    pub(in crate::cache) fn has_guard(&self) -> bool {
+        !lock(&self.guarded.guards).is_empty()
+    }
+
+    /// Has the kernel ask again about a file that was complete. Blocks.
+    pub(in crate::cache) fn rearm(&self, hold: Hold) -> io::Result<()> {
+        let guarded = &self.guarded;
+        let holds = hold == Hold::UntilReleased;
+        // One at a time: what one has just seen of the mark another could be changing.
+        let guards = lock(&guarded.guards);
+        loop {
+            {
+                // Under the lock, or a flush might call the blob complete in between.
+                let _state = self.file.lock_state();
+                guarded.is_held.fetch_or(holds, Ordering::AcqRel);
+                let is_open = guarded.is_open();
+                if is_open || holds {
+                    guarded.is_incomplete();
+                }
+                if !is_open {
+                    return Ok(());
+                }
+            }
+            guards.values().try_for_each(|guard| guard())?;
+            let _state = self.file.lock_state();
+            // A flush may have called the blob complete meanwhile, and then the mark goes again.
+            if !guarded.is_complete() {
+                guarded.since.store(self.residency.asked().now(), Ordering::Release);
+                guarded.is_open.store(false, Ordering::Release);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Lets a blob be complete again.
+    pub(in crate::cache) fn release(self: &Arc<Self>) {
+        if self.guarded.is_held.swap(false, Ordering::AcqRel) {
+            self.file.flush_now();
+            self.flush_soon();
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! One blob in the cache.
+//!
+//! Its state has three parts, each with its own lock and file: which chunks are here
+//! ([`residency`]), the files on disk ([`file`]), and where bytes come from
+//! ([`Sources`]). What is done with them has a file for each deed.
+
+mod commit;
+mod copy;
+mod disk_full;
+mod ensure;
+mod evict;
+mod file;
+mod guard;
+mod listeners;
+mod prefetch;
+mod residency;
+mod scrub;
+mod settle;
+mod stats;
+mod transfer;
+mod verify;
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
+    sync::{Arc, Weak},
+};
+
+use lazuli_image::{Chunk, Decoded, Digest};
+
+pub(in crate::cache) use self::guard::Hold;
+use self::{
+    file::BlobFile, guard::Guarded, listeners::Listeners, residency::Residency, stats::Counters,
+};
+pub use self::{
+    guard::Guard,
+    scrub::{Scrubbed, WrongChunk},
+    stats::BlobStats,
+};
+pub(crate) use self::{listeners::Listener, prefetch::Ahead};
+use super::{
+    Cache, CacheError, Settings,
+    layout::Layout,
+    readahead::Runs,
+    released::{BlobKey, Released},
+    store::{Store, is_full},
+};
+use crate::{
+    error::ReadError,
+    fetch::Fetch,
+    sharing::{
+        Account, Owner,
+        account::Owners,
+        priority_semaphore::Claim,
+        workers::{Priority, Workers},
+    },
+    source::{BlobSource, sources::Sources, tracked_source::TrackedSource},
+};
+
+/// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one,
+/// and only a chunk that came after minutes is given up at once.
+const TAKEOVERS: usize = 3;
+
+/// One blob in the cache, as a set of images describes it.
+///
+/// The file has the decoded bytes of every chunk at the chunk's own address, zeros between chunks,
+/// and holes where chunks are missing. Only [`CachedBlob::ensure`] tells which is which.
+pub struct CachedBlob {
+    key: BlobKey,
+    layout: Layout,
+    settings: Settings,
+    residency: Residency,
+    file: BlobFile,
+    guarded: Guarded,
+    sources: Sources,
+    /// What readers go through.
+    runs: Runs,
+    counters: Counters,
+    listeners: Listeners,
+    /// The images in use that have it.
+    owners: Owners,
+    workers: Arc<Workers>,
+    released: Arc<Released>,
+    cache: Weak<Cache>,
+    _lock: Arc<File>,
+}
+
+impl CachedBlob {
+    pub(super) fn open(
+        dir: PathBuf,
+        layout: Layout,
+        cache: &Cache,
+    ) -> Result<Arc<Self>, CacheError> {
+        let (store, found) = Store::open(dir, &layout, cache)?;
+        let chunks = layout.chunks().len();
+        let sealed: &[u64] = if found.sealed { &found.durable } else { &[] };
+        let residency = Residency::new(chunks, &found.known, sealed, cache.clock.clone());
+        let blob = Arc::new(CachedBlob {
+            key: BlobKey::new(),
+            layout,
+            settings: cache.settings.clone(),
+            guarded: Guarded::new(residency.is_full()),
+            residency,
+            file: BlobFile::new(store, found),
+            sources: Sources::default(),
+            runs: Runs::default(),
+            counters: Counters::default(),
+            listeners: Listeners::default(),
+            owners: Owners::default(),
+            workers: cache.workers.clone(),
+            released: cache.released.clone(),
+            cache: cache.own.clone(),
+            _lock: cache.lock.clone(),
+        });
+        blob.offer((0..chunks).filter(|at| blob.has(*at)));
+        if blob.residency.suspect_chunks() > 0 {
+            blob.check_soon();
+            blob.flush_soon();
+        }
+        Ok(blob)
+    }
+
+    /// Notes that the kernel is about to let a thread through to a range. The range stays until the
+    /// thread was seen to have left the kernel's wait, even if it is frozen there. 0 is a thread
+    /// that the kernel does not name.
+    pub fn let_through(&self, thread: i32, range: &Range<Decoded>) {
+        self.released.note(thread, self.key, self.layout.chunks_in(range));
+    }
+
+    /// Whether the file has every chunk of the range, checked by this process or not.
+    pub fn is_filled(&self, range: &Range<Decoded>) -> bool {
+        self.layout.chunks_in(range).all(|at| self.has(at))
+    }
+
+    /// Tells `listener` which chunks drivers ask about, as long as it lives.
+    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
+        self.listeners.add(listener);
+    }
+
+    /// Adds a source, which becomes the first that is asked.
+    pub(crate) fn attach(&self, source: Arc<dyn BlobSource>) {
+        self.sources.attach(source);
+    }
+
+    /// Asks `source` no more, also for reads that wait.
+    pub(crate) fn detach(&self, source: &Arc<dyn BlobSource>) {
+        self.sources.detach(source);
+    }
+
+    /// Its sources, the most preferred first.
+    pub(crate) fn sources(&self) -> Vec<Arc<TrackedSource>> {
+        self.sources.list()
+    }
+
+    /// Charges the image with this manifest for the blob, until the result is dropped.
+    #[must_use]
+    pub fn owned_by(&self, image: Digest) -> Owner {
+        self.owners.add(image)
+    }
+
+    /// The account that is charged at this moment.
+    pub fn account(&self) -> Account {
+        self.owners.account(self.id())
+    }
+
+    /// Runs `job` for the blob on a thread that may block. Panics when the job does.
+    async fn run<R: Send + 'static>(
+        &self,
+        priority: Priority,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        self.workers.run(self.account(), priority, job).await
+    }
+
+    /// How to get the blob's stored bytes on this claim.
+    fn fetch<'a>(&'a self, claim: &'a Claim) -> Fetch<'a> {
+        let (sources, room) = (&self.sources, self.workers.room());
+        Fetch { blob: self.id(), sources, room, claim, meter: self }
+    }
+
+    /// Whether a reader waits for data of the images that have the blob.
+    pub(crate) fn has_readers(&self) -> bool {
+        self.workers.has_readers(&self.account())
+    }
+
+    /// Whether nothing is being fetched.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.residency.is_idle()
+    }
+
+    /// The fetches of the blob, held up as long as the result lives.
+    #[cfg(test)]
+    pub(super) fn hold_up_fetches(&self) -> impl Sized + '_ {
+        self.residency.lock()
+    }
+
+    pub(crate) fn chunk(&self, at: usize) -> &Chunk {
+        &self.layout.chunks()[at]
+    }
+
+    pub(super) fn key(&self) -> BlobKey {
+        self.key
+    }
+
+    fn write_error(&self, error: io::Error) -> ReadError {
+        let path = self.path();
+        if is_full(&error) {
+            return ReadError::NoSpace { blob: self.id(), path };
+        }
+        ReadError::Cache { path, source: Arc::new(error) }
+    }
+
+    /// SHA-256 of the blob as stored.
+    pub fn id(&self) -> Digest {
+        self.layout.blob().id
+    }
+
+    /// The file with the decoded bytes, open for reading and writing. It was opened before any
+    /// events could be asked for on the file, so using it raises none.
+    pub fn file(&self) -> &File {
+        self.file.store().data()
+    }
+
+    /// Where [`CachedBlob::file`] is.
+    pub fn path(&self) -> PathBuf {
+        self.file.store().data_path()
+    }
+
+    /// Bytes of [`CachedBlob::file`]: all decoded bytes, in whole blocks.
+    pub fn file_size(&self) -> u64 {
+        self.layout.file_size()
+    }
+
+    /// Lets the kernel drop its copies of the file's clean pages.
+    pub fn forget_pages(&self) {
+        // Advice: when it is not taken, only memory is lost.
+        let _ = rustix::fs::fadvise(self.file(), 0, None, rustix::fs::Advice::DontNeed);
+    }
+
+    /// Whether every chunk is in the file and on the disk.
+    pub fn is_complete(&self) -> bool {
+        self.guarded.is_complete()
+    }
+
+    /// Waits until [`CachedBlob::is_complete`].
+    pub async fn completed(&self) {
+        self.guarded.completed().await;
+    }
+}
+
+/// See [`CachedBlob::file`].
+impl AsFd for CachedBlob {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file().as_fd()
+    }
+}
+
+impl Drop for CachedBlob {
+    fn drop(&mut self) {
+        // A scrub, which only looks, attaches no source.
+        if !self.sources.list().is_empty() {
+            self.file.store().note_use();
+        }
+    }
+}
+
+impl fmt::Debug for CachedBlob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedBlob")
+            .field("path", &self.path())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,159 @@
+//! Fetching chunks before a reader asks, and what there is to fetch.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use lazuli_image::{Chunk, Decoded, Stored, plan::whole_units};
+use tokio::{task::JoinHandle, time::Instant};
+
+use super::{
+    CachedBlob, TAKEOVERS,
+    transfer::{self, Transfer},
+};
+use crate::{
+    error::ReadError,
+    plan::{FIRST_NEEDED, LEAST_PART, PLANNER},
+    sharing::workers::Priority,
+    source::early::{Early, EarlyBytes},
+};
+
+/// Prefetch deadline. A reader that joins late loses at most this long.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How a request ended that was sent ahead of readers.
+pub(crate) type Fetched = Result<(), ReadError>;
+
+/// Bytes that were asked for before the blob was open, and what to do with them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ahead<'a> {
+    /// There are none.
+    Fetch,
+    /// They take the place of requests.
+    Early(&'a Early),
+    /// The same, but little that the start needs first is asked for once more, see
+    /// [`FIRST_NEEDED`].
+    EarlyAndAgain(&'a Early),
+}
+
+impl Ahead<'_> {
+    fn bytes(self, blob: &CachedBlob, range: &Range<Stored>) -> Option<EarlyBytes> {
+        match self {
+            Ahead::Fetch => None,
+            Ahead::Early(early) => early.parts(&blob.id(), range),
+            Ahead::EarlyAndAgain(early) => early.parts(&blob.id(), range).map(|mut bytes| {
+                bytes.is_needed_first = range.end.0 - range.start.0 <= FIRST_NEEDED;
+                bytes
+            }),
+        }
+    }
+}
+
+impl CachedBlob {
+    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way,
+    /// for readers to come. Readers that wait already go first. Returns the requests, whose bytes
+    /// are counted as stored; what another blob has needs none. `part` is what one connection is
+    /// asked for at most, in bytes.
+    pub(crate) fn prefetch(
+        self: &Arc<Self>,
+        chunks: &[usize],
+        part: u64,
+        ahead: Ahead<'_>,
+    ) -> Vec<(u64, JoinHandle<Fetched>)> {
+        let all = self.layout.chunks();
+        let deadline = Instant::now() + self.settings.deadline.min(DEADLINE);
+        let mut transfers = Vec::new();
+        let copies;
+        {
+            let mut residency = self.residency.lock();
+            let missing = whole_units(all, chunks);
+            let mut missing: Vec<_> = missing.filter(|at| residency.is_missing(*at)).collect();
+            // What is wanted soon is not what eviction takes first.
+            missing.iter().for_each(|at| self.residency.asked().note(*at..at + 1));
+            let in_other_blobs = self.take_from_other_blobs(&mut missing);
+            let mut start = |at: usize| residency.start(at, Priority::Background);
+            copies = in_other_blobs.into_iter().map(&mut start).collect();
+            for request in PLANNER.requests(missing.iter().map(|at| &all[*at])) {
+                let leases = missing[request].iter().copied().map(&mut start).collect();
+                let held = |range: &Range<Stored>| ahead.bytes(self, range);
+                transfers.push(Transfer::ahead(self, leases, deadline, part, held));
+            }
+        }
+        let spawn = |transfer: Transfer| {
+            let bytes = transfer.bytes();
+            (bytes, self.workers.runtime().spawn(transfer::run(self.clone(), transfer)))
+        };
+        let copies = self.copy(copies, Priority::Background).into_iter().map(|copy| (0, copy));
+        copies.chain(transfers.into_iter().map(spawn)).collect()
+    }
+
+    /// The same as [`CachedBlob::ensure`] for a caller that is no reader: listeners do not hear of
+    /// it, readers go before it, and a full disk is not waited for.
+    pub(crate) async fn prefetch_range(
+        self: &Arc<Self>,
+        range: &Range<Decoded>,
+    ) -> Result<(), ReadError> {
+        /// How often it is looked whether what others fetch is here.
+        const STEP: Duration = Duration::from_millis(5);
+        let chunks = self.layout.chunks_in(range);
+        let every: Vec<_> = chunks.clone().collect();
+        for _ in 0..TAKEOVERS {
+            for (_, request) in self.prefetch(&every, LEAST_PART, Ahead::Fetch) {
+                request.await.unwrap_or(Ok(()))?;
+            }
+            while self.residency.any_in_flight(chunks.clone()) {
+                tokio::time::sleep(STEP).await;
+            }
+            self.residency.asked().note(chunks.clone());
+            if self.residency.all_ready(chunks.clone()) {
+                return Ok(());
+            }
+            if every.iter().any(|at| self.residency.is_suspect(*at)) {
+                // Needs no network.
+                self.join_or_start(chunks.clone(), Instant::now() + self.settings.deadline).await?;
+            }
+        }
+        Err(ReadError::Interrupted { blob: self.id() })
+    }
+
+    /// Whether a chunk is in the file, as far as the maps say.
+    pub(crate) fn has(&self, chunk: usize) -> bool {
+        self.residency.has(chunk)
+    }
+
+    /// Whether a chunk is in the file, or on its way there.
+    pub(crate) fn is_under_way(&self, chunk: usize) -> bool {
+        self.has(chunk) || self.residency.is_in_flight(chunk)
+    }
+
+    /// Positions of the chunks that are not in the file, as far as the maps say.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        (0..self.layout.chunks().len()).filter(|at| !self.has(*at)).collect()
+    }
+
+    /// Positions of the chunks that are not in the file, or were not checked yet.
+    pub(crate) fn unready(&self) -> Vec<usize> {
+        (0..self.layout.chunks().len()).filter(|at| !self.residency.is_ready(*at)).collect()
+    }
+
+    /// Stored bytes of the chunks that are in the file, and of all chunks.
+    pub(crate) fn filled(&self) -> (u64, u64) {
+        let sizes = self.layout.chunks().iter().map(Chunk::stored_share);
+        sizes.enumerate().fold((0, 0), |(here, all), (at, size)| {
+            (here + if self.has(at) { size } else { 0 }, all + size)
+        })
+    }
+
+    /// The position of the chunk with a number.
+    pub(crate) fn position(&self, number: u32) -> Option<usize> {
+        self.layout.chunks().binary_search_by_key(&number, |chunk| chunk.number).ok()
+    }
+
+    /// Positions of the chunks with bytes in `range`, which may end behind the last one.
+    pub(crate) fn positions(&self, range: &Range<Decoded>) -> Range<usize> {
+        self.layout.chunks_in(range)
+    }
+
+    /// Positions of the chunks that lie in the first `bytes` stored bytes.
+    pub(crate) fn stored_within(&self, bytes: u64) -> Range<usize> {
+        0..self.layout.chunks().partition_point(|chunk| chunk.stored_end().0 <= bytes)
+    }
+}

@@ -1,0 +1,275 @@
+//! Which chunks of a blob are in its file, on their way there, or in doubt.
+//!
+//! A chunk is *ready* (in the file, and checked by this process or sealed by an earlier one),
+//! *suspect* (in the file as far as the maps say, not checked yet), *in flight*, or missing. A
+//! check makes a chunk ready before it is no longer suspect, and a fetch makes it ready before it
+//! is no longer in flight. So whoever looks in the opposite order never takes such a chunk for
+//! missing.
+
+use std::{
+    collections::BTreeSet,
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering, fence},
+    },
+};
+
+use super::super::{
+    clock::Clock,
+    ready::ReadyMap,
+    single_flight::{InFlight, Lease, LockedInFlight, Waiter},
+};
+use crate::{sharing::workers::Priority, sync::lock};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Residency {
+    ready: ReadyMap,
+    suspect: ReadyMap,
+    flights: InFlight,
+    asked: Asked,
+    /// Chunks that were found wrong and not reported yet.
+    wrong: Mutex<BTreeSet<usize>>,
+    /// Whether a task is going to check suspect chunks.
+    checking: AtomicBool,
+}
+
+/// The fetches of a blob, locked: what is missing now stays so until it is started here.
+pub(super) struct LockedResidency<'a> {
+    residency: &'a Residency,
+    flights: LockedInFlight<'a>,
+}
+
+impl Residency {
+    /// `known` has the chunks that the maps speak of, `sealed` those of them that need no check, as
+    /// words of a [`ReadyMap`].
+    pub(super) fn new(chunks: usize, known: &[u64], sealed: &[u64], clock: Arc<Clock>) -> Self {
+        let ready = ReadyMap::new(chunks, sealed);
+        let suspect = ReadyMap::new(chunks, known);
+        (0..chunks).filter(|at| ready.is_ready(*at)).for_each(|at| suspect.clear(at));
+        Residency {
+            ready,
+            suspect,
+            flights: InFlight::default(),
+            asked: Asked::new(clock, chunks),
+            wrong: Mutex::default(),
+            checking: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a chunk is in the file, checked or not.
+    pub(in crate::cache) fn has(&self, at: usize) -> bool {
+        self.suspect.is_ready(at) || self.ready.is_ready(at)
+    }
+
+    pub(super) fn is_ready(&self, at: usize) -> bool {
+        self.ready.is_ready(at)
+    }
+
+    /// Whether all of these chunks are in the file and checked.
+    pub(super) fn all_ready(&self, chunks: Range<usize>) -> bool {
+        self.ready.all_ready(chunks)
+    }
+
+    pub(super) fn is_suspect(&self, at: usize) -> bool {
+        self.suspect.is_ready(at)
+    }
+
+    pub(super) fn ready_chunks(&self) -> usize {
+        self.ready.count()
+    }
+
+    pub(super) fn suspect_chunks(&self) -> usize {
+        self.suspect.count()
+    }
+
+    /// Whether every chunk is ready.
+    pub(super) fn is_full(&self) -> bool {
+        self.ready.is_full()
+    }
+
+    /// Whether a chunk is on its way.
+    pub(super) fn is_in_flight(&self, at: usize) -> bool {
+        self.flights.lock().has(at)
+    }
+
+    /// Whether any of these chunks is on its way.
+    pub(super) fn any_in_flight(&self, chunks: Range<usize>) -> bool {
+        self.flights.lock().has_any(chunks)
+    }
+
+    #[cfg(test)]
+    pub(in crate::cache) fn is_idle(&self) -> bool {
+        self.flights.lock().is_empty()
+    }
+
+    pub(in crate::cache) fn lock(&self) -> LockedResidency<'_> {
+        LockedResidency { residency: self, flights: self.flights.lock() }
+    }
+
+    /// Everything that is in the file as far as this process knows, as words of a [`ReadyMap`].
+    pub(super) fn known(&self) -> Vec<u64> {
+        let ready = self.ready.words();
+        let words = self.suspect.words().into_iter().zip(ready);
+        words.map(|(suspect, ready)| suspect | ready).collect()
+    }
+
+    /// One word of [`Residency::known`].
+    pub(super) fn known_word(&self, word: usize) -> u64 {
+        self.suspect.word(word) | self.ready.word(word)
+    }
+
+    /// A chunk was written, and is right.
+    pub(super) fn arrived(&self, at: usize) {
+        self.ready.set(at);
+    }
+
+    /// A chunk is missing from now on.
+    pub(super) fn gone(&self, at: usize) {
+        self.ready.clear(at);
+        self.suspect.clear(at);
+    }
+
+    /// Nothing is believed any more. Returns whether anything was.
+    pub(super) fn doubt_all(&self) -> bool {
+        if self.ready.is_empty() {
+            return false;
+        }
+        self.suspect.add(&self.ready.words());
+        self.ready.keep_only(&[]);
+        true
+    }
+
+    /// Every chunk is missing whose bit is not in `words`.
+    pub(super) fn keep_only(&self, words: &[u64]) {
+        self.ready.keep_only(words);
+        self.suspect.keep_only(words);
+    }
+
+    /// A suspect chunk was checked. Ready first, so that it never looks missing.
+    pub(super) fn checked(&self, at: usize, right: bool, was_ready: bool) {
+        if right {
+            self.ready.set(at);
+        }
+        if right || !was_ready {
+            self.suspect.clear(at);
+        }
+    }
+
+    /// Notes that a chunk was wrong, for the next scrub to report.
+    pub(super) fn report_wrong(&self, at: usize) {
+        lock(&self.wrong).insert(at);
+    }
+
+    /// The chunks of a range that were wrong; each is reported once.
+    pub(super) fn take_wrong(&self, chunks: Range<usize>) -> Vec<usize> {
+        let mut wrong = lock(&self.wrong);
+        let found: Vec<_> = wrong.range(chunks).copied().collect();
+        wrong.retain(|at| !found.contains(at));
+        found
+    }
+
+    /// Whether the caller has to check the suspect chunks: no other task is going to.
+    pub(super) fn begin_checks(&self) -> bool {
+        !self.checking.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn end_checks(&self) {
+        self.checking.store(false, Ordering::Release);
+    }
+
+    pub(super) fn asked(&self) -> &Asked {
+        &self.asked
+    }
+}
+
+impl LockedResidency<'_> {
+    /// Whether nobody has a chunk or fetches it.
+    pub(super) fn is_missing(&self, at: usize) -> bool {
+        // See the module for the order.
+        !self.flights.has(at) && !self.residency.has(at)
+    }
+
+    /// Whether a chunk has to be checked and nobody does.
+    pub(super) fn needs_check(&self, at: usize) -> bool {
+        !self.flights.has(at) && self.residency.is_suspect(at) && !self.residency.is_ready(at)
+    }
+
+    /// Starts the fetch, copy or check of a chunk that is not in flight.
+    pub(super) fn start(&mut self, at: usize, priority: Priority) -> Lease {
+        self.flights.start(at, priority)
+    }
+
+    /// Joins the fetch of a chunk, if it is in flight.
+    pub(super) fn join(&self, at: usize) -> Option<Waiter> {
+        self.flights.join(at)
+    }
+
+    /// Makes a chunk that is in the file missing, unless a reader has asked for it lately as
+    /// `is_old` says. Until the lease is dropped, readers of the chunk wait.
+    pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Withdrawn {
+        let residency = self.residency;
+        let (was_ready, was_suspect) = (residency.ready.is_ready(at), residency.is_suspect(at));
+        if self.flights.has(at) || !(was_ready || was_suspect) {
+            return Withdrawn::NotHere;
+        }
+        let lease = self.flights.start(at, Priority::Background);
+        residency.ready.clear(at);
+        // See `Asked::note`.
+        fence(Ordering::SeqCst);
+        if is_old() {
+            residency.suspect.clear(at);
+            return Withdrawn::Gone(lease);
+        }
+        if was_ready {
+            residency.ready.set(at);
+        }
+        Withdrawn::Spared(lease)
+    }
+}
+
+/// What became of a chunk that was to go.
+pub(super) enum Withdrawn {
+    /// It is missing now.
+    Gone(Lease),
+    /// It stays: a reader has asked for it meanwhile. The lease must not be dropped under the lock.
+    Spared(#[expect(dead_code, reason = "held until the lock is released")] Lease),
+    /// It was missing, or is in flight.
+    NotHere,
+}
+
+/// When each chunk was asked for last.
+#[derive(Debug)]
+pub(super) struct Asked {
+    clock: Arc<Clock>,
+    /// What `clock` showed.
+    chunks: Box<[AtomicU32]>,
+}
+
+impl Asked {
+    /// `clock` began when this process began to answer readers.
+    fn new(clock: Arc<Clock>, chunks: usize) -> Self {
+        Asked { clock, chunks: (0..chunks).map(|_| AtomicU32::new(0)).collect() }
+    }
+
+    pub(super) fn now(&self) -> u32 {
+        self.clock.now()
+    }
+
+    /// Notes that chunks are asked for. To be called *before* the caller looks whether the chunks
+    /// are ready: either eviction sees this, or the caller sees that they are gone.
+    pub(super) fn note(&self, chunks: Range<usize>) {
+        let now = self.now();
+        for chunk in &self.chunks[chunks] {
+            if chunk.load(Ordering::Relaxed) != now {
+                chunk.store(now, Ordering::Relaxed);
+            }
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn last(&self, chunk: usize) -> u32 {
+        self.chunks[chunk].load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,73 @@
+//! Scrub: reads everything back, since a disk may return other bytes than were written to it.
+
+use std::{ops::Range, sync::Arc};
+
+use lazuli_image::Decoded;
+use rustix::fs::{Advice, fadvise};
+
+use super::CachedBlob;
+use crate::sharing::workers::Priority;
+
+/// Decoded bytes that one step checks, about.
+const STEP: u64 = 32 << 20;
+
+/// What one step of a scrub found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Chunks that were read back.
+    pub chunks: u64,
+    /// Their decoded bytes.
+    pub bytes: u64,
+    /// Those that were wrong, and those that readers have found wrong before; they are missing now.
+    pub wrong: Vec<WrongChunk>,
+    /// Where the next step begins; `None` when this was the last one.
+    pub next: Option<usize>,
+}
+
+/// A chunk that was not what its digest says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongChunk {
+    /// Its number in the blob.
+    pub number: u32,
+    /// Its bytes in the cache file.
+    pub range: Range<Decoded>,
+}
+
+impl CachedBlob {
+    /// Reads chunks back from the disk and checks them, some MiB of them, from the position `from`
+    /// in the blob's list of chunks on. Goes out of the way of readers. What is wrong is missing
+    /// afterwards and fetched again when somebody wants it; pages that the kernel has of it are the
+    /// caller's to drop.
+    pub async fn scrub(self: &Arc<Self>, from: usize) -> Scrubbed {
+        let chunks = self.layout.chunks();
+        let mut result = Scrubbed::default();
+        let mut at = from.min(chunks.len());
+        while at < chunks.len() && result.bytes < STEP {
+            if self.has(at) {
+                let blob = self.clone();
+                self.run(Priority::Background, move || blob.read_anew(at)).await;
+                result.chunks += 1;
+                result.bytes += u64::from(chunks[at].decoded_size);
+            }
+            at += 1;
+        }
+        for at in self.residency.take_wrong(from.min(at)..at) {
+            let chunk = self.chunk(at);
+            let range = chunk.decoded..chunk.decoded_end();
+            result.wrong.push(WrongChunk { number: chunk.number, range });
+        }
+        result.next = (at < chunks.len()).then_some(at);
+        result
+    }
+
+    /// Checks a chunk as the disk has it. Blocks.
+    fn read_anew(self: &Arc<Self>, at: usize) {
+        let chunk = self.chunk(at);
+        let size = u64::from(chunk.decoded_size).try_into().ok();
+        // Advice: pages that have not been written yet stay, and are what will be on the disk.
+        let _ = fadvise(self.file(), chunk.decoded.0, size, Advice::DontNeed);
+        self.resolve(at);
+        // Nor does a scrub leave the whole cache in memory.
+        let _ = fadvise(self.file(), chunk.decoded.0, size, Advice::DontNeed);
+    }
+}

@@ -1,0 +1,76 @@
+//! What is counted about a blob.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::CachedBlob;
+use crate::source::request::Meter;
+
+/// Counters since the blob was opened.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    bytes_fetched: AtomicU64,
+    requests: AtomicU64,
+    pub(super) hits: AtomicU64,
+    pub(super) misses: AtomicU64,
+    pub(super) bytes_copied: AtomicU64,
+    pub(super) checked: AtomicU64,
+    pub(super) wrong: AtomicU64,
+}
+
+/// Counters of a blob since it was opened, and how much of it is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlobStats {
+    /// Stored bytes that arrived from sources, also those of answers that broke off.
+    pub bytes_fetched: u64,
+    /// Reads that sources were asked for, also those that failed.
+    pub requests: u64,
+    /// Questions that were answered at once.
+    pub hits: u64,
+    /// Questions that had to wait for a fetch.
+    pub misses: u64,
+    /// Decoded bytes that were copied from other blobs in the cache.
+    pub bytes_copied: u64,
+    /// Chunks that are in the cache and right.
+    pub chunks_ready: u64,
+    /// Chunks that are in the cache as an earlier process left them, and not checked yet.
+    pub chunks_suspect: u64,
+    /// Chunks that were read back and checked.
+    pub chunks_checked: u64,
+    /// Of these, the ones that were wrong: another process, or the disk, has changed them.
+    pub chunks_wrong: u64,
+    /// Chunks that the image names.
+    pub chunks_total: u64,
+    /// Bytes of the whole blob as stored.
+    pub stored_bytes: u64,
+}
+
+impl CachedBlob {
+    /// Counters since the blob was opened, and how much of it is there.
+    pub fn stats(&self) -> BlobStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        BlobStats {
+            bytes_fetched: count(&self.counters.bytes_fetched),
+            requests: count(&self.counters.requests),
+            hits: count(&self.counters.hits),
+            misses: count(&self.counters.misses),
+            bytes_copied: count(&self.counters.bytes_copied),
+            chunks_ready: self.residency.ready_chunks() as u64,
+            chunks_suspect: self.residency.suspect_chunks() as u64,
+            chunks_checked: count(&self.counters.checked),
+            chunks_wrong: count(&self.counters.wrong),
+            chunks_total: self.layout.chunks().len() as u64,
+            stored_bytes: self.layout.blob().stored_size,
+        }
+    }
+}
+
+impl Meter for CachedBlob {
+    fn request(&self) {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn arrived(&self, bytes: u64) {
+        self.counters.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
+        self.workers.data_arrived(&self.account());
+    }
+}

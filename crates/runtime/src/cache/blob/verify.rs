@@ -1,0 +1,166 @@
+//! Chunks that an earlier process left, or that another one may have changed: read back and checked
+//! before any reader gets them.
+//!
+//! ```text
+//! suspect ── asked for, or in the background ──▶ read back ─▶ digest ── right ──▶ ready
+//!                                                                  └─ wrong ──▶ missing ─▶ fetched, if asked for
+//! ```
+
+use std::{
+    os::unix::fs::FileExt as _,
+    sync::{Arc, MutexGuard, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use lazuli_image::BLOCK_SIZE;
+
+use super::{
+    super::single_flight::Lease,
+    CachedBlob,
+    commit::{JOB, jobs},
+    file::FileState,
+    guard::Hold,
+    settle::settle,
+};
+use crate::{error::ReadError, sharing::workers::Priority};
+
+/// Pause before chunks are checked that nobody has asked for: what starts with the daemon goes
+/// first.
+const CHECK_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a chunk is read back while another process goes on changing the file. Then it counts
+/// as wrong.
+const ATTEMPTS: usize = 3;
+
+impl CachedBlob {
+    /// Checks suspect chunks that a reader waits for.
+    pub(super) fn check(self: &Arc<Self>, leases: Vec<Lease>) {
+        for job in jobs(self, leases) {
+            self.workers.runtime().spawn(settle(self.clone(), job, Priority::Reader, check));
+        }
+    }
+
+    /// Makes sure that all suspect chunks are checked at some time.
+    pub(super) fn check_soon(self: &Arc<Self>) {
+        if self.residency.begin_checks() {
+            self.workers.runtime().spawn(check_all(Arc::downgrade(self)));
+        }
+    }
+
+    /// Finds out whether a chunk in the file is right: then it is ready, else missing, and in no
+    /// case suspect any longer. Blocks.
+    pub(super) fn resolve(self: &Arc<Self>, at: usize) -> bool {
+        let (right, state) = self.verdict(at);
+        let was_ready = self.residency.is_ready(at);
+        let was_suspect = self.residency.is_suspect(at);
+        if !was_ready && !was_suspect {
+            return false;
+        }
+        self.counters.checked.fetch_add(1, Ordering::Relaxed);
+        self.residency.checked(at, right, was_ready);
+        if right || !was_ready {
+            self.note(&state, at / 64);
+        }
+        drop(state);
+        if !right {
+            self.counters.wrong.fetch_add(1, Ordering::Relaxed);
+            self.residency.report_wrong(at);
+            let chunk = self.chunk(at);
+            tracing::warn!(path = %self.path().display(), chunk = chunk.number, from = %chunk.decoded,
+                to = %chunk.decoded_end(), "a chunk in the cache is wrong");
+            if was_ready && let Err(error) = self.rearm(Hold::UntilComplete).and(self.forget(&[at]))
+            {
+                tracing::error!(path = %self.path().display(), %error, "it cannot be given up");
+            }
+        }
+        if self.residency.suspect_chunks() == 0 && self.residency.is_full() {
+            self.file.flush_now();
+        }
+        self.flush_soon();
+        right
+    }
+
+    /// Whether a chunk is right, true as long as the lock is held. Blocks.
+    pub(super) fn verdict(self: &Arc<Self>, at: usize) -> (bool, MutexGuard<'_, FileState>) {
+        for _ in 0..ATTEMPTS {
+            let doubts = self.file.lock_state().doubts();
+            let right = self.reads_right(at);
+            match self.look() {
+                Ok(state) if state.doubts() == doubts => return (right, state),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(path = %self.path().display(), %error, "cannot look at the file");
+                    break;
+                }
+            }
+        }
+        (false, self.file.lock_state())
+    }
+
+    /// Whether the file has the bytes of a chunk, and zeros behind it up to the next block. Blocks.
+    fn reads_right(&self, at: usize) -> bool {
+        let chunk = self.chunk(at);
+        let size = chunk.decoded_size as usize;
+        let mut bytes = vec![0; size.next_multiple_of(BLOCK_SIZE as usize)];
+        match self.file().read_exact_at(&mut bytes, chunk.decoded.0) {
+            Ok(()) => {
+                let (content, padding) = bytes.split_at(size);
+                chunk.digest.matches(content) && padding.iter().all(|byte| *byte == 0)
+            }
+            Err(error) => {
+                tracing::warn!(path = %self.path().display(), at = %chunk.decoded, %error, "cannot read");
+                false
+            }
+        }
+    }
+
+    /// Some suspect chunks from `at` on that nobody checks; moves `at` behind them.
+    fn next_suspects(&self, at: &mut usize) -> Vec<Lease> {
+        let mut residency = self.residency.lock();
+        let mut leases = Vec::new();
+        let mut size = 0;
+        while *at < self.layout.chunks().len() && size < JOB {
+            if residency.needs_check(*at) {
+                leases.push(residency.start(*at, Priority::Background));
+                size += u64::from(self.chunk(*at).decoded_size);
+            }
+            *at += 1;
+        }
+        leases
+    }
+}
+
+fn check(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
+    Ok(blob.resolve(at))
+}
+
+/// Checks the suspect chunks of a blob that nobody has asked for, one blob at a time.
+async fn check_all(blob: Weak<CachedBlob>) {
+    let Some(strong) = blob.upgrade() else { return };
+    let workers = strong.workers.clone();
+    // If the kernel reads the file without asking, because it was complete, it must not go on like
+    // that.
+    let guarded = tokio::task::spawn_blocking(move || strong.rearm(Hold::UntilComplete)).await;
+    if let Ok(Err(error)) = guarded {
+        tracing::error!(%error, "a blob that another process has changed is read without a check");
+    }
+    tokio::time::sleep(CHECK_AFTER).await;
+    let _turn = workers.turn().await;
+    let mut at = 0;
+    while let Some(blob) = blob.upgrade() {
+        let leases = blob.next_suspects(&mut at);
+        if leases.is_empty() {
+            // Whatever becomes suspect from here on starts another task.
+            blob.residency.end_checks();
+            if blob.residency.suspect_chunks() == 0 {
+                // Seals the file, and the blob may be complete.
+                blob.file.flush_now();
+                blob.flush_soon();
+            } else {
+                blob.check_soon();
+            }
+            return;
+        }
+        settle(blob, leases, Priority::Background, check).await;
+    }
+}

@@ -1,0 +1,124 @@
+//! What the daemon is asked and what it answers.
+//!
+//! One JSON object per line in each direction over the Unix socket `daemon.sock` in the root
+//! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,
+//! never renamed or removed.
+
+mod driver;
+mod prefetch;
+mod scrub;
+mod status;
+
+use std::path::PathBuf;
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    driver::DriverChoice,
+    prefetch::{PrefetchRequest, PrefetchStatus},
+    scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob},
+    status::{
+        CacheStatus, DaemonStatus, MirrorStatus, MountStatus, SnapshotStatus, SnapshotsStatus,
+        Status,
+    },
+};
+
+/// A request, one per line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+pub enum Request {
+    /// Answer [`Response::Done`]: whether the daemon is there.
+    Ping,
+    /// Mount an image.
+    Mount(MountRequest),
+    /// Take a mount away.
+    Umount {
+        /// An absolute path.
+        mountpoint: PathBuf,
+    },
+    /// Report what is served.
+    Status,
+    /// Fetch everything that an image has, and report how far that is. The same request again
+    /// reports again.
+    Prefetch(PrefetchRequest),
+    /// Report what is in the cache, for [`Request::Scrub`].
+    ScrubPlan,
+    /// Read some chunks of a blob back and check them.
+    Scrub {
+        /// The manifest of an image that has the blob.
+        image: Digest,
+        /// The blob's position in the image's blob table.
+        position: usize,
+        /// Where to begin: 0, or what the step before said.
+        from: usize,
+    },
+    /// End the daemon.
+    Stop {
+        /// Also while images are mounted: their mounts are detached first.
+        force: bool,
+    },
+}
+
+/// What to mount where.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountRequest {
+    /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
+    pub image: String,
+    /// The name that a client asked for, where `image` is what that was resolved to: the policy
+    /// goes by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
+    /// An absolute path to an existing directory.
+    pub mountpoint: PathBuf,
+    /// Which driver.
+    #[serde(default)]
+    pub driver: DriverChoice,
+    /// `os/arch[/variant]`; this machine's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Talk HTTP to the registry.
+    #[serde(default)]
+    pub plain_http: bool,
+    /// Ordinary layers on top of the lazy ones are somebody else's matter.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub base: bool,
+    /// Set-user-id programs and file capabilities of the image have no effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nosuid: bool,
+}
+
+/// An answer, one per line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "lowercase")]
+pub enum Response {
+    /// The image is mounted.
+    Mounted(Mounted),
+    /// It is done, and there is nothing to say.
+    Done,
+    /// What is served.
+    Status(Status),
+    /// How far a prefetch is.
+    Prefetch(PrefetchStatus),
+    /// What is in the cache.
+    ScrubPlan(ScrubPlan),
+    /// What was checked.
+    Scrubbed(ScrubStep),
+    /// Nothing was done, because another worker takes over at this moment: ask again.
+    Again,
+    /// It was not done.
+    Error {
+        /// Why, for people.
+        message: String,
+    },
+}
+
+/// Answer to [`Request::Mount`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// The mount as `status` shows it, right after mounting.
+    pub mount: MountStatus,
+    /// The image's config, as the registry holds it.
+    pub config: serde_json::Value,
+}

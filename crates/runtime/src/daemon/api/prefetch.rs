@@ -1,0 +1,28 @@
+//! A request to fetch a whole image, and how far that is.
+
+use serde::{Deserialize, Serialize};
+
+/// Which image to fetch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefetchRequest {
+    /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
+    pub image: String,
+    /// `os/arch[/variant]`; this machine's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Talk HTTP to the registry.
+    #[serde(default)]
+    pub plain_http: bool,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct PrefetchStatus {
+    /// Bytes of chunks that are here, as stored.
+    pub bytes_here: u64,
+    /// Bytes of all chunks, as stored; 0 until the image's metadata is here.
+    pub bytes_total: u64,
+    /// Whether everything is here and on the disk.
+    pub done: bool,
+}

@@ -1,0 +1,159 @@
+//! What `lazuli status` shows.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+
+use lazuli_image::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::driver::DriverChoice;
+
+/// What the daemon serves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon itself.
+    pub daemon: DaemonStatus,
+    /// Every mount, ordered by mount point.
+    pub mounts: Vec<MountStatus>,
+    /// What is kept for containerd, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotsStatus>,
+    /// What the mirror did, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorStatus>,
+}
+
+/// What the mirror did since the worker started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MirrorStatus {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Questions that were answered without asking a registry.
+    pub hits: u64,
+    /// Questions that a registry was asked.
+    pub misses: u64,
+    /// Questions that were answered while a registry was away.
+    pub stale: u64,
+    /// Bytes of blobs that were passed on to clients.
+    pub bytes: u64,
+}
+
+/// What is kept for containerd.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SnapshotsStatus {
+    /// Layers.
+    pub committed: usize,
+    /// What containers write to.
+    pub active: usize,
+    /// What is only read.
+    pub views: usize,
+    /// Those of all of them that a containerd made whose state was deleted since, and whose names
+    /// were given again.
+    pub former: usize,
+    /// Removed ones whose files are not deleted yet, or are still mounted somewhere.
+    pub removed: usize,
+    /// Why the rest is not known, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Why containerd needs a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotStatus {
+    /// containerd's name of the image's uppermost layer.
+    pub name: String,
+    /// Keys of active snapshots on top of it, `NAMESPACE/NUMBER/CONTAINER`.
+    pub containers: Vec<String>,
+    /// For each of these the directories on top of the image, lowest first, each the upper one of
+    /// an overlayfs; none if user ids are mapped for it.
+    #[serde(default)]
+    pub layers: BTreeMap<String, Vec<PathBuf>>,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Process that holds what must not close while another worker is started.
+    pub keeper_pid: u32,
+    /// Process that serves readers.
+    pub worker_pid: u32,
+    /// Workers that died and were started again since the keeper was started.
+    pub restarts: u64,
+    /// How the last one of them ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_exit: Option<String>,
+    /// Version of both.
+    pub version: String,
+    /// State directory.
+    pub root: PathBuf,
+    /// Seconds since that process started.
+    pub uptime_seconds: u64,
+    /// What `--driver auto` means here.
+    pub driver: DriverChoice,
+    /// Why.
+    pub driver_reason: String,
+    /// The node's cache.
+    pub cache: CacheStatus,
+}
+
+/// The node's cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// Where it is.
+    pub directory: PathBuf,
+    /// Blobs that have a file in it.
+    pub blobs: u64,
+    /// Bytes it occupies on disk.
+    pub bytes_used: u64,
+    /// Bytes that it may occupy, if the operator has set a limit.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
+    /// Whether it occupies more, because all of it is in use.
+    #[serde(default)]
+    pub over_budget: bool,
+    /// Chunks of images in use that were given up since the daemon started.
+    #[serde(default)]
+    pub evicted_chunks: u64,
+    /// Blobs that no image in use had and that were given up.
+    #[serde(default)]
+    pub evicted_blobs: u64,
+    /// Bytes of both.
+    #[serde(default)]
+    pub evicted_bytes: u64,
+}
+
+/// One mount.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// The image as it was named.
+    pub image: String,
+    /// What that name meant when it was mounted.
+    pub manifest_digest: Digest,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Which driver: `fanotify`, `loop` or `fuse`.
+    pub driver: DriverChoice,
+    /// Why this one.
+    pub driver_reason: String,
+    /// Bytes fetched for this image since the daemon opened it: manifest, config, bootstrap and
+    /// data.
+    pub bytes_fetched: u64,
+    /// Requests for them.
+    pub requests: u64,
+    /// Bytes of the image as stored (compressed): what a pull would fetch.
+    pub bytes_total: u64,
+    /// Decoded bytes that were not fetched because another image on this node has the same chunks.
+    #[serde(default)]
+    pub bytes_copied: u64,
+    /// Chunks of the image's blobs that are on this node, verified.
+    pub chunks_ready: u64,
+    /// Chunks of the image's blobs.
+    pub chunks_total: u64,
+    /// Questions of the kernel that the daemon answered for this image.
+    pub events: u64,
+    /// Pages in which programs may see zeros, because keeper and worker died together while they
+    /// had them mapped, and this kernel cannot take them away (before 6.17).
+    pub stale_pages: u64,
+    /// The snapshot that it is, if it was made for containerd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotStatus>,
+}

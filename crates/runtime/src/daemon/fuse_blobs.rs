@@ -1,0 +1,41 @@
+//! The cache as the FUSE driver asks it.
+
+use std::{fs, io, ops::Range, sync::Arc};
+
+use lazuli_image::{BlobIndex, Decoded};
+use tokio::runtime::Handle;
+
+use crate::{
+    cache::CachedBlob,
+    kernel::{errno::errno, fuse::BlobReader},
+};
+
+/// The blobs of an image.
+#[derive(Debug)]
+pub(super) struct Blobs {
+    pub(super) blobs: Arc<[Arc<CachedBlob>]>,
+    pub(super) runtime: Handle,
+}
+
+impl Blobs {
+    fn get(&self, blob: BlobIndex) -> io::Result<&Arc<CachedBlob>> {
+        self.blobs.get(usize::from(blob.0)).ok_or_else(|| io::Error::other("no such blob"))
+    }
+}
+
+impl BlobReader for Blobs {
+    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()> {
+        let blob = self.get(blob)?;
+        if blob.is_ready(&range) {
+            return Ok(());
+        }
+        self.runtime.block_on(blob.ensure(range)).map_err(|error| {
+            tracing::error!(%error, "a reader gets an error");
+            errno(&error).into()
+        })
+    }
+
+    fn file(&self, blob: BlobIndex) -> io::Result<&fs::File> {
+        Ok(self.get(blob)?.file())
+    }
+}

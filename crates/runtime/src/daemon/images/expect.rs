@@ -1,0 +1,67 @@
+//! Images that are about to be pulled: their metadata are fetched before containerd asks for a
+//! layer.
+
+use std::{sync::Arc, time::Duration};
+
+use lazuli_image::Digest;
+use lazuli_policy::Question;
+use lazuli_registry::{ImageName, Login, Manifest};
+
+use super::{super::DaemonError, Images};
+use crate::image::StoredImage;
+
+/// How long metadata stay without a request for the image: containerd fetches a configuration
+/// first.
+const STAY: Duration = Duration::from_secs(30);
+
+impl Images {
+    /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
+    /// `login`. Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a
+    /// runtime.
+    pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
+        let manifest = Arc::new(manifest);
+        self.0.recent.insert(&name, manifest.clone());
+        let Some(arriving) = self.0.expected.begin(manifest.digest) else { return };
+        let images = self.clone();
+        tokio::spawn(async move {
+            let (directory, digest) = (images.0.root.join("images"), manifest.digest);
+            let was_here = StoredImage::is_in(&directory, &digest);
+            let pin = images.0.pins.pin(&directory, digest);
+            if let Err(error) = images.fetch_ahead(&name, &manifest, login).await {
+                tracing::debug!(error = error.for_people(), "metadata are not fetched ahead");
+            }
+            drop(arriving);
+            tokio::time::sleep(STAY).await;
+            drop(pin);
+            if !was_here && !images.is_used(&digest).await {
+                images.removed(digest).await;
+            }
+        });
+    }
+
+    /// Whether an image is mounted, or about to be.
+    async fn is_used(&self, image: &Digest) -> bool {
+        let served = self.0.images.all().await;
+        // What cannot be read may be anything.
+        served.iter().any(|served| served.manifest_digest() == *image)
+            || self.0.mounts.records().map_or(true, |records| {
+                records.iter().any(|record| record.manifest_digest == *image)
+            })
+    }
+
+    async fn fetch_ahead(
+        &self,
+        name: &ImageName,
+        manifest: &Manifest,
+        login: Option<Login>,
+    ) -> Result<(), DaemonError> {
+        let _login = login.map(|login| self.0.logins.lend(name, login));
+        let repository = lazuli_registry::open(name, &self.0.registry)?;
+        repository.request_policy().preconnect().done().await;
+        let question = Question::of(name, manifest, &self.0.registry);
+        let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
+        let images = self.0.root.join("images");
+        StoredImage::fetch_admitted(&repository, manifest, &images, admission).await?;
+        Ok(())
+    }
+}

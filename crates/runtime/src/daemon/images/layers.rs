@@ -1,0 +1,95 @@
+//! What the layers of a lazy image have to be called, for the snapshot service to compare with what
+//! containerd calls them.
+
+use std::sync::Arc;
+
+use lazuli_image::Digest;
+use lazuli_registry::{ImageName, Login, Manifest};
+
+use super::{
+    super::{DaemonError, api::MountRequest},
+    Images,
+};
+use crate::image::{ImageError, chain};
+
+impl Images {
+    /// The chain ids of the data layers of the image that `request` names by the digest of its
+    /// manifest, lowest first.
+    pub async fn data_layers(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<Vec<Digest>, DaemonError> {
+        let (name, digest) = request.pinned()?;
+        let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        // Both at the same time, since each of them takes round trips.
+        let (node, admitted) = (self.0.clone(), request.clone());
+        let admission = tokio::spawn(async move { node.admit_pinned(&admitted).await });
+        let manifest = self.recent_manifest(request, &name).await?;
+        expect(&manifest, &name, &digest)?;
+        let layers = chain::of_data(&manifest.parsed);
+        let layers = layers.ok_or_else(|| ImageError::NotLazy { image: name.to_string() })?;
+        self.admit_ahead(request, manifest, login, admission).await?;
+        Ok(layers)
+    }
+
+    /// Finds out whether the image that `request` names by the digest of its manifest may run.
+    pub async fn admit(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
+        let (name, _) = request.pinned()?;
+        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        self.0.admit_pinned(request).await.map(drop)
+    }
+
+    async fn recent_manifest(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+    ) -> Result<Arc<Manifest>, DaemonError> {
+        Ok(match self.0.recent.get(name) {
+            Some(manifest) => manifest,
+            None => {
+                let repository = lazuli_registry::open(name, &self.0.options(request))?;
+                let manifest = Arc::new(repository.manifest(None).await?);
+                self.0.recent.insert(name, manifest.clone());
+                manifest
+            }
+        })
+    }
+
+    /// The chain id of the bootstrap layer of the image that `request` names by the digest of its
+    /// manifest. What was unpacked tells, so the image's metadata are fetched unless they are here.
+    pub async fn bootstrap_layer(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<Digest, DaemonError> {
+        let (name, digest) = request.pinned()?;
+        let images = self.0.root.join("images");
+        self.0.expected.arrived(&digest).await;
+        let stored = {
+            let images = images.clone();
+            tokio::task::spawn_blocking(move || chain::stored(&images, &digest)).await
+        };
+        if let Ok(Some(layer)) = stored {
+            return Ok(layer);
+        }
+        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        let manifest = repository.manifest(None).await?;
+        expect(&manifest, &name, &digest)?;
+        let _pin = self.0.pins.pin(&images, digest);
+        chain::fetched(&repository, &manifest, &images, self.0.admit(request, &manifest)).await
+    }
+}
+
+/// The digest may be that of an index, which lists the manifest of an image but is none.
+fn expect(manifest: &Manifest, name: &ImageName, digest: &Digest) -> Result<(), DaemonError> {
+    if manifest.digest == *digest {
+        return Ok(());
+    }
+    Err(DaemonError::NotItsManifest { image: name.to_string(), manifest: manifest.digest })
+}

@@ -1,0 +1,148 @@
+//! Images of the node for other parts of the worker than the control socket: mounted, and
+//! remembered.
+
+mod expect;
+mod layers;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use lazuli_image::Digest;
+use lazuli_registry::{ImageName, Login, Manifest};
+
+use super::{
+    DaemonError,
+    api::MountRequest,
+    explanation::{Explain, MirrorActivity},
+    mount::InUse,
+    node::Node,
+    occupied::{self, Occupied},
+};
+use crate::path_error::At as _;
+
+/// Pause before a mount point is tried again that another request works on.
+const OTHERS: Duration = Duration::from_millis(10);
+
+/// Questions to a registry at the same time.
+const PARALLEL: usize = 8;
+
+/// The images of the worker in this process.
+#[derive(Clone, Debug)]
+pub struct Images(pub(super) Arc<Node>);
+
+impl Images {
+    /// Has `status` say what mounts are for. The first who calls this is asked.
+    pub fn explained_by(&self, explain: Arc<Explain>) {
+        self.0.explanation.set_snapshots(explain);
+    }
+
+    /// Has `status` show what the mirror does.
+    pub fn mirrored_by(&self, activity: Arc<MirrorActivity>) {
+        self.0.explanation.set_mirror(activity);
+    }
+
+    /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the
+    /// image came with, if anything.
+    pub async fn check(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
+        let name: ImageName = request.image.parse()?;
+        // Only as long as this takes: it may be wrong.
+        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        // It will be mounted if all is well.
+        let opening = repository.request_policy().preconnect();
+        // Whoever may not read the image is told so by its first blob.
+        let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
+        let manifest = match known {
+            Some(manifest) => manifest,
+            None => Arc::new(repository.manifest(None).await?),
+        };
+        opening.done().await;
+        stream::iter(data_of(&manifest))
+            .map(|blob| {
+                let repository = repository.clone();
+                async move {
+                    if repository.has_blob(&blob).await? {
+                        return Ok(());
+                    }
+                    Err(DaemonError::NoBlob { image: repository.describe(), blob })
+                }
+            })
+            .buffer_unordered(PARALLEL)
+            .try_collect()
+            .await
+    }
+
+    /// Mounts an image, unless its mount point has a mount of this daemon; whether it may run is
+    /// asked in any case. `login` replaces what the mount had before; it is kept until
+    /// [`Images::unmount`], also while nothing is mounted.
+    pub async fn mount(
+        &self,
+        request: MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
+        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+            return Err(DaemonError::Stopping);
+        };
+        if let Some(login) = login {
+            let kept = self.0.logins.set(&request, login.clone()).await;
+            kept.at(self.0.root.join("logins"))?;
+        }
+        loop {
+            if self.0.mounts.serves_at(&request.mountpoint).await {
+                return self.0.admit_pinned(&request).await.map(drop);
+            }
+            match self.0.mount(request.clone(), std::future::pending()).await {
+                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Takes a mount away, if there is one; also one that is in use, whose users are served until
+    /// they are done.
+    pub async fn unmount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
+        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+            return Err(DaemonError::Stopping);
+        };
+        let unmounted = loop {
+            match self.0.umount(mountpoint, InUse::Detach).await {
+                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
+                Err(DaemonError::NotMounted { .. }) => break Ok(()),
+                other => break other,
+            }
+        };
+        if unmounted.is_ok() {
+            self.0.logins.remove(mountpoint);
+        }
+        unmounted
+    }
+
+    /// What the image that is mounted at a place takes. What images share counts once, with one of
+    /// them.
+    pub async fn occupied(&self, mountpoint: &Path) -> Occupied {
+        let node = &self.0;
+        if let Some(known) = node.counted.get(mountpoint) {
+            return known;
+        }
+        let count = occupied::count(node.mounts.served().await).await;
+        let found = count.get(mountpoint).copied().unwrap_or_default();
+        node.counted.set(count);
+        found
+    }
+
+    /// Returns when another worker is about to take over, and nothing new should be begun.
+    pub async fn leaving(&self) {
+        let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving).await;
+    }
+}
+
+/// The blobs that hold an image's data.
+fn data_of(manifest: &Manifest) -> Vec<Digest> {
+    let data = manifest.parsed.lazy_base().map_or(&[][..], |(data, _)| data);
+    // The index of a layer is as little use without the layer as the other way round.
+    data.iter().flat_map(|layer| layer.index_of().into_iter().chain([layer.digest])).collect()
+}

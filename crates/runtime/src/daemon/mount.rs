@@ -1,0 +1,214 @@
+//! Mounting images, and taking mounts away.
+
+use std::{io, path::Path, sync::Arc};
+
+use lazuli_registry::{ImageName, IndexTrust, Platform, lazy_manifest};
+use lazuli_sys::mountinfo;
+
+use super::{
+    DaemonError,
+    api::{DriverChoice, MountRequest, Mounted},
+    attachment::Attachment,
+    mount_table::{Mount, seen_at},
+    mount_users,
+    node::Node,
+    record::MountRecord,
+    route::ImageRoute,
+    served_image::ServedImage,
+};
+use crate::{
+    image::StoredImage,
+    kernel::{
+        fuse::Place,
+        mount::{self, Suid},
+    },
+    path_error::At as _,
+    prefetch::Known,
+};
+
+/// What to do about a mount that is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InUse {
+    /// Leave it, and say who uses it.
+    Refuse,
+    /// Take it away from under its users, who are served until they are done.
+    Detach,
+}
+
+impl Node {
+    /// Mounts an image. `cancelled` ends the part that may take long, fetching the metadata.
+    pub(super) async fn mount(
+        &self,
+        mut request: MountRequest,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Mounted, DaemonError> {
+        let mountpoint = mount::real_path(&request.mountpoint).at(&request.mountpoint)?;
+        request.mountpoint.clone_from(&mountpoint);
+        self.mounts.reserve(&mountpoint).await?;
+        let result = self.mount_reserved(request, cancelled).await;
+        if result.is_err() {
+            self.mounts.free(&mountpoint).await;
+        }
+        result
+    }
+
+    async fn mount_reserved(
+        &self,
+        request: MountRequest,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Mounted, DaemonError> {
+        let (driver, driver_reason) = self.choose(request.driver).await?;
+        let name: ImageName = request.image.parse()?;
+        let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
+        let platform = platform.map(|platform| platform.with_lazy(true));
+        let mut options = self.options(&request);
+        if request.base {
+            // containerd names layers by what the image's configuration claims of their content,
+            // and shares them between images: what only the repository vouches for must not decide
+            // that.
+            options.indexes = IndexTrust::Nothing;
+        }
+        let route = ImageRoute::to(&name, &options);
+        let repository = route.open()?;
+        let images = self.root.join("images");
+        let remembering = self.remembering.start(images.clone(), self.cache.clone());
+        let pull = async {
+            let opening = repository.request_policy().preconnect();
+            let manifest = match self.recent.get(&name) {
+                Some(manifest) => manifest,
+                None => {
+                    let may_replace = self.may_replace(&name, &options);
+                    let platform = platform.as_ref();
+                    let indexes = options.indexes;
+                    let found = lazy_manifest(&*repository, &name, platform, may_replace, indexes);
+                    found.await?.into()
+                }
+            };
+            opening.done().await;
+            // Until there is a record of the mount.
+            let pin = self.pins.pin(&images, manifest.digest);
+            let is_started = self.images.is_started(&manifest.digest).await;
+            let has_metadata = StoredImage::is_in(&images, &manifest.digest);
+            let look_up = async {
+                match is_started {
+                    true => Known::default(),
+                    false => self.prefetcher.look_up(&repository, &manifest, has_metadata),
+                }
+            };
+            // Metadata first: nothing that is fetched ahead is of use before they are here.
+            let fetch = async {
+                let _lock = self.fetch_locks.lock(&request.image).await;
+                let admission = self.admit(&request, &manifest);
+                StoredImage::fetch_admitted(&repository, &manifest, &images, admission).await
+            };
+            let (fetched, known) = tokio::join!(fetch, look_up);
+            let (stored, fetched, verified) = fetched?;
+            stored.must_be_whole_unless(request.base, repository.describe())?;
+            Ok::<_, DaemonError>((stored, verified, fetched, known, pin))
+        };
+        let (stored, verified, metadata, known, _pin) = tokio::select! {
+            pulled = pull => pulled?,
+            () = self.mounts.stopping() => return Err(DaemonError::Stopping),
+            () = cancelled => return Err(DaemonError::Stopping),
+        };
+        let config = stored.config.clone();
+        let manifest_digest = stored.manifest_digest;
+        let image = self.serve(stored, &verified, route).await?;
+        remembering.await;
+        if image.is_first_start() {
+            self.prefetcher.start(image.prefetched(), known);
+        }
+        let mut record = MountRecord {
+            request,
+            manifest_digest,
+            driver,
+            driver_reason,
+            backing: None,
+            journal: false,
+        };
+        let attached = self.attach(&image, &mut record, Place::Free).await;
+        let (attachment, id) =
+            attached.inspect_err(|_| self.mounts.forget(&record.request.mountpoint))?;
+        let mountpoint = &record.request.mountpoint;
+        tracing::info!(image = %record.request.image, digest = %manifest_digest,
+            mountpoint = %mountpoint.display(), ?driver, "mounted");
+        let mount = Mount::new(record, image, attachment, id, metadata);
+        let mount = self.mounts.insert(mount).await;
+        Ok(Mounted { mount, config })
+    }
+
+    /// Mounts, with a record of it on disk before it can be seen.
+    pub(super) async fn attach(
+        &self,
+        image: &Arc<ServedImage>,
+        record: &mut MountRecord,
+        place: Place,
+    ) -> Result<(Attachment, u64), DaemonError> {
+        let mountpoint = record.request.mountpoint.clone();
+        let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
+        let records = self.root.join("mounts");
+        let (filesystems, request) = (&self.filesystems, &record.request);
+        let erofs = match (&self.fanotify, self.loops.get(), record.driver) {
+            (Some(session), _, DriverChoice::Fanotify) => {
+                Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
+            }
+            (_, Some(Ok(session)), DriverChoice::Loop) => {
+                Some(image.erofs_on_disks(session, filesystems, request, &self.boot).await)
+            }
+            _ => None,
+        };
+        let attached = match erofs {
+            Some(mount) => {
+                let mount = mount.map_err(|source| mount_error(record, source))?;
+                record.backing = Some(mount.erofs.backing().clone());
+                self.mounts.record(record).at(&records)?;
+                mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
+            }
+            None => {
+                record.journal = true;
+                self.mounts.record(record).at(&records)?;
+                image.fuse(&mountpoint, &record.request.image, suid, place, &self.link).await
+            }
+        };
+        let attachment = attached.map_err(|source| mount_error(record, source))?;
+        let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
+        let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
+        Ok((attachment, id))
+    }
+
+    /// Takes a mount away.
+    pub(super) async fn umount(&self, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {
+        let mount = self.mounts.take(mountpoint).await?;
+        if let Err(error) = unmount(&mount, mountpoint, in_use).await {
+            self.mounts.put_back(mountpoint, mount).await;
+            return Err(error);
+        }
+        self.mounts.forget(mountpoint);
+        drop(mount);
+        self.mounts.free(mountpoint).await;
+        tracing::info!(mountpoint = %mountpoint.display(), "unmounted");
+        Ok(())
+    }
+}
+
+async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {
+    let mounts = mountinfo::list().at(mountpoint)?;
+    if mount.is_covered(&mounts, mountpoint) {
+        return Err(DaemonError::Covered { mountpoint: mountpoint.to_owned() });
+    }
+    match (mount.attachment.unmount(mountpoint).await, in_use) {
+        (Err(error), InUse::Detach) if error.kind() == io::ErrorKind::ResourceBusy => {
+            Ok(mount.attachment.detach(mountpoint).await.at(mountpoint)?)
+        }
+        (Err(error), InUse::Refuse) if error.kind() == io::ErrorKind::ResourceBusy => {
+            let holders = mount_users::of(mountpoint);
+            Err(DaemonError::Busy { mountpoint: mountpoint.to_owned(), holders })
+        }
+        (other, _) => Ok(other.at(mountpoint)?),
+    }
+}
+
+pub(super) fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {
+    let MountRequest { image, mountpoint, .. } = &record.request;
+    DaemonError::Mount { image: image.clone(), mountpoint: mountpoint.clone(), source }
+}

@@ -1,0 +1,62 @@
+//! What happens to a mount when its readers have been quiet for a time.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use super::filesystems::ErofsMount;
+use crate::cache::CachedBlob;
+
+/// A container that waited for nothing for so long has started: 5 s is well above the longest pause
+/// between two fetches of one start that was seen, and well below the life of anything worth tuning
+/// for.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Turns a mount to direct reads when its start is over: when no reader had to wait for [`QUIET`], or
+/// everything is here.
+pub(super) async fn read_directly_when_quiet(
+    mount: Weak<ErofsMount>,
+    blobs: Weak<[Arc<CachedBlob>]>,
+) {
+    let mut before = None;
+    // Nothing of the mount is held while it waits: others see from the blobs that no reader is left.
+    while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
+        let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
+        drop(blobs);
+        if now == before {
+            break;
+        }
+        before = now;
+        tokio::time::sleep(QUIET).await;
+        if mount.strong_count() == 0 {
+            return;
+        }
+    }
+    let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
+    match mount.erofs.read_directly() {
+        // The copies that buffered reads left behind are not used any more.
+        Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
+        Err(error) => tracing::info!(%error, "reads stay buffered"),
+    }
+}
+
+/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been
+/// quiet, until the kernel reads the files itself. Not at once: what was just written would have to
+/// be on the disk before.
+pub(super) async fn forget_pages_when_quiet(
+    mount: Weak<ErofsMount>,
+    blobs: Weak<[Arc<CachedBlob>]>,
+) {
+    let (mut before, mut forgotten) = (0, 0);
+    loop {
+        tokio::time::sleep(QUIET).await;
+        let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
+        let now = mount.events();
+        if now == before && now != forgotten {
+            forgotten = now;
+            blobs.iter().for_each(|blob| blob.forget_pages());
+        }
+        before = now;
+    }
+}

@@ -1,0 +1,68 @@
+//! How a worker ends, for good or for a successor.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::{DaemonError, mount_users, node::Node};
+
+/// What to do about images that are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Go on serving them.
+    IfUnused,
+    /// Detach their mounts. What still holds them open gets errors instead of data that is not
+    /// here.
+    Forced,
+}
+
+impl Node {
+    /// Lets requests under way get done, for a while; later ones are answered with
+    /// [`Response::Again`](super::Response::Again) for ever.
+    pub(super) async fn quiesce(&self, limit: Duration) {
+        self.leaving.send_replace(true);
+        match tokio::time::timeout(limit, self.working.clone().write_owned()).await {
+            Ok(guard) => std::mem::forget(guard),
+            Err(_) => tracing::warn!("leaving in the middle of a request"),
+        }
+    }
+
+    /// Returns when the mounts of now have answered every request that an earlier worker left.
+    pub(super) async fn caught_up(&self) {
+        if let Some(Ok(session)) = self.loops.get() {
+            session.caught_up().await;
+        }
+        self.mounts.caught_up().await;
+    }
+
+    /// Makes the node ready to end; nothing is mounted afterwards.
+    ///
+    /// # Errors
+    /// An image is in use, and is not to be detached.
+    pub(super) async fn stop(&self, stop: Stop) -> Result<(), DaemonError> {
+        let may_stop = |mounts: &[&PathBuf]| match stop {
+            Stop::IfUnused => self.refuse_if_used(mounts),
+            Stop::Forced => Ok(()),
+        };
+        self.mounts.stop(may_stop).await?.detach().await;
+        let filesystems = self.filesystems.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            filesystems.settle();
+            filesystems.cut_off();
+        });
+        ended.await.unwrap_or_else(|error| tracing::error!(%error, "stopping failed half way"));
+        self.cache.flush();
+        Ok(())
+    }
+
+    fn refuse_if_used(&self, mounts: &[&PathBuf]) -> Result<(), DaemonError> {
+        if !mounts.is_empty() {
+            let describe = |path: &&PathBuf| match mount_users::of(path) {
+                holders if holders.is_empty() => path.display().to_string(),
+                holders => format!("{} (in use{holders})", path.display()),
+            };
+            let mountpoints: Vec<_> = mounts.iter().map(describe).collect();
+            return Err(DaemonError::Mounted { mountpoints: mountpoints.join(", ") });
+        }
+        let images = self.filesystems.settle();
+        if images.is_empty() { Ok(()) } else { Err(DaemonError::StillUsed { images }) }
+    }
+}

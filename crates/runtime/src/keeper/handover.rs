@@ -1,0 +1,82 @@
+//! How descriptors pass from one keeper to the next.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    net::sockopt::socket_peercred,
+    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+
+use super::{
+    descriptors::Descriptors,
+    wire::{Channel, Kind, Message, unexpected},
+};
+
+/// How long the old keeper may take to end its worker, clients' requests included.
+pub(super) const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
+
+/// After so long without a word the old keeper goes on: what all of a takeover may take, and some
+/// more.
+const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
+
+/// The successor, as the old keeper sees it.
+pub(super) struct Successor {
+    pub(super) channel: Channel,
+    process: OwnedFd,
+    pub(super) deadline: Instant,
+}
+
+impl Successor {
+    pub(super) fn new(channel: Channel) -> io::Result<Self> {
+        let process = pidfd_open(socket_peercred(&channel)?.pid, PidfdFlags::empty())?;
+        Ok(Successor { channel, process, deadline: Instant::now() + TAKEOVER_LIMIT })
+    }
+
+    /// Sends everything. No worker may be left.
+    pub(super) fn hand_over(&mut self, descriptors: &Descriptors) -> io::Result<()> {
+        descriptors.send(&self.channel)?;
+        self.channel.send(Kind::End, "", None)
+    }
+
+    /// Whether it has said that it goes on alone; to be asked when there is something to read.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.channel.receive(), Ok(Some(Message { kind: Kind::Done, .. })))
+    }
+
+    /// Makes sure that it does nothing any more.
+    pub(super) fn kill(&self) {
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+    }
+
+    /// Passes on that everything is to end.
+    pub(super) fn stop(&self) {
+        let _ = pidfd_send_signal(&self.process, Signal::TERM);
+    }
+}
+
+/// The other side does not want to.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Refusal(pub(super) String);
+
+/// Receives descriptors up to a message of kind `last`; false when the other side went away before.
+pub(super) fn receive_all(channel: &Channel, last: Kind) -> io::Result<(Descriptors, bool)> {
+    let mut descriptors = Descriptors::default();
+    loop {
+        match channel.receive_within(HANDOVER_LIMIT)? {
+            Some(Message { kind: Kind::Descriptor, text, descriptor: Some(descriptor) }) => {
+                descriptors.insert(text, descriptor);
+            }
+            Some(Message { kind: Kind::Refused, text, .. }) => {
+                return Err(io::Error::other(Refusal(text)));
+            }
+            Some(message) if message.kind == last => return Ok((descriptors, true)),
+            Some(message) => return Err(unexpected(&message)),
+            None => return Ok((descriptors, false)),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! What a keeper reports about itself and its worker.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+/// The state of a keeper and its worker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct KeeperInfo {
+    /// Process that holds the descriptors.
+    pub pid: u32,
+    /// Process that serves readers; none while it is being started again.
+    pub worker_pid: Option<u32>,
+    /// Workers that died and were started again.
+    pub restarts: u64,
+    /// How the last of them ended.
+    pub last_exit: Option<String>,
+    /// Seconds until the next start, after several that failed.
+    pub next_start_seconds: Option<f32>,
+}
+
+impl KeeperInfo {
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    pub(super) fn from_json(text: &str) -> io::Result<Self> {
+        Ok(serde_json::from_str(text)?)
+    }
+}

@@ -1,0 +1,46 @@
+//! What FUSE does on this machine, found out by trying.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use rustix::io::Errno;
+
+use super::mount::{SUBTYPE, create_filesystem};
+
+/// Whether this driver works here.
+pub(in crate::kernel) fn run() -> Result<(), String> {
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("/dev/fuse does not open: {error}")),
+    }
+}
+
+/// Has the kernel send everything again that was read from the connection and not answered. The
+/// message is a `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`, which
+/// Linux 6.9 and later know.
+pub(super) fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
+    const FUSE_NOTIFY_RESEND: i32 = 7;
+    let mut message = [0; 16];
+    message[..4].copy_from_slice(&16_u32.to_ne_bytes());
+    message[4..8].copy_from_slice(&FUSE_NOTIFY_RESEND.to_ne_bytes());
+    rustix::io::write(device, &message)?;
+    Ok(())
+}
+
+/// Whether this kernel can send requests again, see
+/// [`Session::resume`](super::Session::resume). Tries it on a mount that is attached nowhere, for
+/// which it needs root.
+pub fn can_resend() -> io::Result<bool> {
+    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let context = create_filesystem(&device, "trial", SUBTYPE)?;
+    let resent = resend(device.as_fd());
+    drop(context);
+    match resent {
+        Ok(()) => Ok(true),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,22 @@
+//! Background work that lets readers go first.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::cache::Cache;
+
+/// Longest wait of a prefetch that a client has asked for: long enough for a reader at a registry
+/// nearby. The prefetch goes on in small requests then.
+pub(super) const HASTE: Duration = STEP;
+
+/// Pause between two looks whether readers still wait.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Waits while readers wait, but not for longer than `longest`.
+pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
+    let begun = Instant::now();
+    while cache.is_awaited() && begun.elapsed() < longest {
+        sleep(STEP).await;
+    }
+}

@@ -1,0 +1,10 @@
+//! What the images of a node share, and how fairly.
+//!
+//! Whatever runs short is shared out by [`Account`]: memory for answers, processors, requests to a
+//! server, waiting events, and the disk.
+
+pub(crate) mod account;
+pub(crate) mod priority_semaphore;
+pub(crate) mod workers;
+
+pub use account::{Account, Owner};

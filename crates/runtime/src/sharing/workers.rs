@@ -1,0 +1,197 @@
+//! What all fetches of a node share: threads that decode, check and write chunks, and room for
+//! answers.
+
+use std::{
+    collections::HashMap,
+    panic,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, SemaphorePermit},
+    task,
+};
+
+use super::{
+    account::Account,
+    priority_semaphore::{Claim, PrioritySemaphore},
+};
+use crate::sync::lock;
+
+/// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest
+/// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
+const ROOM: u64 = 64 << 20;
+
+/// Readers of an image to which nothing has come for so long wait for a server and not for the
+/// link: nothing has to make way for them. Well above the time in which registries answer, and
+/// below the one after which a start counts as over.
+const STALLED: Duration = Duration::from_secs(2);
+
+/// Whether a reader waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// A reader waits.
+    Reader,
+    /// None waits yet.
+    Background,
+}
+
+/// Bounds how many chunks are decoded at a time, over all blobs: one per processor. Images take
+/// turns.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    runtime: Handle,
+    all: Arc<PrioritySemaphore>,
+    /// As many as `all`, taken first by work that nobody waits for: so it stands in no queue in
+    /// front of a reader.
+    background: Arc<PrioritySemaphore>,
+    /// Half of them, taken in addition while any reader waits.
+    polite: Arc<PrioritySemaphore>,
+    /// For long work in the background: one blob at a time.
+    turn: Semaphore,
+    room: Arc<PrioritySemaphore>,
+    /// Readers who wait for data, by who is charged for it.
+    readers: Mutex<HashMap<Account, Readers>>,
+}
+
+/// Those of one image.
+#[derive(Debug)]
+struct Readers {
+    count: usize,
+    /// When the first of them came, or data did.
+    last: Instant,
+}
+
+/// A reader who waits, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    workers: &'a Workers,
+    account: Account,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        let mut all = lock(&self.workers.readers);
+        if let Some(readers) = all.get_mut(&self.account) {
+            readers.count -= 1;
+            if readers.count == 0 {
+                all.remove(&self.account);
+            }
+        }
+    }
+}
+
+impl Workers {
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(crate) fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from) as u64;
+        Workers {
+            runtime: Handle::current(),
+            all: PrioritySemaphore::new(processors),
+            background: PrioritySemaphore::new(processors),
+            polite: PrioritySemaphore::new((processors / 2).max(1)),
+            turn: Semaphore::new(1),
+            room: PrioritySemaphore::shared(ROOM),
+            readers: Mutex::default(),
+        }
+    }
+
+    /// Counts a reader who waits.
+    pub(crate) fn reader(&self, account: Account) -> Reader<'_> {
+        let new = || Readers { count: 0, last: Instant::now() };
+        lock(&self.readers).entry(account).or_insert_with(new).count += 1;
+        Reader { workers: self, account }
+    }
+
+    /// Notes that bytes have come for an image.
+    pub(crate) fn data_arrived(&self, account: &Account) {
+        if let Some(readers) = lock(&self.readers).get_mut(account) {
+            readers.last = Instant::now();
+        }
+    }
+
+    /// Whether any reader waits for data that comes.
+    pub(crate) fn is_awaited(&self) -> bool {
+        lock(&self.readers).values().any(|readers| readers.last.elapsed() < STALLED)
+    }
+
+    /// Whether any reader waits whose image is charged.
+    pub(crate) fn has_readers(&self, account: &Account) -> bool {
+        lock(&self.readers).contains_key(account)
+    }
+
+    /// Bytes of memory for what sources deliver.
+    pub(crate) fn room(&self) -> &Arc<PrioritySemaphore> {
+        &self.room
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Waits until no other blob is worked through in the background, and keeps the others waiting
+    /// until the result is dropped.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turn.acquire().await.ok()
+    }
+
+    /// Runs `job` for an image on a thread that may block. Panics when the job does.
+    pub(crate) async fn run<R: Send + 'static>(
+        &self,
+        account: Account,
+        priority: Priority,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        // Readers and others have semaphores of their own.
+        let claim = Claim::new(account, || true);
+        let is_background = priority == Priority::Background;
+        let _background = match is_background {
+            true => Some(self.background.take(1, &claim).await),
+            false => None,
+        };
+        let yields = is_background && self.is_awaited();
+        let _polite = if yields { Some(self.polite.take(1, &claim).await) } else { None };
+        let _permit = self.all.take(1, &claim).await;
+        match task::spawn_blocking(job).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(reason) => panic::resume_unwind(reason),
+                // Blocking tasks are cancelled only when the runtime shuts down, and this future
+                // with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::Digest;
+
+    use super::*;
+
+    const STUCK: Account = Account::Image(Digest::sha256([1; 32]));
+    const OTHER: Account = Account::Image(Digest::sha256([2; 32]));
+
+    #[tokio::test]
+    async fn readers_to_whom_nothing_comes_hold_up_no_background_work() {
+        let workers = Workers::new();
+        let stuck = workers.reader(STUCK);
+        assert!(workers.is_awaited() && workers.has_readers(&STUCK));
+        let long_ago = Instant::now() - STALLED;
+        lock(&workers.readers).get_mut(&STUCK).unwrap().last = long_ago;
+        assert!(!workers.is_awaited() && workers.has_readers(&STUCK));
+        let more = workers.reader(STUCK);
+        assert!(!workers.is_awaited(), "more of them change nothing");
+        workers.data_arrived(&OTHER);
+        assert!(!workers.is_awaited());
+        workers.data_arrived(&STUCK);
+        assert!(workers.is_awaited());
+        drop((stuck, more));
+        assert!(!workers.is_awaited() && !workers.has_readers(&STUCK));
+    }
+}

@@ -1,0 +1,31 @@
+//! One read of a blob: what of it, and for whom.
+
+use std::{ops::Range, sync::Arc};
+
+use lazuli_image::Stored;
+use tokio::time::Instant;
+
+use crate::sharing::priority_semaphore::{Claim, PrioritySemaphore};
+
+/// A range to read, the reader that it is for, and what it may take.
+pub(crate) struct RangeRequest<'a> {
+    pub(crate) range: Range<Stored>,
+    /// Bytes that one connection is asked for at most.
+    pub(crate) part: u64,
+    /// Until when it is tried.
+    pub(crate) deadline: Instant,
+    /// Memory for answers.
+    pub(crate) room: &'a Arc<PrioritySemaphore>,
+    /// The image that is charged, and whether a reader waits.
+    pub(crate) claim: &'a Claim,
+    /// Is told of requests and bytes.
+    pub(crate) meter: &'a dyn Meter,
+}
+
+/// Counts what goes over the network.
+pub(crate) trait Meter: Send + Sync {
+    /// A request is sent.
+    fn request(&self);
+    /// So many bytes arrived.
+    fn arrived(&self, bytes: u64);
+}

@@ -57,7 +57,7 @@ fn blobs(lazuli: &Lazuli, image: &str) -> Vec<Digest> {
 }
 
 /// A trace of the first blob of an image, in the file `trace`.
-fn trace(lazuli: &Lazuli, image: &str, read: &[u32]) {
+pub(crate) fn trace(lazuli: &Lazuli, image: &str, read: &[u32]) {
     let id = blobs(lazuli, image)[0];
     let trace = Trace::of_start(vec![id], read.iter().map(|number| (0, *number, 0)));
     fs::write(lazuli.path("trace"), trace.encode()).unwrap();

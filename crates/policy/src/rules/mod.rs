@@ -26,7 +26,7 @@ use serde::Deserialize;
 
 pub use self::rule::ReadFile;
 use self::rule::Reader;
-pub(crate) use self::rule::{Ground, Requirement, Rule, read_file};
+pub(crate) use self::rule::{Converters, Ground, Requirement, Rule, read_file};
 use crate::name::{Asked, Scope};
 
 /// Most bytes of the file, and rules in it.
@@ -141,7 +141,7 @@ impl Policy {
     /// ordinary image are worth to be looked at.
     pub fn takes_statements(&self, name: &ImageName) -> bool {
         let (_, rule) = self.rule(&Asked::of(name));
-        matches!(rule, Rule::Require(requirement) if !requirement.statements.is_empty())
+        matches!(rule, Rule::Require(requirement) if !requirement.converters.keys.is_empty())
     }
 
     pub(crate) fn path(&self) -> &Path {

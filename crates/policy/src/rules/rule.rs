@@ -38,10 +38,17 @@ pub(crate) enum Rule {
 #[derive(Debug)]
 pub(crate) struct Requirement {
     pub(crate) ground: Option<Ground>,
-    /// Keys of converters, whose statement lets the signature of an image's source count.
-    pub(crate) statements: Vec<PublicKey>,
+    pub(crate) converters: Converters,
     /// Other names that a signature may have.
     pub(crate) signed_as: Vec<Scope>,
+}
+
+/// Converters, whose statements let the signature of an image's source count.
+#[derive(Debug)]
+pub(crate) struct Converters {
+    pub(crate) keys: Vec<PublicKey>,
+    /// So many of them have to state the same conversion.
+    pub(crate) threshold: usize,
 }
 
 /// What has to be there.
@@ -65,10 +72,16 @@ impl fmt::Display for Requirement {
             Some(Ground::Program(program)) => write!(f, "the consent of {program}")?,
             None => {}
         }
-        match (&self.ground, self.statements.is_empty()) {
-            (_, true) => Ok(()),
-            (None, false) => f.write_str("a conversion statement"),
-            (Some(_), false) => f.write_str(", or a conversion statement"),
+        let Converters { keys, threshold } = &self.converters;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        if self.ground.is_some() {
+            f.write_str(", or ")?;
+        }
+        match threshold {
+            1 => f.write_str("a conversion statement"),
+            _ => write!(f, "conversion statements by {threshold} of {} keys", keys.len()),
         }
     }
 }
@@ -84,6 +97,7 @@ struct Table {
     timeout_seconds: Option<u64>,
     #[serde(default)]
     statements: Vec<PathBuf>,
+    statements_threshold: Option<usize>,
     #[serde(default)]
     signed_as: Vec<String>,
 }
@@ -115,12 +129,24 @@ impl Reader<'_> {
             Scope::parse(scope).map_err(|problem| format!("signed_as has {scope:?}: {problem}"))
         });
         let signed_as = signed_as.collect::<Result<_, _>>()?;
-        let statements = self.keys("statements", &table.statements)?;
+        let converters = self.converters(&table)?;
         let ground = self.ground(table)?;
-        if ground.is_none() && statements.is_empty() {
+        if ground.is_none() && converters.keys.is_empty() {
             return Err("expected keys, keyless, exec or statements".to_owned());
         }
-        Ok(Rule::Require(Box::new(Requirement { ground, statements, signed_as })))
+        Ok(Rule::Require(Box::new(Requirement { ground, converters, signed_as })))
+    }
+
+    fn converters(&mut self, table: &Table) -> Result<Converters, String> {
+        let keys = self.keys("statements", &table.statements)?;
+        let threshold = match table.statements_threshold {
+            Some(_) if keys.is_empty() => {
+                return Err("statements_threshold is for statements".to_owned());
+            }
+            Some(threshold) => within("statements_threshold", threshold, keys.len())?,
+            None => 1,
+        };
+        Ok(Converters { keys, threshold })
     }
 
     fn ground(&mut self, table: Table) -> Result<Option<Ground>, String> {
@@ -134,14 +160,8 @@ impl Reader<'_> {
         match (keys.is_empty(), keyless, exec) {
             (true, None, None) => Ok(None),
             (false, None, None) => {
-                let threshold = threshold.unwrap_or(1);
                 let keys = self.keys("keys", &keys)?;
-                if !(1..=keys.len()).contains(&threshold) {
-                    let count = keys.len();
-                    return Err(format!(
-                        "threshold is {threshold}, expected 1 to {count}: its keys"
-                    ));
-                }
+                let threshold = within("threshold", threshold.unwrap_or(1), keys.len())?;
                 Ok(Some(Ground::Keys { keys, threshold }))
             }
             (true, Some(table), None) => {
@@ -201,6 +221,15 @@ impl Reader<'_> {
             }
         }
         hasher.finish()
+    }
+}
+
+/// A threshold that so many keys can reach.
+fn within(what: &str, threshold: usize, keys: usize) -> Result<usize, String> {
+    if (1..=keys).contains(&threshold) {
+        Ok(threshold)
+    } else {
+        Err(format!("{what} is {threshold}, expected 1 to {keys}: its keys"))
     }
 }
 

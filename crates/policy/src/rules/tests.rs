@@ -55,6 +55,11 @@ fn errors_name_the_rule_and_its_place() {
         ("default = { keys = ['/k/a.pub'], threshold = 2 }", "threshold is 2, expected 1 to 1"),
         ("default = { keys = ['/k/a.pub'], threshold = 0 }", "threshold is 0"),
         ("default = { exec = '/p', threshold = 1 }", "threshold is for keys"),
+        (
+            "default = { statements = ['/k/a.pub'], statements_threshold = 2 }",
+            "statements_threshold is 2, expected 1 to 1",
+        ),
+        ("default = { exec = '/p', statements_threshold = 1 }", "is for statements"),
         ("default = { keys = ['/k/a.pub'], exec = '/p' }", "one of keys, keyless and exec"),
         ("default = { exec = 'p' }", "expected an absolute path"),
         ("default = { keys = ['/k/a.pub'], timeout_seconds = 1 }", "timeout_seconds is for exec"),

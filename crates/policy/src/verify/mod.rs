@@ -12,7 +12,7 @@ use crate::{
     Conversion,
     evidence::Evidence,
     name::Asked,
-    rules::{Ground, Policy, Requirement, Rule},
+    rules::{Converters, Ground, Policy, Requirement, Rule},
     statement,
 };
 
@@ -233,10 +233,11 @@ fn conversions(
     evidence: &Evidence,
     reasons: &mut Vec<String>,
 ) -> Vec<Conversion> {
-    let mut found = Vec::new();
-    for bundle in evidence.bundles.iter().filter(|_| !requirement.statements.is_empty()) {
-        let stated = Document::Bundle(bundle).statement(&requirement.statements);
-        let Ok((_, statement)) = stated else { continue };
+    let Converters { keys, threshold } = &requirement.converters;
+    let mut found: Vec<(Conversion, BTreeSet<usize>)> = Vec::new();
+    for bundle in evidence.bundles.iter().filter(|_| !keys.is_empty()) {
+        let stated = Document::Bundle(bundle).statement(keys);
+        let Ok((signers, statement)) = stated else { continue };
         let Ok(Some(conversion)) = statement.conversion() else { continue };
         let is_subject = |subject: &crate::Subject| {
             let name = subject.name.as_deref().unwrap_or_default();
@@ -251,11 +252,20 @@ fn conversions(
                 "it was converted from {}, not from what the tag means",
                 source.digest
             ));
+        } else if let Some((_, converters)) =
+            found.iter_mut().find(|(known, _)| known.source == conversion.source)
+        {
+            converters.extend(signers);
         } else {
-            found.push(conversion);
+            found.push((conversion, signers.into_iter().collect()));
         }
     }
-    found
+    let most = found.iter().map(|(_, converters)| converters.len()).max();
+    if let Some(most) = most.filter(|most| most < threshold) {
+        reasons.push(format!("{most} of its converters stated the same conversion"));
+    }
+    found.retain(|(_, converters)| converters.len() >= *threshold);
+    found.into_iter().map(|(conversion, _)| conversion).collect()
 }
 
 #[cfg(test)]

@@ -225,6 +225,43 @@ fn a_conversion_takes_a_trusted_statement_and_a_signed_source() {
 }
 
 #[test]
+fn enough_converters_have_to_state_the_same_conversion() {
+    let (first, second, author) = (Signer::new(), Signer::new(), Signer::new());
+    let text = "default = 'reject'\n[images]\n'r.example/source' = { keys = ['/k/2'] }\n\
+                'r.example/a' = { statements = ['/k/0', '/k/1'], statements_threshold = 2 }\n";
+    let policy = policy(text, &[&first, &second, &author]);
+    let other_source = |number: u8| {
+        let mut conversion = conversion();
+        conversion.source.digest = digest(number);
+        conversion
+    };
+    let refusal_of = |statements: &[(&Signer, &Conversion)]| {
+        let mut evidence = author.simple("r.example/source", digest(2));
+        for (signer, conversion) in statements {
+            let name = "r.example/a".to_owned();
+            let statement = Statement::converted(name, digest(1), conversion).unwrap();
+            evidence.extend(signer.bundle(&statement));
+        }
+        refusal(&policy, &evidence)
+    };
+    let (good, bad) = (conversion(), other_source(5));
+    assert_eq!(refusal_of(&[(&first, &good), (&second, &good)]), None);
+    // They may have been made by different versions, with other options that change nothing.
+    let mut later = conversion();
+    later.converter.version = "2".to_owned();
+    assert_eq!(refusal_of(&[(&first, &good), (&second, &later)]), None);
+    for statements in [
+        &[(&first, &good)][..],
+        &[(&first, &good), (&first, &later)],
+        &[(&first, &good), (&author, &good)],
+        &[(&first, &good), (&second, &bad)],
+    ] {
+        let reason = refusal_of(statements).unwrap();
+        assert!(reason.contains("1 of its converters stated the same"), "{reason}");
+    }
+}
+
+#[test]
 fn keys_of_every_kind_verify_what_openssl_signed() {
     let directory = tempfile::tempdir().unwrap();
     let openssl = |arguments: &str| {

@@ -188,6 +188,10 @@ fn every_verb_that_stores_an_image_signs_it() {
     std::fs::write(lazuli.directory("upper").join("new"), "new").unwrap();
     lazuli.ok([&["commit", "upper", &image("committed"), "--base", &one], &sign[..]].concat());
     assert_eq!(signed(&image("committed")), (1, 1));
+    crate::bake::trace(&lazuli, &one, &[0]);
+    let optimized = image("optimized");
+    lazuli.ok([&["optimize", &one, &optimized, "--trace", "trace"], &sign[..]].concat());
+    assert_eq!(signed(&optimized), (1, 1));
     assert_eq!(signed(&one), (0, 0));
 }
 

@@ -82,6 +82,44 @@ fn a_node_runs_signed_images_and_conversions_of_them() {
     node.refuses(&image("other"), "/lazy");
 }
 
+/// Two converters that do not trust each other make the same image, and each says so.
+#[test]
+fn an_image_runs_when_enough_converters_state_that_they_made_it() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    lazuli.configure(&format!("policy = {:?}\n", lazuli.path("policy.toml")));
+    let registry = FakeRegistry::start().unwrap();
+    let node = Node { lazuli: &lazuli, host: registry.host() };
+    let [author, first, second] = ["author", "first", "second"].map(|it| Keys::p256(&lazuli, it));
+    let image = |name: &str| format!("{}/{name}:1", node.host);
+    let (ordinary, _) = in_registry(&lazuli, &registry);
+    node.policy(&[("app", "'accept'")]);
+    let source = image("source");
+    lazuli.ok(["convert", &ordinary, &source, "--keep-oci", "--sign", &author.private]);
+    let rule = "{ statements = ['DIR/first.pub', 'DIR/second.pub'], statements_threshold = 2 }";
+    let rules = [("source", AUTHOR), ("copied", "'accept'"), ("lazy", rule), ("elsewhere", rule)];
+    node.policy(&rules);
+
+    lazuli.ok(["convert", &source, &image("lazy"), "--sign", &first.private]);
+    let made = registry.manifest("lazy", "1").unwrap();
+    node.refuses(&image("lazy"), "1 of its converters stated the same conversion");
+    // The same converter once more is one.
+    lazuli.ok(["convert", &source, &image("lazy"), "--sign", &first.private]);
+    node.refuses(&image("lazy"), "1 of its converters stated the same conversion");
+    lazuli.ok(["convert", &source, &image("lazy"), "--sign", &second.private]);
+    assert!(registry.manifest("lazy", "1").unwrap() == made, "they made different images");
+    node.runs(&image("lazy"));
+
+    // The same bytes, of a source with another name: what is signed there counts for neither.
+    lazuli.ok(["copy", &source, &image("copied")]);
+    let elsewhere = image("elsewhere");
+    lazuli.ok(["convert", &source, &elsewhere, "--sign", &first.private]);
+    lazuli.ok(["convert", &image("copied"), &elsewhere, "--sign", &second.private]);
+    node.refuses(&elsewhere, "1 of its converters stated the same conversion");
+}
+
 #[test]
 fn a_converter_makes_nothing_of_a_source_that_may_not_run_there() {
     if !require(Feature::Root) || !require(Feature::Fuse) {

@@ -73,7 +73,7 @@ impl Node {
         let images = self.root.join("images");
         let remembering = self.remembering.start(images.clone(), self.cache.clone());
         let pull = async {
-            let opening = repository.request_policy().preconnect();
+            let preconnect = repository.request_policy().preconnect();
             let manifest = match self.recent.get(&name) {
                 Some(manifest) => manifest,
                 None => {
@@ -84,7 +84,7 @@ impl Node {
                     found.await?.into()
                 }
             };
-            opening.done().await;
+            preconnect.done().await;
             // Until there is a record of the mount.
             let pin = self.pins.pin(&images, manifest.digest);
             let is_started = self.images.is_started(&manifest.digest).await;

@@ -15,7 +15,10 @@ use lazuli_image::{
 use lazuli_registry::{self as registry, Repository};
 
 use super::{
-    DIFF_ID, ImageError, MANIFEST, Partial, StoredImage, begin, find_bootstrap, read, write,
+    StoredImage,
+    directory::{DIFF_ID, MANIFEST, Partial, read, write},
+    error::ImageError,
+    fetch::{begin, find_bootstrap},
 };
 
 /// Chain ids of the data layers of a lazy image, lowest first; `None` if it is an ordinary image.

@@ -16,6 +16,9 @@
 //! when it is opened, and fetched again.
 
 pub mod chain;
+mod directory;
+mod error;
+mod fetch;
 mod point_files;
 pub(crate) mod removed;
 mod rows;
@@ -27,118 +30,28 @@ pub(crate) use unpack::fuzz;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
 };
 
-use futures_util::future::join_all;
 use lazuli_image::{
-    Algorithm, Blob, Digest, FormatError,
+    Algorithm, Blob, Digest,
     oci::{Descriptor, Manifest, media_type},
-    rafs::{self, BlobRecord, Bootstrap, layout::MAX_ROWS},
+    rafs::{self, Bootstrap, layout::MAX_ROWS},
 };
-use lazuli_registry::{
-    self as registry, Pull, RegistryError, Repository, SmallBlob, into_blocking,
-    manifest::DOCUMENT_LIMIT,
-};
+use lazuli_registry::{self as registry, Repository};
 use lazuli_sys::mmap::Map;
 
-pub use self::unpack::UnpackError;
+pub(crate) use self::directory::{directories, sweep, sync};
+pub use self::{directory::bootstrap_path, error::ImageError, fetch::Fetched, unpack::UnpackError};
 use self::{
+    directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, read},
+    fetch::{Content, fill},
     point_files::Unusable,
-    rows::{Preconnect, Purpose},
-    tables::Tables,
+    rows::Purpose,
 };
-use crate::path_error::{At as _, PathError};
-
-/// Why an image cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    /// It could not be fetched.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// It is an ordinary image.
-    #[error(
-        "{image} is not a lazy image: no layer holds a bootstrap; convert it with `lazuli convert`, or index it with \
-         `lazuli index`, and set index.trust = \"repository\"; or, if a lazy image refers to it, list its \
-         repository in images.referrers"
-    )]
-    NotLazy {
-        /// The image.
-        image: String,
-    },
-    /// It is more than a lazy image.
-    #[error(
-        "{image} has ordinary layers on top of a lazy image: containerd can run it; for `lazuli` itself convert it with \
-         `lazuli convert` from what it was made of"
-    )]
-    LayersOnTop {
-        /// The image.
-        image: String,
-    },
-    /// Its bootstrap layer is damaged.
-    #[error("{image}: {source}")]
-    Unpack {
-        /// The image.
-        image: String,
-        /// What is wrong.
-        source: UnpackError,
-    },
-    /// Its bootstrap breaks the format.
-    #[error("{image} has an invalid bootstrap: {source}")]
-    Format {
-        /// The image.
-        image: String,
-        /// What is wrong, and where.
-        source: FormatError,
-    },
-    /// A blob of the bootstrap is not in the manifest, so its size and place are unknown.
-    #[error("{image}: its bootstrap needs blob {blob}, which its manifest does not list")]
-    UnlistedBlob {
-        /// The image.
-        image: String,
-        /// The blob.
-        blob: Digest,
-    },
-    /// Where its chunks are stored is said by tables that no digest covers, and they are wrong.
-    #[error(
-        "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
-    )]
-    Misplaced {
-        /// The image.
-        image: String,
-        /// The blob.
-        blob: Digest,
-        /// Where the tables came from.
-        place: String,
-        /// Which chunk is not where it should be.
-        problem: String,
-    },
-    /// A file of it on this node is damaged or missing.
-    #[error("{path}: {problem}")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The node's disk.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
-}
-
-impl From<PathError> for ImageError {
-    fn from(PathError { path, source }: PathError) -> Self {
-        ImageError::Io { path, source }
-    }
-}
+use crate::path_error::At as _;
 
 /// An image whose metadata is on this node.
 #[derive(Debug)]
@@ -161,21 +74,6 @@ pub struct StoredImage {
     /// ours.
     pub whole: bool,
 }
-
-/// What was fetched.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Fetched {
-    /// Bytes.
-    pub bytes: u64,
-    /// Requests.
-    pub requests: u64,
-}
-
-const MANIFEST: &str = "manifest.json";
-const CONFIG: &str = "config.json";
-const BOOTSTRAP: &str = "bootstrap";
-const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
-const DIFF_ID: &str = "layer.diff-id";
 
 impl StoredImage {
     /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless
@@ -264,11 +162,11 @@ impl StoredImage {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
         }
         let format = |source| ImageError::Format { image: manifest_digest.to_string(), source };
-        let (bootstrap, opening) = match rows::find(&manifest_digest, map.as_ref()) {
+        let (bootstrap, reservation) = match rows::find(&manifest_digest, map.as_ref()) {
             Some(bootstrap) => (bootstrap, None),
             None => {
                 let count = rafs::chunk_rows(map.as_ref()).map_err(format)?;
-                let opening = rows::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
+                let reservation = rows::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
                     let source = UnpackError::TooManyChunks { count, left };
                     ImageError::Unpack { image: manifest_digest.to_string(), source }
                 })?;
@@ -277,10 +175,10 @@ impl StoredImage {
                     let Unusable { path, problem } = unusable;
                     ImageError::Damaged { path, problem: problem.to_string() }
                 })?;
-                (Arc::new(bootstrap), Some(opening))
+                (Arc::new(bootstrap), Some(reservation))
             }
         };
-        let content = Content { manifest: raw, config, bootstrap, opening };
+        let content = Content { manifest: raw, config, bootstrap, reservation };
         Self::of(directory.to_owned(), manifest_digest, content)
     }
 
@@ -294,9 +192,9 @@ impl StoredImage {
             path: directory.join(name),
             problem: problem.to_owned(),
         };
-        let Content { manifest: raw, config, bootstrap, opening } = content;
+        let Content { manifest: raw, config, bootstrap, reservation } = content;
         rows::share(&manifest_digest, &bootstrap);
-        drop(opening);
+        drop(reservation);
         let manifest =
             Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;
         if !manifest.config.digest.matches(&config) {
@@ -346,278 +244,4 @@ impl StoredImage {
     pub fn bootstrap_path(&self) -> PathBuf {
         bootstrap_path(&self.directory)
     }
-}
-
-/// Waits until all of the image in `directory` is on the disk. A start does not: what a power cut
-/// leaves damaged is noticed and fetched again.
-pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
-    let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
-    let files = names.iter().map(|name| directory.join(name));
-    let points = point_files::found(directory).at(directory)?;
-    let files = files.chain(points).chain([directory.to_owned()]);
-    for path in files.chain(directory.parent().map(Path::to_owned)) {
-        let synced = File::open(&path).and_then(|file| file.sync_all());
-        synced.at(path)?;
-    }
-    Ok(())
-}
-
-/// Where an image's directory has the bootstrap.
-pub fn bootstrap_path(directory: &Path) -> PathBuf {
-    directory.join(BOOTSTRAP)
-}
-
-/// The directories in `images` of images that were fetched whole, in the order of their names.
-pub(crate) fn directories(images: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut directories = Vec::new();
-    for entry in fs::read_dir(images)? {
-        let entry = entry?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            directories.push(entry.path());
-        }
-    }
-    directories.sort();
-    Ok(directories)
-}
-
-/// Removes what pulls that never ended left in `images`. For its only user.
-pub(crate) fn sweep(images: &Path) {
-    for entry in fs::read_dir(images).into_iter().flatten().flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(PARTIAL.as_bytes())
-            && let Err(error) = fs::remove_dir_all(entry.path())
-        {
-            tracing::warn!(path = %entry.path().display(), %error, "cannot remove");
-        }
-    }
-}
-
-/// What an image's directory has.
-struct Content {
-    manifest: Vec<u8>,
-    config: Vec<u8>,
-    bootstrap: Arc<Bootstrap<Map>>,
-    /// Until others know of the bootstrap.
-    opening: Option<Preconnect>,
-}
-
-/// Fetches everything into `directory`, once the image is admitted.
-async fn fill<T, E: From<ImageError>>(
-    repository: &Arc<dyn Repository>,
-    manifest: &registry::Manifest,
-    directory: &Path,
-    fetched: &mut Fetched,
-    admission: impl Future<Output = Result<T, E>>,
-) -> Result<(Content, T), E> {
-    let base = manifest.parsed.lazy_base();
-    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
-    let path = directory.join(BOOTSTRAP);
-    let from = (&manifest.parsed, layer);
-    let bootstrap = async {
-        let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
-        let admitted = admitted?;
-        Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
-    };
-    // Both at the same time: a mount waits for one round trip less. Both to their ends: the
-    // directory goes if one fails, and the bootstrap is written to it by a thread that cannot be
-    // stop.
-    let config = repository.small_blob(&manifest.parsed.config);
-    let (config, bootstrap) = tokio::join!(config, bootstrap);
-    let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
-    let config = config.map_err(ImageError::from)?;
-    let Unpacked { bootstrap, opening, diff_id } = unpacked;
-    write(directory, MANIFEST, &manifest.raw)?;
-    write(directory, CONFIG, &config.content)?;
-    write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
-    let digest = Algorithm::Blake3.digest(bootstrap.bytes());
-    write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
-    fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
-    fetched.requests += config.requests + of_bootstrap.requests;
-    let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
-    let content =
-        Content { manifest, config, bootstrap: Arc::new(bootstrap), opening: Some(opening) };
-    Ok((content, admitted))
-}
-
-/// A bootstrap layer that is on its way, and the requests that this took.
-struct Begun {
-    reader: Box<dyn io::Read + Send>,
-    requests: u64,
-}
-
-/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
-/// arrives as it is read.
-async fn begin(repository: &dyn Pull, layer: &Descriptor) -> Result<Begun, RegistryError> {
-    if layer.size <= DOCUMENT_LIMIT {
-        let SmallBlob { content, requests } = repository.small_blob(layer).await?;
-        return Ok(Begun { reader: Box::new(io::Cursor::new(content)), requests });
-    }
-    let reader = repository.blob(&layer.digest, layer.size).await?;
-    let reader = Box::new(into_blocking(reader, tokio::runtime::Handle::current()));
-    Ok(Begun { reader, requests: 1 })
-}
-
-/// A bootstrap that was checked, and the digest of the tar that it came in.
-struct Unpacked {
-    bootstrap: Bootstrap<Map>,
-    opening: Preconnect,
-    diff_id: Digest,
-}
-
-/// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from
-/// whichever place has the right bytes.
-async fn find_bootstrap(
-    repository: &Arc<dyn Repository>,
-    from: (&Manifest, &Descriptor),
-    begun: Result<Begun, RegistryError>,
-    path: &Path,
-) -> Result<(Unpacked, Fetched), ImageError> {
-    let (_, layer) = from;
-    let mut fetched = Fetched::default();
-    let places = repository.clone().places();
-    let mut unpacked =
-        fetch_bootstrap(&**repository, &places, from, begun, path, &mut fetched).await;
-    let mut is_again = false;
-    // A mirror that broke off or had other bytes may not be the only place.
-    for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
-        let error = match &unpacked {
-            Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
-            Err(error @ ImageError::Misplaced { .. }) => error.to_string(),
-            // Of one place, unless all of them have been asked at first.
-            Err(ImageError::Registry(error)) if is_again => error.to_string(),
-            _ => break,
-        };
-        is_again = true;
-        tracing::warn!(
-            error,
-            place = place.describe(),
-            "fetching the bootstrap from another place"
-        );
-        match fs::remove_file(path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(ImageError::Io { path: path.to_owned(), source });
-            }
-            _ => {}
-        }
-        // Its tables, too, unless it has none.
-        let order = [&places[at..], &places[..at]].concat();
-        let begun = begin(&**place, layer).await;
-        unpacked = fetch_bootstrap(&**place, &order, from, begun, path, &mut fetched).await;
-    }
-    unpacked.map(|unpacked| (unpacked, fetched))
-}
-
-/// Unpacks the bootstrap from the layer to the new file `to`.
-async fn fetch_bootstrap(
-    repository: &dyn Pull,
-    places: &[Arc<dyn Pull>],
-    (manifest, layer): (&Manifest, &Descriptor),
-    begun: Result<Begun, RegistryError>,
-    to: &Path,
-    fetched: &mut Fetched,
-) -> Result<Unpacked, ImageError> {
-    let Begun { reader, requests } = begun?;
-    fetched.bytes += layer.size;
-    fetched.requests += requests;
-    let to = to.to_owned();
-    let image = repository.describe();
-    let failed = |error| match error {
-        UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
-        source => ImageError::Unpack { image: image.clone(), source },
-    };
-    let unpack = move || unpack::unpack(reader, &to);
-    let mut unpacked = blocking(unpack).await.map_err(failed)?;
-    let misplaced = |blob: Digest, place: &Arc<dyn Pull>, problem: String| {
-        let (image, place) = (repository.describe(), place.describe());
-        ImageError::Misplaced { image, blob, place, problem }
-    };
-    // Converters that make batches do not always send the tables along.
-    let mut unproven = Vec::new();
-    let wanted = unpacked.wanted();
-    let tables = wanted.iter().map(|(_, record)| tables::fetch(places, manifest, record));
-    for ((index, BlobRecord { blob, tail }), found) in wanted.iter().zip(join_all(tables).await) {
-        let Tables { bytes, place, is_checked, read } = found?;
-        fetched.bytes += read;
-        fetched.requests += 1;
-        let table = rafs::ci_table_of(&bytes, tail);
-        let table = table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?;
-        unpacked.give(*index, table);
-        unproven.extend((!is_checked).then_some((*index, blob.id, place)));
-    }
-    let diff_id = unpacked.diff_id();
-    let open = move || {
-        let (bootstrap, opening) = unpacked.open()?;
-        // Refuse a bad image here, where its name is known, and before anything of it is kept.
-        // Everything is walked once, since the kernel will believe what it says: all chunks that
-        // files refer to have to be in the chunk table, or they could not be checked.
-        rafs::check(&bootstrap).map_err(UnpackError::Format)?;
-        Ok(Unpacked { bootstrap, opening, diff_id })
-    };
-    let opened = blocking(open).await.map_err(|error| match (error, unproven.first()) {
-        (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
-            misplaced(*blob, place, error.to_string())
-        }
-        (error, _) => failed(error),
-    });
-    let unpacked = opened?;
-    for (index, id, place) in unproven {
-        let read = tables::prove(places, &unpacked.bootstrap.blobs()[usize::from(index.0)]).await?;
-        fetched.bytes += read.bytes;
-        fetched.requests += read.requests;
-        read.proof.map_err(|problem| misplaced(id, &place, problem))?;
-    }
-    Ok(unpacked)
-}
-
-/// Runs what would keep others from running.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
-) -> Result<T, UnpackError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
-}
-
-/// How the names of directories begin that are being filled.
-const PARTIAL: &str = ".partial-";
-
-/// A directory that is being filled; removed unless it is committed.
-struct Partial(PathBuf);
-
-impl Partial {
-    fn create(images: &Path) -> Result<Self, ImageError> {
-        use std::sync::atomic::{AtomicU64, Ordering};
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let path = images.join(format!("{PARTIAL}{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).at(&path)?;
-        Ok(Partial(path))
-    }
-
-    fn commit(self, to: &Path) -> Result<(), ImageError> {
-        match fs::rename(&self.0, to) {
-            // Another task fetched the same image meanwhile: its copy is as good.
-            Err(_) if to.exists() => Ok(()),
-            Err(source) => Err(ImageError::Io { path: to.to_owned(), source }),
-            Ok(()) => {
-                std::mem::forget(self);
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), ImageError> {
-    let path = directory.join(name);
-    let write = || io::Write::write_all(&mut File::create_new(&path)?, content);
-    Ok(write().at(&path)?)
-}
-
-fn read(directory: &Path, name: &str) -> Result<Vec<u8>, ImageError> {
-    let path = directory.join(name);
-    Ok(fs::read(&path).at(&path)?)
 }

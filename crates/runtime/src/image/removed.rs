@@ -10,7 +10,7 @@ use std::{
 
 use lazuli_image::{Algorithm, Digest, oci::Manifest};
 
-use super::{MANIFEST, PARTIAL, directories, read};
+use super::directory::{MANIFEST, PARTIAL, directories, read};
 
 const REMOVED: &str = "removed";
 

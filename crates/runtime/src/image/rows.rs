@@ -43,11 +43,11 @@ pub(super) enum Purpose {
 /// Rows of an image that is being opened. To be kept until [`share`].
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Preconnect(u64);
+pub(super) struct Reservation(u64);
 
 /// Makes sure that there is room for so many rows. To be called before they are read. `Err` has how
 /// many there may be.
-pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Preconnect, u64> {
+pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Reservation, u64> {
     let mut open = lock();
     let left = left_beside(
         open.images.iter().map(|(_, image)| image).map(rows_of).sum::<u64>() + open.opening,
@@ -56,7 +56,7 @@ pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Preconnect, u64> {
         return Err(left);
     }
     open.opening += rows;
-    Ok(Preconnect(rows))
+    Ok(Reservation(rows))
 }
 
 /// The most rows that an image may have beside others with so many.
@@ -90,7 +90,7 @@ fn lock() -> MutexGuard<'static, Open> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Preconnect {
+impl Drop for Reservation {
     fn drop(&mut self) {
         lock().opening -= self.0;
     }

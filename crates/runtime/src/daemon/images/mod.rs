@@ -53,14 +53,14 @@ impl Images {
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let repository = lazuli_registry::open(&name, &self.0.options(request))?;
         // It will be mounted if all is well.
-        let opening = repository.request_policy().preconnect();
+        let preconnect = repository.request_policy().preconnect();
         // A client that may not read the image learns it from its first blob.
         let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
         let manifest = match known {
             Some(manifest) => manifest,
             None => Arc::new(repository.manifest(None).await?),
         };
-        opening.done().await;
+        preconnect.done().await;
         stream::iter(data_of(&manifest))
             .map(|blob| {
                 let repository = repository.clone();

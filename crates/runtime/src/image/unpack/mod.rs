@@ -26,7 +26,7 @@ use self::{
 };
 use super::{
     point_files,
-    rows::{self, Preconnect, Purpose},
+    rows::{self, Purpose, Reservation},
 };
 
 /// How zstd begins, RFC 8878.
@@ -43,7 +43,7 @@ const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
 pub(super) struct Unpacked {
     path: PathBuf,
     bootstrap: Bootstrap<Map>,
-    opening: Preconnect,
+    reservation: Reservation,
     tables: Vec<(BlobIndex, Vec<u8>)>,
     diff_id: Digest,
 }
@@ -68,15 +68,15 @@ impl Unpacked {
     }
 
     /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
-    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Preconnect), UnpackError> {
-        let Unpacked { path, mut bootstrap, mut opening, tables, .. } = self;
+    pub(super) fn open(self) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
+        let Unpacked { path, mut bootstrap, mut reservation, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
-            drop((bootstrap, opening));
+            drop((bootstrap, reservation));
             let Placed { at, table, points } = placed;
             File::options().write(true).open(&path)?.write_all_at(&table, at)?;
             point_files::write(&path, &points)?;
-            (bootstrap, opening) = open(&path)?.map_err(UnpackError::Format)?;
+            (bootstrap, reservation) = open(&path)?.map_err(UnpackError::Format)?;
         }
         let attached = point_files::attach(&path, &mut bootstrap);
         attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
@@ -90,7 +90,7 @@ impl Unpacked {
                 })?;
             }
         }
-        Ok((bootstrap, opening))
+        Ok((bootstrap, reservation))
     }
 }
 
@@ -103,11 +103,12 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     let unpacked = search(&mut layer, to, &mut tables);
     io::copy(&mut layer, &mut io::sink())?;
     let (opened, diff_id) = unpacked?;
-    let (bootstrap, opening) = opened.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
-    Ok(Unpacked { path: to.to_owned(), bootstrap, opening, tables, diff_id })
+    let (bootstrap, reservation) =
+        opened.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
+    Ok(Unpacked { path: to.to_owned(), bootstrap, reservation, tables, diff_id })
 }
 
-type Opened = Result<(Bootstrap<Map>, Preconnect), FormatError>;
+type Opened = Result<(Bootstrap<Map>, Reservation), FormatError>;
 
 /// Computes the digest of what is read.
 struct Hashed<R> {
@@ -190,7 +191,7 @@ fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
         // Only what was translated here may do without the tables of v6.
-        let own = |opened: (Bootstrap<Map>, Preconnect)| match opened.0.version() {
+        let own = |opened: (Bootstrap<Map>, Reservation)| match opened.0.version() {
             6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
         };
@@ -211,9 +212,9 @@ fn parse(map: Map) -> Result<Opened, UnpackError> {
         Ok(count) => count,
         Err(error) => return Ok(Err(error)),
     };
-    let opening = rows::reserve(count.min(MAX_ROWS), Purpose::New)
+    let reservation = rows::reserve(count.min(MAX_ROWS), Purpose::New)
         .map_err(|left| UnpackError::TooManyChunks { count, left })?;
-    Ok(Bootstrap::open(map).map(|bootstrap| (bootstrap, opening)))
+    Ok(Bootstrap::open(map).map(|bootstrap| (bootstrap, reservation)))
 }
 
 #[cfg(fuzzing)]

@@ -88,8 +88,16 @@ pub struct Session {
     link: Arc<Link>,
     /// Whether readers are answered.
     pub(super) listening: AtomicBool,
-    /// Whether an earlier process may have marked files, in whatever groups.
-    is_resumed: bool,
+    earlier: Earlier,
+}
+
+/// Whether files may have marks already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    /// The groups are new.
+    None,
+    /// A process before this one may have marked files, in any of its groups.
+    Process,
 }
 
 /// What an earlier process of the same keeper left.
@@ -135,7 +143,7 @@ impl Session {
     pub fn start(link: &Arc<Link>) -> Result<Arc<Self>, SessionError> {
         let group = Group::new().map_err(SessionError::Listen)?;
         let journal = Journal::create().map_err(SessionError::Listen)?;
-        Self::new(link, group, journal, false)
+        Self::new(link, group, journal, Earlier::None)
     }
 
     /// Goes on for a process that died. No reader is answered before [`Session::listen`], after
@@ -149,7 +157,7 @@ impl Session {
         handover: Handover,
     ) -> Result<(Arc<Self>, Vec<Unanswered>), SessionError> {
         let Handover { group, groups, journal, unanswered } = handover;
-        let session = Self::new(link, group.into(), journal, true)?;
+        let session = Self::new(link, group.into(), journal, Earlier::Process)?;
         for (name, group) in groups {
             session.groups.resume(name, group).map_err(SessionError::Listen)?;
         }
@@ -164,7 +172,7 @@ impl Session {
         link: &Arc<Link>,
         group: Group,
         journal: Journal,
-        is_resumed: bool,
+        earlier: Earlier,
     ) -> Result<Arc<Self>, SessionError> {
         // Each reader that waits holds a descriptor of ours.
         let descriptors = raise_descriptors().map_err(SessionError::Listen)?;
@@ -176,7 +184,7 @@ impl Session {
             runtime: Handle::current(),
             link: link.clone(),
             listening: AtomicBool::new(false),
-            is_resumed,
+            earlier,
         }))
     }
 
@@ -249,7 +257,7 @@ impl Session {
         let Some(before) = &mut watched.marked else {
             let held = self.link.hold(name(id), watched.blob.clone());
             channel.group.mark(file)?;
-            if self.is_resumed {
+            if self.earlier == Earlier::Process {
                 let others = self.groups.all();
                 let others = others.iter().filter(|other| !Arc::ptr_eq(other, &channel));
                 // Fails where there is none.

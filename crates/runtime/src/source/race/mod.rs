@@ -53,6 +53,15 @@ pub(crate) struct Answer {
 /// What an attempt brings, with the room that it takes.
 type Brought = Result<(Bytes, Permit), SourceError>;
 
+/// Which places may be asked next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Among {
+    /// Those that did well lately.
+    Well,
+    /// Any, if none did well.
+    All,
+}
+
 struct Candidate<'a> {
     place: &'a Arc<TrackedSource>,
     /// Since the last pause.
@@ -94,7 +103,7 @@ pub(crate) async fn read(
         pause: FIRST_PAUSE,
         paused: false,
     };
-    if !race.ask_next(true) && !race.pause() {
+    if !race.ask_next(Among::All) && !race.pause() {
         return Err(race.give_up(begun));
     }
     loop {
@@ -112,7 +121,7 @@ pub(crate) async fn read(
                 if race.candidates.iter().all(|candidate| candidate.hopeless) {
                     return Err(race.failures());
                 }
-                if !race.ask_next(true) && !race.pause() {
+                if !race.ask_next(Among::All) && !race.pause() {
                     return Err(race.give_up(begun));
                 }
             }
@@ -122,7 +131,7 @@ pub(crate) async fn read(
                 race.reconsider();
                 if !race.makes_progress() {
                     race.candidates.iter_mut().for_each(|candidate| candidate.asked = false);
-                    race.ask_next(true);
+                    race.ask_next(Among::All);
                 }
                 if race.attempts.is_idle() && !race.pause() {
                     return Err(race.give_up(begun));
@@ -133,9 +142,9 @@ pub(crate) async fn read(
 }
 
 impl<'a> Race<'a> {
-    /// Asks the next place: the first one that is well or, if none is at all and `any` allows it,
-    /// the first of the others.
-    fn ask_next(&mut self, any: bool) -> bool {
+    /// Asks the next place: the first one that is well or, if none is at all and it may be any, the
+    /// first of the others.
+    fn ask_next(&mut self, among: Among) -> bool {
         let now = Instant::now();
         let open = |candidate: &&Candidate<'_>| !candidate.hopeless && candidate.under_way == 0;
         let ready = |candidate: &Candidate<'_>| {
@@ -146,7 +155,9 @@ impl<'a> Race<'a> {
         let well = |candidate: &Candidate<'_>| candidate.place.is_well();
         let next = self.candidates.iter().position(|c| ready(c) && well(c)).or_else(|| {
             let none_is_well = !self.candidates.iter().filter(open).any(well);
-            (any && none_is_well).then(|| self.candidates.iter().position(ready)).flatten()
+            (among == Among::All && none_is_well)
+                .then(|| self.candidates.iter().position(ready))
+                .flatten()
         });
         if let Some(next) = next {
             self.ask(next);
@@ -200,13 +211,13 @@ impl<'a> Race<'a> {
         match lateness {
             Lateness::VeryLate => {
                 let is_only = self.candidates[attempt.server].under_way == 1;
-                if idle && !self.ask_next(true) && is_only {
+                if idle && !self.ask_next(Among::All) && is_only {
                     self.ask(attempt.server);
                 }
             }
             Lateness::Late => {
                 if idle {
-                    self.ask_next(false);
+                    self.ask_next(Among::Well);
                 }
                 let rest = LAST_HEDGE_AFTER.saturating_sub(hedge_after);
                 self.attempts.look_after(number, rest, Lateness::VeryLate);

@@ -1,0 +1,224 @@
+//! Fetching the metadata of an image.
+
+use std::{fs, io, path::Path, sync::Arc};
+
+use futures_util::future::join_all;
+use lazuli_image::{
+    Algorithm, Digest,
+    oci::{Descriptor, Manifest},
+    rafs::{self, BlobRecord, Bootstrap},
+};
+use lazuli_registry::{
+    self as registry, Pull, RegistryError, Repository, SmallBlob, into_blocking,
+    manifest::DOCUMENT_LIMIT,
+};
+use lazuli_sys::mmap::Map;
+
+use super::{
+    directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, DIFF_ID, MANIFEST, write},
+    error::ImageError,
+    rows::Reservation,
+    tables::{self, Tables},
+    unpack::{self, UnpackError},
+};
+
+/// What was fetched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fetched {
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
+/// What an image's directory has.
+pub(super) struct Content {
+    pub(super) manifest: Vec<u8>,
+    pub(super) config: Vec<u8>,
+    pub(super) bootstrap: Arc<Bootstrap<Map>>,
+    /// Until others know of the bootstrap.
+    pub(super) reservation: Option<Reservation>,
+}
+
+/// Fetches everything into `directory`, once the image is admitted.
+pub(super) async fn fill<T, E: From<ImageError>>(
+    repository: &Arc<dyn Repository>,
+    manifest: &registry::Manifest,
+    directory: &Path,
+    fetched: &mut Fetched,
+    admission: impl Future<Output = Result<T, E>>,
+) -> Result<(Content, T), E> {
+    let base = manifest.parsed.lazy_base();
+    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
+    let path = directory.join(BOOTSTRAP);
+    let from = (&manifest.parsed, layer);
+    let bootstrap = async {
+        let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
+        let admitted = admitted?;
+        Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
+    };
+    // Both at the same time: a mount waits for one round trip less. Both to their ends: the
+    // directory goes if one fails, and the bootstrap is written to it by a thread that cannot be
+    // stopped.
+    let config = repository.small_blob(&manifest.parsed.config);
+    let (config, bootstrap) = tokio::join!(config, bootstrap);
+    let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
+    let config = config.map_err(ImageError::from)?;
+    let Unpacked { bootstrap, reservation, diff_id } = unpacked;
+    write(directory, MANIFEST, &manifest.raw)?;
+    write(directory, CONFIG, &config.content)?;
+    write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
+    let digest = Algorithm::Blake3.digest(bootstrap.bytes());
+    write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
+    fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
+    fetched.requests += config.requests + of_bootstrap.requests;
+    let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
+    let content = Content {
+        manifest,
+        config,
+        bootstrap: Arc::new(bootstrap),
+        reservation: Some(reservation),
+    };
+    Ok((content, admitted))
+}
+
+/// A bootstrap layer that is on its way, and the requests that this took.
+pub(super) struct Begun {
+    reader: Box<dyn io::Read + Send>,
+    requests: u64,
+}
+
+/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
+/// arrives as it is read.
+pub(super) async fn begin(
+    repository: &dyn Pull,
+    layer: &Descriptor,
+) -> Result<Begun, RegistryError> {
+    if layer.size <= DOCUMENT_LIMIT {
+        let SmallBlob { content, requests } = repository.small_blob(layer).await?;
+        return Ok(Begun { reader: Box::new(io::Cursor::new(content)), requests });
+    }
+    let reader = repository.blob(&layer.digest, layer.size).await?;
+    let reader = Box::new(into_blocking(reader, tokio::runtime::Handle::current()));
+    Ok(Begun { reader, requests: 1 })
+}
+
+/// A bootstrap that was checked, and the digest of the tar that it came in.
+pub(super) struct Unpacked {
+    bootstrap: Bootstrap<Map>,
+    reservation: Reservation,
+    pub(super) diff_id: Digest,
+}
+
+/// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from
+/// whichever place has the right bytes.
+pub(super) async fn find_bootstrap(
+    repository: &Arc<dyn Repository>,
+    from: (&Manifest, &Descriptor),
+    begun: Result<Begun, RegistryError>,
+    path: &Path,
+) -> Result<(Unpacked, Fetched), ImageError> {
+    let (_, layer) = from;
+    let mut fetched = Fetched::default();
+    let places = repository.clone().places();
+    let mut unpacked =
+        fetch_bootstrap(&**repository, &places, from, begun, path, &mut fetched).await;
+    let mut is_again = false;
+    // A mirror that broke off or had other bytes may not be the only place.
+    for (at, place) in places.iter().enumerate().filter(|_| places.len() > 1) {
+        let error = match &unpacked {
+            Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
+            Err(error @ ImageError::Misplaced { .. }) => error.to_string(),
+            // Of one place, unless all of them have been asked at first.
+            Err(ImageError::Registry(error)) if is_again => error.to_string(),
+            _ => break,
+        };
+        is_again = true;
+        tracing::warn!(
+            error,
+            place = place.describe(),
+            "fetching the bootstrap from another place"
+        );
+        match fs::remove_file(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(ImageError::Io { path: path.to_owned(), source });
+            }
+            _ => {}
+        }
+        // Its tables, too, unless it has none.
+        let order = [&places[at..], &places[..at]].concat();
+        let begun = begin(&**place, layer).await;
+        unpacked = fetch_bootstrap(&**place, &order, from, begun, path, &mut fetched).await;
+    }
+    unpacked.map(|unpacked| (unpacked, fetched))
+}
+
+/// Unpacks the bootstrap from the layer to the new file `to`.
+async fn fetch_bootstrap(
+    repository: &dyn Pull,
+    places: &[Arc<dyn Pull>],
+    (manifest, layer): (&Manifest, &Descriptor),
+    begun: Result<Begun, RegistryError>,
+    to: &Path,
+    fetched: &mut Fetched,
+) -> Result<Unpacked, ImageError> {
+    let Begun { reader, requests } = begun?;
+    fetched.bytes += layer.size;
+    fetched.requests += requests;
+    let to = to.to_owned();
+    let image = repository.describe();
+    let failed = |error| match error {
+        UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
+        source => ImageError::Unpack { image: image.clone(), source },
+    };
+    let unpack = move || unpack::unpack(reader, &to);
+    let mut unpacked = blocking(unpack).await.map_err(failed)?;
+    let misplaced = |blob: Digest, place: &Arc<dyn Pull>, problem: String| {
+        let (image, place) = (repository.describe(), place.describe());
+        ImageError::Misplaced { image, blob, place, problem }
+    };
+    // Converters that make batches do not always send the tables along.
+    let mut unproven = Vec::new();
+    let wanted = unpacked.wanted();
+    let tables = wanted.iter().map(|(_, record)| tables::fetch(places, manifest, record));
+    for ((index, BlobRecord { blob, tail }), found) in wanted.iter().zip(join_all(tables).await) {
+        let Tables { bytes, place, is_checked, read } = found?;
+        fetched.bytes += read;
+        fetched.requests += 1;
+        let table = rafs::ci_table_of(&bytes, tail);
+        let table = table.map_err(|error| misplaced(blob.id, &place, error.to_string()))?;
+        unpacked.give(*index, table);
+        unproven.extend((!is_checked).then_some((*index, blob.id, place)));
+    }
+    let diff_id = unpacked.diff_id();
+    let open = move || {
+        let (bootstrap, reservation) = unpacked.open()?;
+        // Refuse a bad image here, where its name is known, and before anything of it is kept.
+        // Everything is walked once, since the kernel will believe what it says: all chunks that
+        // files refer to have to be in the chunk table, or they could not be checked.
+        rafs::check(&bootstrap).map_err(UnpackError::Format)?;
+        Ok(Unpacked { bootstrap, reservation, diff_id })
+    };
+    let opened = blocking(open).await.map_err(|error| match (error, unproven.first()) {
+        (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
+            misplaced(*blob, place, error.to_string())
+        }
+        (error, _) => failed(error),
+    });
+    let unpacked = opened?;
+    for (index, id, place) in unproven {
+        let read = tables::prove(places, &unpacked.bootstrap.blobs()[usize::from(index.0)]).await?;
+        fetched.bytes += read.bytes;
+        fetched.requests += read.requests;
+        read.proof.map_err(|problem| misplaced(id, &place, problem))?;
+    }
+    Ok(unpacked)
+}
+
+/// Runs what would keep others from running.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
+) -> Result<T, UnpackError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
+}

@@ -1,4 +1,4 @@
-//! How chunks are compressed.
+//! Chunk compression.
 
 use std::{fmt, io};
 

@@ -1,4 +1,4 @@
-//! What is wrong with an image, and where.
+//! Errors of the format: which structure, where, and what is wrong.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a lazy image is.
+//! The format of lazy images.
 //!
 //! This crate holds the vocabulary that every other crate speaks: [digests](digest), the two
 //! address spaces of a blob ([`Stored`] and [`Decoded`]), [chunks](chunk), [codecs](codec), the

@@ -1,4 +1,4 @@
-//! How containerd asks: its snapshot service on a Unix socket.
+//! containerd's snapshot service on a Unix socket.
 //!
 //! Ordinary images are kept exactly as containerd's own overlayfs snapshotter keeps them. A lazy
 //! image is one mount: its data layers are said to be here without having been fetched, its

@@ -1,4 +1,4 @@
-//! containerd's requests, in its words.
+//! The gRPC service: containerd's requests and answers.
 
 use std::pin::Pin;
 

@@ -1,4 +1,4 @@
-//! What the heap keeps of memory that was freed.
+//! Gives freed memory back to the kernel.
 
 /// Bytes of a block that is not kept, and of free memory at the end of the heap that is.
 #[cfg(target_env = "gnu")]

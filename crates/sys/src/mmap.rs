@@ -1,4 +1,4 @@
-//! Read-only view of a file.
+//! A read-only view of a file.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! What is in memory, of this process and of files.
+//! Pages in memory, of this process and of files.
 
 use std::{
     fs, io,

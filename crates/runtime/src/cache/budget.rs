@@ -1,4 +1,4 @@
-//! How much of the disk the cache takes, and what goes when that is too much.
+//! The cache's disk budget, and eviction to stay within it.
 //!
 //! First whole blobs that no image in use has, the one whose last use is longest ago first; then
 //! chunks of blobs in use, of images that have more than their share first, by when they were asked

@@ -1,4 +1,4 @@
-//! Time that passes while this process runs.
+//! A clock that hardly moves while the process is stopped.
 //!
 //! Between its look at what is ready and its answer a thread of ours may be stopped together with
 //! the whole process: by a signal, a debugger, a freezer. When all goes on, eviction must not find

@@ -1,4 +1,4 @@
-//! The bytes of blobs that are on this node.
+//! The node's cache of decoded blobs.
 //!
 //! ```text
 //! <dir>/lock                                 held by the one process that uses the directory

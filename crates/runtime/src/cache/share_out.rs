@@ -1,4 +1,4 @@
-//! Which chunks go when images have more on the disk than they may.
+//! Chooses chunks to evict when images exceed their share.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a worker does about the mounts of the one before it.
+//! Takes over the mounts of the worker before.
 //!
 //! Usually nothing happened in between: the keeper held the fanotify group, and readers waited.
 //! Only when keeper and worker died together was there a gap, in which the kernel let readers

@@ -1,4 +1,4 @@
-//! What one mount point holds on to.
+//! The mount at one mount point.
 
 use std::{io, path::Path, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Which driver a mount gets.
+//! Chooses the driver of a mount.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The cache as the FUSE driver asks it.
+//! The cache behind FUSE mounts.
 
 use std::{fs, io, ops::Range, sync::Arc};
 

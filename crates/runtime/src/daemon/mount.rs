@@ -1,4 +1,4 @@
-//! Mounting images, and taking mounts away.
+//! Mounts images, and takes mounts away.
 
 use std::{io, path::Path, sync::Arc};
 

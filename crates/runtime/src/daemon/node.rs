@@ -1,4 +1,4 @@
-//! What a node serves: images, their mounts, and the requests that change them.
+//! The state of one root directory.
 
 use std::{
     fs::{self, DirBuilder},

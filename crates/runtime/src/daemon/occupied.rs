@@ -1,4 +1,4 @@
-//! What mounted images take on the disk, for containerd, which tells the kubelet.
+//! Disk usage of mounted images, which containerd reports to the kubelet.
 
 use std::{
     collections::{HashMap, HashSet},

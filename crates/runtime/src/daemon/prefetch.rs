@@ -1,4 +1,4 @@
-//! Fetching whole images on request.
+//! Fetches whole images on request.
 //!
 //! A client asks again and again how far it is, so that nothing is lost when a worker dies: the
 //! next one begins where it was.

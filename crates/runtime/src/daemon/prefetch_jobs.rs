@@ -1,4 +1,4 @@
-//! Prefetches of whole images that go on, and those that ended a moment ago.
+//! Prefetches under way, and those that ended a moment ago.
 
 use std::{
     collections::HashMap,

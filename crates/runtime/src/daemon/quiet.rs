@@ -1,4 +1,4 @@
-//! What happens to a mount when its readers have been quiet for a time.
+//! Work on a mount once its readers have been quiet for a time.
 
 use std::{
     sync::{Arc, Weak},

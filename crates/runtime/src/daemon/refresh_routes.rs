@@ -1,4 +1,4 @@
-//! Looks again and again how the registries of images in use are reached.
+//! Keeps the routes of images in use current.
 
 use std::{sync::Weak, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What the cache has of images that are not mounted.
+//! Finds what the cache has of images that are not mounted.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,4 +1,4 @@
-//! How the blobs of an image that is in use are reached.
+//! Routes to the blobs of images in use.
 //!
 //! What containerd was told about registries may change while containers run: a certificate is
 //! renewed, a mirror comes or goes. So it is looked at every few seconds, and images take other

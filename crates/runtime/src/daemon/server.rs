@@ -1,4 +1,4 @@
-//! The control socket's serving end.
+//! The server of the control socket.
 
 use std::{io, sync::Arc};
 

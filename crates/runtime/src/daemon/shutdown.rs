@@ -1,4 +1,4 @@
-//! How a worker ends, for good or for a successor.
+//! Ends a worker, for good or for a successor.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What the daemon says about itself.
+//! Answers `lazuli status`.
 
 use super::{
     DaemonError,

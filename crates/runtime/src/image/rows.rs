@@ -1,4 +1,4 @@
-//! How many chunks all images in memory have together.
+//! Bounds the chunks of all images in memory together.
 //!
 //! Each row of a chunk table takes about 90 bytes for as long as its image is open, so a client
 //! that makes images must not choose how many there are: one image may have [`MAX_ROWS`], and all

@@ -1,4 +1,4 @@
-//! What keeps readers waiting, instead of reading holes, when the process that serves them dies.
+//! Keeps readers waiting, instead of reading holes, when the process that serves them dies.
 //!
 //! ```text
 //!             listens: keeper.sock ◀── successor: lazuli daemon --takeover

@@ -1,4 +1,4 @@
-//! The keeper's life: it waits for one of its few peers to say something, or for a worker to die.
+//! The keeper's event loop: messages of its peers, and deaths of workers.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! One keeper after another, while readers go on.
+//! Replaces a keeper while readers go on.
 //!
 //! ```text
 //! successor                     old keeper                 old worker

@@ -1,4 +1,4 @@
-//! What keeper, worker and successor say to each other.
+//! The protocol between keeper, worker and successor.
 //!
 //! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte that says what it is,
 //! text in UTF-8, and at most one descriptor. Two versions of the program speak this to each other

@@ -1,4 +1,4 @@
-//! The kernel's page cache, as far as it may hold what it should not.
+//! Drops pages from the kernel's page cache.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,4 @@
-//! Fetching chunks in a given order before readers ask for them.
+//! Fetches chunks in a given order before readers ask for them.
 //!
 //! What is wanted first is asked for first, in windows: chunks of one window that lie near each
 //! other share a request, and as many windows are under way as the link carries. Waiting readers

@@ -1,4 +1,4 @@
-//! What starts of one image teach about others.
+//! Lessons: what starts of one image teach about others.
 //!
 //! ```text
 //! start is over ─▶ lesson: paths and marks of chunks ─┬─▶ of the repository ─▶ its next version, here and elsewhere

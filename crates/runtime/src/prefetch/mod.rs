@@ -1,4 +1,4 @@
-//! Fetching what readers are going to ask for.
+//! Prefetching: fetches what readers are going to ask for.
 //!
 //! ```text
 //! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ lessons and guess

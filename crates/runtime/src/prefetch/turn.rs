@@ -1,4 +1,4 @@
-//! One image at a time, but none that a registry keeps waiting.
+//! Background work takes turns by image, and a stuck image loses its turn.
 
 use std::{pin::pin, time::Duration};
 

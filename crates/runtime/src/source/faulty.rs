@@ -1,4 +1,4 @@
-//! A source that does what it is told to do wrong.
+//! A source that fails as told.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! Where blobs come from.
+//! Sources of blobs.
 //!
 //! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything
 //! above sees the trait alone. `race` reads from several of them, and is the only one that repeats

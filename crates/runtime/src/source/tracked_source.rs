@@ -1,4 +1,4 @@
-//! One of the places that a blob can be read from.
+//! A source of one blob, with its health and its limits.
 
 use std::{
     ops::Range,

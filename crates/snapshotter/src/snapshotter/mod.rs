@@ -1,4 +1,4 @@
-//! What is done for each request.
+//! Carries out containerd's requests.
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The question of every driver: bring a range, and return when it is there.
+//! Every driver's question: bring a range, and return when it is there.
 //!
 //! ```text
 //! kernel ─▶ ensure ─▶ plan (pure) ─▶ fetch ─▶ commit ─▶ ready

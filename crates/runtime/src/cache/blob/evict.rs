@@ -1,4 +1,4 @@
-//! Giving up chunks that have not been read for long, under a mounted image.
+//! Evicts chunks that have not been read for long, under a mounted image.
 //!
 //! A bit that is cleared is seen by every reader that asks. A reader that has asked already and was
 //! let through may still be on the way to the page, and cannot be called back. So chunks are given

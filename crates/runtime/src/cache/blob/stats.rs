@@ -1,4 +1,4 @@
-//! What is counted about a blob.
+//! Counters of a blob.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

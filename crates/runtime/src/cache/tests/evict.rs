@@ -1,4 +1,4 @@
-//! What is given up, in which order, and what never is.
+//! Eviction: which chunks go, in which order, and which never do.
 
 use std::{
     io,

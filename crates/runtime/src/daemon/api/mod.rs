@@ -1,4 +1,4 @@
-//! What the daemon is asked and what it answers.
+//! The protocol of the control socket.
 //!
 //! One JSON object per line in each direction over the Unix socket `daemon.sock` in the root
 //! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,

@@ -1,4 +1,4 @@
-//! What `lazuli status` shows.
+//! The answer to `lazuli status`.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! What the kernel is answered about blobs.
+//! Answers the kernel's requests about blobs.
 
 use std::{
     os::unix::fs::FileExt as _,

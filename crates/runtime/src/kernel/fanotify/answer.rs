@@ -1,4 +1,4 @@
-//! Where readers are answered.
+//! Answers to readers.
 
 use std::{
     io,

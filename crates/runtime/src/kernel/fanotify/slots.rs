@@ -1,4 +1,4 @@
-//! Which readers may wait when not all of them can.
+//! Slots for waiting readers, shared out by image.
 //!
 //! Each event that waits for data holds a descriptor, and the kernel denies an event for which
 //! there is none. So a process lets some number of events wait, its slots, and leaves the others in

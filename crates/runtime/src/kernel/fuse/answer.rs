@@ -1,4 +1,4 @@
-//! How requests of the kernel are answered.
+//! Answers the kernel's FUSE requests.
 
 use std::{
     os::fd::AsRawFd as _,

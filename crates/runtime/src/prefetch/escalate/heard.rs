@@ -1,4 +1,4 @@
-//! What readers of an image touch and miss, as its blobs tell it.
+//! Hears what readers of an image touch and miss.
 
 use std::{
     mem,

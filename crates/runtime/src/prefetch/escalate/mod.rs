@@ -1,4 +1,4 @@
-//! A start that nothing foresaw takes the link's whole width, for what it most likely reads next.
+//! Escalation: an unforeseen start may use the whole link for what it most likely reads next.
 //!
 //! ```text
 //! miss of a chunk that is neither here, nor on its way, nor foreseen

@@ -1,4 +1,4 @@
-//! The helper's own life.
+//! The helper's event loop.
 
 use std::{
     collections::HashMap,

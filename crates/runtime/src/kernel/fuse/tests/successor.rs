@@ -1,4 +1,4 @@
-//! What a process leaves, and what the next one makes of it.
+//! Handover: a process leaves requests, the next one answers them.
 
 use std::{
     fs::{self, File},

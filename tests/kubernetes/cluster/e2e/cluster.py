@@ -134,15 +134,21 @@ class Cluster:
         """Whether systemd says so."""
         return self.node.sh("systemctl is-active lazuli || true") == "active"
 
-    def restart_containerd(self):
-        """Restarts it, and waits until the kubelet finds it again."""
+    def restart_runtime(self):
+        """Restarts containerd."""
         self.node.run("systemctl", "restart", "containerd")
         wait(60, "containerd", lambda: self.node.run("ctr", "version"))
+
+    def restart_containerd(self):
+        """Restarts it, and waits until the kubelet finds it again."""
+        self.restart_runtime()
         wait(60, "the node to be Ready", self.node_is_ready)
 
     def remove_image(self, name):
-        """Removes an image from containerd by name and digests."""
-        self.node.sh(f"ctr -n k8s.io images ls -q | grep -F '{name}' | xargs -r ctr -n k8s.io images rm --sync > /dev/null")
+        """Removes the images whose names begin so from containerd."""
+        images = [image for image in self.node.run("ctr", "-n", "k8s.io", "images", "ls", "-q").split() if image.startswith(name)]
+        if images:
+            self.node.run("ctr", "-n", "k8s.io", "images", "rm", "--sync", *images)
 
     def explain(self):
         """Prints what helps to understand a failure."""

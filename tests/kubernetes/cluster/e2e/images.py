@@ -1,7 +1,6 @@
 """Images for the scenarios, in the node's registries."""
 
 import io
-import json
 import shutil
 import tarfile
 
@@ -84,13 +83,3 @@ class Images:
         shutil.rmtree(layout)
         layer.unlink()
         return target
-
-    def requests(self):
-        """How many requests the open registry has answered."""
-        log = self.node.sh("journalctl --unit registry@open --output cat --no-pager | grep -c 'response completed' || true")
-        return int(log)
-
-
-def manifest(text):
-    """A JSON document of a registry."""
-    return json.loads(text)

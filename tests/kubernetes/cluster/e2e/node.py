@@ -126,7 +126,7 @@ class Node:
 
     def inside(self, *command, environment=()):
         """A command line that runs `command` in the node."""
-        return ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--wd=/", "--",
+        return ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--",
                 "env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/opt/lazuli/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
                 "KUBECONFIG=/etc/kubernetes/admin.conf", *environment, *command]
 

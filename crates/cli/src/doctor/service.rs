@@ -4,11 +4,11 @@ use anyhow::Result;
 use lazuli_runtime::daemon::{Client, Status};
 
 use super::{Node, Row};
-use crate::{Session, commands::status};
+use crate::{Session, daemon};
 
 /// Asks the daemon, which is not started for it.
 pub(crate) fn status(session: &Session) -> Result<Status> {
-    status::fetch(&mut Client::connect(&session.root)?)
+    daemon::status(&mut Client::connect(&session.root)?)
 }
 
 pub(super) fn daemon(node: &Node<'_>) -> Option<Row> {

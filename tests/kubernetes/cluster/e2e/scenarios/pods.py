@@ -16,8 +16,8 @@ def cold_and_warm(cluster):
     warm = cluster.run("warm", image)
     fetched = cluster.mount_of(f"{OPEN}/debian-slim")
     expect(cluster.exec("warm", "cat", "/etc/debian_version"), "a file cannot be read")
-    share = 100 * fetched["bytes_fetched"] // fetched["bytes_total"]
-    return f"cold {cold:.1f} s with {share} % of the image fetched, warm {warm:.1f} s"
+    share = 100 * fetched["bytes_fetched"] / fetched["bytes_total"]
+    return f"cold {cold:.1f} s, warm {warm:.1f} s, with {share:.1f} % of the image fetched"
 
 
 def init_and_sidecar(cluster):

@@ -6,7 +6,7 @@ from ..table import expect
 
 
 def removal(cluster):
-    """The DaemonSet with `remove`, first while a pod uses an image."""
+    """The DaemonSet is deleted while a pod uses an image."""
     cluster.run("pod", f"{OPEN}/redis:lazy")
     refused = cluster.node.run("sh", "-c", "lazuli stop 2>&1 || true")
     expect("redis" in refused, f"the refusal does not name the image: {refused}")

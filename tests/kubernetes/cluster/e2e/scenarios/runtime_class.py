@@ -42,7 +42,7 @@ def cgroup_drivers(cluster):
         group = cluster.node.sh("cat /proc/$(pgrep -f '^sleep infinity' | tail -n 1)/cgroup | grep memory | cut -d: -f3")
         expect("kubepods" in group, f"with {driver} the pod is in {group}")
         usage = wait(60, f"the pod's memory to be counted with {driver}", lambda: memory(cluster, "lazy"))
-        seen.append(f"{driver}: in {group.split('/')[1]}, {usage >> 10} KiB counted")
+        seen.append(f"{driver}: in {next(part for part in group.split('/') if part.startswith('kubepods'))}, {usage >> 10} KiB counted")
     return "; ".join(seen)
 
 

@@ -323,6 +323,11 @@ impl Config {
         Ok(Options { mirrors, hosts, referrers, indexes, own_mirror, ..Options::default() })
     }
 
+    /// The proxy of the node's Dragonfly daemon, if it is used.
+    pub(crate) fn dragonfly_proxy(&self) -> Option<&str> {
+        self.p2p.as_ref().map(|p2p| &*p2p.proxy)
+    }
+
     /// The mirrors of all registries.
     fn mirrors(&self) -> Result<Mirrors> {
         let mut all = Mirrors::default();

@@ -5,12 +5,15 @@
 #[macro_use]
 mod output;
 
+mod bounded_file;
 mod commands;
 mod config;
 mod container;
 mod containerd;
+mod containerd_dropin;
 mod convert;
 mod daemon;
+mod doctor;
 mod exit;
 mod image;
 mod image_args;
@@ -109,7 +112,8 @@ fn real_path(path: &Path) -> Result<PathBuf> {
         let rest = path.strip_prefix(ancestor).ok()?;
         Some(ancestor.canonicalize().ok()?.join(rest))
     });
-    Ok(real.unwrap_or(path))
+    // Without a slash at the end.
+    Ok(real.unwrap_or(path).components().collect())
 }
 
 fn default_root() -> Result<PathBuf> {

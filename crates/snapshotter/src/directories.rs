@@ -1,7 +1,7 @@
 //! The directories of snapshots, and what is left of them.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::{self, DirBuilder, Permissions},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
@@ -13,10 +13,15 @@ use crate::SnapshotError;
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
-/// `ROOT/snapshots`
+/// `ROOT/snapshots` and `ROOT/lazy`.
+///
+/// Images are mounted in the latter. To map the ids of a container with several layers, containerd
+/// clones the directory above all of them with every mount in it, and fails if one of these cannot
+/// be mapped, as FUSE cannot. So no mount lies beside the files of layers.
 #[derive(Debug)]
 pub(crate) struct Directories {
     root: PathBuf,
+    lazy: PathBuf,
     /// Makes names in the trash that were not used before.
     thrown: AtomicU64,
 }
@@ -43,16 +48,19 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
 }
 
 impl Directories {
-    /// Opens or creates `root`.
-    pub(crate) fn open(root: &Path) -> Result<Self> {
-        let trash = root.join("trash");
-        at(&trash, DirBuilder::new().recursive(true).mode(0o700).create(&trash))?;
-        let root = at(root, root.canonicalize())?;
+    /// Opens or creates both directories in the state directory.
+    pub(crate) fn open(state: &Path) -> Result<Self> {
+        for name in ["snapshots/trash", "lazy"] {
+            let path = state.join(name);
+            at(&path, DirBuilder::new().recursive(true).mode(0o700).create(&path))?;
+        }
+        let state = at(state, state.canonicalize())?;
+        let (root, lazy) = (state.join("snapshots"), state.join("lazy"));
         let special = [':', ',', '\\', '"'];
         if root.to_str().is_none_or(|root| root.contains(special)) {
             return Err(SnapshotError::Root(root));
         }
-        Ok(Directories { root, thrown: AtomicU64::new(0) })
+        Ok(Directories { root, lazy, thrown: AtomicU64::new(0) })
     }
 
     /// `ROOT/snapshots`
@@ -60,13 +68,30 @@ impl Directories {
         &self.root
     }
 
+    /// `ROOT/lazy`
+    pub(crate) fn lazy(&self) -> &Path {
+        &self.lazy
+    }
+
     /// The database's file.
     pub(crate) fn metadata(&self) -> PathBuf {
         self.root.join("metadata.redb")
     }
 
-    /// Where the files of a snapshot are.
+    /// Where the files of a snapshot are: its own, or those of the image that is mounted for it.
     pub(crate) fn fs(&self, number: u64) -> PathBuf {
+        let lazy = self.image(number);
+        if lazy.exists() { lazy.join("fs") } else { self.own(number) }
+    }
+
+    /// The directory in which the image of a snapshot is mounted. There is none for an image that
+    /// an earlier version mounted where other snapshots have their files.
+    fn image(&self, number: u64) -> PathBuf {
+        self.lazy.join(number.to_string())
+    }
+
+    /// A snapshot's own files.
+    fn own(&self, number: u64) -> PathBuf {
         self.root.join(number.to_string()).join("fs")
     }
 
@@ -79,15 +104,23 @@ impl Directories {
         self.root.join("trash")
     }
 
+    /// Makes the directory in which the image of a snapshot is to be mounted.
+    pub(crate) fn make_image(&self, number: u64) -> Result<()> {
+        let directory = self.image(number);
+        at(&directory, DirBuilder::new().mode(0o700).create(&directory))?;
+        let fs = directory.join("fs");
+        at(&fs, fs::create_dir(&fs))
+    }
+
     /// Makes the directory of a snapshot.
     pub(crate) fn make(&self, number: u64, owner: Owner, active: bool) -> Result<()> {
         let directory = self.root.join(number.to_string());
-        if directory.exists() {
+        if directory.exists() || self.image(number).exists() {
             // Of a transaction that failed, or that a crash cut short.
             self.throw_away(number)?;
         }
         at(&directory, DirBuilder::new().mode(0o700).create(&directory))?;
-        let fs = self.fs(number);
+        let fs = self.own(number);
         at(&fs, fs::create_dir(&fs))?;
         // Whatever the umask is.
         at(&fs, fs::set_permissions(&fs, Permissions::from_mode(0o755)))?;
@@ -111,14 +144,16 @@ impl Directories {
         Ok(())
     }
 
-    /// Moves the directory of a snapshot away, in the same time however much is in it. A process
+    /// Moves the directories of a snapshot away, in the same time however much is in them. A process
     /// that has its files mounted notices nothing.
     pub(crate) fn throw_away(&self, number: u64) -> Result<()> {
-        let path = self.root.join(number.to_string());
-        match fs::rename(&path, self.new_in_trash(number)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => at(&path, result),
+        for path in [self.image(number), self.root.join(number.to_string())] {
+            match fs::rename(&path, self.new_in_trash(number)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => at(&path, result)?,
+            }
         }
+        Ok(())
     }
 
     /// A name in the trash that nothing has.
@@ -135,13 +170,15 @@ impl Directories {
 
     /// Directories of no snapshot, from a crash.
     pub(crate) fn strays(&self, known: &HashSet<u64>) -> Result<Vec<u64>> {
-        let mut strays = Vec::new();
-        for entry in at(&self.root, fs::read_dir(&self.root))? {
-            let name = at(&self.root, entry)?.file_name();
-            let number = name.to_str().and_then(|name| name.parse().ok());
-            strays.extend(number.filter(|number| !known.contains(number)));
+        let mut strays = BTreeSet::new();
+        for directory in [&self.root, &self.lazy] {
+            for entry in at(directory, fs::read_dir(directory))? {
+                let name = at(directory, entry)?.file_name();
+                let number = name.to_str().and_then(|name| name.parse().ok());
+                strays.extend(number.filter(|number| !known.contains(number)));
+            }
         }
-        Ok(strays)
+        Ok(strays.into_iter().collect())
     }
 
     /// What was thrown away, by the numbers of the snapshots.

@@ -7,9 +7,11 @@
 //! ```text
 //! ROOT/snapshots/
 //!   metadata.redb   names, parents, labels
-//!   <number>/fs     a layer's files, a container's writes, or where an image is mounted
+//!   <number>/fs     a layer's files, or a container's writes
 //!   <number>/work   for overlayfs
 //!   trash/          what is being deleted
+//! ROOT/lazy/
+//!   <number>/fs     where an image is mounted
 //! ```
 //!
 //! Layers of lazy images are named by their chain ids, which containerd reads from the image's
@@ -147,7 +149,7 @@ impl Server {
     /// Opens or creates the snapshots in `root`. What an earlier process left half done is cleaned
     /// up.
     pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
-        let snapshotter = snapshotter::Snapshotter::open(&root.join("snapshots"), images).await?;
+        let snapshotter = snapshotter::Snapshotter::open(root, images).await?;
         Ok(Server(service::Service::new(snapshotter)))
     }
 

@@ -13,16 +13,17 @@ use std::{
 
 use lazuli_sys::mountinfo::unescape;
 
-/// Numbers of snapshots in `root` whose files are a layer of a mounted overlay, or are bind
-/// mounted.
+use crate::directories::Directories;
+
+/// Numbers of snapshots whose files are a layer of a mounted overlay, or are bind mounted.
 ///
 /// Mount namespaces are those of the processes that `/proc` shows.
 ///
 /// # Errors
 /// The mounts of this very process cannot be read. Other processes may end meanwhile.
-pub(crate) fn numbers(root: &Path) -> std::io::Result<HashSet<u64>> {
+pub(crate) fn numbers(directories: &Directories) -> std::io::Result<HashSet<u64>> {
     let own = fs::read("/proc/self/mountinfo")?;
-    let place = StateDirectory::of(root, &own);
+    let place = StateDirectory::of(directories.root(), directories.lazy(), &own);
     let mut numbers: HashSet<u64> = lines(&own).flat_map(|line| place.numbers(line)).collect();
     let mut seen: HashSet<PathBuf> = fs::read_link("/proc/self/ns/mnt").into_iter().collect();
     for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
@@ -47,6 +48,8 @@ fn lines(mountinfo: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Where snapshots are, as options of overlayfs and as the kernel's list of mounts spell it.
 struct StateDirectory {
     root: Vec<u8>,
+    /// Where images are mounted.
+    lazy: Vec<u8>,
     /// The file system, as `MAJOR:MINOR`.
     device: Vec<u8>,
     /// The path from the root of the file system.
@@ -54,7 +57,7 @@ struct StateDirectory {
 }
 
 impl StateDirectory {
-    fn of(root: &Path, mountinfo: &[u8]) -> Self {
+    fn of(root: &Path, lazy: &Path, mountinfo: &[u8]) -> Self {
         let above = lines(mountinfo).filter_map(|line| {
             let fields: Vec<_> = line.split(|byte| *byte == b' ').collect();
             let &[_, _, device, inside, target, ..] = &fields[..] else { return None };
@@ -66,8 +69,9 @@ impl StateDirectory {
         // The last one of those at the same place covers the others.
         let nearest = above.max_by_key(|(length, _)| *length);
         let (device, inside) = nearest.map(|(_, found)| found).unwrap_or_default();
-        let [root, inside] = [root, &inside].map(|path| path.as_os_str().as_bytes().to_vec());
-        StateDirectory { root, device, inside }
+        let [root, lazy, inside] =
+            [root, lazy, &inside].map(|path| path.as_os_str().as_bytes().to_vec());
+        StateDirectory { root, lazy, device, inside }
     }
 
     /// Numbers of snapshots that one line of a `mountinfo` tells of.
@@ -103,6 +107,7 @@ impl StateDirectory {
         let upper = uppers.first().map(|upper| below(&self.root, upper));
         let of_lower = |lower: &Vec<u8>| match upper {
             _ if lower.starts_with(&self.root) => below(&self.root, lower),
+            _ if lower.starts_with(&self.lazy) => below(&self.lazy, lower),
             // Not ours.
             Some(None) => None,
             // containerd shortens long lists: it changes into a directory above. It also puts
@@ -143,6 +148,7 @@ mod tests {
     fn layers_are_found_however_containerd_names_them() {
         let place = StateDirectory {
             root: b"/s t/snapshots".to_vec(),
+            lazy: b"/s t/lazy".to_vec(),
             device: b"254:0".to_vec(),
             inside: b"/var/s t/snapshots".to_vec(),
         };
@@ -154,6 +160,8 @@ mod tests {
             (format!("overlay overlay {upper},lowerdir=/tmp/ovl-idmapped1/fs"), &[5]),
             ("overlay overlay ro,lowerdir=/s\\040t/snapshots/2/fs:/s\\040t/snapshots/1/fs".into(), &[2, 1]),
             ("overlay overlay ro,lowerdir+=/s\\040t/snapshots/2/fs,lowerdir+=/s\\040t/snapshots/1/fs".into(), &[2, 1]),
+            ("overlay overlay ro,lowerdir=/s\\040t/snapshots/2/fs:/s\\040t/lazy/1/fs".into(), &[2, 1]),
+            ("overlay overlay ro,lowerdir=snapshots/2/fs:lazy/1/fs".into(), &[2, 1]),
             ("overlay overlay ro,lowerdir=2/fs:1/fs".into(), &[2, 1]),
             // Of another snapshotter.
             ("overlay overlay rw,upperdir=/c/snapshots/5/fs,lowerdir=4/fs:3/fs".into(), &[]),
@@ -177,9 +185,10 @@ mod tests {
     #[test]
     fn a_directory_is_found_in_its_file_system() {
         let directory = tempfile::tempdir().unwrap();
-        let root = directory.path().canonicalize().unwrap();
-        let place = StateDirectory::of(&root, &fs::read("/proc/self/mountinfo").unwrap());
-        assert!(place.inside.ends_with(root.file_name().unwrap().as_bytes()));
-        assert_eq!(numbers(&root).unwrap(), HashSet::new());
+        let directories = Directories::open(directory.path()).unwrap();
+        let mountinfo = fs::read("/proc/self/mountinfo").unwrap();
+        let place = StateDirectory::of(directories.root(), directories.lazy(), &mountinfo);
+        assert!(place.inside.ends_with(b"/snapshots"));
+        assert_eq!(numbers(&directories).unwrap(), HashSet::new());
     }
 }

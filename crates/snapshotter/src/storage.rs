@@ -36,9 +36,9 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Opens or creates the snapshots in `root`.
-    pub(crate) fn open(root: &Path) -> Result<Self> {
-        let directories = Directories::open(root)?;
+    /// Opens or creates the snapshots in the state directory.
+    pub(crate) fn open(state: &Path) -> Result<Self> {
+        let directories = Directories::open(state)?;
         let store = Store::open(&directories.metadata())?;
         Ok(Storage {
             store,
@@ -62,8 +62,12 @@ impl Storage {
             (None, parent) => parent.as_ref().map_or(Owner::Us, |parent| Owner::Of(parent.number)),
         };
         let active = new.kind == Kind::Active;
+        let is_image = new.image.is_some();
         // What a failure leaves on the disk is thrown away at the next start or Cleanup.
-        self.store.create(new, |number| self.directories.make(number, owner, active))
+        self.store.create(new, |number| {
+            self.directories.make(number, owner, active)?;
+            if is_image { self.directories.make_image(number) } else { Ok(()) }
+        })
     }
 
     /// What has to be mounted to see an active snapshot or a view.
@@ -184,7 +188,7 @@ impl Storage {
 
     /// Snapshots, also removed ones, that are mounted, and those below them.
     fn held(&self) -> Result<HashSet<u64>> {
-        let mut held = at(Path::new("/proc"), mounted_layers::numbers(self.directories.root()))?;
+        let mut held = at(Path::new("/proc"), mounted_layers::numbers(&self.directories))?;
         for (number, below) in self.store.removed()? {
             if held.contains(&number) {
                 held.extend(below);

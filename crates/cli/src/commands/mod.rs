@@ -7,6 +7,7 @@ mod convert;
 mod copy;
 mod daemon;
 mod diff;
+mod doctor;
 mod index;
 mod inspect;
 mod manual;
@@ -53,6 +54,7 @@ pub(crate) enum Verb {
     Diff(diff::Arguments),
     Scrub(scrub::Arguments),
     Status(status::Arguments),
+    Doctor(doctor::Arguments),
     VerifyImage(verify_image::Arguments),
     Daemon(daemon::Arguments),
     Stop(stop::Arguments),
@@ -83,6 +85,7 @@ impl Verb {
             Verb::Diff(arguments) => diff::run(session, &arguments),
             Verb::Scrub(arguments) => scrub::run(session, &arguments),
             Verb::Status(arguments) => status::run(session, &arguments).map(done),
+            Verb::Doctor(arguments) => doctor::run(session, &arguments),
             Verb::VerifyImage(arguments) => verify_image::run(session, &arguments),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Setup(arguments) => setup::run(session, &arguments).map(done),

@@ -1,5 +1,7 @@
+mod containerd;
+
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -9,7 +11,7 @@ use lazuli_mirror::Identity;
 use toml::{Table, Value};
 
 use crate::{
-    Session,
+    Session, bounded_file,
     mirror::{self, HostsDirectories},
 };
 
@@ -23,6 +25,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Mirror(MirrorArguments),
+    Containerd(containerd::Arguments),
 }
 
 /// Have containerd pull through the mirror of this node
@@ -40,7 +43,13 @@ struct MirrorArguments {
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
-    let What::Mirror(arguments) = &arguments.what;
+    match &arguments.what {
+        What::Mirror(arguments) => run_mirror(session, arguments),
+        What::Containerd(arguments) => containerd::run(session, arguments),
+    }
+}
+
+fn run_mirror(session: &Session, arguments: &MirrorArguments) -> Result<()> {
     let directories = HostsDirectories::new(session.config.hosts_directories());
     if arguments.undo {
         match directories.remove()? {
@@ -88,9 +97,6 @@ struct Registries {
 /// Plugins that have a table `registry`: of containerd 1.x, and of 2.x.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"];
 
-/// Biggest file that is read, in bytes.
-const FILE_LIMIT: u64 = 4 << 20;
-
 impl Registries {
     /// Reads a configuration and the files that it imports.
     fn read(path: &Path) -> Result<Self> {
@@ -125,16 +131,7 @@ impl Registries {
 
 /// A file's content, if there is one.
 fn table(path: &Path) -> Result<Option<Table>> {
-    let size = match fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
-    if size > FILE_LIMIT {
-        bail!("{} has {size} bytes, expected at most {FILE_LIMIT}", path.display());
-    }
-    let text = fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    let Some(text) = bounded_file::read(path)? else { return Ok(None) };
     let table = text.parse().with_context(|| format!("{} is not TOML", path.display()))?;
     Ok(Some(table))
 }

@@ -77,10 +77,10 @@ pub enum DaemonError {
         holders: String,
     },
     /// Images are mounted.
-    #[error("images are mounted at {mountpoints}: unmount them first, or use `stop --force`")]
+    #[error("images are mounted, {mounts}: unmount them first, or use `stop --force`")]
     Mounted {
-        /// Where, and what uses it, separated by commas.
-        mountpoints: String,
+        /// Which, where, and what uses them, separated by commas.
+        mounts: String,
     },
     /// Nothing is mounted any more, but file systems of images are still in use.
     #[error(

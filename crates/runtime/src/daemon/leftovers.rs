@@ -15,15 +15,21 @@ use crate::image::removed;
 /// How often marked images are looked at.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// How long a removal waits for the disk. What takes longer goes on by itself.
+const REMOVAL: Duration = Duration::from_secs(2);
+
 impl Images {
-    /// Has everything of an image go that nothing else uses: containerd has removed it.
+    /// Has everything of an image go that nothing else uses: containerd has removed it. Waits for
+    /// that, for a while: a kubelet that is short of disk measures right after it has removed images,
+    /// and evicts pods if that was not enough.
     pub async fn removed(&self, manifest: Digest) {
         let (node, images) = (self.0.clone(), self.0.root.join("images"));
         let marked = tokio::task::spawn_blocking(move || removed::mark(&images, &manifest)).await;
         if let Ok(Err(error)) = marked {
             tracing::warn!(image = %manifest, %error, "a removed image stays");
         }
-        tokio::spawn(async move { node.clear_leftovers().await });
+        let clearing = tokio::spawn(async move { node.clear_leftovers().await });
+        let _ = tokio::time::timeout(REMOVAL, clearing).await;
     }
 }
 

@@ -154,12 +154,12 @@ impl MountTable {
     /// about what is mounted.
     pub(super) async fn stop(
         &self,
-        may_stop: impl Fn(&[&PathBuf]) -> Result<(), DaemonError>,
+        may_stop: impl Fn(&[(&Path, &str)]) -> Result<(), DaemonError>,
     ) -> Result<LastMounts<'_>, DaemonError> {
         loop {
             let mut mounts = self.mounts.lock().await;
             self.prune(&mut mounts);
-            may_stop(&mounts.keys().collect::<Vec<_>>())?;
+            may_stop(&mounts.iter().map(named).collect::<Vec<_>>())?;
             // From here on nothing new is mounted, and what is under way gives up or gets done.
             self.stopping.send_replace(true);
             if !mounts.values().any(|slot| matches!(slot, Slot::Busy)) {
@@ -270,6 +270,14 @@ fn mounted(slots: &BTreeMap<PathBuf, Slot>) -> impl Iterator<Item = (&PathBuf, &
         Slot::Mounted(mount) => Some((mountpoint, &**mount)),
         Slot::Busy => None,
     })
+}
+
+/// A mount point and its image, for messages.
+fn named<'a>((mountpoint, slot): (&'a PathBuf, &'a Slot)) -> (&'a Path, &'a str) {
+    match slot {
+        Slot::Mounted(mount) => (mountpoint, &mount.record.request.image),
+        Slot::Busy => (mountpoint, "an image"),
+    }
 }
 
 /// The mount that is seen at a place: the last one made there.

@@ -1,6 +1,6 @@
 //! Ends a worker, for good or for a successor.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use super::{DaemonError, mount_users, node::Node};
 
@@ -38,7 +38,7 @@ impl Node {
     /// # Errors
     /// An image is in use, and is not to be detached.
     pub(super) async fn stop(&self, stop: Stop) -> Result<(), DaemonError> {
-        let may_stop = |mounts: &[&PathBuf]| match stop {
+        let may_stop = |mounts: &[(&Path, &str)]| match stop {
             Stop::IfUnused => self.refuse_if_used(mounts),
             Stop::Forced => Ok(()),
         };
@@ -53,14 +53,14 @@ impl Node {
         Ok(())
     }
 
-    fn refuse_if_used(&self, mounts: &[&PathBuf]) -> Result<(), DaemonError> {
+    fn refuse_if_used(&self, mounts: &[(&Path, &str)]) -> Result<(), DaemonError> {
         if !mounts.is_empty() {
-            let describe = |path: &&PathBuf| match mount_users::of(path) {
-                holders if holders.is_empty() => path.display().to_string(),
-                holders => format!("{} (in use{holders})", path.display()),
+            let describe = |(path, image): &(&Path, &str)| match mount_users::of(path) {
+                holders if holders.is_empty() => format!("{image} at {}", path.display()),
+                holders => format!("{image} at {} (in use{holders})", path.display()),
             };
-            let mountpoints: Vec<_> = mounts.iter().map(describe).collect();
-            return Err(DaemonError::Mounted { mountpoints: mountpoints.join(", ") });
+            let mounted: Vec<_> = mounts.iter().map(describe).collect();
+            return Err(DaemonError::Mounted { mounts: mounted.join(", ") });
         }
         let images = self.filesystems.settle();
         if images.is_empty() { Ok(()) } else { Err(DaemonError::StillUsed { images }) }

@@ -40,10 +40,10 @@ pub(crate) struct Wanted {
 }
 
 impl Snapshotter {
-    /// Opens or creates the snapshots in `root`, and cleans up after a crash.
-    pub(crate) async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self> {
-        let root = root.to_owned();
-        let open = tokio::task::spawn_blocking(move || Storage::open(&root));
+    /// Opens or creates the snapshots in the state directory, and cleans up after a crash.
+    pub(crate) async fn open(state: &Path, images: Arc<dyn Images>) -> Result<Self> {
+        let state = state.to_owned();
+        let open = tokio::task::spawn_blocking(move || Storage::open(&state));
         let local = Arc::new(open.await.map_err(|_| SnapshotError::Panicked)??);
         let snapshotter = Snapshotter { local, images, turns: Arc::default() };
         for snapshot in snapshotter.local(Storage::unfinished).await? {

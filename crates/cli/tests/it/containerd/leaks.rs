@@ -67,7 +67,7 @@ pub(super) fn held(rig: &Rig) -> Held {
         }
     }
     let root = rig.lazuli.root();
-    for directory in ["mounts", "filesystems", "snapshots", "snapshots/trash"] {
+    for directory in ["mounts", "filesystems", "snapshots", "snapshots/trash", "lazy"] {
         let found = names(&root.join(directory)).into_iter();
         held.files.extend(found.map(|name| format!("{directory}/{name}")));
     }

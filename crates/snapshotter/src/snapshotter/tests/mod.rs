@@ -129,9 +129,19 @@ impl Rig {
         Rig { directory, images, snapshotter }
     }
 
+    /// Where snapshots have their files.
+    fn root(&self) -> PathBuf {
+        self.directory.path().join("snapshots")
+    }
+
+    /// Where the image of a snapshot is mounted.
+    fn place(&self, number: u64) -> PathBuf {
+        self.directory.path().join(format!("lazy/{number}/fs"))
+    }
+
     /// Numbers of the directories that are there.
     fn numbers(&self) -> Vec<u64> {
-        let entries = fs::read_dir(self.directory.path()).unwrap();
+        let entries = fs::read_dir(self.root()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut numbers: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
         numbers.sort_unstable();
@@ -144,7 +154,8 @@ impl Rig {
         let options: Vec<_> =
             mount.options.iter().filter(|o| *o != "index=off").map(String::as_str).collect();
         let text = format!("{} {} {}", mount.r#type, mount.source, options.join(","));
-        text.replace(self.directory.path().to_str().unwrap(), "R")
+        let text = text.replace(self.root().to_str().unwrap(), "R");
+        text.replace(self.directory.path().join("lazy").to_str().unwrap(), "L")
     }
 
     /// One layer of a lazy image.
@@ -226,7 +237,7 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     let rig = Rig::new().await;
     let error = rig.lazy("r/app:lazy").await;
     assert_eq!(error.to_string(), "snapshot sha256:boot already exists");
-    assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    assert_eq!(rig.images.mounted(), [rig.place(2)]);
     let usage = rig.snapshotter.usage("sha256:boot".to_owned()).await.unwrap();
     assert_eq!(usage, Usage { size: 4096, inodes: 7 });
     // containerd looks for it so.
@@ -237,19 +248,19 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
     assert_eq!(rig.numbers(), [1, 2]);
     rig.snapshotter.prepare(wanted("c", "sha256:boot", &[])).await.unwrap();
-    let container = "overlay overlay workdir=R/3/work,upperdir=R/3/fs,lowerdir=R/2/fs";
+    let container = "overlay overlay workdir=R/3/work,upperdir=R/3/fs,lowerdir=L/2/fs";
     assert_eq!(rig.mount("c").await, container);
     // What is committed on top is a layer like others.
     rig.snapshotter.commit("c".into(), "derived".into(), None, Labels::new()).await.unwrap();
     rig.snapshotter.view(wanted("v", "derived", &[])).await.unwrap();
-    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
+    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:L/2/fs");
     rig.snapshotter.view(wanted("w", "sha256:boot", &[])).await.unwrap();
-    assert_eq!(rig.mount("w").await, "bind R/2/fs ro,rbind");
+    assert_eq!(rig.mount("w").await, "bind L/2/fs ro,rbind");
     // The machine was started again.
     rig.images.mounted.lock().unwrap().clear();
     let rig = rig.reopened().await;
-    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:R/2/fs");
-    assert_eq!(rig.images.mounted(), [rig.directory.path().join("2/fs")]);
+    assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:L/2/fs");
+    assert_eq!(rig.images.mounted(), [rig.place(2)]);
     for key in ["v", "w", "derived", "sha256:boot", "sha256:data"] {
         assert!(rig.images.removed.lock().unwrap().is_empty() || key == "sha256:data");
         rig.snapshotter.remove(key.to_owned()).await.unwrap();
@@ -300,7 +311,7 @@ async fn pull_secret_reaches_the_mounter_alone() {
     rig.snapshotter.update("c-2".into(), labels, Vec::new()).await.unwrap();
     let shown = format!("{:?} {:?}", rig.snapshotter.list(&[]).await.unwrap(), rig.snapshotter);
     let rig = rig.reopened().await;
-    let database = fs::read(rig.directory.path().join("metadata.redb")).unwrap();
+    let database = fs::read(rig.root().join("metadata.redb")).unwrap();
     for text in [shown.as_bytes(), &database] {
         for hidden in ["hush", "joe-the-user"] {
             assert!(!text.windows(hidden.len()).any(|part| part == hidden.as_bytes()), "{hidden}");
@@ -320,11 +331,12 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     let rig = Rig::new().await;
     layers(&rig, &["one"]).await;
     rig.snapshotter.prepare(wanted("gone", "one", &[])).await.unwrap();
-    let path = rig.directory.path().to_owned();
+    let path = rig.root();
     // Between the end of a removal and that of its files; a directory whose record was never
     // written.
     rig.snapshotter.local.store.remove("gone").unwrap();
     fs::create_dir_all(path.join("7/fs")).unwrap();
+    fs::create_dir_all(rig.place(8)).unwrap();
     rig.images.mounted.lock().unwrap().insert(
         path.join("7/fs"),
         Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None },
@@ -408,7 +420,7 @@ async fn of_two_images_with_a_layer_the_second_one_uses_what_the_first_one_broug
 async fn removal_takes_the_same_time_however_much_is_there() {
     let rig = Rig::new().await;
     rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();
-    let path = rig.directory.path();
+    let path = rig.root();
     for number in 0..1000 {
         fs::write(path.join("1/fs").join(number.to_string()), "x").unwrap();
     }
@@ -510,7 +522,7 @@ async fn requests_do_not_disturb_each_other() {
     }
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(rig.numbers(), [1]);
-    assert_eq!(fs::read_dir(rig.directory.path().join("trash")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(rig.root().join("trash")).unwrap().count(), 0);
     assert!(rig.snapshotter.local.store.removed().unwrap().is_empty());
 }
 
@@ -521,7 +533,7 @@ async fn deep_directories_are_deleted() {
     let rig = Rig::new().await;
     rig.snapshotter.prepare(wanted("k", "", &[])).await.unwrap();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let mut at = openat(CWD, rig.directory.path().join("1/fs"), flags, Mode::empty()).unwrap();
+    let mut at = openat(CWD, rig.root().join("1/fs"), flags, Mode::empty()).unwrap();
     for _ in 0..20_000 {
         mkdirat(&at, "d", Mode::RWXU).unwrap();
         at = openat(&at, "d", flags, Mode::empty()).unwrap();
@@ -530,7 +542,7 @@ async fn deep_directories_are_deleted() {
     assert!(usage.inodes > 1000, "{usage:?}");
     rig.snapshotter.remove("k".to_owned()).await.unwrap();
     rig.snapshotter.clean_up().await.unwrap();
-    assert_eq!(fs::read_dir(rig.directory.path().join("trash")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(rig.root().join("trash")).unwrap().count(), 0);
 }
 
 #[tokio::test]
@@ -553,7 +565,7 @@ async fn user_namespaces_are_options_of_the_mount() {
         .replace("R/2", "R/3")
         .replace("overlay overlay ", &format!("overlay overlay {mapped},"));
     assert_eq!(rig.mount("m").await, expected);
-    let owner = fs::metadata(rig.directory.path().join("3/fs")).unwrap();
+    let owner = fs::metadata(rig.root().join("3/fs")).unwrap();
     assert_eq!(
         (std::os::unix::fs::MetadataExt::uid(&owner), std::os::unix::fs::MetadataExt::gid(&owner)),
         (7, 8)

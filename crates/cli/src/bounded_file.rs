@@ -1,0 +1,21 @@
+//! Files of other programs.
+
+use std::{fs, io, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Biggest file that is read, in bytes.
+const LIMIT: u64 = 4 << 20;
+
+/// A file's text, if there is one.
+pub(crate) fn read(path: &Path) -> Result<Option<String>> {
+    let size = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    if size > LIMIT {
+        bail!("{} has {size} bytes, expected at most {LIMIT}", path.display());
+    }
+    fs::read_to_string(path).map(Some).with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,167 @@
+//! containerd's configuration as its files have it, which it reads when it starts.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use toml::{Table, Value};
+
+use super::{NAME, Running};
+
+/// What `containerd config dump` prints.
+pub(crate) struct Files {
+    main: PathBuf,
+    table: Table,
+}
+
+/// Plugins with a table of snapshotters: of containerd 1.x, and of 2.x.
+const TABLES: [&str; 3] =
+    ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"];
+
+/// Where containerd looks if it is not told otherwise.
+const MAIN: &str = "/etc/containerd/config.toml";
+
+impl Files {
+    /// Has the program that runs read the files that it was started with. Nothing is in them if
+    /// that fails.
+    pub(crate) fn of(running: &Running) -> Self {
+        let process = Path::new("/proc").join(running.pid.to_string());
+        let arguments = fs::read(process.join("cmdline")).unwrap_or_default();
+        let main = config_argument(&String::from_utf8_lossy(&arguments));
+        let main = main.unwrap_or_else(|| MAIN.into());
+        let mut dump = Command::new(process.join("exe"));
+        dump.arg0("containerd").arg("--config").arg(&main).args(["config", "dump"]);
+        let output = dump.stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let text = output.map(|output| output.stdout).unwrap_or_default();
+        let table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
+        Files { main, table }
+    }
+
+    /// The file that containerd begins with.
+    pub(crate) fn main(&self) -> &Path {
+        &self.main
+    }
+
+    /// The directory of the first import that takes any file of a directory.
+    pub(crate) fn imports(&self) -> Option<PathBuf> {
+        let imports = self.table.get("imports")?.as_array()?;
+        let mut patterns = imports.iter().filter_map(Value::as_str).map(Path::new);
+        let any = patterns.find(|pattern| pattern.ends_with("*.toml"))?;
+        any.parent().map(Path::to_owned)
+    }
+
+    /// Whether they name the snapshotter.
+    pub(super) fn has_plugin(&self) -> bool {
+        self.table.get("proxy_plugins").is_some_and(|plugins| plugins.get(NAME).is_some())
+    }
+
+    /// Whether every pod is to use it.
+    pub(super) fn is_default(&self) -> bool {
+        self.tables().any(is_ours)
+    }
+
+    /// Runtimes that are to have it for themselves.
+    pub(super) fn runtimes(&self) -> Vec<String> {
+        let all = self.tables().filter_map(|table| table.get("runtimes")?.as_table()).flatten();
+        all.filter(|(_, runtime)| is_ours(runtime)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether containerd keeps to itself which image a layer is of.
+    pub(super) fn hides_annotations(&self) -> bool {
+        let hides = |table: &Value| table.get("disable_snapshot_annotations")?.as_bool();
+        self.tables().any(|table| hides(table) == Some(true))
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &Value> {
+        let plugins = self.table.get("plugins");
+        let tables = TABLES.iter().filter_map(move |name| plugins?.get(name));
+        tables.map(|table| table.get("containerd").unwrap_or(table))
+    }
+}
+
+fn is_ours(table: &Value) -> bool {
+    table.get("snapshotter").and_then(Value::as_str) == Some(NAME)
+}
+
+/// The file that a command line names.
+fn config_argument(arguments: &str) -> Option<PathBuf> {
+    let mut arguments = arguments.split('\0');
+    while let Some(argument) = arguments.next() {
+        if matches!(argument, "-c" | "--config" | "-config") {
+            return arguments.next().map(PathBuf::from);
+        }
+        let rest = argument.strip_prefix("--config=").or_else(|| argument.strip_prefix("-c="));
+        if let Some(path) = rest {
+            return Some(path.into());
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(text: &str) -> Files {
+        Files { main: MAIN.into(), table: text.parse().unwrap() }
+    }
+
+    #[test]
+    fn the_file_of_a_command_line_is_found() {
+        for (line, expected) in [
+            ("containerd\0", None),
+            ("containerd\0-c\0/a\0", Some("/a")),
+            ("containerd\0--log-level\0info\0--config\0/a\0", Some("/a")),
+            ("containerd\0--config=/a\0", Some("/a")),
+            ("containerd\0-c\0", Some("")),
+        ] {
+            let found = config_argument(line);
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn the_directory_of_imports_is_found() {
+        let imports = "imports = [\"/a/one.toml\", \"/b/*.toml\", \"/c/*.toml\"]";
+        assert_eq!(files(imports).imports(), Some("/b".into()));
+        assert_eq!(files("imports = []").imports(), None);
+        assert_eq!(files("").imports(), None);
+    }
+
+    #[test]
+    fn both_versions_of_the_configuration_are_read() {
+        let plugin = "[proxy_plugins.lazuli]\ntype = \"snapshot\"\n";
+        assert!(files(plugin).has_plugin() && !files(plugin).is_default());
+        for (text, chosen, hides) in [
+            (
+                "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"lazuli\"\ndisable_snapshot_annotations = true",
+                (true, 0),
+                true,
+            ),
+            (
+                "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"lazuli\"\ndisable_snapshot_annotations = false",
+                (true, 0),
+                false,
+            ),
+            (
+                "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.l]\nsnapshotter = \"lazuli\"",
+                (false, 1),
+                false,
+            ),
+            (
+                "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"overlayfs\"",
+                (false, 0),
+                false,
+            ),
+        ] {
+            let files = files(text);
+            assert!(!files.has_plugin(), "{text}");
+            assert_eq!((files.is_default(), files.runtimes().len()), chosen, "{text}");
+            assert_eq!(files.hides_annotations(), hides, "{text}");
+        }
+        assert!(!files("plugins = 1").is_default());
+    }
+}

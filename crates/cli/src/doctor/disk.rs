@@ -1,0 +1,50 @@
+//! The file system of the state directory, and its room.
+
+use indicatif::BinaryBytes;
+use rustix::fs::{statfs, statvfs};
+
+use super::{Node, Row};
+
+/// The kubelet evicts pods when less is available, in hundredths.
+const EVICTION: u64 = 15;
+
+/// Names of file systems by `f_type`, see statfs(2).
+const NAMES: &[(u64, &str)] = &[
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0x0102_1994, "tmpfs"),
+    (0x794c_7630, "overlayfs"),
+    (0x6969, "nfs"),
+    (0x2fc1_2fc1, "zfs"),
+];
+
+/// Those that lose data at a restart, or are not of this machine.
+const UNFIT: &[&str] = &["tmpfs", "overlayfs", "nfs"];
+
+pub(super) fn file_system(node: &Node<'_>) -> Option<Row> {
+    const CHECK: &str = "file-system";
+    let root = &node.session.root;
+    let kind = u64::try_from(statfs(root).ok()?.f_type).ok()?;
+    let name = NAMES.iter().find(|(number, _)| *number == kind);
+    let name = name.map_or_else(|| format!("type {kind:#x}"), |(_, name)| (*name).to_owned());
+    let found = format!("{} is on {name}", root.display());
+    if UNFIT.contains(&&*name) {
+        let fix = "root = \"DIRECTORY\" in /etc/lazuli/config.toml, on a disk of the node";
+        return Some(Row::advice(CHECK, found, fix));
+    }
+    Some(Row::fine(CHECK, found))
+}
+
+pub(super) fn room(node: &Node<'_>) -> Option<Row> {
+    const CHECK: &str = "disk";
+    let disk = statvfs(&node.session.root).ok()?;
+    let (free, size) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
+    let share = free * 100 / size.max(1);
+    let found = format!("{} of {} are free", BinaryBytes(free), BinaryBytes(size));
+    if share < EVICTION {
+        let found = format!("{found}; kubelets evict pods below {EVICTION} %");
+        return Some(Row::advice(CHECK, found, "[cache] max_bytes bounds what images in use take"));
+    }
+    Some(Row::fine(CHECK, found))
+}

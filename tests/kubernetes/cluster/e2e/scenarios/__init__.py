@@ -1,0 +1,43 @@
+"""What is tried, in this order. Each module has its scenarios in a list `SCENARIOS`."""
+
+import sys
+from dataclasses import dataclass
+from typing import Callable
+
+from . import disk, installing, pods, processes, removing, runtime_class
+
+MODULES = (installing, pods, disk, processes, runtime_class, removing)
+
+
+@dataclass
+class Scenario:
+    """A row of the table: a function of the cluster that returns what was seen."""
+
+    name: str
+    title: str
+    run: Callable
+    needs: tuple
+
+
+def everything():
+    """All scenarios by name."""
+    found = {}
+    for module in MODULES:
+        for function, title in module.SCENARIOS:
+            name = function.__name__.replace("_", "-")
+            found[name] = Scenario(name, title, function, getattr(module, "NEEDS", ("installation",)))
+    return found
+
+
+def choose(names):
+    """Those with these names, and what they need; all if there is no name."""
+    scenarios = everything()
+    unknown = [name for name in names if name not in scenarios]
+    if unknown:
+        sys.exit(f"run: no such scenario: {', '.join(unknown)}; there are {', '.join(scenarios)}")
+    if not names:
+        return list(scenarios.values())
+    wanted = set(names)
+    for name in names:
+        wanted.update(scenarios[name].needs)
+    return [scenario for name, scenario in scenarios.items() if name in wanted]

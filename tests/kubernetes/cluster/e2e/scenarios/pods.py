@@ -1,0 +1,184 @@
+"""Pods of many kinds with lazy images."""
+
+import json
+import time
+
+from ..images import LOGIN, OPEN, PRIVATE
+from ..shell import wait
+from ..table import expect
+
+
+def cold_and_warm(cluster):
+    """The second start of an image needs no request of its data."""
+    image = f"{OPEN}/debian-slim:lazy"
+    cold = cluster.run("cold", image)
+    expect(cluster.mount_of(f"{OPEN}/debian-slim"), "the image is not mounted lazily")
+    warm = cluster.run("warm", image)
+    fetched = cluster.mount_of(f"{OPEN}/debian-slim")
+    expect(cluster.exec("warm", "cat", "/etc/debian_version"), "a file cannot be read")
+    share = 100 * fetched["bytes_fetched"] / fetched["bytes_total"]
+    return f"cold {cold:.1f} s, warm {warm:.1f} s, with {share:.1f} % of the image fetched"
+
+
+def init_and_sidecar(cluster):
+    """Init containers, and one that goes on as a sidecar."""
+    busybox, redis = f"{OPEN}/busybox:lazy", f"{OPEN}/redis:lazy"
+    share = [{"name": "shared", "mountPath": "/shared"}]
+    cluster.start("pod", redis, container={"volumeMounts": share}, volumes=[{"name": "shared", "emptyDir": {}}], initContainers=[
+        {"name": "first", "image": busybox, "command": ["sh", "-c", "echo first > /shared/first"], "volumeMounts": share},
+        {"name": "beside", "image": busybox, "command": ["sh", "-c", "echo beside > /shared/beside; sleep infinity"], "restartPolicy": "Always", "volumeMounts": share},
+    ])
+    cluster.ready("pod")
+    said = wait(20, "the sidecar's file", lambda: cluster.exec("pod", "cat", "/shared/first", "/shared/beside"))
+    expect(said.split() == ["first", "beside"], f"the containers wrote {said!r}")
+    return "an init container ran to its end, a sidecar goes on beside the main container"
+
+
+def exec_and_debug(cluster):
+    """kubectl exec, cp and debug."""
+    cluster.run("pod", f"{OPEN}/redis:lazy")
+    version = cluster.exec("pod", "redis-server", "--version")
+    expect("Redis" in version, version)
+    cluster.kubectl("debug", "pod", f"--image={OPEN}/busybox:lazy", "--target=main", "--container=debugger", "--", "sleep", "infinity")
+    wait(60, "the debugger", lambda: "running" in str(cluster.get("pod", "pod")["status"].get("ephemeralContainerStatuses")))
+    seen = cluster.kubectl("exec", "pod", "--container=debugger", "--", "ps")
+    expect("sleep infinity" in seen, f"the debugger does not see the container's processes: {seen}")
+    return "commands run, an ephemeral container with another lazy image sees its processes"
+
+
+def static_pod(cluster):
+    """A pod that the kubelet reads from a file."""
+    directory = cluster.node.root / "etc/kubernetes/manifests"
+    directory.mkdir()
+    config = cluster.node.root / "etc/kubernetes/kubelet.yaml"
+    before = config.read_text()
+    config.write_text(before + "staticPodPath: /etc/kubernetes/manifests\n")
+    cluster.node.run("systemctl", "restart", "kubelet")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static", "annotations": {}},
+           "spec": {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
+                    "containers": [{"name": "main", "image": f"{OPEN}/redis:lazy", "command": ["sleep", "infinity"]}]}}
+    (directory / "static.json").write_text(json.dumps(pod))
+    try:
+        cluster.ready("static-node1")
+    finally:
+        (directory / "static.json").unlink()
+        wait(60, "the static pod to end", lambda: not cluster.kubectl("get", "pod", "static-node1", "--ignore-not-found"))
+        config.write_text(before)
+        directory.rmdir()
+        cluster.node.run("systemctl", "restart", "kubelet")
+    return "runs"
+
+
+def roll_out(cluster):
+    """A deployment whose image changes."""
+    labels = {"app": "app"}
+    container = {"name": "main", "image": f"{OPEN}/redis:lazy", "command": ["sleep", "infinity"]}
+    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}}
+    cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "app"},
+                   "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}})
+    cluster.kubectl("rollout", "status", "deployment", "app", "--timeout=90s")
+    cluster.kubectl("set", "image", "deployment/app", f"main={OPEN}/debian-slim:lazy")
+    cluster.kubectl("rollout", "status", "deployment", "app", "--timeout=90s")
+    return "3 replicas, replaced by another image"
+
+
+def pull_secret(cluster):
+    """imagePullSecrets reach Lazuli through the mirror, and only those who have them."""
+    image = f"{PRIVATE}/redis:lazy"
+    user, password = LOGIN.split(":")
+    cluster.start("without", image)
+    wait(60, "the pull without a secret to be refused", lambda: "pull" in waiting(cluster, "without").lower())
+    cluster.kubectl("create", "secret", "docker-registry", "login", f"--docker-server={PRIVATE}", f"--docker-username={user}", f"--docker-password={password}")
+    cluster.run("with", image, imagePullSecrets=[{"name": "login"}])
+    sums = cluster.exec("with", "sh", "-c", "md5sum /usr/bin/redis-server /usr/local/bin/redis-server 2>/dev/null | head -n 1")
+    expect(sums, "the image's data cannot be read")
+    return "refused without the secret, with it the data is read, too"
+
+
+def waiting(cluster, name):
+    """Why a pod's container does not run."""
+    statuses = cluster.get("pod", name)["status"].get("containerStatuses") or [{}]
+    return statuses[0].get("state", {}).get("waiting", {}).get("reason", "")
+
+
+def user_namespace(cluster):
+    """hostUsers: false, with lazy and ordinary images, and with a FUSE mount on the node."""
+    host = cluster.run("host", f"{OPEN}/busybox:lazy")
+    lazy = cluster.run("lazy", f"{OPEN}/busybox:lazy", hostUsers=False)
+    mapped = cluster.exec("lazy", "cat", "/proc/self/uid_map").split()
+    expect(mapped[1] != "0", f"the pod has the node's ids: {mapped}")
+    expect(cluster.exec("lazy", "stat", "-c", "%u", "/bin/busybox") == "0", "the image's files belong to others")
+    cluster.exec("lazy", "sh", "-c", "echo new > /new")
+    cluster.run("plain", f"{OPEN}/redis:plain", hostUsers=False)
+    return f"lazy {lazy:.1f} s, {host:.1f} s with the node's users; ordinary images start, too"
+
+
+def fuse_beside_user_namespaces(cluster):
+    """An image that FUSE serves on the node does not disturb pods with user namespaces."""
+    configure(cluster, '[snapshotter]', '[snapshotter]\ndriver = "fuse"')
+    try:
+        image = cluster.images.variant("busybox", "fuse", 1 << 20)
+        cluster.run("fuse", image)
+        mount = cluster.mount_of(image)
+        expect(mount["driver"] == "fuse", f"the driver is {mount['driver']}")
+        cluster.run("plain", f"{OPEN}/redis:plain", hostUsers=False)
+    finally:
+        configure(cluster, '[snapshotter]\ndriver = "fuse"', '[snapshotter]')
+    return "an ordinary image of several layers starts with hostUsers: false beside it"
+
+
+def configure(cluster, before, after):
+    """Changes the node's configuration of Lazuli."""
+    file = cluster.node.root / "etc/lazuli/config.toml"
+    text = file.read_text()
+    expect(before in text, f"the configuration does not have {before!r}")
+    file.write_text(text.replace(before, after, 1))
+    cluster.node.run("systemctl", "reload", "lazuli")
+
+
+def both_forms(cluster):
+    """One tag with the ordinary and the lazy form."""
+    image = f"{OPEN}/redis-next:both"
+    cluster.run("ordinary", image)
+    expect(not cluster.mount_of(f"{OPEN}/redis-next"), "the ordinary form is mounted lazily")
+    cluster.delete("ordinary")
+    cluster.remove_image(f"{OPEN}/redis-next")
+    configure(cluster, "[mirror]", f'[mirror]\nlazy = ["{OPEN}/redis-next"]')
+    try:
+        cluster.run("lazy", image)
+        expect(cluster.mount_of(f"{OPEN}/redis-next"), "the lazy form is not taken")
+        cluster.exec("lazy", "sh", "-c", "ls /usr > /dev/null")
+    finally:
+        configure(cluster, f'[mirror]\nlazy = ["{OPEN}/redis-next"]', "[mirror]")
+    return "the ordinary form without, the lazy one with `lazy` of the mirror"
+
+
+def thirty_at_once(cluster):
+    """Thirty pods of one image that the node does not have."""
+    times = {}
+    for name in ("lazy", "plain"):
+        cluster.remove_image(f"{OPEN}/redis:{name}")
+        labels = {"app": name}
+        container = {"name": "main", "image": f"{OPEN}/redis:{name}", "command": ["sleep", "infinity"]}
+        template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}}
+        started = time.monotonic()
+        cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+                       "spec": {"replicas": 30, "progressDeadlineSeconds": 170, "selector": {"matchLabels": labels}, "template": template}})
+        cluster.kubectl("rollout", "status", "deployment", name, "--timeout=180s")
+        times[name] = time.monotonic() - started
+        cluster.tidy()
+    return f"{times['lazy']:.0f} s lazy, {times['plain']:.0f} s of the ordinary form (registry on the node)"
+
+
+SCENARIOS = [
+    (cold_and_warm, "a pod cold and warm"),
+    (init_and_sidecar, "init container and sidecar"),
+    (exec_and_debug, "exec and debug"),
+    (static_pod, "static pod"),
+    (roll_out, "roll-out"),
+    (pull_secret, "pull secret"),
+    (user_namespace, "`hostUsers: false`"),
+    (fuse_beside_user_namespaces, "`hostUsers: false` beside an image served by FUSE"),
+    (both_forms, "one tag with both forms"),
+    (thirty_at_once, "30 pods of one image at once"),
+]

@@ -1,0 +1,37 @@
+"""Programs, and waiting for what they bring about."""
+
+import subprocess
+import time
+
+from .table import Failed
+
+
+def run(*command, **options):
+    """Runs a program and returns what it printed, without the last end of line.
+
+    A failure says which program it was, and what it printed.
+    """
+    result = subprocess.run([str(part) for part in command], text=True, capture_output=True, **options)
+    if result.returncode:
+        said = (result.stderr or result.stdout).strip()[-2000:]
+        raise Failed(f"`{' '.join(map(str, command))[:300]}` ended with {result.returncode}: {said}")
+    return result.stdout.rstrip("\n")
+
+
+def wait(seconds, what, condition, step=0.2):
+    """Waits until `condition()` is true, and returns what it returned; `what` names it in the failure.
+
+    A condition that fails is not true yet.
+    """
+    deadline = time.monotonic() + seconds
+    last = ""
+    while True:
+        try:
+            found = condition()
+            if found:
+                return found
+        except Failed as error:
+            last = f": {error}"
+        if time.monotonic() > deadline:
+            raise Failed(f"waited {seconds} s for {what}{last}")
+        time.sleep(step)

@@ -17,6 +17,7 @@
 
 pub mod chain;
 mod point_files;
+pub(crate) mod prefix;
 pub(crate) mod removed;
 mod rows;
 mod tables;

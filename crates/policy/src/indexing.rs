@@ -128,7 +128,7 @@ impl Gate {
     ) -> Result<Option<Indexing>, GateError> {
         let policy = self.policy()?;
         let agreed = |policy: std::sync::Arc<Policy>| agreed(&policy, name, image, index, bundles);
-        Ok(policy.and_then(|policy| agreed(policy)).map(|(indexing, _)| indexing))
+        Ok(policy.and_then(agreed).map(|(indexing, _)| indexing))
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) enum PrefixError {
     Image(#[from] ImageError),
 }
 
+/// Where decoders can begin in the layers.
+type LayerPoints = Vec<(BlobIndex, Points)>;
+
 /// The lower layers of an ordinary image, as an image.
 #[derive(Debug)]
 pub(crate) struct Prefix {
@@ -43,7 +46,7 @@ pub(crate) struct Prefix {
     pub(crate) digest: Digest,
     manifest: Vec<u8>,
     bootstrap: Vec<u8>,
-    points: Vec<(BlobIndex, Points)>,
+    points: LayerPoints,
 }
 
 impl Prefix {
@@ -116,7 +119,7 @@ pub(crate) fn describe(layer: &WrittenIndex) -> Option<IndexedLayer> {
 fn place(
     mut bootstrap: Vec<u8>,
     layers: &[WrittenIndex],
-) -> Result<(Vec<u8>, Vec<(BlobIndex, Points)>), PrefixError> {
+) -> Result<(Vec<u8>, LayerPoints), PrefixError> {
     let opened = Bootstrap::open(&bootstrap[..])?;
     let mut tables = Vec::new();
     for index in opened.unplaced() {

@@ -256,9 +256,13 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     let image = push(&first.registry, "app", &layers);
     first.registry.reset_stats();
     first.rig.pull(&image).unwrap();
+    // It starts without its registry, whichever worker was told that it is here.
+    first.registry.go_away();
+    first.rig.kill_worker();
+    assert_eq!(first.run(&image, &WHO), "me\n");
+    first.registry.come_back();
     let sizes = layers.each_ref().map(|layer| layer.stored().unwrap().len() as u64);
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes);
-    assert_eq!(first.run(&image, &WHO), "me\n");
     assert_eq!(first.run(&image, &["sh", "-c", "cat /file* | wc -c"]), format!("{}\n", 4 << 20));
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes, "fetched again");
     assert_eq!(first.rig.mounts().len(), 1);

@@ -17,7 +17,7 @@ use tokio::{io::AsyncReadExt as _, sync::OnceCell};
 
 use super::{
     state::Ordinary,
-    store::{LayerRecord, Stated},
+    store::{ImageRecord, LayerRecord, Stated},
 };
 use crate::daemon::{DaemonError, api::MountRequest, node::Node};
 
@@ -39,8 +39,15 @@ impl Node {
         if let Some(known) = self.ordinaries.recall(&asked, &manifest.digest) {
             return Ok(known);
         }
-        let repository = lazuli_registry::open(name, &self.options(request))?;
-        let config = config(&*repository, &manifest).await?;
+        let kept = self.ordinaries.store.image(&manifest.digest).map(|kept| kept.config);
+        let kept = kept.filter(|kept| manifest.parsed.config.digest.matches(kept.as_bytes()));
+        let config = match kept {
+            Some(config) => Bytes::from(config),
+            None => {
+                let repository = lazuli_registry::open(name, &self.options(request))?;
+                config(&*repository, &manifest).await?
+            }
+        };
         let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
         // A configuration that cannot be read is containerd's to complain about.
         let diff_ids = parsed.unwrap_or_default();
@@ -49,6 +56,42 @@ impl Node {
         let (signed, published) = (OnceCell::new(), OnceCell::new());
         let image = Ordinary { asked, manifest, config, diff_ids, signed, published };
         Ok(self.ordinaries.remember(image))
+    }
+
+    /// The manifest that `name` means, which has the digest `digest`: as it is kept, or from the
+    /// registry.
+    pub(super) async fn ordinary_manifest(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        digest: &Digest,
+    ) -> Result<Arc<Manifest>, DaemonError> {
+        if let Some(manifest) = self.recent.get(name) {
+            return Ok(manifest);
+        }
+        if let Some(ImageRecord { media_type, manifest, .. }) = self.ordinaries.store.image(digest)
+        {
+            let document = Document::new(manifest.into_bytes(), &media_type);
+            if let Ok(Parsed::Image(manifest)) = document.parse("this node") {
+                return Ok(Arc::new(*manifest));
+            }
+        }
+        let repository = lazuli_registry::open(name, &self.options(request))?;
+        Ok(Arc::new(repository.manifest(None).await?))
+    }
+
+    /// Keeps what it takes to start the image without its registry.
+    pub(super) fn keep_ordinary(&self, image: &Ordinary) {
+        let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+        let record = ImageRecord {
+            media_type: image.manifest.media_type.clone(),
+            manifest: text(&image.manifest.raw),
+            config: text(&image.config),
+        };
+        let kept = self.ordinaries.store.note_image(&image.manifest.digest, &record);
+        if let Err(error) = kept {
+            tracing::warn!(%error, "an image does not start without its registry");
+        }
     }
 
     /// What a trusted key states of the image's layers, if the operator wants to know.

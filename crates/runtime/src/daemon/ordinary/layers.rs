@@ -62,6 +62,7 @@ impl Images {
             return Ok(None);
         }
         if at + 1 == chain.len() {
+            self.0.keep_ordinary(&image);
             self.0.publish_once(&image, indexing.is_some(), &repository);
         }
         Ok(u32::try_from(at + 1).ok())

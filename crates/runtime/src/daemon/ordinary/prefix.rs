@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use futures_util::future::join_all;
-use lazuli_policy::Verified;
+use lazuli_policy::{SignedIndex, Verified};
 use lazuli_registry::{ImageName, Manifest};
 
 use crate::{
@@ -25,18 +25,21 @@ impl Node {
     ) -> Result<(StoredImage, Verified, Arc<Manifest>, Pin), DaemonError> {
         let options = self.options(request);
         let repository = lazuli_registry::open(name, &options)?;
-        let manifest = match self.recent.get(name) {
-            Some(manifest) => manifest,
-            None => Arc::new(repository.manifest(None).await?),
-        };
+        let (_, digest) = request.pinned()?;
+        let manifest = self.ordinary_manifest(request, name, &digest).await?;
         let verified = self.admit(request, &manifest).await?;
         let image = self.ordinary(request, name, manifest).await?;
-        let indexing = self.indexing(&image, &repository, &options).await?;
-        let layers = image.layers().take(count as usize);
-        let known = layers.map(|(layer, diff_id)| {
-            self.known_layer(layer, diff_id, indexing.as_ref(), &repository)
-        });
-        let known: Option<Vec<_>> = join_all(known).await.into_iter().collect();
+        let known = async |signed: Option<&SignedIndex>| -> Option<Vec<_>> {
+            let layers = image.layers().take(count as usize);
+            let known = layers
+                .map(|(layer, diff_id)| self.known_layer(layer, diff_id, signed, &repository));
+            join_all(known).await.into_iter().collect()
+        };
+        // What is proven needs no registry.
+        let known = match known(None).await {
+            Some(proven) => Some(proven),
+            None => known(self.indexing(&image, &repository, &options).await?.as_ref()).await,
+        };
         let known = known.filter(|known| known.len() == count as usize);
         let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
         let (images, manifest) = (self.root.join("images"), image.manifest.clone());

@@ -4,6 +4,7 @@
 //! ROOT/indexes/
 //!   blobs/HEX         the index with this digest
 //!   layers/HEX        which index the layer with this digest has, and the digest of its tar
+//!   ordinary/HEX      the image with this manifest: manifest and configuration
 //!   images/HEX        the index of the image with this manifest, and the statements about it
 //!   wrong/HEX         indexes that were found to lead to other bytes than the layer has
 //! ```
@@ -29,6 +30,7 @@ const RECORDS: usize = 16_384;
 
 const BLOBS: &str = "blobs";
 const LAYERS: &str = "layers";
+const ORDINARY: &str = "ordinary";
 const IMAGES: &str = "images";
 const WRONG: &str = "wrong";
 
@@ -41,6 +43,17 @@ pub(super) struct LayerRecord {
     pub(super) index: Digest,
     /// Whether this node has hashed all of it. Otherwise a key has stated it.
     pub(super) is_proven: bool,
+}
+
+/// An image that containerd was told to be here, which has to start without its registry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ImageRecord {
+    /// The media type of the manifest.
+    pub(super) media_type: String,
+    /// The manifest, JSON.
+    pub(super) manifest: String,
+    /// The configuration, JSON.
+    pub(super) config: String,
 }
 
 /// A statement about the index of an image, as it was found.
@@ -61,7 +74,7 @@ pub(super) struct IndexStore {
 impl IndexStore {
     /// Opens or creates `root`.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
-        for part in [BLOBS, LAYERS, IMAGES, WRONG] {
+        for part in [BLOBS, LAYERS, ORDINARY, IMAGES, WRONG] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
         Ok(IndexStore { root })
@@ -97,6 +110,18 @@ impl IndexStore {
         }
         self.write(LAYERS, layer, &serde_json::to_vec(record)?)?;
         trim(&self.root.join(LAYERS), u64::MAX, RECORDS)
+    }
+
+    /// Manifest and configuration of an image.
+    pub(super) fn image(&self, manifest: &Digest) -> Option<ImageRecord> {
+        let record: ImageRecord = self.read(ORDINARY, manifest)?;
+        manifest.matches(record.manifest.as_bytes()).then_some(record)
+    }
+
+    /// Keeps them.
+    pub(super) fn note_image(&self, manifest: &Digest, record: &ImageRecord) -> io::Result<()> {
+        self.write(ORDINARY, manifest, &serde_json::to_vec(record)?)?;
+        trim(&self.root.join(ORDINARY), u64::MAX, RECORDS)
     }
 
     /// What was stated of an image.

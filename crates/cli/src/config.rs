@@ -14,7 +14,11 @@ use lazuli_registry::{
     Dragonfly, Hosts, ImageName, IndexTrust, Mirrors, Options, TrustedReferrers,
     hosts::DEFAULT_DIRECTORIES,
 };
-use lazuli_runtime::{cache::KeepFree, daemon::DriverChoice, prefetch};
+use lazuli_runtime::{
+    cache::KeepFree,
+    daemon::{DriverChoice, IndexSettings},
+    prefetch,
+};
 use serde::Deserialize;
 
 /// Where the configuration is unless `--config` says otherwise.
@@ -40,7 +44,7 @@ pub(crate) struct Config {
     /// Which images take another one's place.
     images: Images,
     /// Which indexes make ordinary images lazy ones.
-    index: Index,
+    pub(crate) index: Index,
     /// Who has blobs from other nodes.
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
@@ -225,9 +229,58 @@ impl Images {
 /// The `[index]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Index {
+pub(crate) struct Index {
     /// Which are used.
     trust: Trust,
+    /// What becomes of layers that nobody has indexed.
+    pub(crate) first: FirstPull,
+    /// Whether indexes that the node makes are put beside their images.
+    publish: bool,
+    /// The private key that states what these are of.
+    key: Option<PathBuf>,
+}
+
+impl Index {
+    fn check(&self) -> Result<()> {
+        match &self.key {
+            Some(key) if !key.is_absolute() => {
+                bail!("index.key is {}, expected an absolute path", key.display())
+            }
+            Some(_) if !self.publish => bail!("index.key is for index.publish = true"),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the runtime is told.
+    pub(crate) fn settings(&self) -> IndexSettings {
+        IndexSettings { publish: self.publish, key: self.key.clone() }
+    }
+}
+
+/// Who pulls an ordinary image whose layers nobody has indexed.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum FirstPull {
+    /// This node, in containerd's namespace for Kubernetes; elsewhere containerd: `export`, `push`
+    /// and builds need the layers.
+    #[default]
+    #[serde(skip)]
+    Kubernetes,
+    /// This node.
+    Pull,
+    /// containerd.
+    Leave,
+}
+
+impl FirstPull {
+    /// Whether this node pulls for a namespace of containerd.
+    pub(crate) fn pulls_in(self, namespace: &str) -> bool {
+        match self {
+            FirstPull::Kubernetes => namespace == "k8s.io",
+            FirstPull::Pull => true,
+            FirstPull::Leave => false,
+        }
+    }
 }
 
 /// Who vouches for an index.
@@ -235,8 +288,12 @@ struct Index {
 #[serde(rename_all = "lowercase")]
 enum Trust {
     /// Nobody can.
-    #[default]
     Nothing,
+    /// This node, of layers that it has hashed whole.
+    Proven,
+    /// That, or a key that the policy trusts for the image.
+    #[default]
+    Signed,
     /// Everybody who may push to the image's repository. For `run` and `mount` alone.
     Repository,
 }
@@ -245,6 +302,8 @@ impl From<Trust> for IndexTrust {
     fn from(trust: Trust) -> Self {
         match trust {
             Trust::Nothing => IndexTrust::Nothing,
+            Trust::Proven => IndexTrust::Proven,
+            Trust::Signed => IndexTrust::Signed,
             Trust::Repository => IndexTrust::Repository,
         }
     }
@@ -377,6 +436,7 @@ impl Config {
                     .and_then(|config| config.fetch.check().map(|()| config))
                     .and_then(|config| config.cache.check().map(|()| config))
                     .and_then(|config| config.prefetch.check().map(|()| config))
+                    .and_then(|config| config.index.check().map(|()| config))
                     .and_then(|config| config.node_registries().map(|_| config))
                     .and_then(|config| config.check_hosts_dir().map(|()| config))
                     .and_then(|config| config.check_policy().map(|()| config))
@@ -513,6 +573,30 @@ mod tests {
                 .check()
                 .unwrap_err();
             assert!(error.to_string().contains("snapshotter.address"), "{error}");
+        }
+    }
+
+    #[test]
+    fn indexes_count_by_the_word_of_a_key_and_are_made_for_kubernetes() {
+        let index = |text: &str| toml::from_str::<Config>(&format!("[index]\n{text}\n"));
+        let usual = index("").unwrap().index;
+        assert_eq!(IndexTrust::from(usual.trust), IndexTrust::Signed);
+        for (text, kubernetes, others) in
+            [("", true, false), ("first = 'pull'", true, true), ("first = 'leave'", false, false)]
+        {
+            let first = index(text).unwrap().index.first;
+            assert_eq!(first.pulls_in("k8s.io"), kubernetes, "{text}");
+            assert_eq!(first.pulls_in("default"), others, "{text}");
+        }
+        for text in ["first = 'kubernetes'", "trust = 'everybody'", "more = 1"] {
+            assert!(index(text).is_err(), "{text}");
+        }
+        index("publish = true\nkey = '/k'").unwrap().index.check().unwrap();
+        for (text, problem) in
+            [("publish = true\nkey = 'k'", "absolute path"), ("key = '/k'", "index.publish")]
+        {
+            let error = index(text).unwrap().index.check().unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
         }
     }
 

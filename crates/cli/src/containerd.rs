@@ -18,11 +18,14 @@ use lazuli_runtime::daemon::{
 use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
 use tokio::task::JoinHandle;
 
+use crate::config::FirstPull;
+
 /// Serves containerd, if the configuration says so. The task ends when another worker takes over.
 /// Readers of images are served also when this fails.
 pub(crate) fn serve(
     root: &Path,
     driver: DriverChoice,
+    first: FirstPull,
     mirror: Option<Arc<Mirror>>,
     worker: &mut Worker,
 ) -> Option<JoinHandle<()>> {
@@ -31,7 +34,9 @@ pub(crate) fn serve(
     Some(tokio::spawn(async move {
         let leaving = images.clone();
         let served =
-            match Server::open(&root, Arc::new(DaemonImages { images, driver, mirror })).await {
+            match Server::open(&root, Arc::new(DaemonImages { images, driver, first, mirror }))
+                .await
+            {
                 Ok(server) => {
                     tracing::info!("serving containerd");
                     let overview = server.overview();
@@ -67,6 +72,8 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,
+    /// Where layers that nobody has indexed are pulled whole.
+    first: FirstPull,
     /// Knows with which logins images were pulled.
     mirror: Option<Arc<Mirror>>,
 }
@@ -96,6 +103,19 @@ impl snapshotter::Images for DaemonImages {
         outcome(layer.map(|layer| layer.to_string()))
     }
 
+    async fn ordinary_layer(
+        &self,
+        image: &Image,
+        layer: &str,
+        namespace: &str,
+    ) -> Outcome<Option<u32>> {
+        let request = self.request(image, Path::new("/"))?;
+        let layer: Digest = layer.parse().map_err(|error: InvalidDigest| error.to_string())?;
+        let (login, may_pull) = (self.login(image), self.first.pulls_in(namespace));
+        let shown = self.images.ordinary_layer(&request, login.as_ref(), &layer, may_pull);
+        outcome(shown.await)
+    }
+
     async fn admit(&self, image: &Image) -> Outcome {
         let request = self.request(image, Path::new("/"))?;
         outcome(self.images.admit(&request, self.login(image).as_ref()).await)
@@ -117,6 +137,7 @@ impl snapshotter::Images for DaemonImages {
     async fn removed(&self, image: &Image) {
         if let Some(digest) = image.manifest_digest.as_deref().and_then(|text| text.parse().ok()) {
             self.images.removed(digest).await;
+            self.images.ordinary_removed(digest).await;
         }
     }
 }
@@ -131,6 +152,7 @@ impl DaemonImages {
             platform: None,
             plain_http: false,
             base: true,
+            layers: image.layers,
             nosuid: false,
         })
     }
@@ -168,7 +190,7 @@ mod tests {
 
     fn image(reference: &str, digest: Option<&str>) -> Image {
         let manifest_digest = digest.map(str::to_owned);
-        Image { reference: reference.to_owned(), manifest_digest, login: None }
+        Image { reference: reference.to_owned(), manifest_digest, layers: None, login: None }
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod evidence;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod gate;
+mod indexing;
 pub mod key;
 mod keyless;
 pub mod media_type;
@@ -38,6 +39,7 @@ pub use dsse::Envelope;
 pub use error::DocumentError;
 pub use evidence::{Evidence, SimpleSignature};
 pub use gate::{DEFAULT_PATH, Gate, GateError};
+pub use indexing::{INDEXED, Indexing, SignedIndex, StatedLayer};
 pub use key::{KeyError, PublicKey};
 pub use payload::Payload;
 pub use program::DESCRIPTOR;

@@ -35,7 +35,7 @@ mod transport;
 pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, Urgency, into_blocking};
 pub use copy::{Copied, Copy};
 pub use distribution::{
-    lazy::{lazy_form, lazy_manifest},
+    lazy::{indexes_of, lazy_form, lazy_manifest},
     range,
 };
 pub use docker_archive::DockerArchive;

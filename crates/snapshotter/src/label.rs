@@ -28,6 +28,13 @@ const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
 pub(crate) enum Layer {
     /// containerd unpacks it, or this is not about a layer at all.
     Ordinary,
+    /// Of an image that may be shown as it is; else containerd unpacks it.
+    Plain {
+        /// See [`TARGET`].
+        target: String,
+        /// The image.
+        image: Image,
+    },
     /// Data of a lazy image: nothing, it arrives as it is read.
     Data {
         /// See [`TARGET`].
@@ -56,7 +63,19 @@ impl Layer {
         let lazy: fn(String, Image) -> Layer = match () {
             () if has(DATA) => |target, image| Layer::Data { target, image },
             () if has(BOOTSTRAP) => |target, image| Layer::Bootstrap { target, image },
-            () => return Ok(Layer::Ordinary),
+            () => {
+                let (reference, manifest) = (labels.get(IMAGE), labels.get(MANIFEST));
+                let (Some(reference), Some(_)) = (reference, manifest) else {
+                    return Ok(Layer::Ordinary);
+                };
+                let image = Image {
+                    reference: reference.clone(),
+                    manifest_digest: manifest.cloned(),
+                    layers: None,
+                    login: login(labels),
+                };
+                return Ok(Layer::Plain { target, image });
+            }
         };
         let label = |label: &str| {
             labels.get(label).cloned().ok_or_else(|| {
@@ -67,7 +86,8 @@ impl Layer {
             })
         };
         let (reference, manifest_digest) = (label(IMAGE)?, Some(label(MANIFEST)?));
-        Ok(lazy(target.clone(), Image { reference, manifest_digest, login: login(labels) }))
+        let (layers, login) = (None, login(labels));
+        Ok(lazy(target.clone(), Image { reference, manifest_digest, layers, login }))
     }
 }
 
@@ -102,6 +122,7 @@ mod tests {
         let image = |login: Option<(&str, &str)>| Image {
             reference: "r/a:1".to_owned(),
             manifest_digest: Some("d".to_owned()),
+            layers: None,
             login: login.map(|(user, secret)| Login { user: user.into(), secret: secret.into() }),
         };
         let bootstrap =
@@ -109,6 +130,10 @@ mod tests {
         for (pairs, expected) in [
             (&[][..], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (IMAGE, "r/a:1")], Layer::Ordinary),
+            (
+                &[(TARGET, "sha256:1"), (IMAGE, "r/a:1"), (MANIFEST, "d")],
+                Layer::Plain { target: target(), image: image(None) },
+            ),
             // A container's snapshot may inherit labels; without a target it is no layer.
             (&[(DATA, "true")], Layer::Ordinary),
             (&[(TARGET, "sha256:1"), (DATA, "false")], Layer::Ordinary),

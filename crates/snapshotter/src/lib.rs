@@ -19,6 +19,10 @@
 //! a name is given only to the layer that it is of by its content, and data layers, which have no
 //! files, are never shown without the image above them.
 //!
+//! Layers of ordinary images are unpacked by containerd, unless [`Images`] can show them as they
+//! are. Then each snapshot of such a layer has a mount of its own, which shows it and all layers
+//! below it, and is made when something is to be based on it.
+//!
 //! Images are mounted by the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]
 
@@ -75,6 +79,10 @@ pub struct Image {
     pub reference: String,
     /// Digest of the manifest that this meant when it was pulled.
     pub manifest_digest: Option<String>,
+    /// Of an ordinary image that is shown as it is, how many layers from the lowest on; `None` is a
+    /// lazy image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<u32>,
     /// What it was pulled with this time; [`Images`] remembers it.
     #[serde(skip)]
     pub login: Option<Login>,
@@ -124,6 +132,16 @@ pub trait Images: Send + Sync {
     /// The chain id that the bootstrap layer of the image has, by that manifest and by what the
     /// layer holds.
     async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
+
+    /// How many layers of an ordinary image have the chain id `layer` together, if they can be
+    /// shown without being unpacked: what they hold is proven, or vouched for. `namespace` is
+    /// containerd's.
+    async fn ordinary_layer(
+        &self,
+        image: &Image,
+        layer: &str,
+        namespace: &str,
+    ) -> Result<Option<u32>, Box<dyn Error + Send + Sync>>;
 
     /// Mounts the image at the directory `at`, unless it is mounted there, if it may run. From then
     /// on until it is unmounted, the image's newest login counts.

@@ -1,6 +1,9 @@
 //! The index of one layer.
 
-use std::{fmt, io::Read};
+use std::{
+    fmt,
+    io::{self, Read},
+};
 
 use lazuli_image::{
     Algorithm, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, FormatError, Stored,
@@ -47,8 +50,7 @@ pub(super) struct Indexed {
     /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot
     /// lead to them.
     pub(super) entries: Vec<Entry>,
-    /// None of a layer without chunks.
-    pub(super) index: Option<WrittenIndex>,
+    pub(super) index: WrittenIndex,
     pub(super) beside: Option<BuiltBlob>,
     pub(super) diff_id: Digest,
 }
@@ -61,6 +63,10 @@ struct Found {
     end: Place,
 }
 
+/// Takes the content of chunks: the place of each among the decoded bytes of the layer's blob, and
+/// its bytes.
+pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + 'a;
+
 /// A layer while it is read.
 struct Reader<'a> {
     archive: Archive<Unpacked<'a>>,
@@ -69,17 +75,27 @@ struct Reader<'a> {
     chunk_size: u32,
     found: Vec<Found>,
     beside: Option<BlobWriter>,
-    scratch: &'a Scratch,
+    content: Content<'a>,
+    /// Where the next chunk goes among the decoded bytes of the layer's blob.
+    next: Decoded,
     buffer: Vec<u8>,
 }
 
+/// What becomes of the content of chunks.
+pub(super) enum Content<'a> {
+    /// It stays in the layer; what the index cannot lead to is stored once more here.
+    Stays(&'a Scratch),
+    /// It is handed on, all of it.
+    Taken(&'a mut ChunkSink<'a>),
+}
+
 /// Reads layer `number`, from its first byte to its last.
-pub(super) fn read(
+pub(super) fn read<'a>(
     layer: IndexLayer,
     number: u8,
     chunk_size: u32,
-    scratch: &Scratch,
-    on_read: &dyn Fn(u64),
+    content: Content<'a>,
+    on_read: &'a dyn Fn(u64),
 ) -> Result<Indexed, BuildError> {
     let IndexLayer { digest, stored_size, source } = layer;
     let name = digest.to_string();
@@ -95,7 +111,8 @@ pub(super) fn read(
         chunk_size,
         found: Vec::new(),
         beside: None,
-        scratch,
+        content,
+        next: Decoded(0),
         buffer: vec![0; chunk_size as usize],
     };
     let entries = reader.entries(&failed)?;
@@ -105,10 +122,7 @@ pub(super) fn read(
     let is_gzip = unpacked.is_gzip();
     let whole = unpacked.finish().map_err(|error| failed(unreadable(offset)(error)))?;
     let diff_id = whole.diff_id;
-    let index = match found.is_empty() {
-        true => None,
-        false => Some(layer_index(digest, stored_size, found, whole, is_gzip)?.write()?),
-    };
+    let index = layer_index(digest, stored_size, found, whole, is_gzip)?.write()?;
     let beside = beside.map(|beside| beside.finish(0)).transpose()?;
     Ok(Indexed { entries, index, beside, diff_id })
 }
@@ -153,46 +167,62 @@ impl Reader<'_> {
     /// Reads the next `length` bytes of a file, and says where they can be had.
     fn chunk(&mut self, length: usize) -> Result<ChunkRef, ChunkError> {
         let start = self.archive.get_ref().place();
+        let is_sparse = self.archive.is_sparse();
         let content = &mut self.buffer[..length];
+        self.archive.get_mut().skeleton().pause(true);
         let read = self.archive.content().read_exact(content);
+        self.archive.get_mut().skeleton().pause(false);
         read.map_err(|error| ChunkError::Read(error.to_string()))?;
         let unpacked = self.archive.get_ref();
         let end = unpacked.place();
         let mark = unpacked.mark_before(start.decoded);
         // Bytes that have to be decoded to get these.
         let way = mark.map_or(0, |(_, mark)| end.decoded - mark.decoded);
+        let mark = mark.map(|(number, _)| number);
         let chunk = Chunk {
             number: self.found.len() as u32,
             digest: Algorithm::Blake3.digest(content),
             stored: Stored(start.stored),
             stored_size: 0,
-            decoded: Decoded(0),
+            decoded: self.next,
             decoded_size: length as u32,
             part: None,
         };
-        if self.archive.is_sparse() || way > MAX_UNIT.into() {
-            return self.put_beside(chunk, length).map_err(ChunkError::Build);
+        if is_sparse || way > MAX_UNIT.into() {
+            // Not all of the layer can be put together again from its chunks.
+            self.archive.get_mut().skeleton().give_up();
+            return self.put_beside(chunk, length);
         }
         if chunk.number >= MAX_CHUNKS {
             return Err(ChunkError::Read(format!("it has more chunks than {MAX_CHUNKS}")));
         }
+        let next = round_up_to_block(chunk.decoded_end().0);
+        self.next = Decoded(next.ok_or_else(|| ChunkError::Read("it is too big".to_owned()))?);
+        if let Content::Taken(sink) = &mut self.content {
+            sink(chunk.decoded, content).map_err(|error| ChunkError::Read(error.to_string()))?;
+        }
         let place = ChunkRef { blob: BlobIndex(self.number), number: chunk.number };
-        let mark = mark.map(|(number, _)| number);
         self.found.push(Found { chunk, mark, start, end });
         Ok(place)
     }
 
     /// Stores what was read last once more, in a blob of its own.
-    fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, BuildError> {
+    fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, ChunkError> {
+        let Content::Stays(scratch) = &self.content else {
+            let problem = "its content cannot be read where it is in the layer".to_owned();
+            return Err(ChunkError::Read(problem));
+        };
         let beside = match &mut self.beside {
             Some(beside) => beside,
             none => {
                 let name = format!("beside{}", self.number);
-                none.insert(BlobWriter::create(self.scratch.clone(), &name, Codec::Zstd)?)
+                let created = BlobWriter::create((*scratch).clone(), &name, Codec::Zstd);
+                none.insert(created.map_err(ChunkError::Build)?)
             }
         };
         let number = beside.chunks().len() as u32;
-        beside.add_anew(&[(chunk, &self.buffer[..length])])?;
+        let added = beside.add_anew(&[(chunk, &self.buffer[..length])]);
+        added.map_err(ChunkError::Build)?;
         Ok(ChunkRef { blob: BlobIndex(self.number | BESIDE), number })
     }
 }
@@ -203,8 +233,7 @@ enum ChunkError {
     Build(BuildError),
 }
 
-/// Puts chunks on block borders one behind the other, and makes pieces of those that begin at one
-/// point.
+/// Makes pieces of chunks that begin at one point.
 fn layer_index(
     layer: Digest,
     stored_size: u64,
@@ -212,7 +241,6 @@ fn layer_index(
     whole: Whole,
     is_gzip: bool,
 ) -> Result<LayerIndex, FormatError> {
-    let mut decoded = 0;
     let (mut chunks, mut pieces) = (Vec::with_capacity(found.len()), Vec::<Piece>::new());
     let mut last_mark = None;
     for Found { mut chunk, mark, start, end } in found {
@@ -222,9 +250,6 @@ fn layer_index(
             FormatError::new(("index of", layer), start.stored, problem)
         };
         chunk.stored_size = u32::try_from(end.stored - start.stored).map_err(too_big)?;
-        chunk.decoded = Decoded(decoded);
-        let next = round_up_to_block(chunk.decoded_end().0);
-        decoded = next.ok_or_else(|| FormatError::new(("index of", layer), 0, "too big"))?;
         chunks.push(chunk);
         let Some(number) = mark.filter(|_| is_gzip) else { continue };
         let Mark { point, decoded: from } = &whole.marks[number];
@@ -246,7 +271,8 @@ fn layer_index(
             piece.offsets.push((start.decoded - from) as u32);
         }
     }
-    Ok(LayerIndex { layer, stored_size, chunks, pieces })
+    let skeleton = whole.skeleton;
+    Ok(LayerIndex { layer, stored_size, chunks, pieces, skeleton })
 }
 
 /// The stored end of a chunk. With the last byte of a member comes its trailer: some readers want

@@ -8,8 +8,11 @@
 //! The chunks are in the layers. What the index cannot lead to (sparse files, and files in a gzip
 //! layer that is one block for too long) is stored once more, in a blob beside it.
 
+mod assemble;
 mod gunzip;
 mod layer;
+mod skeleton;
+mod take;
 mod unpacked;
 
 use std::{
@@ -27,8 +30,13 @@ use lazuli_image::{
     rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
 };
 
-use self::layer::BESIDE;
-pub use self::layer::IndexLayer;
+use self::layer::{BESIDE, Content, Indexed};
+pub use self::{
+    assemble::{KnownLayer, assemble},
+    layer::{ChunkSink, IndexLayer},
+    skeleton::diff_id,
+    take::{TakenLayer, take},
+};
 use crate::{
     build::stack, built_blob::BuiltBlob, error::BuildError, options::Options, pack::for_each_chunk,
     report::Progress, scratch::Scratch,
@@ -42,7 +50,7 @@ const MAX_LAYERS: usize = 127;
 pub struct ImageIndex {
     /// The metadata file.
     pub bootstrap: Vec<u8>,
-    /// The indexes of those layers that have content, in their order; equal layers have one.
+    /// The indexes of the layers, in their order; equal layers have one.
     pub layers: Vec<WrittenIndex>,
     /// What these cannot lead to.
     pub beside: Vec<BuiltBlob>,
@@ -70,11 +78,16 @@ pub fn index(
     let names: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let scratch = Scratch::new(scratch)?;
     let read = read_all(layers, &scratch, threads, progress)?;
+    join(read, names)
+}
+
+/// Makes one image of layers that were read.
+fn join(read: Vec<Indexed>, names: Vec<String>) -> Result<ImageIndex, BuildError> {
     let diff_ids = read.iter().map(|layer| layer.diff_id).collect();
     let (mut entries, mut indexes, mut besides) = (Vec::new(), Vec::new(), Vec::new());
     for ((layer, name), number) in read.into_iter().zip(names).zip(0..) {
         entries.push((name, layer.entries));
-        indexes.extend(layer.index.map(|index| (BlobIndex(number), index)));
+        indexes.push((BlobIndex(number), layer.index));
         besides.extend(layer.beside.map(|beside| (BlobIndex(number | BESIDE), beside)));
     }
     let (mut tree, _) = stack(entries)?;
@@ -125,8 +138,9 @@ fn read_all(
             scope.spawn(|| {
                 while let Some((number, layer)) = next() {
                     let on_read = |bytes| progress.bytes_read(number, bytes);
+                    let content = Content::Stays(scratch);
                     let read =
-                        layer::read(layer, number as u8, Options::CHUNK_SIZE, scratch, &on_read);
+                        layer::read(layer, number as u8, Options::CHUNK_SIZE, content, &on_read);
                     stop.fetch_or(read.is_err(), Ordering::Relaxed);
                     progress.layer_done(number);
                     lock(&done)[number] = Some(read);

@@ -4,7 +4,10 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 use lazuli_image::{Algorithm, Digest, Hasher};
 
-use super::gunzip::{Gunzip, Mark};
+use super::{
+    gunzip::{Gunzip, Mark},
+    skeleton::Recorder,
+};
 use crate::source::stream::{Allowance, GZIP_MAGIC, is_zstd};
 
 /// Bytes read from a layer at a time.
@@ -20,6 +23,7 @@ pub(super) struct Unpacked<'a> {
     gzip: Option<Gunzip>,
     decoded: u64,
     hasher: Hasher,
+    skeleton: Recorder,
     allowance: Allowance,
 }
 
@@ -38,6 +42,8 @@ pub(super) struct Whole {
     pub(super) marks: Vec<Mark>,
     /// Where its members end, see [`Gunzip::finish`].
     pub(super) ends: Vec<(u64, u64)>,
+    /// What of the tar was recorded, see [`Unpacked::skeleton`]; empty if not all of it was.
+    pub(super) skeleton: Vec<u8>,
 }
 
 impl<'a> Unpacked<'a> {
@@ -62,6 +68,7 @@ impl<'a> Unpacked<'a> {
             gzip,
             decoded: 0,
             hasher: Algorithm::Sha256.hasher(),
+            skeleton: Recorder::new()?,
             allowance: Allowance::of(stored_size),
         })
     }
@@ -81,6 +88,11 @@ impl<'a> Unpacked<'a> {
         self.gzip.as_ref()?.mark_before(decoded)
     }
 
+    /// What records the tar but for the content of chunks.
+    pub(super) fn skeleton(&mut self) -> &mut Recorder {
+        &mut self.skeleton
+    }
+
     /// Whether the layer is gzip.
     pub(super) fn is_gzip(&self) -> bool {
         self.gzip.is_some()
@@ -91,7 +103,8 @@ impl<'a> Unpacked<'a> {
         io::copy(&mut self, &mut io::sink())?;
         io::copy(&mut self.raw, &mut io::sink())?;
         let (marks, ends) = self.gzip.map_or_else(Default::default, Gunzip::finish);
-        Ok(Whole { diff_id: self.hasher.finish(), marks, ends })
+        let skeleton = self.skeleton.finish()?;
+        Ok(Whole { diff_id: self.hasher.finish(), marks, ends, skeleton })
     }
 }
 
@@ -105,6 +118,7 @@ impl Read for Unpacked<'_> {
             self.raw.consume(count);
         }
         self.hasher.update(&buffer[..count]);
+        self.skeleton.record(&buffer[..count])?;
         self.decoded += count as u64;
         if self.decoded > self.allowance.limit() {
             return Err(io::Error::other(self.allowance.exceeded()));

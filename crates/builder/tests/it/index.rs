@@ -3,18 +3,18 @@
 
 use std::io::{Cursor, Write as _};
 
-use flate2::{Compression, GzBuilder, write::GzEncoder};
+use flate2::{Compression, GzBuilder, read::MultiGzDecoder, write::GzEncoder};
 use lazuli_builder::{
     BuildError, Layer, LayerSource,
-    index::{ImageIndex, IndexLayer, index},
+    index::{ImageIndex, IndexLayer, KnownLayer, assemble, diff_id, index, take},
     merge,
 };
 use lazuli_image::{
-    Algorithm, BlobIndex, Chunk, ChunkRef, Digest, Points, Tree,
+    Algorithm, BlobIndex, Chunk, ChunkRef, Decoded, Digest, Points, Tree,
     codec::Decoder,
     compare::{Content, compare},
     points::NewPoint,
-    rafs::{self, Bootstrap, Placed},
+    rafs::{self, Bootstrap, Placed, ReadIndex},
 };
 use lazuli_testkit::{
     oci::Compression as Stored,
@@ -217,14 +217,117 @@ fn equal_layers_give_equal_indexes() {
 }
 
 #[test]
-fn layers_without_content_need_no_index() {
+fn layers_without_content_have_no_blob() {
     let layers = [
         gzip(6, &tarball::write(&[Entry::file("a", "a"), Entry::file("b", "b")])),
         gzip(6, &tarball::write(&[Entry::directory("d"), Entry::file(".wh.a", "")])),
     ];
     let index = same(&layers);
-    assert_eq!((index.layers.len(), index.diff_ids.len()), (1, 2));
-    assert_eq!(same(&[gzip(6, &tarball::write(&[]))]).layers.len(), 0);
+    assert_eq!((index.layers.len(), index.diff_ids.len()), (2, 2));
+    assert_eq!(open(&index).bootstrap.blobs().len(), 1);
+    let empty = same(&[gzip(6, &tarball::write(&[]))]);
+    assert_eq!(open(&empty).bootstrap.blobs().len(), 0);
+    assert_same_without_layers(&layers, &index);
+}
+
+/// What a node knows of layers whose indexes it has.
+fn known(layers: &[Vec<u8>], index: &ImageIndex) -> Vec<KnownLayer> {
+    let known = layers.iter().zip(&index.diff_ids).map(|(stored, diff_id)| {
+        let digest = Algorithm::Sha256.digest(stored);
+        let written = index.layers.iter().find(|it| it.record.blob.id == digest).unwrap();
+        let (stored_size, index) = (stored.len() as u64, written.bytes.clone());
+        KnownLayer { digest, stored_size, diff_id: *diff_id, index }
+    });
+    known.collect()
+}
+
+/// Makes the same image of the indexes alone, and the layers again with the content of chunks.
+fn assert_same_without_layers(layers: &[Vec<u8>], index: &ImageIndex) {
+    let known = known(layers, index);
+    let again = assemble(known.clone()).unwrap();
+    assert_eq!(again.bootstrap, index.bootstrap);
+    assert_eq!(again.diff_ids, index.diff_ids);
+    for (layer, again) in index.layers.iter().zip(&again.layers) {
+        assert_eq!((&layer.bytes, &layer.record), (&again.bytes, &again.record));
+        assert_eq!(layer.tables, again.tables);
+    }
+    for (known, stored) in known.iter().zip(layers) {
+        let mut tar = Vec::new();
+        std::io::Read::read_to_end(&mut MultiGzDecoder::new(&stored[..]), &mut tar).unwrap();
+        let read = ReadIndex::parse(&known.index, known.digest, known.stored_size).unwrap();
+        let fill = |chunk: &Chunk, content: &mut [u8]| {
+            let start = read.starts[chunk.number as usize] as usize;
+            content.copy_from_slice(&tar[start..start + content.len()]);
+            Ok(())
+        };
+        assert_eq!(diff_id(&read, fill).unwrap(), known.diff_id);
+        let other = |_: &Chunk, content: &mut [u8]| {
+            content.fill(b'x');
+            Ok(())
+        };
+        let is_empty = read.starts.is_empty();
+        assert_eq!(diff_id(&read, other).unwrap() == known.diff_id, is_empty);
+    }
+}
+
+#[test]
+fn an_image_is_made_of_indexes_alone() {
+    let white = [Entry::file("dir/.wh.text1", ""), Entry::file("dir/text2", "another")];
+    let layers = [gzip(6, &files()), gzip(9, &tarball::write(&white)), gzip(6, &files())];
+    assert_same_without_layers(&layers, &index_of(&layers).unwrap());
+    // Any lower layers are an image of their own.
+    for count in 1..layers.len() {
+        assert_same_without_layers(&layers[..count], &index_of(&layers[..count]).unwrap());
+    }
+}
+
+#[test]
+fn indexes_that_do_not_lead_to_all_of_a_layer_are_refused() {
+    let sparse = Body::Sparse {
+        format: SparseFormat::Pax10,
+        size: 9000,
+        pieces: vec![(5000, b"data".to_vec())],
+    };
+    let layers = [gzip(6, &tarball::write(&[Entry::file("a", "a"), Entry::new("s", sparse)]))];
+    let error = assemble(known(&layers, &index_of(&layers).unwrap())).unwrap_err().to_string();
+    assert!(error.contains("no skeleton"), "{error}");
+    // The skeleton of one layer with the chunks of another.
+    let [one, other] = [files(), tarball::write(&[Entry::file("a", odd::random(1, 9000))])];
+    let layers = [gzip(6, &one), gzip(6, &other)];
+    let index = index_of(&layers).unwrap();
+    let mut swapped = known(&layers, &index);
+    let (ones, others) = (swapped[0].index.clone(), swapped[1].index.clone());
+    (swapped[0].index, swapped[1].index) = (others, ones);
+    assert!(assemble(swapped).is_ok(), "whose index it is, is for others to know");
+    let mut cut = known(&layers, &index);
+    let half = cut[0].index.len() / 2;
+    cut[0].index.truncate(half);
+    assert!(assemble(cut).is_err());
+}
+
+#[test]
+fn content_is_handed_on_where_it_will_be() {
+    let stored = gzip(6, &files());
+    let digest = Algorithm::Sha256.digest(&stored);
+    let layer = || IndexLayer {
+        digest,
+        stored_size: stored.len() as u64,
+        source: Box::new(Cursor::new(stored.clone())),
+    };
+    let mut taken = Vec::new();
+    let mut sink = |at: Decoded, content: &[u8]| {
+        taken.push((at, Algorithm::Blake3.digest(content)));
+        Ok(())
+    };
+    let made = take(layer(), &mut sink).unwrap();
+    let index = index_of(std::slice::from_ref(&stored)).unwrap();
+    assert_eq!(made.index.bytes, index.layers[0].bytes);
+    assert_eq!(made.diff_id, index.diff_ids[0]);
+    let chunks = &made.index.record.blob.chunks;
+    let places: Vec<_> = chunks.iter().map(|chunk| (chunk.decoded, chunk.digest)).collect();
+    assert_eq!(taken, places);
+    let mut full = |_: Decoded, _: &[u8]| Err(std::io::Error::other("no room"));
+    assert!(take(layer(), &mut full).unwrap_err().to_string().contains("no room"));
 }
 
 #[test]

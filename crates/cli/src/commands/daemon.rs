@@ -139,6 +139,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         direct_io: session.config.cache.direct_io,
         keep_free: Some(session.config.cache.keep_free()?),
         prefetch: session.config.prefetch.settings(),
+        index: session.config.index.settings(),
         images: session.config.prefetch.images.clone(),
         registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
@@ -151,7 +152,8 @@ fn work(session: &Session) -> Result<ExitCode> {
         let mut worker = Worker::open(&session.root, &settings, link, given).await?;
         let mirror = mirror::serve(session, &settings.registry, &mut worker);
         let (mirror, pulls) = mirror.unzip();
-        let snapshots = containerd::serve(&session.root, driver, mirror, &mut worker);
+        let first = session.config.index.first;
+        let snapshots = containerd::serve(&session.root, driver, first, mirror, &mut worker);
         let ended = worker.serve().await.context("the worker ended")?;
         if ended == Ended::Left {
             // Answers that are being written.

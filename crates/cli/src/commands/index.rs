@@ -1,4 +1,4 @@
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
@@ -13,13 +13,21 @@ use lazuli_image::{
     Digest,
     oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, media_type},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Manifest, Repository, Source};
+use lazuli_policy::StatedLayer;
+use lazuli_registry::{BlobContent, Document, ImageName, Manifest, Options, Repository, Source};
 use tokio::runtime::Runtime;
 
 use crate::{
     Session,
-    convert::source::{self, Opened},
-    image::{push, scratch::Scratch},
+    convert::{
+        source::{self, Opened},
+        statement::Origin,
+    },
+    image::{
+        push,
+        scratch::Scratch,
+        sign::{Sign, Signer},
+    },
     image_args, progress,
 };
 
@@ -27,8 +35,9 @@ use crate::{
 ///
 /// Reads every layer once and stores where a reader can begin in it, and the digests of what is
 /// there. The image, its name and its digest stay as they are. Layers have to be gzip or plain tar.
-/// Nodes use the index when they are told to: `trust = "repository"` in the table [index] of their
-/// configuration. The same image gives the same index.
+/// Nodes use the index by a statement of a key that their policy trusts, see `--sign`, or if they are
+/// told to use any: `trust = "repository"` in the table [index] of their configuration. The same
+/// image gives the same index.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// An ordinary image: a registry reference or oci:DIR[:TAG]. The index goes to the same place
@@ -36,6 +45,11 @@ pub(crate) struct Arguments {
     image: String,
     #[command(flatten)]
     access: image_args::Access,
+    /// State with this private key what the index is of: PEM with PKCS#8, or a cosign.key, whose
+    /// password is taken from $COSIGN_PASSWORD. Nodes whose policy lists the public key under
+    /// `statements` use the index
+    #[arg(long, value_name = "KEY")]
+    sign: Option<PathBuf>,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -49,6 +63,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Opened { layers, digests, config, image, .. } = opened;
     let (manifest, _) = image.context("an image of a registry or oci:DIR was expected")?;
     must_be_ordinary(&name, &manifest)?;
+    let signer = signer(arguments.sign.clone(), &name, &access)?;
     let stored: u64 = manifest.parsed.layers.iter().map(|layer| layer.size).sum();
     let layer = |(layer, digest): (lazuli_builder::Layer, Option<Digest>)| match layer.source {
         LayerSource::Tar(source) => {
@@ -69,10 +84,17 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bootstrap = bootstrap_layer(&indexed);
     let document = describe(&manifest, &indexed, &bootstrap)?;
     let target = lazuli_registry::open(&name, &access)?;
+    let stated = stated(&manifest, &indexed)?;
     let index_bytes = index_bytes(&indexed) + bootstrap.size();
     let beside: u64 = indexed.beside.iter().map(|beside| beside.record.blob.stored_size).sum();
     let (files, digest) = (indexed.inodes, document.descriptor.digest);
+    let manifest_bytes = document.manifest.clone();
     let uploaded = store(&*target, indexed, bootstrap, document, &manifest.digest, &runtime)?;
+    if let Some(signer) = signer {
+        let indexing = Origin::of(&name, &manifest).indexed(stated)?;
+        let document = Document::new(manifest_bytes, media_type::MANIFEST);
+        runtime.block_on(signer.state_index(&*target, &document, &indexing))?;
+    }
 
     println!("{name}");
     println!("  image     {} in {count} layers, {files} files", BinaryBytes(stored));
@@ -88,6 +110,24 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         BinaryBytes(uploaded)
     );
     Ok(())
+}
+
+/// What states whose the index is, if that is wanted.
+fn signer(key: Option<PathBuf>, name: &ImageName, options: &Options) -> Result<Option<Signer>> {
+    Sign::with(key).signer(name, options)
+}
+
+/// What a statement says about the layers.
+fn stated(manifest: &Manifest, indexed: &ImageIndex) -> Result<Vec<StatedLayer>> {
+    let layers = manifest.parsed.layers.iter().zip(&indexed.diff_ids);
+    let stated = layers.map(|(layer, diff_id)| {
+        let mut indexes = indexed.layers.iter().map(|index| &index.record);
+        let record = indexes.find(|record| record.blob.id == layer.digest);
+        let index = record.and_then(|record| record.tail.index);
+        let index = index.with_context(|| format!("layer {} has no index", layer.digest))?.digest;
+        Ok(StatedLayer { layer: layer.digest, diff_id: *diff_id, index })
+    });
+    stated.collect()
 }
 
 fn must_be_ordinary(name: &ImageName, manifest: &Manifest) -> Result<()> {

@@ -96,6 +96,7 @@ pub(crate) fn request(
         platform: arguments.access.platform.clone(),
         plain_http: arguments.access.plain_http,
         base: false,
+        layers: None,
         nosuid: suid == Suid::Ignore,
     }))
 }

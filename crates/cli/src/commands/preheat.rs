@@ -75,7 +75,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
     let repository = lazuli_registry::open(&name, &options)?;
     let wanted = if arguments.hot {
-        let image = open::open_with(&arguments.image, &options, &arguments.access, &runtime)?;
+        let image = open::open_with(
+            &arguments.image,
+            &options,
+            &arguments.access,
+            &session.config,
+            &runtime,
+        )?;
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;

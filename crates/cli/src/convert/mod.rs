@@ -13,7 +13,7 @@ mod chunk_reuse;
 mod keep_oci;
 mod layer_cache;
 pub(crate) mod source;
-mod statement;
+pub(crate) mod statement;
 mod streaming_push;
 mod trace_run;
 

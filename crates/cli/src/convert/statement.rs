@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
 use lazuli_image::{Algorithm, Digest, Trace};
-use lazuli_policy::{Conversion, Converter, Gate, Question};
+use lazuli_policy::{Conversion, Converter, Gate, Indexing, Question, StatedLayer};
 use lazuli_registry::{ImageName, Manifest, Options, Source};
 
 use crate::convert::source::Opened;
@@ -35,12 +35,21 @@ impl Origin {
         Ok(Some(Self::of(name, manifest)))
     }
 
-    fn of(name: &ImageName, manifest: &Manifest) -> Self {
+    /// What `name` means.
+    pub(crate) fn of(name: &ImageName, manifest: &Manifest) -> Self {
         let name = name.to_string();
         let name = name.split('@').next().unwrap_or_default().to_owned();
         let (meant, manifest) = (manifest.index.as_ref(), manifest.digest);
         let digest = meant.map_or(manifest, |index| index.digest);
         Origin(lazuli_policy::Source { name, digest, manifest })
+    }
+
+    /// The statement that it is indexed, with these layers.
+    ///
+    /// # Errors
+    /// This program cannot be read.
+    pub(crate) fn indexed(self, layers: Vec<StatedLayer>) -> Result<Indexing> {
+        Ok(Indexing { source: self.0, converter: this_program()?, layers })
     }
 
     /// The statement of its conversion.
@@ -53,16 +62,20 @@ impl Origin {
         trace: Option<&Trace>,
         reused: Vec<Digest>,
     ) -> Result<Conversion> {
-        let program = digest_of("/proc/self/exe").context("cannot read this program")?;
-        let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Conversion {
             source: self.0,
-            converter: Converter { version, program: Some(program) },
+            converter: this_program()?,
             options,
             trace: trace.map(|trace| Algorithm::Sha256.digest(&trace.encode())),
             reused,
         })
     }
+}
+
+fn this_program() -> Result<Converter> {
+    let program = digest_of("/proc/self/exe").context("cannot read this program")?;
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    Ok(Converter { version, program: Some(program) })
 }
 
 fn digest_of(path: &str) -> io::Result<Digest> {

@@ -7,7 +7,10 @@ use anyhow::{Result, bail};
 use lazuli_image::{
     Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
 };
-use lazuli_registry::{BlobContent, ImageName, Manifest, Options, Repository, lazy_manifest};
+use lazuli_policy::Gate;
+use lazuli_registry::{
+    BlobContent, ImageName, IndexTrust, Manifest, Options, Repository, lazy_manifest,
+};
 use lazuli_runtime::image::StoredImage;
 use tokio::runtime::Runtime;
 
@@ -74,7 +77,7 @@ pub(crate) fn open(
     config: &Config,
     runtime: &Runtime,
 ) -> Result<LazyImage> {
-    open_with(text, &access.options(config)?, access, runtime)
+    open_with(text, &access.options(config)?, access, config, runtime)
 }
 
 /// The same, with `options` for how registries are reached.
@@ -82,6 +85,7 @@ pub(crate) fn open_with(
     text: &str,
     options: &Options,
     access: &Access,
+    config: &Config,
     runtime: &Runtime,
 ) -> Result<LazyImage> {
     let name: ImageName = text.parse()?;
@@ -89,9 +93,16 @@ pub(crate) fn open_with(
     let scratch = Scratch::new()?;
     let platform = access.platform()?;
     let may_replace = options.referrers.trust(&name);
-    let manifest =
-        lazy_manifest(&*repository, &name, platform.as_ref(), may_replace, options.indexes);
-    let manifest = runtime.block_on(manifest)?;
+    let manifest = runtime.block_on(async {
+        let (platform, indexes) = (platform.as_ref(), options.indexes);
+        let found = lazy_manifest(&*repository, &name, platform, may_replace, indexes).await?;
+        if found.parsed.lazy_base().is_some() || indexes != IndexTrust::Signed {
+            return anyhow::Ok(found);
+        }
+        let gate = Gate::new(config.policy.clone(), None);
+        let signed = gate.signed_index(&name, &found, &*repository, options).await?;
+        Ok(signed.map_or(found, |index| index.manifest))
+    })?;
     let directory = scratch.path();
     let fetch = StoredImage::fetch(&repository, &manifest, &directory);
     let (image, _) = runtime.block_on(fetch)?;

@@ -16,18 +16,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_image::oci::{Descriptor, Manifest};
+use lazuli_image::oci::Descriptor;
 use lazuli_policy::{
-    Bundle, Conversion, Payload, Statement,
-    bundle::BUNDLE_LIMIT,
+    Conversion, Indexing, Payload, Statement,
     key::KEY_LIMIT,
     media_type,
-    sign::{BundleReferrer, SignatureManifest, SignedPayload, SigningKey, sign_statement},
+    sign::{SignatureManifest, SignedPayload, SigningKey, attach},
 };
 use lazuli_registry::{BlobContent, Document, ImageName, Options, Reference, Repository};
-
-/// Bundles beside an image that are looked at for one that is already there.
-const LOOKED_AT: usize = 64;
 
 /// With which key an image is signed, and for which name.
 #[derive(Debug, Args)]
@@ -43,6 +39,11 @@ pub(crate) struct Sign {
 }
 
 impl Sign {
+    /// What was asked for, for a command with other options.
+    pub(crate) fn with(sign: Option<PathBuf>) -> Self {
+        Sign { sign, sign_as: None }
+    }
+
     /// What signs an image that goes to `target`; `None` without `--sign`.
     ///
     /// # Errors
@@ -120,6 +121,19 @@ impl Signer {
         attached.with_context(|| format!("cannot state what {} was made from", self.target))
     }
 
+    /// States beside the index with the manifest `document`, which `to` has, what it is of.
+    pub(crate) async fn state_index(
+        &self,
+        to: &dyn Repository,
+        document: &Document,
+        indexing: &Indexing,
+    ) -> Result<()> {
+        let subject = describe(document);
+        let statement = Statement::indexed(self.reference.clone(), subject.digest, indexing)?;
+        let attached = self.attach(to, &subject, &statement).await;
+        attached.with_context(|| format!("cannot state what the index of {} is", self.target))
+    }
+
     /// Puts signatures beside `document`, which `to` has.
     pub(crate) async fn sign(&self, to: &dyn Repository, document: &Document) -> Result<()> {
         let subject = describe(document);
@@ -138,52 +152,7 @@ impl Signer {
         subject: &Descriptor,
         statement: &Statement,
     ) -> Result<()> {
-        if self.is_attached(to, subject, statement).await? {
-            return Ok(());
-        }
-        let bundle = sign_statement(&self.key, statement)?;
-        let referrer = BundleReferrer::new(subject, &bundle, &statement.predicate_type);
-        for (digest, content) in referrer.blobs(bundle) {
-            let (size, content) = (content.len() as u64, BlobContent::Bytes(content.into()));
-            to.push_blob(&digest, size, content, None, &|_| {}).await?;
-        }
-        let entry = referrer.entry();
-        let (digest, media_type) = (entry.digest, entry.media_type.clone());
-        let document = Document { raw: referrer.to_json().into(), digest, media_type };
-        to.push_document(&document, false).await?;
-        Ok(to.enlist_referrers(&subject.digest, &[entry]).await?)
-    }
-
-    /// Whether this key has signed `statement`, and that is beside `subject`.
-    async fn is_attached(
-        &self,
-        to: &dyn Repository,
-        subject: &Descriptor,
-        statement: &Statement,
-    ) -> Result<bool> {
-        let bundles = to.referrers(&subject.digest, Some(media_type::BUNDLE)).await?;
-        let of_this_type = bundles.iter().filter(|entry| {
-            entry.annotations.get(media_type::BUNDLE_PREDICATE) == Some(&statement.predicate_type)
-        });
-        let payload = statement.to_json();
-        for entry in of_this_type.take(LOOKED_AT) {
-            // One that is damaged, or gone, is not ours.
-            let Ok(document) = to.document(Some(&entry.digest)).await else { continue };
-            let Ok(manifest) = Manifest::parse(&document.raw) else { continue };
-            let [layer] = &manifest.layers[..] else { continue };
-            if layer.size > BUNDLE_LIMIT as u64 {
-                continue;
-            }
-            let Ok(blob) = to.small_blob(layer).await else { continue };
-            let Ok(Bundle { envelope, .. }) = Bundle::parse(&blob.content) else { continue };
-            let (signed, public) = (envelope.signed_bytes(), self.key.public());
-            if envelope.payload == payload
-                && envelope.signatures.iter().any(|signature| public.verifies(&signed, signature))
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(attach(to, subject, statement, &self.key).await?)
     }
 
     /// Adds a signature to those under the `.sig` tag of `subject`.

@@ -11,7 +11,7 @@ use lazuli_testkit::{
     tarball::{self, Entry},
 };
 
-use crate::{lazuli::Lazuli, mount::unpack, reliability::able};
+use crate::{lazuli::Lazuli, mount::unpack, policy::signer::Signer, reliability::able};
 
 const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";
 
@@ -202,4 +202,54 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
     fs::write(layout.join("index.json"), index).unwrap();
     let error = lazuli.fails(["index", "oci:layout:1"]);
     assert!(error.contains("its config says"), "{error}");
+}
+
+/// An index starts an image by the word of a key that the node's policy trusts for the image's
+/// name, and by no other.
+#[test]
+fn an_index_counts_by_the_word_of_a_trusted_key() {
+    if !able("fuse") || !require(Feature::Program("openssl")) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let (registry, name, pinned) = indexed(&lazuli, Compression::Gzip);
+    let [good, evil] = ["good", "evil"].map(|key| Signer::new(&lazuli.directory(""), key));
+    let policy = lazuli.path("policy.toml");
+    let trust = |signer: &Signer| {
+        let rule = format!("default = {{ accept = true, statements = [{:?}] }}", signer.public());
+        fs::write(&policy, rule).unwrap();
+    };
+    trust(&good);
+    lazuli.configure_all(&format!("policy = {policy:?}"));
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    let refused = |name: &str| {
+        let error = lazuli.fails(["mount", name, at, "--driver", "fuse"]);
+        assert!(error.contains("not a lazy image"), "{error}");
+    };
+    refused(&name);
+    let key = |signer: &Signer| signer.private().to_str().unwrap().to_owned();
+    lazuli.ok(["index", &name, "--sign", &key(&evil)]);
+    refused(&name);
+    lazuli.ok(["index", &name, "--sign", &key(&good)]);
+    for name in [&name, &pinned] {
+        lazuli.ok(["mount", name, at, "--driver", "fuse"]);
+        (0..20).for_each(|number| read(&mountpoint, number).unwrap());
+        lazuli.ok(["umount", at]);
+    }
+    lazuli.ok(["check", &name, "--against", "oci:source:x"]);
+    // The statement goes along with a copy, and is for the name that it has.
+    let copy = format!("{}/other:1", registry.host());
+    lazuli.ok(["copy", &name, &copy]);
+    refused(&copy);
+    // What a key has stated that is trusted no longer is worth nothing.
+    trust(&evil);
+    lazuli.ok(["mount", &name, at, "--driver", "fuse"]);
+    lazuli.ok(["umount", at]);
+    fs::write(&policy, "default = 'accept'").unwrap();
+    refused(&name);
+    lazuli.ok(["stop"]);
+    trust(&good);
+    lazuli.configure_all(&format!("policy = {policy:?}\n[index]\ntrust = \"proven\""));
+    refused(&name);
 }

@@ -38,6 +38,8 @@ const CI_HEADER: &str = "blob.meta.header";
 const DIGESTS: &str = "blob.digest";
 const BOOTSTRAP: &str = "image.boot";
 const TOC: &str = "rafs.blob.toc";
+/// Upstream's readers look sections up by their names, and do not know this one.
+const SKELETON: &str = "lazuli.skeleton";
 
 /// Everything about a blob but its chunk data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +195,60 @@ pub(super) fn write_digests(out: &mut Section, chunks: &[Chunk]) -> TocEntry {
     out.write(&footer::encode(DIGESTS, size));
     let digest = Algorithm::Sha256.digest(&digests);
     toc_entry(DIGESTS, Codec::None, digest, offset, size, size)
+}
+
+/// Writes the skeleton of a layer, if there is one, and says what the table of contents is to say
+/// about it.
+pub(super) fn write_skeleton(out: &mut Section, skeleton: &[u8]) -> Option<TocEntry> {
+    if skeleton.is_empty() {
+        return None;
+    }
+    let (offset, size) = (out.position(), skeleton.len() as u64);
+    out.write(skeleton);
+    out.write(&footer::encode(SKELETON, size));
+    let digest = Algorithm::Sha256.digest(skeleton);
+    Some(toc_entry(SKELETON, Codec::None, digest, offset, size, size))
+}
+
+/// Sections of a blob that is its own index.
+pub(super) struct IndexSections<'a> {
+    /// None without chunks.
+    pub(super) header: Option<&'a CiHeader>,
+    pub(super) digests: &'a [[u8; DIGEST_SIZE as usize]],
+    /// None if it is not kept.
+    pub(super) skeleton: Option<&'a [u8]>,
+}
+
+impl<'a> IndexSections<'a> {
+    /// Finds them by the table of contents.
+    pub(super) fn find(bytes: &'a [u8]) -> Option<Self> {
+        let end = bytes.len().checked_sub(footer::SIZE as usize)?;
+        let (name, size) = footer::decode(bytes[end..].first_chunk()?)?;
+        let start = end.checked_sub(usize::try_from(size).ok()?).filter(|_| name == TOC)?;
+        let toc = <[TocEntry]>::ref_from_bytes(&bytes[start..end]).ok()?;
+        let find = |name: &str| {
+            let is_it = |entry: &&TocEntry| {
+                entry.name.split(|byte| *byte == 0).next() == Some(name.as_bytes())
+            };
+            toc.iter().find(is_it)
+        };
+        let section = |entry: &TocEntry| {
+            let start = usize::try_from(entry.offset.get()).ok()?;
+            let end = start.checked_add(usize::try_from(entry.stored_size.get()).ok()?)?;
+            bytes.get(start..end)
+        };
+        let header = match find(CI_HEADER) {
+            Some(entry) => Some(CiHeader::ref_from_bytes(section(entry)?).ok()?),
+            None => None,
+        };
+        let digests = find(DIGESTS).map_or(Some(&[][..]), section)?;
+        let (digests, rest) = digests.as_chunks();
+        let skeleton = match find(SKELETON) {
+            Some(entry) => Some(section(entry)?),
+            None => None,
+        };
+        rest.is_empty().then_some(IndexSections { header, digests, skeleton })
+    }
 }
 
 /// Writes an embedded bootstrap, and says what the table of contents is to say about it.

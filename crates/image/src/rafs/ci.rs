@@ -107,6 +107,28 @@ impl<'a> CiTable<'a> {
         self.decode_v2(entry).map_err(|problem| format!("entry {number}: {problem}"))
     }
 
+    /// Where a chunk of a layer that nobody converted is: its own stored bytes, and the first of
+    /// its decoded ones in the unpacked layer.
+    pub(super) fn own_place(&self, number: u32) -> Result<(CiEntry, u64), String> {
+        let at = number as usize * CI_V2_ENTRY_SIZE as usize;
+        let entry = self.entries.get(at..).and_then(<[u8]>::first_chunk).filter(|_| self.is_v2);
+        let entry = entry.ok_or_else(|| format!("no entry {number}"))?;
+        let checked = self.decode_v2(entry)?;
+        let [_, b, data] = words(entry);
+        let stored = Stored(b & STORED_MASK);
+        let own = CiEntry { stored, stored_size: (b >> 40) as u32, part: None, ..checked };
+        let start = match &self.units {
+            Units::Contexts { contexts, .. } => {
+                let context = contexts.get((data >> 32) as usize);
+                context.and_then(|it| it.decoded.get().checked_add(data & 0xffff_ffff))
+            }
+            Units::Batches(_) => Some(stored.0),
+        };
+        let is_of_layer = checked.part.is_some() == matches!(self.units, Units::Contexts { .. });
+        let start = start.filter(|_| is_of_layer);
+        Ok((own, start.ok_or_else(|| format!("entry {number} is in no layer"))?))
+    }
+
     fn decode_v2(&self, entry: &[u8; CI_V2_ENTRY_SIZE as usize]) -> Result<CiEntry, String> {
         let [a, b, data] = words(entry);
         let bits = (a >> 56) as u8;

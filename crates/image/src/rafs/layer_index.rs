@@ -2,8 +2,11 @@
 //! places.
 //!
 //! ```text
-//! CI table | CI header |H| digest array |H| table of contents |H|
+//! CI table | CI header |H| digest array |H| skeleton |H| table of contents |H|
 //! ```
+//! The skeleton is the unpacked layer without the bytes of its chunks, compressed with zstd: with
+//! them, it is the layer again. That of a layer without chunks is all that its index has.
+//!
 //! It is written as upstream writes "zran" blobs, so that upstream's readers serve such images,
 //! too.
 
@@ -32,6 +35,8 @@ pub struct LayerIndex {
     pub chunks: Vec<Chunk>,
     /// The pieces of a gzip layer that have chunks, in their order; none of a plain tar.
     pub pieces: Vec<Piece>,
+    /// What of the unpacked layer is in no chunk, compressed with zstd; empty if that is not kept.
+    pub skeleton: Vec<u8>,
 }
 
 /// A piece of a gzip layer: what follows a point, as far as there are chunks.
@@ -64,11 +69,13 @@ impl LayerIndex {
     /// Writes the index. The same layer gives the same bytes.
     ///
     /// # Errors
-    /// There are no chunks, or too many, or one does not fit a CI entry.
+    /// There are too many chunks, or one does not fit a CI entry.
     pub fn write(self) -> Result<WrittenIndex, FormatError> {
-        let LayerIndex { layer, stored_size, chunks, pieces } = self;
+        let LayerIndex { layer, stored_size, chunks, pieces, skeleton } = self;
         let error = |problem: &str| FormatError::new(("index of", layer), 0, problem);
-        let last = chunks.last().ok_or_else(|| error("a layer without chunks"))?;
+        let Some(last) = chunks.last() else {
+            return Ok(without_chunks(layer, stored_size, &skeleton));
+        };
         if last.number >= MAX_CHUNKS {
             return Err(error("too many chunks"));
         }
@@ -93,19 +100,37 @@ impl LayerIndex {
         let mut toc = blob::write_ci(&mut out, &info, &stored, &table, pieces.len() as u32);
         let tables = Algorithm::Sha256.digest(&out.bytes()[..info.meta_end() as usize]);
         toc.push(blob::write_digests(&mut out, &chunks));
+        toc.extend(blob::write_skeleton(&mut out, &skeleton));
         blob::write_toc(&mut out, &toc);
         let bytes = out.into_bytes();
         let digest = Algorithm::Sha256.digest(&bytes);
         info.index = Some(IndexBlob { digest, size: bytes.len() as u64 });
-        let blob = Blob {
-            id: layer,
-            codec: Codec::Gzip,
-            points: Points::default(),
-            stored_size,
-            decoded_size,
-            chunks: chunks.into(),
-        };
+        let blob = Blob { decoded_size, chunks: chunks.into(), ..empty(layer, stored_size) };
         Ok(WrittenIndex { bytes, tables, record: BlobRecord { blob, tail: info } })
+    }
+}
+
+/// The index of a layer that has no chunks. No bootstrap has such a blob.
+fn without_chunks(layer: Digest, stored_size: u64, skeleton: &[u8]) -> WrittenIndex {
+    let mut out = Section::default();
+    let toc: Vec<_> = blob::write_skeleton(&mut out, skeleton).into_iter().collect();
+    blob::write_toc(&mut out, &toc);
+    let bytes = out.into_bytes();
+    let (digest, size) = (Algorithm::Sha256.digest(&bytes), bytes.len() as u64);
+    let tables = Algorithm::Sha256.digest(&[]);
+    let tail = TailInfo::without_chunks(IndexBlob { digest, size });
+    WrittenIndex { bytes, tables, record: BlobRecord { blob: empty(layer, stored_size), tail } }
+}
+
+/// A layer of which no chunk is known.
+pub(super) fn empty(layer: Digest, stored_size: u64) -> Blob {
+    Blob {
+        id: layer,
+        codec: Codec::Gzip,
+        points: Points::default(),
+        stored_size,
+        decoded_size: 0,
+        chunks: Vec::new().into(),
     }
 }
 
@@ -180,6 +205,7 @@ mod tests {
             stored_size: 1000,
             chunks: vec![chunk(0, 20, 0), chunk(1, 90, 4096), chunk(2, 200, 8192)],
             pieces: vec![piece(10, &[0, 200]), piece(160, &[50])],
+            skeleton: b"skeleton".to_vec(),
         }
         .write()
         .unwrap()

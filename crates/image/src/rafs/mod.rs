@@ -17,6 +17,7 @@ mod embedded;
 mod footer;
 mod layer_index;
 mod place;
+mod read_index;
 mod tables;
 mod writer;
 
@@ -30,6 +31,7 @@ pub use dump::dump;
 pub use embedded::set_id;
 pub use layer_index::{LayerIndex, Piece, WrittenIndex};
 pub use place::{Placed, place};
+pub use read_index::ReadIndex;
 pub use tables::chunk_rows;
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
@@ -78,6 +80,21 @@ pub struct IndexBlob {
 }
 
 impl TailInfo {
+    /// That of an index whose layer has no chunks.
+    const fn without_chunks(index: IndexBlob) -> Self {
+        TailInfo {
+            features: 0,
+            chunk_count: 0,
+            ci_offset: 0,
+            ci_stored_size: 0,
+            ci_size: 0,
+            ci_codec: Codec::None,
+            toc_size: 0,
+            toc_digest: None,
+            index: Some(index),
+        }
+    }
+
     /// One past the last byte of the CI table and its header in the blob.
     pub const fn meta_end(&self) -> u64 {
         self.ci_offset + self.ci_stored_size + layout::CI_HEADER_SIZE

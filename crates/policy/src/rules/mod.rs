@@ -141,6 +141,13 @@ impl Policy {
     /// ordinary image are worth to be looked at.
     pub fn takes_statements(&self, name: &ImageName) -> bool {
         let (_, rule) = self.rule(&Asked::of(name));
+        matches!(rule, Rule::Require(requirement)
+            if !requirement.converters.keys.is_empty() && !requirement.accepts_anything())
+    }
+
+    /// Whether a key is trusted to state what is in layers of images with the name `name`.
+    pub(crate) fn has_statement_keys(&self, name: &ImageName) -> bool {
+        let (_, rule) = self.rule(&Asked::of(name));
         matches!(rule, Rule::Require(requirement) if !requirement.converters.keys.is_empty())
     }
 

@@ -54,9 +54,21 @@ pub(crate) struct Converters {
 /// What has to be there.
 #[derive(Debug)]
 pub(crate) enum Ground {
-    Keys { keys: Vec<PublicKey>, threshold: usize },
+    /// Nothing: the rule is there for the keys of its statements.
+    Anything,
+    Keys {
+        keys: Vec<PublicKey>,
+        threshold: usize,
+    },
     Keyless(Box<Keyless>),
     Program(Program),
+}
+
+impl Requirement {
+    /// Whether images run without a signature.
+    pub(crate) fn accepts_anything(&self) -> bool {
+        matches!(self.ground, Some(Ground::Anything))
+    }
 }
 
 impl fmt::Display for Requirement {
@@ -70,6 +82,7 @@ impl fmt::Display for Requirement {
             }
             Some(Ground::Keyless(keyless)) => write!(f, "a signature by {keyless}")?,
             Some(Ground::Program(program)) => write!(f, "the consent of {program}")?,
+            Some(Ground::Anything) => f.write_str("nothing")?,
             None => {}
         }
         let Converters { keys, threshold } = &self.converters;
@@ -89,6 +102,8 @@ impl fmt::Display for Requirement {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
+    #[serde(default)]
+    accept: bool,
     #[serde(default)]
     keys: Vec<PathBuf>,
     threshold: Option<usize>,
@@ -130,7 +145,15 @@ impl Reader<'_> {
         });
         let signed_as = signed_as.collect::<Result<_, _>>()?;
         let converters = self.converters(&table)?;
+        let accepts = table.accept;
         let ground = self.ground(table)?;
+        let ground = match (accepts, ground) {
+            (true, None) if !converters.keys.is_empty() => Some(Ground::Anything),
+            (true, _) => {
+                return Err("accept goes with statements, and with nothing else".to_owned());
+            }
+            (false, ground) => ground,
+        };
         if ground.is_none() && converters.keys.is_empty() {
             return Err("expected keys, keyless, exec or statements".to_owned());
         }

@@ -39,6 +39,18 @@ fn the_longest_name_decides() {
     }
 }
 
+/// A lazy image that refers to an ordinary one must not take its place unsigned.
+#[test]
+fn keys_for_indexes_let_nothing_take_the_place_of_an_image() {
+    let policy = parse("default = { accept = true, statements = ['/k/a.pub'] }").unwrap();
+    let name: ImageName = "r.example/a:1".parse().unwrap();
+    assert!(policy.has_statement_keys(&name) && !policy.takes_statements(&name));
+    let policy = parse("default = { keys = ['/k/a.pub'], statements = ['/k/a.pub'] }").unwrap();
+    assert!(policy.has_statement_keys(&name) && policy.takes_statements(&name));
+    let policy = parse("default = 'accept'").unwrap();
+    assert!(!policy.has_statement_keys(&name) && !policy.takes_statements(&name));
+}
+
 #[test]
 fn errors_name_the_rule_and_its_place() {
     for (text, expected) in [
@@ -46,6 +58,11 @@ fn errors_name_the_rule_and_its_place() {
         ("default = 'maybe'", "default: \"maybe\", expected \"accept\", \"reject\" or a table"),
         ("default = 1", "default: a integer, expected"),
         ("default = 'reject'\nmore = 1", "unknown field `more`"),
+        ("default = { accept = true }", "accept goes with statements"),
+        (
+            "default = { accept = true, keys = ['/k/a.pub'], statements = ['/k/a.pub'] }",
+            "accept goes with statements",
+        ),
         ("default = {}", "default: expected keys, keyless, exec or statements"),
         ("default = { kies = [] }", "unknown field `kies`"),
         ("default = { keys = ['a.pub'] }", "keys has a.pub, expected an absolute path"),

@@ -94,6 +94,19 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Everything that bundles beside the manifest say.
+    pub(crate) async fn gather(mut self) -> Evidence {
+        let (home, manifest) = (&self.question.name, self.question.manifest.digest);
+        self.begin(home, Task::Referrers(manifest));
+        while let Some((place, answer)) = self.pending.next().await {
+            self.take(&place, answer);
+        }
+        for failure in &self.failures {
+            tracing::debug!(failure, "whether somebody vouches for an index is not known");
+        }
+        self.evidence
+    }
+
     fn claim(&self) -> Claim<'a> {
         Claim {
             name: &self.question.name,

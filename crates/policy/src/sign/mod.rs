@@ -4,13 +4,15 @@
 //! .sig tag ─▶ manifest ─▶ simple signing payload    cosign 2, podman, admission controllers
 //! referrer ─▶ bundle ─▶ envelope ─▶ statement       cosign 3; what an image was made from
 //! ```
-//! Everything here is bytes from bytes: what is stored where is known to the caller.
+//! All but [`attach`] is bytes from bytes: what is stored where is known to the caller.
 
+mod attach;
 mod bundle;
 mod encrypted;
 mod key;
 mod payload;
 
+pub use attach::{AttachError, attach};
 pub use bundle::{BundleReferrer, sign_statement};
 pub use key::{SigningError, SigningKey, SigningKeyError};
 pub use payload::{SignatureManifest, SignedPayload};

@@ -48,7 +48,7 @@ pub(super) fn documents(evidence: &Evidence) -> impl Iterator<Item = Document<'_
 }
 
 /// One piece of evidence.
-pub(super) enum Document<'a> {
+pub(crate) enum Document<'a> {
     Simple(&'a SimpleSignature),
     Bundle(&'a [u8]),
 }
@@ -106,7 +106,7 @@ impl Document<'_> {
     }
 
     /// The statement in a bundle that some of `keys` signed, and which.
-    pub(super) fn statement(&self, keys: &[PublicKey]) -> Result<(Vec<usize>, Statement), String> {
+    pub(crate) fn statement(&self, keys: &[PublicKey]) -> Result<(Vec<usize>, Statement), String> {
         let Document::Bundle(raw) = self else { return Err("it is no bundle".to_owned()) };
         let bundle = Bundle::parse(raw).map_err(|error| error.to_string())?;
         let signed = bundle.envelope.signed_bytes();

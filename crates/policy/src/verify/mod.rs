@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, fmt, path::PathBuf};
 use lazuli_image::Digest;
 use lazuli_registry::ImageName;
 
-use self::document::{Document, Signed, documents, subjects};
+pub(crate) use self::document::Document;
+use self::document::{Signed, documents, subjects};
 use crate::{
     Conversion,
     evidence::Evidence,
@@ -35,6 +36,12 @@ impl Verified {
     /// For the mounts of an earlier worker: it had this when it mounted them, and readers go on.
     pub fn taken_over(manifest: Digest) -> Self {
         Self::new(manifest, "an earlier worker")
+    }
+
+    /// That what has the manifest `manifest` may run as well: it shows layers of this image, by an
+    /// index that is vouched for or that this node made.
+    pub fn of_index(&self, manifest: Digest) -> Self {
+        Self::new(manifest, self.by.clone())
     }
 
     /// The digest of the image's manifest.
@@ -150,6 +157,7 @@ fn approved(
 ) -> Option<String> {
     let fits = |signed: &Signed| signed.is_of(asked, digests, requirement);
     match requirement.ground.as_ref()? {
+        Ground::Anything => Some("accept".to_owned()),
         Ground::Keys { keys, threshold } => {
             let mut signers = BTreeSet::new();
             for found in documents(evidence).map(|document| document.by_keys(keys)) {
@@ -207,8 +215,8 @@ fn approved_source(
     };
     let asked = Asked::of(&parsed);
     let requirement = match policy.rule(&asked) {
-        (_, Rule::Require(requirement)) => requirement,
-        (rule, Rule::Accept) => {
+        (_, Rule::Require(requirement)) if !requirement.accepts_anything() => requirement,
+        (rule, Rule::Accept | Rule::Require(_)) => {
             fail(format!("{rule} accepts it unsigned, and a conversion needs a signed source"));
             return None;
         }

@@ -112,30 +112,41 @@ async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Optio
         let refers = found.parsed.subject.as_ref().map(|subject| subject.digest);
         refers == Some(subject.digest) && found.parsed.bootstrap().is_some()
     };
-    referrer(repository, subject, None, may_be, is_lazy).await
+    referrers(repository, subject, None, may_be, is_lazy, 1).await.pop()
 }
 
 /// The first index of `subject`.
 async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
-    let kind = Some(media_type::LAYER_INDEX);
-    let is_index = |found: &Manifest| found.parsed.is_index_of(&subject.digest, &subject.parsed);
-    referrer(repository, subject, kind, |_| true, is_index).await
+    indexes(repository, subject, 1).await.pop()
 }
 
-/// The first manifest that refers to `subject` and passes `is_it`, of those whose entry in the list
-/// passes `may_be`.
-async fn referrer(
+/// Indexes of `subject` that its repository has, whoever put them there.
+pub async fn indexes_of(repository: &dyn Repository, subject: &Manifest) -> Vec<Manifest> {
+    indexes(repository, subject, LOOKED_AT).await
+}
+
+async fn indexes(repository: &dyn Repository, subject: &Manifest, most: usize) -> Vec<Manifest> {
+    let kind = Some(media_type::LAYER_INDEX);
+    let is_index = |found: &Manifest| found.parsed.is_index_of(&subject.digest, &subject.parsed);
+    referrers(repository, subject, kind, |_| true, is_index, most).await
+}
+
+/// The first manifests that refer to `subject` and are what is wanted, of those whose entry in the
+/// list of referrers looks like it; `most` of them.
+async fn referrers(
     repository: &dyn Repository,
     subject: &Manifest,
     artifact_type: Option<&str>,
     may_be: impl Fn(&Descriptor) -> bool,
     is_it: impl Fn(&Manifest) -> bool,
-) -> Option<Manifest> {
+    most: usize,
+) -> Vec<Manifest> {
+    let mut wanted = Vec::new();
     let unknown = |error: &RegistryError| {
         tracing::warn!(%error, "whether a lazy image refers to it is not known");
     };
     let found = repository.referrers(&subject.digest, artifact_type).await;
-    let found = found.inspect_err(unknown).ok()?.into_iter();
+    let found = found.inspect_err(unknown).unwrap_or_default().into_iter();
     let images = found
         .filter(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()))
         .filter(|entry| may_be(entry));
@@ -146,8 +157,11 @@ async fn referrer(
         let parsed = parse(&place, document.raw, Some(&document.media_type), Some(&entry.digest));
         let Ok(Parsed::Image(manifest)) = parsed else { continue };
         if is_it(&manifest) {
-            return Some(*manifest);
+            wanted.push(*manifest);
+            if wanted.len() == most {
+                break;
+            }
         }
     }
-    None
+    wanted
 }

@@ -9,15 +9,19 @@ pub struct TrustedReferrers(Vec<Reference>);
 /// Which index of an ordinary image is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexTrust {
-    /// None: nothing vouches for one yet.
-    #[default]
+    /// None.
     Nothing,
+    /// None but those that this node makes of layers that it has hashed whole.
+    Proven,
+    /// These, and those that a key vouches for which the policy trusts.
+    #[default]
+    Signed,
     /// Any that the image's repository has.
     Repository,
 }
 
 impl IndexTrust {
-    /// Whether any index that belongs to the image `name` may be used.
+    /// Whether any index that belongs to the image `name` may be used, without a question to anyone.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
         // Write access to a layout directory means that its operator wrote it.
         self == IndexTrust::Repository || matches!(name, ImageName::Layout(_))

@@ -3,6 +3,7 @@
 //! ```text
 //! <dir>/lock                                 held by the one process that uses the directory
 //! <dir>/blobs/<blob id>-<layout digest>/     one per blob and per claim about it, see `store`
+//! <dir>/incoming/                            blobs of which not all is known yet, see `import`
 //! ```
 //!
 //! [`CachedBlob::ensure`] is the one question that every driver asks. It returns when the range is
@@ -13,6 +14,7 @@ mod blob;
 mod budget;
 mod chunk_index;
 mod clock;
+mod import;
 mod keep_free;
 mod layout;
 mod readahead;
@@ -176,6 +178,7 @@ impl Cache {
             TryLockError::Error(source) => CacheError::Io { path, source },
         })?;
         budget::sweep(&blobs);
+        import::sweep(dir).at(dir)?;
         Ok(Arc::new_cyclic(|own| Cache {
             dir: blobs,
             settings,

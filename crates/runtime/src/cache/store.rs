@@ -186,6 +186,11 @@ impl Store {
         &self.data
     }
 
+    /// Where the decoded bytes of a blob with the directory `dir` are.
+    pub(super) fn data_in(dir: &Path) -> PathBuf {
+        dir.join(DATA)
+    }
+
     pub(crate) fn data_path(&self) -> PathBuf {
         self.dir.join(DATA)
     }

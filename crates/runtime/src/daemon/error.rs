@@ -25,6 +25,23 @@ pub enum DaemonError {
     /// The image may not run here.
     #[error(transparent)]
     Gate(#[from] lazuli_policy::GateError),
+    /// Nothing says any more what is in its layers.
+    #[error(
+        "{image}: no key that the policy trusts states what is in its layers, and this node has not hashed them; \
+         remove the image from containerd, and pull it again"
+    )]
+    NotVouched {
+        /// The image.
+        image: String,
+    },
+    /// Its layers cannot be shown.
+    #[error("{image}: its layers cannot be shown by their indexes: {source}")]
+    Prefix {
+        /// The image.
+        image: String,
+        /// What is wrong with the indexes.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// What was admitted is another image.
     #[error("{image} is served only once it is verified")]
     Unverified {

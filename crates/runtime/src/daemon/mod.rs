@@ -9,6 +9,7 @@
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
 //!   images/       see [`crate::image`]
+//!   indexes/      what is known of layers that nobody converted
 //!   mounts/       what is mounted where
 //!   filesystems/  EROFS file systems that live, mounted or not
 //!   traces/       what starts of images read
@@ -38,6 +39,7 @@ mod mount_table;
 mod mount_users;
 mod node;
 mod occupied;
+mod ordinary;
 mod pins;
 mod prefetch;
 mod prefetch_jobs;
@@ -46,6 +48,7 @@ mod recent;
 mod record;
 mod refresh_routes;
 mod remember;
+mod resolve;
 mod route;
 mod scrub;
 mod served_image;
@@ -83,6 +86,7 @@ pub use explanation::{Explain, MirrorActivity};
 pub use images::Images;
 use node::{Fanotify, Node};
 pub use occupied::Occupied;
+pub use ordinary::state::IndexSettings;
 use shutdown::Stop;
 use stale_pages::Gap;
 
@@ -122,6 +126,8 @@ pub struct Settings {
     pub mirror: Option<SocketAddr>,
     /// What is fetched ahead of readers.
     pub prefetch: crate::prefetch::Settings,
+    /// What becomes of indexes that the node makes of ordinary images.
+    pub index: IndexSettings,
     /// Images that are fetched whole when the daemon starts.
     pub images: Vec<String>,
     /// Which images may run, see [`lazuli_policy::Gate`].
@@ -217,6 +223,7 @@ impl Worker {
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
+        tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node)));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).at(&path)?;

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use lazuli_registry::{ImageName, IndexTrust, Platform, lazy_manifest};
+use lazuli_registry::{ImageName, IndexTrust, Platform};
 use lazuli_sys::mountinfo;
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     served_image::ServedImage,
 };
 use crate::{
-    image::StoredImage,
+    image::{Fetched, StoredImage},
     kernel::{
         fuse::Place,
         mount::{self, Suid},
@@ -74,16 +74,17 @@ impl Node {
         let remembering = self.remembering.start(images.clone(), self.cache.clone());
         let pull = async {
             let preconnect = repository.request_policy().preconnect();
-            let manifest = match self.recent.get(&name) {
-                Some(manifest) => manifest,
-                None => {
-                    let may_replace = self.may_replace(&name, &options);
-                    let platform = platform.as_ref();
-                    let indexes = options.indexes;
-                    let found = lazy_manifest(&*repository, &name, platform, may_replace, indexes);
-                    found.await?.into()
-                }
+            if let Some(layers) = request.layers {
+                let prefix = self.prefix(&request, &name, layers).await?;
+                let (stored, verified, manifest, pin) = prefix;
+                let known = self.prefetcher.look_up(&repository, &manifest, true);
+                return Ok((stored, verified, Fetched::default(), known, pin));
+            }
+            let resolved = match self.recent.get(&name) {
+                Some(manifest) => manifest.into(),
+                None => self.resolve(&name, &*repository, platform.as_ref(), &options).await?,
             };
+            let manifest = &resolved.manifest;
             preconnect.done().await;
             // Until there is a record of the mount.
             let pin = self.pins.pin(&images, manifest.digest);
@@ -92,14 +93,14 @@ impl Node {
             let look_up = async {
                 match is_started {
                     true => Known::default(),
-                    false => self.prefetcher.look_up(&repository, &manifest, has_metadata),
+                    false => self.prefetcher.look_up(&repository, manifest, has_metadata),
                 }
             };
             // Metadata first: nothing that is fetched ahead is of use before they are here.
             let fetch = async {
                 let _lock = self.fetch_locks.lock(&request.image).await;
-                let admission = self.admit(&request, &manifest);
-                StoredImage::fetch_admitted(&repository, &manifest, &images, admission).await
+                let admission = self.admit_resolved(&request, &resolved);
+                StoredImage::fetch_admitted(&repository, manifest, &images, admission).await
             };
             let (fetched, known) = tokio::join!(fetch, look_up);
             let (stored, fetched, verified) = fetched?;

@@ -22,6 +22,7 @@ use super::{
     logins::Logins,
     mount_table::MountTable,
     occupied::Counted,
+    ordinary::state::Ordinaries,
     pins::Pins,
     prefetch_jobs::PrefetchJobs,
     recent::Recent,
@@ -59,6 +60,7 @@ pub(super) struct Node {
     pub(super) logins: Logins,
     pub(super) recent: Recent,
     pub(super) expected: Expected,
+    pub(super) ordinaries: Ordinaries,
     pub(super) pins: Arc<Pins>,
     pub(super) counted: Counted,
     pub(super) remembering: Remembering,
@@ -103,6 +105,8 @@ impl Node {
         let alive = Records::open(filesystems.clone()).at(&filesystems)?;
         let logins = root.join("logins");
         let logins = Logins::open(&logins, &settings.registry.keyring).at(&logins)?;
+        let indexes = root.join("indexes");
+        let ordinaries = Ordinaries::open(indexes.clone(), settings.index.clone()).at(&indexes)?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(boot).at(boot)?.trim_end().to_owned();
         let defaults = cache::Settings::default();
@@ -140,6 +144,7 @@ impl Node {
             logins,
             recent: Recent::default(),
             expected: Expected::default(),
+            ordinaries,
             pins: Arc::default(),
             counted: Counted::default(),
             remembering: Remembering::default(),

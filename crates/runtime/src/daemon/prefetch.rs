@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_registry::{ImageName, Platform, lazy_manifest};
+use lazuli_registry::{ImageName, Platform};
 
 use super::{
     DaemonError,
@@ -93,19 +93,18 @@ impl Node {
             platform,
             plain_http,
             base: false,
+            layers: None,
             nosuid: true,
         };
         let options = self.options(&request);
         let route = ImageRoute::to(&name, &options);
         let repository = route.open()?;
         let images = self.root.join("images");
-        let may_replace = self.may_replace(&name, &options);
-        let indexes = options.indexes;
-        let manifest = lazy_manifest(&*repository, &name, wanted.as_ref(), may_replace, indexes);
-        let manifest = manifest.await?;
+        let resolved = self.resolve(&name, &*repository, wanted.as_ref(), &options).await?;
+        let manifest = &resolved.manifest;
         let _pin = self.pins.pin(&images, manifest.digest);
-        let admission = self.admit(&request, &manifest);
-        let fetch = StoredImage::fetch_admitted(&repository, &manifest, &images, admission);
+        let admission = self.admit_resolved(&request, &resolved);
+        let fetch = StoredImage::fetch_admitted(&repository, manifest, &images, admission);
         let (stored, _, verified) = fetch.await?;
         stored.must_be_whole_unless(request.base, repository.describe())?;
         let directory = stored.directory.clone();

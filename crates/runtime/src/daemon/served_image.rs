@@ -234,6 +234,20 @@ impl ServedImage {
         })
     }
 
+    /// The digest of the index by which it has this layer, if nobody converted that.
+    pub(super) fn index_of(&self, layer: &Digest) -> Option<Digest> {
+        let bootstrap = &self.stored.bootstrap;
+        let mut blobs = bootstrap.blobs().iter().zip(bootstrap.tails());
+        let (_, tail) = blobs.find(|(blob, _)| blob.id == *layer)?;
+        tail.index.map(|index| index.digest)
+    }
+
+    /// The layer that this index leads to, if the image has it.
+    pub(super) fn blob_of_index(&self, index: &Digest) -> Option<Arc<CachedBlob>> {
+        let mut blobs = self.blobs.iter();
+        blobs.find(|blob| self.index_of(&blob.id()) == Some(*index)).cloned()
+    }
+
     /// Its blobs in the cache.
     pub(super) fn blobs(&self) -> &[Arc<CachedBlob>] {
         &self.blobs

@@ -20,6 +20,7 @@ mod directory;
 mod error;
 mod fetch;
 mod point_files;
+pub(crate) mod prefix;
 pub(crate) mod removed;
 mod rows;
 mod tables;

@@ -5,7 +5,7 @@ use std::{
     collections::HashSet,
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use lazuli_image::{Algorithm, Digest, oci::Manifest};
@@ -20,6 +20,19 @@ pub(crate) fn mark(images: &Path, manifest: &Digest) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// The images in `images` that are indexes of the image with this manifest.
+pub(crate) fn indexes_of(images: &Path, subject: &Digest) -> Vec<Digest> {
+    let is_of = |directory: &PathBuf| {
+        let manifest = read(directory, MANIFEST).ok().and_then(|raw| Manifest::parse(&raw).ok());
+        let refers = manifest.and_then(|manifest| manifest.subject).map(|it| it.digest);
+        refers == Some(*subject)
+    };
+    let paths = directories(images).unwrap_or_default().into_iter().filter(is_of);
+    paths
+        .filter_map(|path| Digest::from_hex(Algorithm::Sha256, path.file_name()?.to_str()?))
+        .collect()
 }
 
 /// Takes the mark away: the image is used again.
@@ -64,5 +77,6 @@ pub(crate) fn only_in(images: &Path, manifest: &Digest) -> HashSet<Digest> {
 
 fn layers_in(directory: &Path) -> HashSet<Digest> {
     let manifest = read(directory, MANIFEST).ok().and_then(|raw| Manifest::parse(&raw).ok());
-    manifest.into_iter().flat_map(|manifest| manifest.layers).map(|layer| layer.digest).collect()
+    let layers = manifest.into_iter().flat_map(|manifest| manifest.layers);
+    layers.flat_map(|layer| layer.index_of().into_iter().chain([layer.digest])).collect()
 }

@@ -61,6 +61,12 @@ impl Snapshotter {
     pub(crate) async fn prepare(&self, wanted: Wanted) -> Result<Vec<Mount>> {
         match Layer::of(&wanted.labels)? {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
+            Layer::Plain { target, image } => {
+                match self.note_plain(&wanted, &target, image).await {
+                    Some(()) => Err(SnapshotError::AlreadyExists(target)),
+                    None => self.create(wanted, Kind::Active).await,
+                }
+            }
             Layer::Data { target, image } => {
                 self.note_data(wanted, &target, &image).await?;
                 Err(SnapshotError::AlreadyExists(target))
@@ -106,6 +112,45 @@ impl Snapshotter {
                 if there.is_data() { Ok(()) } else { Err(taken(image, &there)) }
             }
             other => other.map(drop),
+        }
+    }
+
+    /// Makes the committed snapshot `target` for a layer of an ordinary image, if it can be shown
+    /// as it is. It is mounted when something is to be based on it. `None` if containerd has to
+    /// unpack it, for whatever reason: then it can do no harm.
+    async fn note_plain(&self, wanted: &Wanted, target: &str, image: Image) -> Option<()> {
+        let mut turn = self.turns.take(&turn_of(target, &image)).await;
+        let namespace = wanted.key.split('/').next().unwrap_or_default();
+        let shown = turn.attempt(&image, self.images.ordinary_layer(&image, target, namespace));
+        let failed = |error: &SnapshotError| {
+            tracing::warn!(image = image.reference, %error, "containerd unpacks a layer");
+        };
+        let layers = shown.await.inspect_err(failed).ok()??;
+        let image = Image { layers: Some(layers), ..image };
+        let new = New {
+            name: target.to_owned(),
+            parent: wanted.parent.clone(),
+            kind: Kind::Committed,
+            labels: wanted.labels.clone(),
+            image: Some(image),
+        };
+        let (name, parent) = (target.to_owned(), wanted.parent.clone());
+        let noted = self.local(move |local| match local.create(new) {
+            Ok(_) => Ok(()),
+            // Its content is what its name says, whoever made it.
+            Err(SnapshotError::AlreadyExists(_)) => {
+                let there = local.store.get(&name)?;
+                let is_it = there.proven && there.parent == parent;
+                if is_it { Ok(()) } else { Err(SnapshotError::AlreadyExists(name)) }
+            }
+            Err(error) => Err(error),
+        });
+        match noted.await {
+            Ok(()) => Some(()),
+            Err(error) => {
+                tracing::warn!(layer = target, %error, "containerd unpacks a layer");
+                None
+            }
         }
     }
 

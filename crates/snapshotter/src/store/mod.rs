@@ -93,6 +93,8 @@ impl Store {
             let number = self.next_number(transaction)?;
             let New { name, parent, kind, labels, image } = new;
             let now = SystemTime::now();
+            // A layer of an ordinary image is noted by nobody but us, who know what it holds.
+            let proven = image.as_ref().is_some_and(|image| image.layers.is_some());
             let snapshot = Snapshot {
                 number,
                 name,
@@ -103,7 +105,7 @@ impl Store {
                 updated: now,
                 usage: Usage::default(),
                 image,
-                proven: false,
+                proven,
                 key: None,
             };
             if let Some(parent) = &snapshot.parent {

@@ -163,6 +163,11 @@ impl<R: Read> Archive<R> {
         &self.reader
     }
 
+    /// The reader. What is read from it here the archive misses.
+    pub(crate) fn get_mut(&mut self) -> &mut R {
+        &mut self.reader
+    }
+
     /// The reader, wherever it is now.
     pub fn into_inner(self) -> R {
         self.reader

@@ -31,7 +31,7 @@ on_both!(
 );
 
 /// What an image's containers say who they are.
-const WHO: [&str; 2] = ["cat", "/etc/who"];
+pub(super) const WHO: [&str; 2] = ["cat", "/etc/who"];
 
 /// A registry with an ordinary image that is attacked, and a lazy one that attacks.
 struct Scene {
@@ -103,7 +103,7 @@ impl Scene {
 }
 
 /// The tar of the image in the corpus, which has one layer.
-fn busybox() -> Vec<u8> {
+pub(super) fn busybox() -> Vec<u8> {
     let layout = corpus("busybox").unwrap();
     let blob = |digest: &Value| {
         let hex = digest.as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned();
@@ -119,13 +119,13 @@ fn busybox() -> Vec<u8> {
 }
 
 /// A layer by which images are told.
-fn who(name: &str) -> Layer {
+pub(super) fn who(name: &str) -> Layer {
     let entries = [Entry::directory("etc"), Entry::file("etc/who", format!("{name}\n"))];
     Layer::new(tarball::write(&entries), Compression::Gzip)
 }
 
 /// Puts an ordinary image into the registry.
-fn push(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> String {
+pub(super) fn push(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> String {
     let mut config = Image::new([]).config;
     let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id().to_string()).collect();
     config["rootfs"] = json!({ "type": "layers", "diff_ids": diff_ids });
@@ -137,7 +137,7 @@ fn push(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> String {
     put_manifest(registry, repository, "1", &config, &described.collect::<Vec<_>>())
 }
 
-fn put_manifest(
+pub(super) fn put_manifest(
     registry: &FakeRegistry,
     repository: &str,
     tag: &str,

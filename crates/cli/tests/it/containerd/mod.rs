@@ -15,6 +15,7 @@ mod rig;
 mod signed;
 mod soak;
 mod trees;
+mod unmodified;
 
 use std::{fs, path::Path};
 

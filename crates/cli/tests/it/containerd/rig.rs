@@ -116,7 +116,10 @@ impl Rig {
         let base = lazuli.directory("");
         let snapshotter = lazuli.path("s.sock");
         let table = format!("[snapshotter]\naddress = {snapshotter:?}\n{settings}");
-        let config = format!("{}\n{table}", top(&lazuli));
+        let top = top(&lazuli);
+        // Unless a test is about that, containerd unpacks ordinary images.
+        let index = if top.contains("[index]") { "" } else { "[index]\nfirst = \"leave\"\n" };
+        let config = format!("{top}\n{table}\n{index}");
         lazuli.configure_all(&config);
         fs::write(lazuli.path("containerd.toml"), containerd.configuration(&base)).unwrap();
         let archive = lazuli.path("pause.tar");

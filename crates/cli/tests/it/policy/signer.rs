@@ -33,6 +33,11 @@ impl Signer {
         signer
     }
 
+    /// The file of the private key.
+    pub(crate) fn private(&self) -> PathBuf {
+        self.path("key")
+    }
+
     pub(crate) fn public(&self) -> PathBuf {
         self.path("pub")
     }
@@ -108,7 +113,8 @@ impl Signer {
         self.state(registry, repository, subject, ("urn:lazuli:conversion:v1", predicate));
     }
 
-    fn state(
+    /// Makes a signed statement a referrer of its subject.
+    pub(crate) fn state(
         &self,
         registry: &FakeRegistry,
         repository: &str,

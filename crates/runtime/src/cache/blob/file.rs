@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::{
     super::{
-        ready::ReadyMap,
+        ready::{ReadyMap, word_count},
         store::{Found, Store, TICK, Times},
     },
     CachedBlob,
@@ -191,6 +191,48 @@ impl CachedBlob {
             return Ok(());
         }
         *cut_off = true;
+        self.file.store.data().set_len(0)
+    }
+
+    /// Takes the whole data file for right: this process wrote it, and checked every chunk.
+    pub(in crate::cache) fn adopt(self: &Arc<Self>) -> io::Result<()> {
+        let count = self.layout.chunks().len();
+        {
+            let state = self.look()?;
+            self.residency.asked().note(0..count);
+            (0..count).for_each(|at| self.residency.arrived(at));
+            (0..word_count(count)).for_each(|word| self.note(&state, word));
+        }
+        self.offer(0..count);
+        let size = self.layout.chunks().iter().map(|chunk| u64::from(chunk.decoded_size)).sum();
+        if let Some(cache) = self.cache.upgrade() {
+            cache.wrote(size);
+        }
+        self.file.unflushed.fetch_add(size, Ordering::Relaxed);
+        self.file.flush_now();
+        self.flush_soon();
+        Ok(())
+    }
+
+    /// Takes those chunks from `file` that are missing. All of it is right.
+    pub(in crate::cache) fn fill_from(self: &Arc<Self>, file: &File) -> io::Result<()> {
+        let mut content = Vec::new();
+        for at in (0..self.layout.chunks().len()).filter(|at| !self.residency.is_ready(*at)) {
+            let chunk = self.chunk(at);
+            content.resize(chunk.decoded_size as usize, 0);
+            file.read_exact_at(&mut content, chunk.decoded.0)?;
+            self.keep(at, &content).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Has every further read fail: the content is not what it was said to be. It is lost.
+    pub(crate) fn condemn(&self) -> io::Result<()> {
+        let mut cut_off = write(&self.file.cut_off);
+        *cut_off = true;
+        self.residency.keep_only(&[]);
+        self.guarded.is_incomplete();
+        self.file.store.remove_durable()?;
         self.file.store.data().set_len(0)
     }
 

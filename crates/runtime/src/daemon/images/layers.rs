@@ -44,7 +44,7 @@ impl Images {
         self.0.admit_pinned(request).await.map(drop)
     }
 
-    async fn recent_manifest(
+    pub(in crate::daemon) async fn recent_manifest(
         &self,
         request: &MountRequest,
         name: &ImageName,

@@ -90,8 +90,12 @@ async fn unproven_image_is_proven_or_refused() {
     for (reference, good) in [("r/app:1", true), ("evil/app:1", false)] {
         let rig = Rig::new().await;
         layers(&rig, &["base"]).await;
-        let image =
-            Image { reference: reference.into(), manifest_digest: Some("d".into()), login: None };
+        let image = Image {
+            reference: reference.into(),
+            manifest_digest: Some("d".into()),
+            layers: None,
+            login: None,
+        };
         let new = New {
             name: "sha256:boot".into(),
             parent: Some("base".into()),
@@ -136,4 +140,65 @@ async fn image_that_may_not_run_does_not_get_the_layers_of_one_that_may() {
     assert!(matches!(rig.lazy("r/app:1").await, SnapshotError::AlreadyExists(_)));
     let error = rig.lazy("unsigned/app:1").await.to_string();
     assert!(error.contains("it is not signed"), "{error}");
+}
+
+/// A layer of an ordinary image, which has its reference for a manifest digest.
+fn plain(target: &str, parent: &str, reference: &str) -> Wanted {
+    let labels = [(TARGET, target), (IMAGE, reference), (MANIFEST, reference)];
+    wanted(&format!("k8s.io/1/extract {target}"), parent, &labels)
+}
+
+#[tokio::test]
+async fn layers_of_ordinary_images_are_there_if_they_can_be_shown() {
+    let rig = Rig::new().await;
+    let snapshotter = &rig.snapshotter;
+    for (parent, target) in [("", "sha256:lower"), ("sha256:lower", "sha256:upper")] {
+        for _ in 0..2 {
+            let error = snapshotter.prepare(plain(target, parent, "indexed/app:1")).await;
+            assert!(matches!(error, Err(SnapshotError::AlreadyExists(name)) if name == target));
+        }
+        // Another image that has the layer, whose node could not show it, is given it as well.
+        let shown = snapshotter.stat(target.to_owned()).await.unwrap();
+        assert!(shown.proven && shown.kind == Kind::Committed);
+    }
+    assert!(rig.images.mounted().is_empty(), "nothing is based on them yet");
+    // A container shows the image alone; a layer on top of the lower one shows that.
+    snapshotter.prepare(wanted("k8s.io/2/c", "sha256:upper", &[])).await.unwrap();
+    snapshotter.prepare(wanted("k8s.io/3/x", "sha256:lower", &[])).await.unwrap();
+    assert_eq!(rig.mount("k8s.io/2/c").await.matches("/fs").count(), 2, "upper and lower");
+    let mounted = rig.images.mounted.lock().unwrap().clone();
+    let mut counts: Vec<_> = mounted.values().map(|image| image.layers).collect();
+    counts.sort();
+    assert_eq!(counts, [Some(1), Some(2)]);
+    // They survive a restart of the service.
+    let rig = rig.reopened().await;
+    rig.snapshotter.prepare(wanted("k8s.io/4/c", "sha256:upper", &[])).await.unwrap();
+    for key in ["k8s.io/2/c", "k8s.io/3/x", "k8s.io/4/c", "sha256:upper", "sha256:lower"] {
+        rig.snapshotter.remove(key.to_owned()).await.unwrap();
+    }
+    assert_eq!(*rig.images.removed.lock().unwrap(), ["indexed/app:1"]);
+    assert!(rig.images.mounted().is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_shown_is_unpacked() {
+    let rig = Rig::new().await;
+    for (target, reference) in [
+        ("sha256:lower", "unknown/app:1"),
+        ("sha256:other", "indexed/app:1"),
+        ("sha256:away", "indexed/unreachable:1"),
+    ] {
+        let mounts = rig.snapshotter.prepare(plain(target, "", reference)).await.unwrap();
+        assert_eq!(mounts[0].r#type, "bind", "{reference}");
+    }
+    // The same layer on top of something else is no snapshot that containerd would find.
+    let error = rig.snapshotter.prepare(plain("sha256:lower", "", "indexed/app:1")).await;
+    assert!(matches!(error, Err(SnapshotError::AlreadyExists(_))));
+    let key = "k8s.io/1/extract sha256:other".to_owned();
+    rig.snapshotter.commit(key, "k8s.io/5/base".into(), None, Labels::new()).await.unwrap();
+    let wanted = Wanted {
+        key: "k8s.io/6/extract".into(),
+        ..plain("sha256:lower", "k8s.io/5/base", "indexed/app:1")
+    };
+    assert_eq!(rig.snapshotter.prepare(wanted).await.unwrap()[0].r#type, "overlay");
 }

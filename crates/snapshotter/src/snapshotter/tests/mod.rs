@@ -72,6 +72,22 @@ impl Images for FakeImages {
         Ok(if other { "sha256:other" } else { "sha256:boot" }.to_owned())
     }
 
+    /// Images whose name begins so can be shown as they are: one layer, or two.
+    async fn ordinary_layer(
+        &self,
+        image: &Image,
+        layer: &str,
+        namespace: &str,
+    ) -> std::result::Result<Option<u32>, Box<dyn Error + Send + Sync>> {
+        assert_eq!(namespace, "k8s.io");
+        if image.reference.contains("unreachable") {
+            return Err("no route to it".into());
+        }
+        let is_shown = image.reference.starts_with("indexed");
+        let layers = ["sha256:lower", "sha256:upper"].into_iter().zip(1..);
+        Ok(layers.filter(|_| is_shown).find(|(name, _)| *name == layer).map(|(_, count)| count))
+    }
+
     async fn mount(
         &self,
         image: &Image,
@@ -339,7 +355,7 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     fs::create_dir_all(rig.place(8)).unwrap();
     rig.images.mounted.lock().unwrap().insert(
         path.join("7/fs"),
-        Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None },
+        Image { reference: "r/a:1".to_owned(), manifest_digest: None, layers: None, login: None },
     );
     let rig = rig.reopened().await;
     assert_eq!(rig.numbers(), [1]);
@@ -354,7 +370,12 @@ async fn what_a_crash_leaves_is_cleaned_up() {
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(rig.numbers(), [1, 3]);
     // An image was being mounted.
-    let image = Some(Image { reference: "r/a:1".to_owned(), manifest_digest: None, login: None });
+    let image = Some(Image {
+        reference: "r/a:1".to_owned(),
+        manifest_digest: None,
+        layers: None,
+        login: None,
+    });
     let new =
         New { name: "half".into(), parent: None, kind: Kind::Active, labels: Labels::new(), image };
     rig.snapshotter.local.create(new).unwrap();

@@ -1,0 +1,102 @@
+//! Makes the tree of an image from indexes of its layers, without the layers.
+
+use lazuli_image::{
+    Algorithm, BlobIndex, ChunkRef, Digest,
+    rafs::{ReadIndex, WrittenIndex},
+};
+
+use super::{ImageIndex, MAX_LAYERS, join, layer::Indexed, skeleton::Joined};
+use crate::{
+    entry::{Entry, EntryKind},
+    error::{BuildError, SourceError},
+    options::Options,
+    source::{stream::Allowance, tar::Archive},
+};
+
+/// A layer of which the index is known.
+#[derive(Clone, Debug)]
+pub struct KnownLayer {
+    /// SHA-256 of it as stored.
+    pub digest: Digest,
+    /// Bytes as stored; bounds what it may unpack to.
+    pub stored_size: u64,
+    /// SHA-256 of its tar.
+    pub diff_id: Digest,
+    /// Its index, with its skeleton.
+    pub index: Vec<u8>,
+}
+
+/// Makes the index of the image that consists of `layers`, lowest first: what [`super::index`]
+/// makes of the layers themselves. The tree is what the skeletons say, and nothing else.
+///
+/// # Errors
+/// An index is damaged, has no skeleton, or one that does not go with its chunks.
+pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
+    let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
+    if count > limit {
+        return Err(BuildError::TooMany { what: "layers", count, limit });
+    }
+    let names = layers.iter().map(|layer| layer.digest.to_string()).collect();
+    let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number));
+    join(read.collect::<Result<_, _>>()?, names)
+}
+
+fn read(layer: KnownLayer, number: u8) -> Result<Indexed, BuildError> {
+    let KnownLayer { digest, stored_size, diff_id, index: bytes } = layer;
+    let failed = |problem| BuildError::Layer { layer: digest.to_string(), problem };
+    let index = ReadIndex::parse(&bytes, digest, stored_size)?;
+    let entries = entries(&index, number, stored_size).map_err(failed)?;
+    let tables = index.record.tail.meta_end().min(bytes.len() as u64) as usize;
+    let has_chunks = !index.starts.is_empty();
+    let tables = Algorithm::Sha256.digest(&bytes[..if has_chunks { tables } else { 0 }]);
+    let index = WrittenIndex { bytes, tables, record: index.record };
+    Ok(Indexed { entries, index, beside: None, diff_id })
+}
+
+fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>, SourceError> {
+    let failed = |offset| {
+        move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
+    };
+    // Content is of no account here.
+    let mut fill = |_: &_, _: &mut [u8]| Ok(());
+    let joined = Joined::new(index, &mut fill).map_err(failed(0))?;
+    let mut archive = Archive::new(joined);
+    let allowance = Allowance::of(stored_size);
+    let mut entries = Vec::new();
+    while let Some(mut entry) = archive.next_entry()? {
+        let fail = |problem: String| SourceError::Entry {
+            entry: entry.path.to_string(),
+            offset: entry.offset,
+            problem,
+        };
+        if let EntryKind::Regular { size, chunks } = &mut entry.kind {
+            if archive.is_sparse() {
+                return Err(fail("it is sparse, and so in no chunk".to_owned()));
+            }
+            if archive.offset().saturating_add(*size) > allowance.limit() {
+                return Err(fail(allowance.exceeded()));
+            }
+            let mut left = *size;
+            while left > 0 {
+                let length = left.min(Options::CHUNK_SIZE.into());
+                let chunk = archive.get_ref().chunk_at(archive.offset());
+                let chunk = chunk.filter(|chunk| u64::from(chunk.decoded_size) == length);
+                let chunk = chunk.ok_or_else(|| fail("its content is in no chunk".to_owned()))?;
+                chunks.push(ChunkRef { blob: BlobIndex(number), number: chunk.number });
+                let content = &mut std::io::Read::take(archive.content(), length);
+                std::io::copy(content, &mut std::io::sink()).map_err(failed(entry.offset))?;
+                left -= length;
+            }
+        }
+        entries.push(entry);
+    }
+    let offset = archive.offset();
+    let mut joined = archive.into_inner();
+    let rest = &mut std::io::Read::take(&mut joined, allowance.limit());
+    std::io::copy(rest, &mut std::io::sink()).map_err(failed(offset))?;
+    if !joined.has_read_all() {
+        let problem = "it has chunks that are in no file".to_owned();
+        return Err(SourceError::Archive { offset, problem });
+    }
+    Ok(entries)
+}

@@ -1,0 +1,25 @@
+//! Indexes one layer while its content is handed on.
+
+use lazuli_image::{Digest, rafs::WrittenIndex};
+
+use super::layer::{self, ChunkSink, Content, IndexLayer};
+use crate::{error::BuildError, options::Options};
+
+/// A layer that was read once, from its first byte to its last.
+#[derive(Clone, Debug)]
+pub struct TakenLayer {
+    /// Its index, with its skeleton.
+    pub index: WrittenIndex,
+    /// SHA-256 of its tar.
+    pub diff_id: Digest,
+}
+
+/// Indexes a layer, and hands the content of its chunks to `sink`, in their order.
+///
+/// # Errors
+/// The layer is damaged, hostile, or has content that its index could not lead to, or `sink` fails.
+pub fn take<'a>(layer: IndexLayer, sink: &'a mut ChunkSink<'a>) -> Result<TakenLayer, BuildError> {
+    let content = Content::Taken(sink);
+    let read = layer::read(layer, 0, Options::CHUNK_SIZE, content, &|_| {})?;
+    Ok(TakenLayer { index: read.index, diff_id: read.diff_id })
+}

@@ -1,0 +1,379 @@
+//! Ordinary images, by their own names, that containerd does not unpack.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+};
+
+use lazuli_image::Digest;
+use lazuli_testkit::{
+    kernel::{Feature, require},
+    oci::{Compression, Layer},
+    odd,
+    registry::{FakeRegistry, Logged},
+    tarball::{self, Entry},
+};
+use serde_json::{Value, json};
+
+use super::{
+    chain_ids::{WHO, busybox, push, put_manifest, who},
+    programs::{Containerd, on_both},
+    rig::{Rig, wait},
+};
+use crate::policy::signer::{MANIFEST, Signer, digest_of};
+
+on_both!(
+    an_indexed_image_starts_lazily_by_its_own_name,
+    what_nobody_vouches_for_is_unpacked_by_containerd,
+    the_first_node_pulls_whole_and_the_second_starts_lazily,
+    a_layer_that_cannot_be_pulled_is_left_to_containerd,
+    a_stated_layer_that_turns_out_wrong_is_not_served,
+);
+
+/// A node whose policy trusts a key for what it states of layers, and a registry.
+struct Scene {
+    rig: Rig,
+    registry: FakeRegistry,
+    signer: Signer,
+}
+
+impl Scene {
+    fn new(containerd: Containerd, index: &str) -> Option<Self> {
+        let registry = FakeRegistry::start().unwrap();
+        Self::with(containerd, index, registry)
+    }
+
+    fn with(containerd: Containerd, index: &str, registry: FakeRegistry) -> Option<Self> {
+        if !require(Feature::Program("openssl")) {
+            return None;
+        }
+        let mut signer = None;
+        let rig = Rig::with(containerd, "busybox", |lazuli| {
+            let made = Signer::new(&lazuli.directory(""), "good");
+            let path = lazuli.path("policy.toml");
+            let rule = format!("default = {{ accept = true, statements = [{:?}] }}", made.public());
+            fs::write(&path, rule).unwrap();
+            let index = index.replace("KEY", made.private().to_str().unwrap());
+            signer = Some(made);
+            format!("policy = {path:?}\n[index]\n{index}")
+        })?;
+        rig.plain_http(&registry.host());
+        Some(Scene { rig, registry, signer: signer.unwrap() })
+    }
+
+    fn index(&self, image: &str, signer: &Signer) {
+        self.rig.lazuli.ok(["index", image, "--sign", signer.private().to_str().unwrap()]);
+    }
+
+    fn run(&self, image: &str, command: &[&str]) -> String {
+        let name = self.rig.own(&image.replace(['/', ':', '@'], "-"));
+        let output = self.rig.cri.run(&name, image, command).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Bytes of a layer that were asked for.
+    fn fetched(&self, layer: &Layer) -> u64 {
+        fetched(&self.registry, layer)
+    }
+}
+
+fn fetched(registry: &FakeRegistry, layer: &Layer) -> u64 {
+    let stored = layer.stored().unwrap();
+    let digest = lazuli_image::Algorithm::Sha256.digest(&stored).to_string();
+    let of_layer = |it: &&Logged| it.method == "GET" && it.target.contains(&digest);
+    let bytes =
+        |it: &Logged| it.bytes().map_or(stored.len() as u64, |range| range.end - range.start);
+    registry.log().iter().filter(of_layer).map(bytes).sum()
+}
+
+/// A layer of some MiB.
+fn big() -> Layer {
+    let bytes = |number: u64| odd::random(number, 1 << 20);
+    let files: Vec<_> =
+        (0..4).map(|number| Entry::file(format!("file{number}"), bytes(number))).collect();
+    Layer::new(tarball::write(&files), Compression::Gzip)
+}
+
+fn layers() -> [Layer; 3] {
+    [Layer::new(busybox(), Compression::Gzip), big(), who("me")]
+}
+
+fn an_indexed_image_starts_lazily_by_its_own_name(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"leave\"") else { return };
+    let Scene { rig, registry, signer, .. } = &scene;
+    let layers = layers();
+    let image = push(registry, "app", &layers);
+    scene.index(&image, signer);
+    registry.reset_stats();
+    let before = digest_of(registry, "app", "1");
+    rig.pull(&image).unwrap();
+    assert_eq!(layers.each_ref().map(|layer| scene.fetched(layer)), [0; 3]);
+    assert_eq!(rig.manifest_digest(&image), before.to_string());
+    assert_eq!(scene.run(&image, &WHO), "me\n");
+    let (fetched, all) = (scene.fetched(&layers[1]), layers[1].stored().unwrap().len() as u64);
+    assert!(fetched < all, "{fetched} of {all}");
+    // Others on the whole of it, and on a part, whose own layers containerd unpacks.
+    let above = [&layers[..], &[who("above")]].concat();
+    let beside = [&layers[..1], &[who("beside")]].concat();
+    for (name, layers) in [("above", above), ("beside", beside)] {
+        let image = push(registry, name, &layers);
+        rig.pull(&image).unwrap();
+        assert_eq!(scene.run(&image, &WHO), format!("{name}\n"));
+    }
+    let listed = scene.run(&format!("{}/beside:1", registry.host()), &["ls", "/file0"]);
+    assert!(listed.contains("No such file"), "{listed}");
+    rig.kill_worker();
+    let script = "cat /file0 /file1 /file2 /file3 | sha256sum";
+    let sum = scene.run(&image, &["sh", "-c", script]);
+    let content: Vec<_> = (0..4).flat_map(|number| odd::random(number, 1 << 20)).collect();
+    let expected = lazuli_image::Algorithm::Sha256.digest(&content);
+    assert_eq!(sum, format!("{}  -\n", expected.hex()));
+    let all = ["app", "above", "beside"].map(|name| format!("{}/{name}:1", registry.host()));
+    rig.remove_images(&all.each_ref().map(String::as_str));
+    rig.nothing_left();
+}
+
+/// Each of these is an ordinary image for containerd, and shows its own files.
+fn what_nobody_vouches_for_is_unpacked_by_containerd(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"leave\"") else { return };
+    let Scene { rig, registry, signer, .. } = &scene;
+    let evil = Signer::new(&rig.lazuli.directory(""), "evil");
+    let of = |name: &str| [Layer::new(busybox(), Compression::Gzip), who(name)];
+    let forged = |name: &str| push(registry, name, &of(name));
+    // Without an index, with one that nobody signed, and with another key.
+    let mut images = vec![forged("none"), forged("unsigned"), forged("stranger")];
+    rig.lazuli.ok(["index", &images[1]]);
+    scene.index(&images[2], &evil);
+    // Another image's statement, and one that is for another name.
+    let other = forged("other");
+    scene.index(&other, signer);
+    let statement = |name: &str, tag: &str, change: &dyn Fn(&mut Value)| {
+        let image = forged(tag);
+        rig.lazuli.ok(["index", &image]);
+        let index = index_of(registry, tag);
+        let mut predicate = stated(registry, tag, &of(tag));
+        change(&mut predicate);
+        let kind = ("urn:lazuli:index:v1", predicate);
+        signer.state(registry, tag, (Some(name), &index), kind);
+        image
+    };
+    let own = |tag: &str| format!("{}/{tag}", registry.host());
+    let foreign = own("other");
+    images.push(statement(&foreign, "renamed", &|_| {}));
+    // Of another image, of other layers, with another tar, by an index that is not listed.
+    let elsewhere = digest_of(registry, "other", "1").to_string();
+    images.push(statement(&own("source"), "source", &|it| {
+        it["source"]["manifest"] = elsewhere.clone().into();
+    }));
+    images.push(statement(&own("layer"), "layer", &|it| {
+        it["layers"][0]["layer"] = elsewhere.clone().into();
+    }));
+    images.push(statement(&own("tar"), "tar", &|it| {
+        it["layers"][0]["diffId"] = elsewhere.clone().into();
+    }));
+    images.push(statement(&own("index"), "index", &|it| {
+        it["layers"][1]["index"] = elsewhere.clone().into();
+    }));
+    images.push(statement(&own("less"), "less", &|it| {
+        it["layers"].as_array_mut().unwrap().pop();
+    }));
+    for image in &images {
+        rig.pull(image).unwrap();
+        let tag = image.rsplit_once('/').unwrap().1.split(':').next().unwrap();
+        assert_eq!(scene.run(image, &WHO), format!("{tag}\n"));
+        assert!(rig.mounts().is_empty(), "{image}: {:#?}", rig.mounts());
+    }
+    // The same by a statement as it should be.
+    let good = statement(&own("good"), "good", &|_| {});
+    rig.pull(&good).unwrap();
+    assert_eq!(scene.run(&good, &WHO), "good\n");
+    assert_eq!(rig.mounts().len(), 1);
+}
+
+/// The digest of the index beside an image.
+fn index_of(registry: &FakeRegistry, repository: &str) -> Digest {
+    let (digest, _) = index(registry, repository);
+    digest
+}
+
+fn index(registry: &FakeRegistry, repository: &str) -> (Digest, Value) {
+    let subject = digest_of(registry, repository, "1");
+    let listed = referrers(registry, repository, &subject);
+    let is_index = |it: &&Value| it["artifactType"] == "application/vnd.lazuli.index.v1";
+    let digest = listed.iter().find(is_index).unwrap()["digest"].as_str().unwrap().to_owned();
+    let raw = registry.manifest(repository, &digest).unwrap();
+    (digest.parse().unwrap(), serde_json::from_slice(&raw).unwrap())
+}
+
+/// What a list says that refers to a manifest.
+fn referrers(registry: &FakeRegistry, repository: &str, subject: &Digest) -> Vec<Value> {
+    let mut stream = TcpStream::connect(registry.host()).unwrap();
+    let target = format!("/v2/{repository}/referrers/{subject}");
+    let host = registry.host();
+    write!(stream, "GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+    // The registry keeps the connection.
+    let mut answer = BufReader::new(stream);
+    let mut size = 0;
+    loop {
+        let mut line = String::new();
+        answer.read_line(&mut line).unwrap();
+        match line.trim_end().to_ascii_lowercase().split_once(": ") {
+            Some(("content-length", value)) => size = value.parse().unwrap(),
+            None if line == "\r\n" => break,
+            _ => {}
+        }
+    }
+    let mut body = vec![0; size];
+    answer.read_exact(&mut body).unwrap();
+    let list: Value = serde_json::from_slice(&body).unwrap();
+    list["manifests"].as_array().unwrap().clone()
+}
+
+/// What a statement about the index of an image with these layers says.
+fn stated(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> Value {
+    let manifest = digest_of(registry, repository, "1").to_string();
+    let (_, index) = index(registry, repository);
+    let indexes = index["layers"].as_array().unwrap();
+    let layers = layers.iter().map(|layer| {
+        let digest = lazuli_image::Algorithm::Sha256.digest(&layer.stored().unwrap()).to_string();
+        let of = |it: &&Value| it["annotations"]["containerd.io/snapshot/nydus-ref"] == *digest;
+        let index = indexes.iter().find(of).unwrap()["digest"].clone();
+        json!({ "layer": digest, "diffId": layer.diff_id().to_string(), "index": index })
+    });
+    json!({
+        "source": { "name": repository, "digest": manifest, "manifest": manifest },
+        "converter": { "version": "0" },
+        "layers": layers.collect::<Vec<_>>(),
+    })
+}
+
+/// Nobody has indexed it: the first node fetches every layer once, and starts from its cache.
+fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Containerd) {
+    let publish = "first = \"pull\"\npublish = true\nkey = \"KEY\"";
+    let Some(first) = Scene::new(containerd, publish) else { return };
+    let layers = layers();
+    let image = push(&first.registry, "app", &layers);
+    first.registry.reset_stats();
+    first.rig.pull(&image).unwrap();
+    // It starts without its registry, whichever worker was told that it is here.
+    first.registry.go_away();
+    first.rig.kill_worker();
+    assert_eq!(first.run(&image, &WHO), "me\n");
+    first.registry.come_back();
+    let sizes = layers.each_ref().map(|layer| layer.stored().unwrap().len() as u64);
+    assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes);
+    assert_eq!(first.run(&image, &["sh", "-c", "cat /file* | wc -c"]), format!("{}\n", 4 << 20));
+    assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes, "fetched again");
+    assert_eq!(first.rig.mounts().len(), 1);
+    let subject = digest_of(&first.registry, "app", "1");
+    let listed = |digest: &Digest| referrers(&first.registry, "app", digest);
+    wait("an index", || !listed(&subject).is_empty());
+    wait("a statement", || !listed(&index_of(&first.registry, "app")).is_empty());
+    // Pulled again, it is lazy: what it holds is proven.
+    first.rig.remove_images(&[&image]);
+    first.rig.nothing_left();
+    first.registry.reset_stats();
+    first.rig.pull(&image).unwrap();
+    assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), [0; 3]);
+    assert_eq!(first.run(&image, &WHO), "me\n");
+    let public = fs::read(first.signer.public()).unwrap();
+    let registry = first.registry.clone();
+    drop(first);
+    let Some(second) = Scene::with(containerd, "first = \"pull\"", registry) else { return };
+    let key = second.rig.lazuli.path("first.pub");
+    fs::write(&key, public).unwrap();
+    let rule = format!("default = {{ accept = true, statements = [{key:?}] }}");
+    fs::write(second.rig.lazuli.path("policy.toml"), rule).unwrap();
+    second.registry.reset_stats();
+    second.rig.pull(&image).unwrap();
+    assert_eq!(layers.each_ref().map(|layer| second.fetched(layer)), [0; 3]);
+    assert_eq!(second.run(&image, &WHO), "me\n");
+    let fetched = second.fetched(&layers[1]);
+    assert!(fetched < sizes[1], "{fetched} of {}", sizes[1]);
+}
+
+/// zstd, another tar than the configuration says, and a sparse file: none of them is shown by an
+/// index, and what is below is.
+fn a_layer_that_cannot_be_pulled_is_left_to_containerd(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
+    let Scene { rig, registry, .. } = &scene;
+    let base = Layer::new(busybox(), Compression::Gzip);
+    let zstd = Layer::new(who("zstd").tar, Compression::Zstd);
+    let image = push(registry, "zstd", &[base.clone(), zstd]);
+    rig.pull(&image).unwrap();
+    assert_eq!(scene.run(&image, &WHO), "zstd\n");
+    assert_eq!(rig.mounts().len(), 1, "the layer below is mounted");
+    // Whose configuration claims the layer of another does not get it, and gives it nothing.
+    let victim = [base.clone(), who("victim")];
+    let evil = Layer::new(who("evil").tar, Compression::Gzip);
+    let stored = evil.stored().unwrap();
+    let blob = registry.put_blob("evil", &stored).to_string();
+    let lower = base.stored().unwrap();
+    let below = registry.put_blob("evil", &lower).to_string();
+    let claimed: Vec<_> = victim.iter().map(|layer| layer.diff_id().to_string()).collect();
+    let config = json!({
+        "architecture": "amd64", "os": "linux", "config": {},
+        "rootfs": { "type": "layers", "diff_ids": claimed },
+    });
+    let described = [(below, lower.len()), (blob, stored.len())].map(
+        |(digest, size)| json!({ "mediaType": base.media_type(), "digest": digest, "size": size }),
+    );
+    let evil = put_manifest(registry, "evil", "1", &config, &described);
+    let error = rig.pull(&evil).unwrap_err().to_string();
+    assert!(error.contains("wrong diff id"), "{error}");
+    let victim = push(registry, "victim", &victim);
+    rig.pull(&victim).unwrap();
+    assert_eq!(scene.run(&victim, &WHO), "victim\n");
+}
+
+/// A trusted key states of a layer that its tar is another image's: its word counts until all of
+/// the layer is here.
+fn a_stated_layer_that_turns_out_wrong_is_not_served(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"leave\"") else { return };
+    let Scene { rig, registry, signer } = &scene;
+    let (victim, evil) = (who("victim"), who("evil"));
+    let base = Layer::new(busybox(), Compression::Gzip);
+    let described = [&base, &evil].map(|layer| {
+        let stored = layer.stored().unwrap();
+        let digest = registry.put_blob("evil", &stored).to_string();
+        json!({ "mediaType": layer.media_type(), "digest": digest, "size": stored.len() })
+    });
+    let config = |layers: [&Layer; 2]| {
+        let diff_ids = layers.map(|layer| layer.diff_id().to_string());
+        json!({
+            "architecture": "amd64", "os": "linux", "config": {},
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+        })
+    };
+    // Its index is made under an honest configuration, and moved to one that lies.
+    let image = put_manifest(registry, "evil", "1", &config([&base, &evil]), &described);
+    rig.lazuli.ok(["index", &image]);
+    let (_, mut moved) = index(registry, "evil");
+    put_manifest(registry, "evil", "1", &config([&base, &victim]), &described);
+    let manifest = registry.manifest("evil", "1").unwrap();
+    let digest = digest_of(registry, "evil", "1");
+    let lying: Value = serde_json::from_slice(&manifest).unwrap();
+    moved["config"] = lying["config"].clone();
+    moved["subject"]["digest"] = digest.to_string().into();
+    moved["subject"]["size"] = manifest.len().into();
+    registry.put_manifest("evil", "index", MANIFEST, moved.to_string().as_bytes());
+    let mut predicate = stated(registry, "evil", &[base, evil]);
+    predicate["layers"][1]["diffId"] = victim.diff_id().to_string().into();
+    let name = format!("{}/evil", registry.host());
+    let stated = ("urn:lazuli:index:v1", predicate);
+    signer.state(registry, "evil", (Some(&name), &index_of(registry, "evil")), stated);
+    rig.pull(&image).unwrap();
+    let pod = rig.cri.start(&rig.own("reads"), &image, &["sleep", "1000"]).unwrap();
+    // All that there is of the layer.
+    assert_eq!(rig.cri.exec(&pod.container, &WHO).unwrap().stdout, b"evil\n");
+    wait("an index that is found to be wrong", || {
+        let wrong = fs::read_dir(rig.lazuli.root().join("indexes/wrong")).unwrap();
+        wrong.count() > 0
+    });
+    wait("errors", || rig.cri.exec(&pod.container, &WHO).unwrap().status != 0);
+    rig.cri.stop(&pod.sandbox).unwrap();
+    rig.cri.remove(&pod.sandbox).unwrap();
+    let again = rig.cri.run(&rig.own("again"), &image, &WHO);
+    assert!(again.is_err() || again.unwrap().status != 0, "it starts again");
+}

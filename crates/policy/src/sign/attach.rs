@@ -1,0 +1,79 @@
+//! Statements beside what they are about.
+
+use lazuli_image::oci::{Descriptor, Manifest};
+use lazuli_registry::{BlobContent, Document, RegistryError, Repository};
+
+use super::{BundleReferrer, SigningError, SigningKey, sign_statement};
+use crate::{Bundle, Statement, bundle::BUNDLE_LIMIT, media_type};
+
+/// Bundles beside an image that are looked at for one that is already there.
+const LOOKED_AT: usize = 64;
+
+/// Why a statement was not put beside what it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The key cannot sign.
+    #[error(transparent)]
+    Sign(#[from] SigningError),
+    /// The place does not take it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+}
+
+/// Makes a bundle with `statement`, signed with `key`, a referrer of `subject`, which `to` has;
+/// unless this key has signed it before, and that is there.
+///
+/// # Errors
+/// The key cannot sign, or the place does not take the bundle.
+pub async fn attach(
+    to: &dyn Repository,
+    subject: &Descriptor,
+    statement: &Statement,
+    key: &SigningKey,
+) -> Result<(), AttachError> {
+    if is_attached(to, subject, statement, key).await? {
+        return Ok(());
+    }
+    let bundle = sign_statement(key, statement)?;
+    let referrer = BundleReferrer::new(subject, &bundle, &statement.predicate_type);
+    for (digest, content) in referrer.blobs(bundle) {
+        let (size, content) = (content.len() as u64, BlobContent::Bytes(content.into()));
+        to.push_blob(&digest, size, content, None, &|_| {}).await?;
+    }
+    let entry = referrer.entry();
+    let (digest, media_type) = (entry.digest, entry.media_type.clone());
+    let document = Document { raw: referrer.to_json().into(), digest, media_type };
+    to.push_document(&document, false).await?;
+    Ok(to.enlist_referrers(&subject.digest, &[entry]).await?)
+}
+
+async fn is_attached(
+    to: &dyn Repository,
+    subject: &Descriptor,
+    statement: &Statement,
+    key: &SigningKey,
+) -> Result<bool, AttachError> {
+    let bundles = to.referrers(&subject.digest, Some(media_type::BUNDLE)).await?;
+    let of_this_type = bundles.iter().filter(|entry| {
+        entry.annotations.get(media_type::BUNDLE_PREDICATE) == Some(&statement.predicate_type)
+    });
+    let payload = statement.to_json();
+    for entry in of_this_type.take(LOOKED_AT) {
+        // One that is damaged, or gone, is not ours.
+        let Ok(document) = to.document(Some(&entry.digest)).await else { continue };
+        let Ok(manifest) = Manifest::parse(&document.raw) else { continue };
+        let [layer] = &manifest.layers[..] else { continue };
+        if layer.size > BUNDLE_LIMIT as u64 {
+            continue;
+        }
+        let Ok(blob) = to.small_blob(layer).await else { continue };
+        let Ok(Bundle { envelope, .. }) = Bundle::parse(&blob.content) else { continue };
+        let (signed, public) = (envelope.signed_bytes(), key.public());
+        let is_by_key =
+            || envelope.signatures.iter().any(|signature| public.verifies(&signed, signature));
+        if envelope.payload == payload && is_by_key() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

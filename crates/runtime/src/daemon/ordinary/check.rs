@@ -1,0 +1,108 @@
+//! Layers that arrived in pieces are put together again when they are complete.
+//!
+//! Then it is known, without any network, whether the layer's tar has the digest that was stated,
+//! so whether skeleton, windows and digests of chunks led to the layer's own files. If not, whoever
+//! stated that is wrong, or lies: what is mounted gets errors, and nothing more starts from it.
+
+use std::{
+    os::unix::fs::FileExt as _,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use lazuli_builder::index::diff_id;
+use lazuli_image::{Digest, rafs::ReadIndex};
+
+use super::store::{IndexStore, LayerRecord};
+use crate::{
+    cache::CachedBlob,
+    daemon::{node::Node, served_image::ServedImage},
+};
+
+/// How often it is looked whether a layer is complete.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Checks layers as they become complete, for as long as the node serves.
+pub(in crate::daemon) async fn keep_checking(node: Weak<Node>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let Some(node) = node.upgrade() else { return };
+        for image in node.images.all().await {
+            for blob in image.blobs() {
+                let store = node.ordinaries.store.clone();
+                let record = store.layer(&blob.id());
+                let record = record.filter(|record| !record.is_proven && blob.is_complete());
+                let Some(record) = record else { continue };
+                if image.index_of(&blob.id()) != Some(record.index) || store.is_wrong(&record.index)
+                {
+                    continue;
+                }
+                let (blob, checked) = (blob.clone(), record);
+                let check = move || check(&store, &blob, checked);
+                match tokio::task::spawn_blocking(check).await {
+                    Ok(Some(false)) => node.condemn(&record.index).await,
+                    Ok(_) => {}
+                    Err(error) => tracing::error!(%error, "a layer is not checked"),
+                }
+            }
+        }
+    }
+}
+
+/// Whether a complete layer is what was stated; `None` if that cannot be found out. Blocks.
+fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<bool> {
+    let bytes = store.index(&record.index)?;
+    let layer = blob.id();
+    let got = ReadIndex::parse(&bytes, layer, blob.stats().stored_bytes).map(|index| {
+        diff_id(&index, |chunk, content| blob.file().read_exact_at(content, chunk.decoded.0))
+    });
+    // Something may have been given up while it was read.
+    if !blob.is_complete() {
+        return None;
+    }
+    let is_right = matches!(&got, Ok(Ok(got)) if *got == record.diff_id);
+    let noted = match is_right {
+        true => {
+            tracing::info!(%layer, "complete, and what was stated of it");
+            store.note_layer(&layer, &LayerRecord { is_proven: true, ..record })
+        }
+        false => {
+            tracing::error!(%layer, index = %record.index, expected = %record.diff_id, ?got,
+                "a signed index is wrong: it is not used any more");
+            store.note_wrong(&record.index)
+        }
+    };
+    if let Err(error) = noted {
+        tracing::warn!(%layer, %error, "it is checked again");
+    }
+    Some(is_right)
+}
+
+impl Node {
+    /// Has reads of everything fail that this index leads to.
+    async fn condemn(&self, index: &Digest) {
+        for (mountpoint, image) in self.mounts.served().await {
+            let Some(blob) = image.blob_of_index(index) else { continue };
+            let condemned = {
+                let (image, mountpoint) = (image.clone(), mountpoint.clone());
+                tokio::task::spawn_blocking(move || condemn(&blob, &image, &mountpoint)).await
+            };
+            let mountpoint = mountpoint.display();
+            match condemned {
+                Ok(Ok(())) => tracing::error!(%mountpoint, "its readers get errors now"),
+                Ok(Err(error)) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
+                Err(error) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
+            }
+        }
+    }
+}
+
+fn condemn(
+    blob: &CachedBlob,
+    image: &Arc<ServedImage>,
+    mountpoint: &std::path::Path,
+) -> std::io::Result<()> {
+    blob.condemn()?;
+    blob.forget_pages();
+    image.forget_missing(mountpoint)
+}

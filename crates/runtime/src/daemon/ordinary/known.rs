@@ -1,0 +1,216 @@
+//! What is known of an ordinary image: its configuration, what a key states of its layers, and the
+//! indexes of those.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use lazuli_builder::index::KnownLayer;
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, ImageConfig, media_type},
+};
+use lazuli_policy::{SignedIndex, StatedLayer};
+use lazuli_registry::{
+    Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository, config,
+};
+use tokio::{io::AsyncReadExt as _, sync::OnceCell};
+
+use super::{
+    state::Ordinary,
+    store::{ImageRecord, LayerRecord, Stated},
+};
+use crate::daemon::{DaemonError, api::MountRequest, node::Node};
+
+/// Most bytes of the index of one layer.
+const INDEX_LIMIT: u64 = 256 << 20;
+
+/// How long it is waited for signatures and indexes before layers are pulled.
+const LOOK_WITHIN: Duration = Duration::from_secs(30);
+
+impl Node {
+    /// The image with its configuration.
+    pub(super) async fn ordinary(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        manifest: Arc<Manifest>,
+    ) -> Result<Arc<Ordinary>, DaemonError> {
+        let asked: ImageName = request.asked.as_ref().unwrap_or(&request.image).parse()?;
+        if let Some(known) = self.ordinaries.recall(&asked, &manifest.digest) {
+            return Ok(known);
+        }
+        let kept = self.ordinaries.store.image(&manifest.digest).map(|kept| kept.config);
+        let kept = kept.filter(|kept| manifest.parsed.config.digest.matches(kept.as_bytes()));
+        let config = match kept {
+            Some(config) => Bytes::from(config),
+            None => {
+                let repository = lazuli_registry::open(name, &self.options(request))?;
+                config(&*repository, &manifest).await?
+            }
+        };
+        let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
+        // A configuration that cannot be read is containerd's to complain about.
+        let diff_ids = parsed.unwrap_or_default();
+        let is_whole = diff_ids.len() == manifest.parsed.layers.len();
+        let diff_ids = if is_whole { diff_ids } else { Vec::new() };
+        let (signed, published) = (OnceCell::new(), OnceCell::new());
+        let image = Ordinary { asked, manifest, config, diff_ids, signed, published };
+        Ok(self.ordinaries.remember(image))
+    }
+
+    /// The manifest that `name` means, which has the digest `digest`: as it is kept, or from the
+    /// registry.
+    pub(super) async fn ordinary_manifest(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        digest: &Digest,
+    ) -> Result<Arc<Manifest>, DaemonError> {
+        if let Some(manifest) = self.recent.get(name) {
+            return Ok(manifest);
+        }
+        if let Some(ImageRecord { media_type, manifest, .. }) = self.ordinaries.store.image(digest)
+        {
+            let document = Document::new(manifest.into_bytes(), &media_type);
+            if let Ok(Parsed::Image(manifest)) = document.parse("this node") {
+                return Ok(Arc::new(*manifest));
+            }
+        }
+        let repository = lazuli_registry::open(name, &self.options(request))?;
+        Ok(Arc::new(repository.manifest(None).await?))
+    }
+
+    /// Keeps what it takes to start the image without its registry.
+    pub(super) fn keep_ordinary(&self, image: &Ordinary) {
+        let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+        let record = ImageRecord {
+            media_type: image.manifest.media_type.clone(),
+            manifest: text(&image.manifest.raw),
+            config: text(&image.config),
+        };
+        let kept = self.ordinaries.store.note_image(&image.manifest.digest, &record);
+        if let Err(error) = kept {
+            tracing::warn!(%error, "an image does not start without its registry");
+        }
+    }
+
+    /// What a trusted key states of the image's layers, if the operator wants to know.
+    pub(super) async fn indexing(
+        &self,
+        image: &Ordinary,
+        repository: &Arc<dyn Repository>,
+        options: &Options,
+    ) -> Result<Option<SignedIndex>, DaemonError> {
+        if self.registry.indexes == IndexTrust::Proven {
+            return Ok(None);
+        }
+        if let Some(known) = self.stated(image)? {
+            return Ok(Some(known));
+        }
+        let look = async {
+            let search =
+                self.gate.signed_index(&image.asked, &image.manifest, &**repository, options);
+            let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
+            let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).ok();
+            let stated = Stated {
+                manifest: text(&found.manifest.raw)?,
+                bundles: found.bundles.iter().map(text).collect::<Option<_>>()?,
+            };
+            let kept = self.ordinaries.store.note_stated(&image.manifest.digest, &stated);
+            if let Err(error) = kept {
+                tracing::warn!(%error, "a statement is looked for again");
+            }
+            Some(found)
+        };
+        let found = image.signed.get_or_init(|| look).await.clone();
+        // The policy may be another by now.
+        Ok(found.filter(|found| self.still_counts(image, found)))
+    }
+
+    fn still_counts(&self, image: &Ordinary, found: &SignedIndex) -> bool {
+        let SignedIndex { manifest, bundles, .. } = found;
+        let counts = self.gate.recheck(&image.asked, &image.manifest, manifest, bundles);
+        counts.is_ok_and(|counts| counts.is_some())
+    }
+
+    /// The statement that was found earlier, if it still counts.
+    fn stated(&self, image: &Ordinary) -> Result<Option<SignedIndex>, DaemonError> {
+        let Some(Stated { manifest, bundles }) =
+            self.ordinaries.store.stated(&image.manifest.digest)
+        else {
+            return Ok(None);
+        };
+        let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
+        let Ok(Parsed::Image(manifest)) = document.parse("this node") else {
+            return Ok(None);
+        };
+        let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
+        let indexing = self.gate.recheck(&image.asked, &image.manifest, &manifest, &bundles)?;
+        Ok(indexing.map(|indexing| SignedIndex { manifest: *manifest, indexing, bundles }))
+    }
+
+    /// A layer that may be shown by its index: one that this node has hashed, or that a key has
+    /// stated.
+    pub(super) async fn known_layer(
+        &self,
+        layer: &Descriptor,
+        diff_id: &Digest,
+        signed: Option<&SignedIndex>,
+        repository: &Arc<dyn Repository>,
+    ) -> Option<KnownLayer> {
+        let known = |index| KnownLayer {
+            digest: layer.digest,
+            stored_size: layer.size,
+            diff_id: *diff_id,
+            index,
+        };
+        let store = &self.ordinaries.store;
+        let record = store.layer(&layer.digest).filter(|record| record.is_proven);
+        if let Some(LayerRecord { diff_id: proven, index, .. }) = record {
+            // Whoever claims something else of it does not get it.
+            let bytes = store.index(&index).filter(|_| proven == *diff_id)?;
+            return Some(known(bytes));
+        }
+        let signed = signed?;
+        let layers = &signed.indexing.layers;
+        let is_it = |it: &&StatedLayer| it.layer == layer.digest && it.diff_id == *diff_id;
+        let StatedLayer { index, .. } = *layers.iter().find(is_it)?;
+        if store.is_wrong(&index) {
+            return None;
+        }
+        let bytes = match store.index(&index) {
+            Some(bytes) => bytes,
+            None => {
+                let fetched = self.fetch_index(signed, &index, repository).await;
+                let failed = |error: &DaemonError| {
+                    tracing::warn!(error = error.for_people(), "a signed index cannot be had");
+                };
+                fetched.inspect_err(failed).ok()?
+            }
+        };
+        let record = LayerRecord { diff_id: *diff_id, index, is_proven: false };
+        if let Err(error) = store.note_layer(&layer.digest, &record) {
+            tracing::warn!(%error, "a layer is not checked once it is complete");
+            return None;
+        }
+        Some(known(bytes))
+    }
+
+    async fn fetch_index(
+        &self,
+        signed: &SignedIndex,
+        index: &Digest,
+        repository: &Arc<dyn Repository>,
+    ) -> Result<Vec<u8>, DaemonError> {
+        let io = |source| DaemonError::Io { path: self.root.join("indexes"), source };
+        let layers = &signed.manifest.parsed.layers;
+        let size = layers.iter().find(|layer| layer.digest == *index).map(|layer| layer.size);
+        let size = size.filter(|size| *size <= INDEX_LIMIT);
+        let size = size.ok_or_else(|| io(io::Error::other("the index is too big")))?;
+        let mut reader = repository.blob(index, size).await?;
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).await.map_err(io)?;
+        self.ordinaries.store.keep_index(&bytes).map_err(io)?;
+        Ok(bytes)
+    }
+}

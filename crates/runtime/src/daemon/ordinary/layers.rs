@@ -1,0 +1,85 @@
+//! Which layers of ordinary images containerd does not have to unpack.
+
+use std::sync::Arc;
+
+use lazuli_image::{Digest, oci::chain_ids};
+use lazuli_registry::{IndexTrust, Login, Manifest};
+
+use crate::{
+    daemon::{DaemonError, api::MountRequest, images::Images},
+    image::removed,
+};
+
+impl Images {
+    /// How many layers of an ordinary image have the chain id `layer` together, if they can be
+    /// shown without being unpacked; `None` if containerd has to unpack it. With `may_pull`, the
+    /// node fetches layers whole that nobody has indexed.
+    pub async fn ordinary_layer(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+        layer: &Digest,
+        may_pull: bool,
+    ) -> Result<Option<u32>, DaemonError> {
+        if self.0.registry.indexes == IndexTrust::Nothing {
+            return Ok(None);
+        }
+        let (name, digest) = request.pinned()?;
+        let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        let manifest = self.recent_manifest(request, &name).await?;
+        if manifest.digest != digest || !is_ordinary(&manifest) {
+            return Ok(None);
+        }
+        // Whose image may not run is told when it is to run.
+        if self.0.admit_pinned(request).await.is_err() {
+            return Ok(None);
+        }
+        let image = self.0.ordinary(request, &name, manifest).await?;
+        let chain = chain_ids(image.diff_ids.iter().copied());
+        let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
+        let options = self.0.options(request);
+        let repository = lazuli_registry::open(&name, &options)?;
+        let indexing = self.0.indexing(&image, &repository, &options).await?;
+        if may_pull {
+            self.0.begin_pulls(&image, indexing.as_ref(), &repository, login.map(Arc::new));
+        }
+        for (layer, diff_id) in image.layers().take(at + 1) {
+            let is_known = || async {
+                let known = self.0.known_layer(layer, diff_id, indexing.as_ref(), &repository);
+                known.await.is_some()
+            };
+            // A pull may end in between.
+            let is_shown =
+                is_known().await || self.0.pulled(layer, may_pull).await || is_known().await;
+            if !is_shown {
+                tracing::debug!(layer = %layer.digest, "containerd unpacks it");
+                return Ok(None);
+            }
+        }
+        // Whoever may not read a layer does not get what the node has of it.
+        let own = &image.manifest.parsed.layers[at];
+        if !repository.has_blob(&own.digest).await? {
+            return Ok(None);
+        }
+        if at + 1 == chain.len() {
+            self.0.keep_ordinary(&image);
+            self.0.publish_once(&image, indexing.is_some(), &repository);
+        }
+        Ok(u32::try_from(at + 1).ok())
+    }
+
+    /// Has everything of an ordinary image go that nothing else uses.
+    pub async fn ordinary_removed(&self, manifest: Digest) {
+        let images = self.0.root.join("images");
+        let find = move || removed::indexes_of(&images, &manifest);
+        for prefix in tokio::task::spawn_blocking(find).await.unwrap_or_default() {
+            self.removed(prefix).await;
+        }
+    }
+}
+
+/// Whether containerd would unpack the image.
+fn is_ordinary(manifest: &Manifest) -> bool {
+    let manifest = &manifest.parsed;
+    manifest.lazy_base().is_none() && manifest.artifact_type.is_none()
+}

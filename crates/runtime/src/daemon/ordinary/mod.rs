@@ -1,0 +1,27 @@
+//! Ordinary images that containerd does not unpack: their layers are shown by indexes.
+//!
+//! containerd names a layer by the digests of tars that the image's configuration claims, believes
+//! a snapshotter that has a layer, and gives it to every image that claims the same. So a layer
+//! counts only if this node has hashed all of it, its stored bytes and its tar, or if a key that
+//! the policy trusts for the image has stated both with the layer's index.
+//!
+//! The tree of any number of lower layers is made here, of the layers' skeletons.
+//!
+//! ```text
+//! layers ─┬─ store      what is known of layers and images
+//!         ├─ begin ─ pull    layers that nobody has indexed
+//!         ├─ publish    for other nodes
+//!         └─ prefix     what containerd has mounted
+//! check                 layers that have become complete
+//! ```
+
+mod begin;
+pub(super) mod check;
+mod known;
+mod layers;
+mod prefix;
+mod publish;
+mod pull;
+mod pulls;
+pub(super) mod state;
+mod store;

@@ -1,0 +1,68 @@
+//! What containerd has mounted of ordinary images.
+
+use std::{io, path::PathBuf, sync::Arc};
+
+use futures_util::future::join_all;
+use lazuli_policy::{SignedIndex, Verified};
+use lazuli_registry::{ImageName, Manifest};
+
+use crate::{
+    daemon::{DaemonError, api::MountRequest, node::Node, pins::Pin},
+    image::{
+        ImageError, StoredImage,
+        prefix::{Prefix, PrefixError},
+    },
+};
+
+impl Node {
+    /// The lowest `count` layers of an ordinary image that containerd has, as an image: if all of
+    /// them may be shown still, and the image may run.
+    pub(in crate::daemon) async fn prefix(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        count: u32,
+    ) -> Result<(StoredImage, Verified, Arc<Manifest>, Pin), DaemonError> {
+        let options = self.options(request);
+        let repository = lazuli_registry::open(name, &options)?;
+        let (_, digest) = request.pinned()?;
+        let manifest = self.ordinary_manifest(request, name, &digest).await?;
+        let verified = self.admit(request, &manifest).await?;
+        let image = self.ordinary(request, name, manifest).await?;
+        let known = async |signed: Option<&SignedIndex>| -> Option<Vec<_>> {
+            let layers = image.layers().take(count as usize);
+            let known = layers
+                .map(|(layer, diff_id)| self.known_layer(layer, diff_id, signed, &repository));
+            join_all(known).await.into_iter().collect()
+        };
+        // What is proven needs no registry.
+        let known = match known(None).await {
+            Some(proven) => Some(proven),
+            None => known(self.indexing(&image, &repository, &options).await?.as_ref()).await,
+        };
+        let known = known.filter(|known| known.len() == count as usize);
+        let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
+        let (images, manifest) = (self.root.join("images"), image.manifest.clone());
+        let unusable = |source: Box<PrefixError>| DaemonError::Prefix {
+            image: name.to_string(),
+            source: source.into(),
+        };
+        let prefix = blocking(move || Prefix::new(&manifest, known)).await.map_err(unusable)?;
+        let pin = self.pins.pin(&images, prefix.digest);
+        let config = image.config.clone();
+        let stored = blocking(move || prefix.store(&images, &config)).await.map_err(unusable)?;
+        let verified = verified.of_index(stored.manifest_digest);
+        Ok((stored, verified, image.manifest.clone(), pin))
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, PrefixError> + Send + 'static,
+) -> Result<T, Box<PrefixError>> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let ended = |panic| {
+        let (path, source) = (PathBuf::from("indexes"), io::Error::other(panic));
+        Err(ImageError::Io { path, source }.into())
+    };
+    done.unwrap_or_else(ended).map_err(Box::new)
+}

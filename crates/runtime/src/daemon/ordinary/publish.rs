@@ -1,0 +1,125 @@
+//! Puts an index that this node has made beside its image, for other nodes.
+
+use std::{fs, path::Path, sync::Arc};
+
+use lazuli_builder::{
+    index::{ImageIndex, KnownLayer, assemble},
+    pack_bootstrap,
+};
+use lazuli_image::oci::{BlobLayer, IndexImage, media_type};
+use lazuli_policy::{
+    Converter, Indexing, Source, StatedLayer, Statement,
+    sign::{SigningKey, attach},
+};
+use lazuli_registry::{BlobContent, Document, ImageName, Repository};
+
+use super::state::Ordinary;
+use crate::{daemon::node::Node, image::prefix::describe};
+
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+impl Node {
+    /// Publishes the index of an image all of whose layers are known, once, unless it `is_signed`
+    /// already. Nothing waits for that.
+    pub(super) fn publish_once(
+        &self,
+        image: &Arc<Ordinary>,
+        is_signed: bool,
+        repository: &Arc<dyn Repository>,
+    ) {
+        if !self.ordinaries.settings.publish || is_signed || image.published.set(()).is_err() {
+            return;
+        }
+        let (image, repository) = (image.clone(), repository.clone());
+        let (store, key) = (self.ordinaries.store.clone(), self.ordinaries.settings.key.clone());
+        tokio::spawn(async move {
+            let known = image.layers().map(|(layer, diff_id)| {
+                let record = store.layer(&layer.digest).filter(|record| record.is_proven)?;
+                Some(KnownLayer {
+                    digest: layer.digest,
+                    stored_size: layer.size,
+                    diff_id: *diff_id,
+                    index: store.index(&record.index)?,
+                })
+            });
+            let Some(known) = known.collect::<Option<Vec<_>>>() else { return };
+            let name = image.asked.to_string();
+            match publish(&image, known, &*repository, key.as_deref()).await {
+                Ok(()) => tracing::info!(image = name, "its index is published"),
+                Err(error) => tracing::warn!(image = name, %error, "its index is not published"),
+            }
+        });
+    }
+}
+
+async fn publish(
+    image: &Ordinary,
+    known: Vec<KnownLayer>,
+    repository: &dyn Repository,
+    key: Option<&Path>,
+) -> Outcome {
+    let layers = known.iter().zip(&image.manifest.parsed.layers);
+    let stated: Vec<_> = layers
+        .map(|(known, layer)| StatedLayer {
+            layer: layer.digest,
+            diff_id: known.diff_id,
+            index: lazuli_image::Algorithm::Sha256.digest(&known.index),
+        })
+        .collect();
+    let made = tokio::task::spawn_blocking(move || assemble(known)).await??;
+    let document = store(image, made, repository).await?;
+    let Some(key) = key else { return Ok(()) };
+    let key = SigningKey::from_pem(&fs::read(key)?, None)?;
+    let name = image.asked.to_string();
+    let name = name.split('@').next().unwrap_or_default().to_owned();
+    let digest = image.manifest.digest;
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let indexing = Indexing {
+        source: Source { name, digest, manifest: digest },
+        converter: Converter { version, program: None },
+        layers: stated,
+    };
+    let reference = repository_name(&image.asked);
+    let statement = Statement::indexed(reference, document.digest, &indexing)?;
+    let subject = lazuli_image::oci::Descriptor::plain(
+        &document.media_type,
+        document.digest,
+        document.raw.len() as u64,
+    );
+    Ok(attach(repository, &subject, &statement, &key).await?)
+}
+
+/// The repository of an image, as signatures spell it.
+fn repository_name(name: &ImageName) -> String {
+    match name {
+        ImageName::Registry(reference) => {
+            format!("{}/{}", reference.registry(), reference.repository())
+        }
+        ImageName::Layout(_) => name.to_string(),
+    }
+}
+
+/// Stores the blobs before the manifest, and has it listed.
+async fn store(
+    image: &Ordinary,
+    made: ImageIndex,
+    repository: &dyn Repository,
+) -> Outcome<Document> {
+    let bootstrap = pack_bootstrap(&made.bootstrap, []);
+    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
+    let subject = image.manifest.descriptor();
+    let config = &image.manifest.parsed.config;
+    let IndexImage { manifest, descriptor } =
+        IndexImage::new(subject, config, &indexed, &[], layer)?;
+    let bytes = made.layers.into_iter().map(|layer| layer.bytes).chain([bootstrap.bytes]);
+    for bytes in bytes {
+        let digest = lazuli_image::Algorithm::Sha256.digest(&bytes);
+        let (size, content) = (bytes.len() as u64, BlobContent::Bytes(bytes.into()));
+        repository.push_blob(&digest, size, content, None, &|_| {}).await?;
+    }
+    let document = Document::new(manifest, media_type::MANIFEST);
+    repository.push_document(&document, false).await?;
+    repository.enlist_referrers(&image.manifest.digest, &[descriptor]).await?;
+    Ok(document)
+}

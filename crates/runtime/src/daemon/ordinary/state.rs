@@ -1,0 +1,85 @@
+//! What the node keeps in memory about ordinary images.
+
+use std::{
+    collections::VecDeque,
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use lazuli_image::{Digest, oci::Descriptor};
+use lazuli_policy::SignedIndex;
+use lazuli_registry::{ImageName, Manifest};
+use tokio::sync::OnceCell;
+
+use super::{pulls::Pulls, store::IndexStore};
+use crate::sync::lock;
+
+/// Images of which configuration and statements are remembered: containerd asks for one layer after
+/// the other.
+const REMEMBERED: usize = 32;
+
+/// What the operator may set.
+#[derive(Clone, Debug, Default)]
+pub struct IndexSettings {
+    /// Whether indexes that this node makes are put beside their images.
+    pub publish: bool,
+    /// The private key that states what they are of, PEM with PKCS#8.
+    pub key: Option<PathBuf>,
+}
+
+/// What the node knows of ordinary images.
+#[derive(Debug)]
+pub(in crate::daemon) struct Ordinaries {
+    pub(super) store: Arc<IndexStore>,
+    recent: Mutex<VecDeque<Arc<Ordinary>>>,
+    pub(super) pulls: Pulls,
+    pub(super) settings: IndexSettings,
+}
+
+impl Ordinaries {
+    pub(in crate::daemon) fn open(root: PathBuf, settings: IndexSettings) -> io::Result<Self> {
+        let store = Arc::new(IndexStore::open(root)?);
+        Ok(Ordinaries { store, recent: Mutex::default(), pulls: Pulls::default(), settings })
+    }
+
+    /// The image with this manifest, as `asked` for, if it is remembered.
+    pub(super) fn recall(&self, asked: &ImageName, manifest: &Digest) -> Option<Arc<Ordinary>> {
+        let recent = lock(&self.recent);
+        let is_it =
+            |known: &&Arc<Ordinary>| known.manifest.digest == *manifest && known.asked == *asked;
+        recent.iter().find(is_it).cloned()
+    }
+
+    /// Remembers an image.
+    pub(super) fn remember(&self, image: Ordinary) -> Arc<Ordinary> {
+        let image = Arc::new(image);
+        let mut recent = lock(&self.recent);
+        recent.push_back(image.clone());
+        while recent.len() > REMEMBERED {
+            recent.pop_front();
+        }
+        image
+    }
+}
+
+/// An image whose layers containerd could unpack.
+#[derive(Debug)]
+pub(super) struct Ordinary {
+    /// The name that the policy goes by.
+    pub(super) asked: ImageName,
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) config: Bytes,
+    pub(super) diff_ids: Vec<Digest>,
+    /// What a signed index says, once it was looked for.
+    pub(super) signed: OnceCell<Option<SignedIndex>>,
+    /// Whether its index is being published.
+    pub(super) published: OnceCell<()>,
+}
+
+impl Ordinary {
+    pub(super) fn layers(&self) -> impl Iterator<Item = (&Descriptor, &Digest)> {
+        self.manifest.parsed.layers.iter().zip(&self.diff_ids)
+    }
+}

@@ -1,0 +1,260 @@
+//! What this node knows of layers that nobody converted.
+//!
+//! ```text
+//! ROOT/indexes/
+//!   blobs/HEX         the index with this digest
+//!   layers/HEX        which index the layer with this digest has, and the digest of its tar
+//!   ordinary/HEX      the image with this manifest: manifest and configuration
+//!   images/HEX        the index of the image with this manifest, and the statements about it
+//!   wrong/HEX         indexes that were found to lead to other bytes than the layer has
+//! ```
+//! A file appears whole. What a power cut damages is as good as missing.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
+
+use lazuli_image::{Algorithm, Digest};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Bytes of indexes that are kept. They take a hundredth of the layers.
+const KEPT: u64 = 1 << 30;
+
+/// Most files of another kind.
+const RECORDS: usize = 16_384;
+
+const BLOBS: &str = "blobs";
+const LAYERS: &str = "layers";
+const ORDINARY: &str = "ordinary";
+const IMAGES: &str = "images";
+const WRONG: &str = "wrong";
+
+/// What is known of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LayerRecord {
+    /// SHA-256 of its tar.
+    pub(super) diff_id: Digest,
+    /// SHA-256 of its index.
+    pub(super) index: Digest,
+    /// Whether this node has hashed all of it. Otherwise a key has stated it.
+    pub(super) is_proven: bool,
+}
+
+/// An image that containerd was told to be here, which has to start without its registry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ImageRecord {
+    /// The media type of the manifest.
+    pub(super) media_type: String,
+    /// The manifest, JSON.
+    pub(super) manifest: String,
+    /// The configuration, JSON.
+    pub(super) config: String,
+}
+
+/// A statement about the index of an image, as it was found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Stated {
+    /// The manifest of the index, JSON.
+    pub(super) manifest: String,
+    /// The bundles, JSON.
+    pub(super) bundles: Vec<String>,
+}
+
+/// The directory.
+#[derive(Debug)]
+pub(super) struct IndexStore {
+    root: PathBuf,
+}
+
+impl IndexStore {
+    /// Opens or creates `root`.
+    pub(super) fn open(root: PathBuf) -> io::Result<Self> {
+        for part in [BLOBS, LAYERS, ORDINARY, IMAGES, WRONG] {
+            DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
+        }
+        Ok(IndexStore { root })
+    }
+
+    /// The index with this digest, if it is here.
+    pub(super) fn index(&self, digest: &Digest) -> Option<Vec<u8>> {
+        let path = self.path(BLOBS, digest);
+        let bytes = fs::read(&path).ok().filter(|bytes| digest.matches(bytes))?;
+        // The one that was used last goes last.
+        let now = fs::FileTimes::new().set_modified(SystemTime::now());
+        let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_times(now));
+        Some(bytes)
+    }
+
+    /// Keeps an index, in the place of those that were not used for the longest time.
+    pub(super) fn keep_index(&self, bytes: &[u8]) -> io::Result<Digest> {
+        let digest = Algorithm::Sha256.digest(bytes);
+        self.write(BLOBS, &digest, bytes)?;
+        trim(&self.root.join(BLOBS), KEPT, RECORDS)?;
+        Ok(digest)
+    }
+
+    /// What is known of a layer.
+    pub(super) fn layer(&self, layer: &Digest) -> Option<LayerRecord> {
+        self.read(LAYERS, layer)
+    }
+
+    /// Notes what is known of a layer. What is proven stays.
+    pub(super) fn note_layer(&self, layer: &Digest, record: &LayerRecord) -> io::Result<()> {
+        if !record.is_proven && self.layer(layer).is_some_and(|known| known.is_proven) {
+            return Ok(());
+        }
+        self.write(LAYERS, layer, &serde_json::to_vec(record)?)?;
+        trim(&self.root.join(LAYERS), u64::MAX, RECORDS)
+    }
+
+    /// Manifest and configuration of an image.
+    pub(super) fn image(&self, manifest: &Digest) -> Option<ImageRecord> {
+        let record: ImageRecord = self.read(ORDINARY, manifest)?;
+        manifest.matches(record.manifest.as_bytes()).then_some(record)
+    }
+
+    /// Keeps them.
+    pub(super) fn note_image(&self, manifest: &Digest, record: &ImageRecord) -> io::Result<()> {
+        self.write(ORDINARY, manifest, &serde_json::to_vec(record)?)?;
+        trim(&self.root.join(ORDINARY), u64::MAX, RECORDS)
+    }
+
+    /// What was stated of an image.
+    pub(super) fn stated(&self, image: &Digest) -> Option<Stated> {
+        self.read(IMAGES, image)
+    }
+
+    /// Keeps that.
+    pub(super) fn note_stated(&self, image: &Digest, stated: &Stated) -> io::Result<()> {
+        self.write(IMAGES, image, &serde_json::to_vec(stated)?)?;
+        trim(&self.root.join(IMAGES), u64::MAX, RECORDS)
+    }
+
+    /// Whether an index was found to be wrong.
+    pub(super) fn is_wrong(&self, index: &Digest) -> bool {
+        self.path(WRONG, index).exists()
+    }
+
+    /// Notes that an index is wrong: it is used no more, whoever vouches for it.
+    pub(super) fn note_wrong(&self, index: &Digest) -> io::Result<()> {
+        self.write(WRONG, index, b"")
+    }
+
+    fn path(&self, part: &str, digest: &Digest) -> PathBuf {
+        self.root.join(part).join(digest.hex())
+    }
+
+    fn read<T: DeserializeOwned>(&self, part: &str, digest: &Digest) -> Option<T> {
+        serde_json::from_slice(&fs::read(self.path(part, digest)).ok()?).ok()
+    }
+
+    fn write(&self, part: &str, digest: &Digest, content: &[u8]) -> io::Result<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self.path(part, digest);
+        let partial = path.with_extension(format!("partial-{number}"));
+        fs::write(&partial, content)?;
+        fs::rename(&partial, path)
+    }
+}
+
+/// Removes the oldest files of a directory until the others have at most `bytes`, and are at most
+/// `count`.
+fn trim(directory: &Path, bytes: u64, count: usize) -> io::Result<()> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        // One that goes meanwhile is gone.
+        let Ok(metadata) = entry.metadata() else { continue };
+        files.push((metadata.modified()?, metadata.len(), entry.path()));
+    }
+    files.sort();
+    let (mut sum, mut left) = (files.iter().map(|file| file.1).sum::<u64>(), files.len());
+    for (_, size, path) in files {
+        if sum <= bytes && left <= count {
+            break;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => (sum, left) = (sum - size, left - 1),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(text: &str) -> Digest {
+        Algorithm::Sha256.digest(text.as_bytes())
+    }
+
+    fn store() -> (tempfile::TempDir, IndexStore) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = IndexStore::open(directory.path().join("indexes")).unwrap();
+        (directory, store)
+    }
+
+    #[test]
+    fn a_damaged_file_is_as_good_as_missing() {
+        let (_directory, store) = store();
+        let index = store.keep_index(b"index").unwrap();
+        let record = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
+        store.note_layer(&digest("layer"), &record).unwrap();
+        assert_eq!(store.index(&index).unwrap(), b"index");
+        assert_eq!(store.layer(&digest("layer")), Some(record));
+        fs::write(store.path(BLOBS, &index), b"indeX").unwrap();
+        fs::write(store.path(LAYERS, &digest("layer")), b"").unwrap();
+        assert!(store.index(&index).is_none());
+        assert!(store.layer(&digest("layer")).is_none());
+    }
+
+    #[test]
+    fn what_is_proven_is_not_replaced_by_what_is_stated() {
+        let (_directory, store) = store();
+        let record = |tar, is_proven| LayerRecord {
+            diff_id: digest(tar),
+            index: digest("index"),
+            is_proven,
+        };
+        let layer = digest("layer");
+        for (noted, known) in [
+            (record("stated", false), record("stated", false)),
+            (record("proven", true), record("proven", true)),
+            (record("stated", false), record("proven", true)),
+        ] {
+            store.note_layer(&layer, &noted).unwrap();
+            assert_eq!(store.layer(&layer), Some(known));
+        }
+    }
+
+    #[test]
+    fn the_oldest_files_go_first() {
+        let directory = tempfile::tempdir().unwrap();
+        for (age, name) in [(3, "c"), (1, "a"), (2, "b")] {
+            let path = directory.path().join(name);
+            fs::write(&path, [0; 10]).unwrap();
+            let at = SystemTime::now() - std::time::Duration::from_secs(60 * age);
+            let times = fs::FileTimes::new().set_modified(at);
+            fs::File::options().append(true).open(path).unwrap().set_times(times).unwrap();
+        }
+        let left = || {
+            let entries = fs::read_dir(directory.path()).unwrap();
+            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        trim(directory.path(), 30, 3).unwrap();
+        assert_eq!(left(), ["a", "b", "c"]);
+        trim(directory.path(), 29, 3).unwrap();
+        assert_eq!(left(), ["a", "b"]);
+        trim(directory.path(), u64::MAX, 1).unwrap();
+        assert_eq!(left(), ["a"]);
+    }
+}

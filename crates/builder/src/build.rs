@@ -1,4 +1,4 @@
-//! The whole way from layers to an image.
+//! Building an image from its layers.
 
 use std::{collections::HashSet, time::Instant};
 

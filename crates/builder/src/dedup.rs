@@ -1,4 +1,4 @@
-//! Which chunks are the same, over all layers of an image and the blobs of its [`Dictionary`].
+//! Deduplication of chunks over all layers of an image and the blobs of its [`Dictionary`].
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -106,7 +106,7 @@ impl Dictionary {
     /// has the records of these. Returns which of them have all of their chunks in here.
     pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
         self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
-        // Who asks for no batches has readers that know none.
+        // Without the option, readers may not support batches.
         let is_batched = |blob: &Blob| blob.chunks.iter().any(|chunk| chunk.part.is_some());
         self.blobs.retain(|known| options.batch_size != 0 || !is_batched(&known.record.blob));
         let all: HashSet<[u8; 32]> = chunks(&self.blobs).collect();

@@ -1,4 +1,4 @@
-//! What every source produces: entries with clean paths.
+//! Entries of layers, with normalized paths, as every source yields them.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -98,8 +98,8 @@ impl EntryPath {
     /// Longest path in bytes: Linux's PATH_MAX, so that whatever is in an image can also be opened
     /// in it.
     pub const MAX: usize = 4096;
-    /// Deepest path in components. Linux has no such limit, but whoever walks a tree by recursion
-    /// has a stack; real images stay below 40.
+    /// Deepest path in components. Linux has no such limit, but recursive walks of a tree need
+    /// stack; real images stay below 40.
     pub const MAX_DEPTH: usize = 256;
 
     /// Cleans a path as tar does: leading `/` and `./`, doubled slashes and `.` components go.

@@ -1,4 +1,4 @@
-//! What stops a conversion.
+//! Errors of a conversion.
 
 use std::{io, path::PathBuf};
 

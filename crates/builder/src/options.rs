@@ -1,4 +1,4 @@
-//! How an image is to be made.
+//! Options of a conversion.
 
 use std::path::PathBuf;
 

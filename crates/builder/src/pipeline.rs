@@ -154,7 +154,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Enters a layer that nobody has to read.
+    /// Enters a known layer, which is not read again.
     fn known(&self, layer: usize, record: LayerRecord) -> Result<Vec<Entry>, ReadError> {
         let fresh = self.index.enter(layer as u8, 0, &record.chunks(), &self.stop);
         if self.plan.store.is_some() && !fresh.is_empty() {

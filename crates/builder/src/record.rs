@@ -1,5 +1,4 @@
-//! What a layer consists of, kept by whoever makes images: a layer that was read before need not be
-//! read again.
+//! Records of layers: their entries and chunks, so that a known layer is not read again.
 
 use std::io::{self, Read as _};
 

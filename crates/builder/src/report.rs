@@ -1,4 +1,4 @@
-//! What a conversion tells about itself.
+//! Progress and figures of a conversion.
 
 use std::{path::Path, time::Duration};
 

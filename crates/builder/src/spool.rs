@@ -1,4 +1,4 @@
-//! Where the compressed chunks of a layer go, in the order of the layer, whoever compressed them.
+//! A layer's compressed chunks, in the order of the layer, whichever thread compressed them.
 //!
 //! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong
 //! to a lower layer that was read later; then [`crate::pack`] copies the others. The lowest layer's
@@ -63,7 +63,7 @@ struct Writer {
     so_far: Finished,
 }
 
-/// A spool that nobody adds to any more.
+/// A finished spool.
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// Open at its end; `None` if nothing was written.

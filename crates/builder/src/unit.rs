@@ -1,4 +1,4 @@
-//! What is compressed as one: a chunk, or a batch of small ones.
+//! Units of compression: a chunk, or a batch of small ones.
 
 use std::io;
 

@@ -39,13 +39,13 @@ pub(crate) struct Config {
     pub(crate) cache: Cache,
     /// Where else the images of registries are.
     pub(crate) registry: Vec<Registry>,
-    /// What is fetched before anybody asks.
+    /// What is fetched ahead of readers.
     pub(crate) prefetch: Prefetch,
     /// Which images take another one's place.
     images: Images,
     /// Which indexes make ordinary images lazy ones.
     pub(crate) index: Index,
-    /// Who has blobs from other nodes.
+    /// The engine that shares blobs between nodes.
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
     pub(crate) hosts_dir: Option<String>,
@@ -283,18 +283,18 @@ impl FirstPull {
     }
 }
 
-/// Who vouches for an index.
+/// Which indexes are trusted.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Trust {
-    /// Nobody can.
+    /// None.
     Nothing,
-    /// This node, of layers that it has hashed whole.
+    /// Indexes of layers that this node has hashed whole.
     Proven,
-    /// That, or a key that the policy trusts for the image.
+    /// These, and indexes that a key states which the policy trusts for the image.
     #[default]
     Signed,
-    /// Everybody who may push to the image's repository. For `run` and `mount` alone.
+    /// Any that the image's repository has. For `run` and `mount` alone.
     Repository,
 }
 
@@ -367,7 +367,7 @@ impl PeerToPeer {
 }
 
 impl Config {
-    /// How the node's daemon reaches registries: as everybody, but for blobs that other nodes have.
+    /// How the node's daemon reaches registries: as other commands, and with peers for blobs.
     pub(crate) fn node_registries(&self) -> Result<Options> {
         let dragonfly = self.p2p.as_ref().map(PeerToPeer::open).transpose()?;
         Ok(Options { dragonfly, ..self.registries()? })

@@ -58,7 +58,7 @@ pub(crate) fn remove(path: &Path) -> Undo {
     })
 }
 
-/// Whether signals are somebody else's business.
+/// Whether signals are handled elsewhere.
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// As long as it lives, signals end nothing here: its owner acts on them, and returns.

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    Mirror, PATIENCE,
+    ANSWER_LIMIT, Mirror,
     manifests::{SMALL, too_slow},
     range::Wanted,
     reply::{self, Problem, Reply},
@@ -76,7 +76,7 @@ impl Mirror {
     /// The size of a blob, by the registry's word.
     async fn size(&self, session: &Session, digest: &Digest) -> Result<u64, Problem> {
         self.counters.asked(false);
-        let problem = match timeout(PATIENCE, session.repository.blob_size(digest)).await {
+        let problem = match timeout(ANSWER_LIMIT, session.repository.blob_size(digest)).await {
             Ok(Ok(size)) => {
                 session.know_sizes([(*digest, size)].into_iter());
                 return Ok(size);
@@ -105,20 +105,21 @@ impl Mirror {
                 of.wrong(&digest);
             }
         };
-        let problem = match timeout(PATIENCE, stream::open(blob, range, &self.room, ended)).await {
-            Ok(Ok(pieces)) => {
-                let counters = self.counters.clone();
-                let pieces = ReceiverStream::new(pieces).map(move |piece| {
-                    let piece = piece?;
-                    counters.passed(piece.len());
-                    Ok(Frame::data(piece))
-                });
-                let body = StreamBody::new(pieces).boxed_unsync();
-                return Ok(reply::with_body(StatusCode::OK, length, body));
-            }
-            Ok(Err(error)) => Problem::of(&error),
-            Err(_) => Problem::Away(too_slow(session.reference.registry())),
-        };
+        let problem =
+            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, ended)).await {
+                Ok(Ok(pieces)) => {
+                    let counters = self.counters.clone();
+                    let pieces = ReceiverStream::new(pieces).map(move |piece| {
+                        let piece = piece?;
+                        counters.passed(piece.len());
+                        Ok(Frame::data(piece))
+                    });
+                    let body = StreamBody::new(pieces).boxed_unsync();
+                    return Ok(reply::with_body(StatusCode::OK, length, body));
+                }
+                Ok(Err(error)) => Problem::of(&error),
+                Err(_) => Problem::Away(too_slow(session.reference.registry())),
+            };
         self.heed(session, &problem);
         Err(problem)
     }

@@ -1,4 +1,4 @@
-//! What the mirror did, for `lazuli status`.
+//! Counters of the mirror, for `lazuli status`.
 
 use std::sync::{
     Arc,
@@ -8,7 +8,7 @@ use std::sync::{
 /// What the mirror did since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Questions that were answered without asking anybody, or together with an earlier one.
+    /// Questions that were answered from memory, or together with an earlier one.
     pub hits: u64,
     /// Questions that a registry was asked.
     pub misses: u64,

@@ -1,4 +1,4 @@
-//! What can keep the mirror from being there.
+//! Errors that keep the mirror from starting.
 
 use std::{io, path::PathBuf};
 

@@ -12,7 +12,7 @@
 //!
 //! It has no images of its own, no users and no rights: what a client may see, the registry
 //! decides, for each login by itself (`sessions`). Where it cannot answer, it says so within
-//! [`PATIENCE`], and the client asks the registry.
+//! [`ANSWER_LIMIT`], and the client asks the registry.
 #![forbid(unsafe_code)]
 
 use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -32,6 +32,7 @@ mod authorization;
 mod blobs;
 mod counters;
 mod error;
+mod fetch_permits;
 mod files;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -47,7 +48,6 @@ mod server;
 mod sessions;
 mod stream;
 mod target;
-mod turns;
 
 pub use counters::Activity;
 pub use error::MirrorError;
@@ -57,6 +57,7 @@ pub use names::LazyNames;
 use answers::Answers;
 use authorization::{Shown, TokenRequest, challenges};
 use counters::Counters;
+use fetch_permits::FetchPermits;
 use manifests::{Answer, Question};
 use pulls::Pulls;
 use remembered::Remembered;
@@ -65,11 +66,10 @@ use seal::Seal;
 use sessions::Sessions;
 use stream::Room;
 use target::{NoTarget, Target};
-use turns::Turns;
 
-/// How long a registry may bring nothing before the client is told to ask it itself. containerd 2.4
-/// would wait 30 s for an answer.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Silence of a registry after which the client is told to ask it directly. containerd 2.4 would wait
+/// 30 s for an answer.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Biggest form that is sent to the token endpoint, in bytes.
 const FORM_LIMIT: usize = 64 << 10;
@@ -103,7 +103,7 @@ pub struct Mirror {
     seal: Seal,
     sessions: Sessions,
     answers: Arc<Answers<Question, Answer>>,
-    turns: Turns,
+    permits: FetchPermits,
     room: Room,
     lazy: LazyNames,
     remembered: Remembered,
@@ -133,7 +133,7 @@ impl Mirror {
             seal: identity.seal()?,
             sessions: Sessions::new(own),
             answers: Answers::new(manifests::ANSWERS),
-            turns: Turns::default(),
+            permits: FetchPermits::default(),
             room: Room::default(),
             lazy,
             remembered: Remembered::new(directory.join("answers"), stale),

@@ -18,7 +18,7 @@ use lazuli_registry::{
 use tokio::time::timeout;
 
 use crate::{
-    Mirror, PATIENCE,
+    ANSWER_LIMIT, Mirror,
     answers::Coming,
     reply::Problem,
     sessions::{Key, Session},
@@ -130,7 +130,7 @@ impl Mirror {
         (coming, is_known): (Coming<Answer>, bool),
     ) -> Result<Answer, Problem> {
         self.counters.asked(is_known);
-        let problem = match timeout(PATIENCE, coming).await {
+        let problem = match timeout(ANSWER_LIMIT, coming).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => Problem::of(&failure),
             Err(_) => Problem::Away(too_slow(session.reference.registry())),
@@ -213,7 +213,7 @@ impl Mirror {
 
 /// Fetches what `reference` names.
 async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Asked {
-    let _turn = mirror.turns.at(reference.registry()).await;
+    let _permit = mirror.permits.at(reference.registry()).await;
     let repository = session.at(&reference)?;
     let mut document = repository.document(None).await?;
     let mut life = DIGEST_LIFE;
@@ -260,7 +260,7 @@ async fn fetch_blob(
     digest: Digest,
     size: u64,
 ) -> Asked {
-    let _turn = mirror.turns.at(session.reference.registry()).await;
+    let _permit = mirror.permits.at(session.reference.registry()).await;
     let descriptor = Descriptor::plain("application/octet-stream", digest, size);
     let blob = session.repository.small_blob(&descriptor).await?;
     let bytes = blob.content.len();
@@ -284,5 +284,5 @@ fn remember(
 }
 
 pub(crate) fn too_slow(registry: &str) -> String {
-    format!("{registry} did not answer within {} s", PATIENCE.as_secs())
+    format!("{registry} did not answer within {} s", ANSWER_LIMIT.as_secs())
 }

@@ -19,7 +19,7 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 /// An answer.
 pub(crate) type Reply = Response<Body>;
 
-/// Why a request is not answered with what it asks for.
+/// Why a request fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
     /// The registry does not let this client see it.

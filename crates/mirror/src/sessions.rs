@@ -1,4 +1,4 @@
-//! What one client may see of one repository.
+//! Sessions: one client's view of one repository.
 //!
 //! A session is a repository of a registry, and a login or none. It asks the registry with that
 //! login and no other, and what it was told is answered within it only: a client with another login
@@ -22,8 +22,8 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Sessions that are kept: pulls at the same time, and some.
 const MOST: usize = 4096;
 
-/// How long a registry is not asked again on behalf of strangers that refused one: private
-/// repositories stay private, and a client without a login asks the registry itself.
+/// How long a refusal of anonymous clients is remembered for a registry: private repositories stay
+/// private, and a client without a login asks the registry itself.
 const REFUSED: Duration = Duration::from_secs(3600);
 
 /// Repositories that refuse strangers and are remembered.
@@ -38,7 +38,7 @@ const SIZES: usize = 4096;
 /// Longest Retry-After that is believed.
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
-/// What tells sessions apart. A login cannot be read out of it.
+/// The session's key. It doesn't reveal the login.
 pub(crate) type Key = String;
 
 /// A repository with a login.

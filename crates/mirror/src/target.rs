@@ -1,4 +1,4 @@
-//! What a request asks for: the paths of the OCI distribution API.
+//! Targets of requests: the paths of the OCI distribution API.
 //!
 //! ```text
 //! /v2/library/debian/manifests/12?ns=docker.io      containerd says which registry is meant

@@ -1,4 +1,4 @@
-//! What can be wrong with a document that a signature comes in.
+//! Errors of documents that carry signatures.
 
 /// Why a document cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What registries hold about an image, before anything of it is believed.
+//! Evidence about an image as registries have it, unverified.
 
 use bytes::Bytes;
 use lazuli_image::{
@@ -11,7 +11,7 @@ use crate::{error, media_type, payload::Payload};
 /// Most signatures of one manifest that are looked at. Each key that signs an image again adds one.
 pub(crate) const SIGNATURES: usize = 32;
 
-/// Signatures and statements, of whatever and by anyone.
+/// Signatures and statements, unverified.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
     /// As cosign 2 and podman keep them.

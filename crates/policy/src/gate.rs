@@ -43,7 +43,7 @@ pub enum GateError {
         /// Name and digest.
         image: String,
     },
-    /// What was verified cannot be kept, or the question was given up.
+    /// The verdict cannot be kept, or the caller is gone.
     #[error("{}: {source}", path.display())]
     Io {
         /// Which file.
@@ -187,7 +187,7 @@ impl Gate {
     }
 }
 
-/// What is known of an image without asking anyone.
+/// The verdict on an image without a request.
 enum Known {
     Verified(Verified),
     Open(Arc<Policy>, Option<Arc<Verdicts>>),

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A digest says that bytes are those that were asked for, and not whose they are. Everything here
-//! comes from registries, so from anyone who may push: sizes are bounded, and nothing counts that a
-//! key of the operator's policy has not signed.
+//! comes from registries, so from any client that may push: sizes are bounded, and nothing counts
+//! that a key of the operator's policy has not signed.
 #![forbid(unsafe_code)]
 
 pub mod bundle;

@@ -1,4 +1,4 @@
-//! What the gate is asked: may this manifest or index run under that name?
+//! Questions to the gate: may this manifest or index run under that name?
 
 use lazuli_image::{
     Digest,

@@ -31,7 +31,7 @@ pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 /// The predicate of [`Conversion`].
 pub const CONVERTED: &str = "urn:lazuli:conversion:v1";
 
-/// What is said about which images.
+/// A statement: its subjects and predicate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
     /// The images.

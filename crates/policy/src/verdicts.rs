@@ -1,4 +1,4 @@
-//! What was verified before, on disk: a second start asks nobody.
+//! Verdicts kept on disk, so that a second start needs no request.
 //!
 //! ```text
 //! ROOT/verdicts/<digest of the policy>/<digest of name and manifest>     empty files

@@ -1,5 +1,5 @@
-//! Content that is known at every place, without keeping it: whoever reads any piece of a file can
-//! say which of its bytes are wrong.
+//! Content computed from seed and offset, so that any piece of a file can be compared without
+//! keeping it.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Compares `bytes`, which somebody read at `offset`, with the content of `seed`.
+/// Compares `bytes` that were read at `offset` with the content of `seed`.
 pub fn check(seed: u64, offset: u64, bytes: &[u8]) -> Wrong {
     let mut expected = vec![0; bytes.len()];
     fill(seed, offset, &mut expected);

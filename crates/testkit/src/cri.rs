@@ -55,7 +55,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
-    /// Nobody listens at the socket.
+    /// Nothing listens at the socket.
     #[error("{socket}: cannot connect to containerd")]
     Connect {
         /// The path.

@@ -1,4 +1,4 @@
-//! A network of its own, whose nodes reach each other and nobody else.
+//! An isolated network, whose nodes reach each other only.
 //!
 //! Each node is a network namespace of the kernel with one address, and a pair of virtual Ethernet
 //! interfaces joins it to a bridge. All of it is gone with the processes that live there, however

@@ -86,7 +86,7 @@ impl Disk {
         let server = Server::new(OneFile(state.clone()));
         let serve = move || {
             while let Ok(Some((reader, writer))) = channel.get_request() {
-                // Fails when nobody waits for the answer any more.
+                // Fails when the reader is gone.
                 let _ = server.handle_message(reader, writer.into(), None, None);
             }
         };

@@ -26,7 +26,7 @@ pub struct Certificate {
     pub key: String,
 }
 
-/// Somebody who signs certificates.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -80,7 +80,7 @@ pub fn self_signed(host: &str) -> Certificate {
 }
 
 /// Listens with TLS on a port of its own and hands everything on to `server`, as long as the
-/// process lives. With `clients`, only those are let in who show a certificate of that authority.
+/// process lives. With `clients`, only clients with a certificate of that authority are accepted.
 ///
 /// # Errors
 /// No port can be had.

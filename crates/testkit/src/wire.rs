@@ -86,7 +86,7 @@ impl Wire {
                     return;
                 }
                 clone.connections.fetch_add(1, Ordering::Relaxed);
-                // Whoever cannot be forwarded sees its connection close.
+                // A connection that cannot be forwarded is closed.
                 let _ = clone.forward(stream);
             }
         });

@@ -17,7 +17,7 @@ use crate::{
     scratch::Scratch,
 };
 
-/// A blob of hot chunks, of which none is believed before it was checked.
+/// A blob of hot chunks, each checked before it is added.
 #[derive(Debug)]
 pub struct HotBlob {
     writer: BlobWriter,
@@ -34,11 +34,11 @@ impl HotBlob {
         Ok(HotBlob { writer, codec, decoder: Decoder::new(), decoded: Vec::new() })
     }
 
-    /// Adds a chunk of `blob`, whose stored bytes somebody says are these. One from a batch is
-    /// stored on its own.
+    /// Adds a chunk of `blob` after checking these stored bytes. One from a batch is stored on its
+    /// own.
     ///
     /// # Errors
-    /// They are not; or the blob is compressed in another way, and an image has one codec.
+    /// The bytes are wrong, or the blob has another codec: an image has one codec.
     pub fn add(&mut self, blob: &Blob, chunk: &Chunk, stored: &[u8]) -> Result<(), BuildError> {
         let fail =
             |problem| Err(BuildError::Content { number: chunk.number, blob: blob.id, problem });

@@ -1,4 +1,4 @@
-//! What starts of an image read, put where a few large requests fetch it.
+//! Hot chunks, placed where a few large requests fetch them.
 //!
 //! ```text
 //! trace ─ Hot: chunks of an image that exists, in the order of first touch

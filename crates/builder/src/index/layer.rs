@@ -25,7 +25,7 @@ use crate::{
     source::tar::Archive,
 };
 
-/// A layer of an image that nobody converted.
+/// A layer of an ordinary image.
 pub struct IndexLayer {
     /// SHA-256 of it as stored.
     pub digest: Digest,

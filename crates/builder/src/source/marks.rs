@@ -3,8 +3,8 @@
 //! A character device 0:0 hides what lower layers have under its name. All else is in attributes
 //! `trusted.overlay.…`, or `user.overlay.…` of a mount with `userxattr`. What a container itself
 //! sets in these name spaces the kernel keeps with one more `overlay.`, as
-//! `trusted.overlay.overlay.…`. Without the mount nobody can tell which of the two name spaces it
-//! used, so both count.
+//! `trusted.overlay.overlay.…`. The directory alone doesn't tell which of the two the mount used,
+//! so both count.
 
 use std::collections::BTreeMap;
 

@@ -14,9 +14,9 @@ const FREE_EXPANSION: u64 = 1 << 30;
 
 /// What a layer may unpack to on top of [`FREE_EXPANSION`], per stored byte.
 ///
-/// Real layers stay below 20. Deflate cannot exceed 1032, so a gzip layer of zeros, which somebody
-/// may have for a reason, is just about let through, while zstd (which reaches 20,000 and more) and
-/// sparse maps cannot turn a few KB into a full disk.
+/// Real layers stay below 20. Deflate cannot exceed 1032, so a gzip layer of zeros, which may be
+/// legitimate, is just about accepted, while zstd (which reaches 20,000 and more) and sparse maps
+/// cannot turn a few KB into a full disk.
 const EXPANSION: u64 = 1000;
 
 pub(crate) const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];

@@ -1,6 +1,6 @@
 //! A tree as files on this machine.
 //!
-//! The image is hostile, and somebody else may have the directory: every name is made in the
+//! The image is hostile, and other programs may change the directory: every entry is made in the
 //! descriptor of its parent, and parents are opened by the kernel with a path that may neither
 //! leave the directory nor have a symbolic link in it.
 
@@ -23,7 +23,7 @@ use rustix::fs::{
 
 use super::{Content, Plan, UnpackError};
 
-/// Nobody else is let in until a directory is whole.
+/// Only the owner may enter a directory until it is complete.
 const PRIVATE: Mode = Mode::RWXU;
 
 /// Writes all entries into the directory `root`, which has to be empty or absent. What it has when

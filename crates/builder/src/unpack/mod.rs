@@ -1,4 +1,4 @@
-//! The way back: an image as something plain.
+//! Unpacking: an image as a tar, a layer or a directory.
 //!
 //! ```text
 //! tree ─ plan ─┬─ tar         one archive
@@ -6,9 +6,8 @@
 //!              └─ directory   files on this machine
 //! ```
 //!
-//! The order is that of a walk that has done a directory with all below it before the next one: who
-//! extracts a tar then knows when to set the time of a directory. What has been named before is a
-//! hard link.
+//! The order is depth first: a program that extracts the tar then knows when a directory is
+//! complete and its time can be set. What has been named before is a hard link.
 
 mod directory;
 mod layer;

@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// More differences than anybody reads.
+/// Most differences that are listed.
 const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -75,7 +75,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 }
 
 /// Reads a blob of `size` bytes once: its own digest, every chunk of the chunk table, and the
-/// tables at its end, or in the index of a layer that nobody converted.
+/// tables at its end, or in the index of an ordinary layer.
 fn blob(
     repository: &dyn Pull,
     record: &BlobRecord,

@@ -70,7 +70,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
         Roles { succeed: true, .. } => {
             let keeper = Keeper::succeed(root, programs(session, arguments.force))?;
             let mut output = std::io::stdout();
-            // Whoever waits for this may be gone.
+            // The parent that waits for this may be gone.
             let _ = writeln!(output, "{SERVING}").and_then(|()| output.flush());
             keeper.run()?;
         }

@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn write(directory: &PathBuf) -> std::io::Result<()> {
     fs::create_dir_all(directory)?;
-    // Wrapped lines are the business of who shows the page.
+    // The pager wraps lines.
     let mut command =
         crate::Arguments::command().term_width(usize::MAX).disable_help_subcommand(true);
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {

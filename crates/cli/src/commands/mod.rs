@@ -103,7 +103,7 @@ impl Verb {
         }
     }
 
-    /// A daemon's log is read later, so it says more than a command that somebody watches.
+    /// A daemon's log is read later, so it says more than an interactive command's.
     pub(crate) fn default_log_level(&self) -> &'static str {
         if matches!(self, Verb::Daemon(_)) { "info" } else { "warn" }
     }

@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     /// An existing directory
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Let set-user-id programs and file capabilities of the image work for whoever reaches DIR
+    /// Let set-user-id programs and file capabilities of the image work for all users of DIR
     #[arg(long)]
     suid: bool,
 }

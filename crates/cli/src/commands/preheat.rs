@@ -69,7 +69,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let plain_http = arguments.access.plain_http;
     let options = Options { plain_http, ..session.config.node_registries()? };
     if options.dragonfly.is_none() {
-        bail!("there is nobody to ask: the configuration has no [p2p] table");
+        bail!("there is no Dragonfly to ask: the configuration has no [p2p] table");
     }
     let shared = lazuli_registry::open_shared(&name, &options)?;
     let shared = shared.with_context(|| format!("{name} is not in a registry"))?;
@@ -134,7 +134,7 @@ fn hot(
     let metadata = image.manifest.parsed.layers.iter();
     let metadata = metadata.filter(|layer| blobs.iter().all(|blob| blob.id != layer.digest));
     let whole = metadata.map(|layer| Wanted::Whole(layer.digest, layer.size));
-    // What somebody else has written may not fit the image.
+    // A trace of another node may not fit the image.
     let fitting = spans.into_iter().filter_map(|(id, span)| {
         let blob = blobs.iter().find(|blob| blob.id == id)?;
         (span.end.0 <= blob.stored_size).then_some((blob, span))

@@ -12,7 +12,7 @@ use crate::{Session, daemon, progress};
 
 /// Read the whole cache back and check it, chunk by chunk
 ///
-/// What is wrong is reported, given up, and fetched again when somebody reads it; containers go on
+/// Wrong chunks are reported, evicted, and fetched again when they are read; containers go on
 /// meanwhile. The exit code is 1 when something was wrong.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -32,7 +32,7 @@ struct Report {
     damaged: Vec<String>,
 }
 
-/// A wrong chunk, and who has it.
+/// A wrong chunk, and the images that have it.
 #[derive(Debug, Serialize)]
 struct Wrong {
     #[serde(flatten)]

@@ -10,7 +10,7 @@
 //! ROOT/run/.runc/ runc's own state
 //! ```
 //!
-//! A bundle whose lock nobody holds was left by a killed `lazuli run`; the next one removes it.
+//! A bundle whose lock is free was left by a killed `lazuli run`; the next one removes it.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -38,11 +38,11 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// Makes a new bundle below `root` and sweeps those that nobody owns.
+    /// Makes a new bundle below `root` and removes abandoned ones.
     pub(crate) fn create(root: &Path) -> Result<Self> {
         let run = root.join("run");
         let prepare = || -> io::Result<(String, PathBuf, File)> {
-            // What containers write may be set-user-id programs, which nobody else may reach.
+            // Containers may write set-user-id programs, which other users must not reach.
             DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
             // One at a time: a bundle that is just being made has no lock yet, and must not be
             // swept.

@@ -56,7 +56,7 @@ fn containers<'a>(mount: &'a MountStatus, bundles: &std::path::Path) -> Vec<Cont
 
 /// Those that `name` may mean: exactly, else by its beginning.
 fn matching<'a>(containers: &'a [Container<'a>], name: &str) -> Vec<&'a Container<'a>> {
-    // What containerd calls NAMESPACE/NUMBER/KEY everybody else calls KEY.
+    // Snapshots are NAMESPACE/NUMBER/KEY here, and KEY in containerd's clients.
     let key = |container: &Container<'_>| {
         container.name.splitn(3, '/').last().unwrap_or_default().to_owned()
     };

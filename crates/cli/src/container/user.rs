@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 
-/// Whom the container's process runs as.
+/// The user of the container's process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) uid: u32,

@@ -135,7 +135,7 @@ const PLACES: usize = 1 << 16;
 /// Windows that are on their way or wait to be used.
 const AHEAD: usize = 2;
 
-/// The chunks of an image one after the other, fetched ahead of who uses them, decoded and checked.
+/// The chunks of an image in order, fetched ahead of their use, decoded and checked.
 pub(crate) struct Chunks<'a> {
     windows: mpsc::Receiver<Result<Window>>,
     window: Window,

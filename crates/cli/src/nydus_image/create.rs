@@ -126,8 +126,8 @@ fn size(text: &str) -> Result<u32, std::num::ParseIntError> {
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let context = || format!("cannot write {}", arguments.blob.display());
-    // At once: who reads from a pipe waits until there is a writer, also if nothing will be written
-    // for an error.
+    // Open it at once: a reader of a pipe waits for a writer, also if an error means that nothing
+    // is written.
     let mut output = File::create(&arguments.blob).with_context(context)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
     let scratch = Scratch::new()?;

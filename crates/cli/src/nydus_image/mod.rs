@@ -38,7 +38,7 @@ struct Arguments {
     verb: Verb,
 }
 
-/// In upstream's words, for who looks for them.
+/// In upstream's format, for programs that parse it.
 const VERSION: &str = concat!("\nVersion: \t", env!("CARGO_PKG_VERSION"), " (Lazuli)");
 
 #[derive(Debug, Subcommand)]

@@ -11,7 +11,7 @@ use super::PrefetchPolicy;
 /// Bytes of standard input: a path for each file of an image that has two hundred thousand.
 const LIMIT: u64 = 16 << 20;
 
-/// Absolute paths, one in each line; none if nobody is to be told.
+/// Absolute paths, one in each line; none if the policy is `none`.
 pub(super) fn patterns(policy: PrefetchPolicy) -> Result<Vec<EntryPath>> {
     if policy == PrefetchPolicy::None {
         return Ok(Vec::new());

@@ -123,6 +123,7 @@ async fn a_public_image_needs_no_login_and_a_login_does_no_harm() {
     assert_eq!(scene.get_as("ann", "secret", "manifests/1").await.status(), 200);
     let shown = scene.registry.log().iter().any(|request| request.authorized);
     assert!(!shown, "a login is shown to a registry that did not ask for one");
-    scene.registry.fault("GET", "/manifests/", 1, Fault::Status(403));
+    // More than one: the mirror may still be fetching what follows the earlier answers.
+    scene.registry.fault("GET", "/manifests/", 100, Fault::Status(403));
     assert_eq!(scene.get("manifests/1-manifest").await.status(), 401);
 }

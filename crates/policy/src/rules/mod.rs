@@ -64,7 +64,7 @@ pub enum PolicyError {
     },
 }
 
-/// What it takes for images to run.
+/// The policy: for each name the evidence that an image needs.
 #[derive(Debug)]
 pub struct Policy {
     path: PathBuf,

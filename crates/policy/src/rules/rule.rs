@@ -26,7 +26,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reads a whole file of at most so many bytes.
 pub type ReadFile<'a> = dyn Fn(&Path, usize) -> io::Result<Vec<u8>> + 'a;
 
-/// What it takes for one image.
+/// The evidence that one rule requires.
 #[derive(Debug)]
 pub(crate) enum Rule {
     Accept,

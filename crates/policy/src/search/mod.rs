@@ -1,4 +1,4 @@
-//! Finding what registries hold about an image: everything at the same time, until it is enough.
+//! Searching registries for evidence about an image, in parallel, until there is enough.
 //!
 //! ```text
 //! tag sha256-HEX.sig ─▶ payload, unless it is as cosign writes it

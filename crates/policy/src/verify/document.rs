@@ -1,4 +1,4 @@
-//! One signature or statement: what it is of, and who made it.
+//! One signature or statement: its subjects and its signers.
 
 use lazuli_image::{Algorithm, Digest};
 

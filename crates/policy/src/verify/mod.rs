@@ -1,4 +1,4 @@
-//! Whether what is known about an image is enough for it to run.
+//! Decides whether the evidence about an image lets it run.
 
 mod document;
 
@@ -56,7 +56,7 @@ impl fmt::Display for Verified {
     }
 }
 
-/// An image may not run: what its name asks for, and what was found instead.
+/// The refusal of an image: what the rule of its name requires, and what was found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{image} may not run: {} asks for {wanted} ({rule}), and {}",
@@ -87,7 +87,8 @@ pub struct Claim<'a> {
     pub name: &'a ImageName,
     /// The manifest of the image.
     pub manifest: Digest,
-    /// The index that lists it, if the name means one: who signs an index signs what it lists.
+    /// The index that lists it, if the name means one: a signature of an index covers its
+    /// manifests.
     pub index: Option<Digest>,
     /// The manifest of the ordinary image whose place it takes.
     pub replaces: Option<Digest>,
@@ -200,7 +201,7 @@ fn approved(
 }
 
 /// Whether the source of a conversion may run under its own name, by a signature: a converter's key
-/// alone must not be enough to bring in what nobody signed.
+/// alone must not be enough to admit an unsigned image.
 fn approved_source(
     policy: &Policy,
     conversion: &Conversion,

@@ -82,7 +82,7 @@ async fn an_unfinished_blob_is_removed() {
             drop(growth);
         };
         let (pushed, ()) = tokio::join!(registry.push_growing(blob, &|_| {}), give_up);
-        assert!(pushed.unwrap_err().to_string().contains("nobody makes the rest"));
+        assert!(pushed.unwrap_err().to_string().contains("the rest of the blob was never written"));
         assert_eq!(server.open_uploads(), 0);
     }
 }
@@ -120,7 +120,7 @@ async fn an_abandoned_blob_is_not_sent() {
         };
         let (pushed, given_up) = tokio::join!(registry.push_growing(blob, &|_| {}), give_up);
         assert!(given_up.elapsed() < Duration::from_secs(10), "{:?}", given_up.elapsed());
-        assert!(pushed.unwrap_err().to_string().contains("nobody makes the rest"));
+        assert!(pushed.unwrap_err().to_string().contains("the rest of the blob was never written"));
         assert_eq!((sent(), server.open_uploads()), (2, 0));
     }
 }

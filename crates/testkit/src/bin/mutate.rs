@@ -32,7 +32,7 @@ use serde_json::json;
 enum Outcome {
     /// An error said so.
     Found,
-    /// Nobody can tell the difference.
+    /// Nothing differs.
     Harmless,
     /// A sound bootstrap of another image; its digest is another one.
     AnotherImage,
@@ -63,7 +63,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Whether whoever sees `self` sees what `whole` shows, or an error.
+    /// Whether a reader of `self` sees what `whole` shows, or an error.
     fn is_part_of(&self, whole: &Shown) -> bool {
         let same = |(one, other): (&(_, _, Option<_>), &(_, _, _))| {
             one.0 == other.0 && one.1 == other.1 && (one.2.is_none() || one.2 == other.2)
@@ -157,7 +157,7 @@ impl Image {
         }
     }
 
-    /// What those who read the image say when `bytes` are in the place of a part of it.
+    /// The outcome of reading the image with `bytes` in place of a part of it.
     fn judge(&self, target: &str, blob: usize, bytes: &[u8]) -> Outcome {
         let with = |bytes: Vec<u8>| {
             let mut blobs = self.blobs.clone();

@@ -172,7 +172,7 @@ impl Reader<'_> {
             Err(error) => {
                 self.open.remove(&index);
                 say(&Report::Failed { access, error: error.to_string() })?;
-                // Whoever sees errors tries again, though not a million times a second.
+                // A reader retries after errors, though not a million times a second.
                 thread::sleep(Duration::from_millis(1));
             }
         }

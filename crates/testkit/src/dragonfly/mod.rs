@@ -40,13 +40,13 @@ const PIECE: u64 = 4 << 20;
 /// What is wrong with a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nobody listens, and what was under way has ended.
+    /// Nothing listens, and requests under way have ended.
     Gone,
-    /// Nobody listens at its proxy, but it lives, and its socket is there.
+    /// Its proxy is closed, but it is healthy, and its socket is open.
     ProxyGone,
     /// It does nothing at all, but the kernel takes connections for it.
     Hung,
-    /// It delivers nothing, as if it waited for a piece that nobody reports. It says that it lives.
+    /// It delivers nothing, as if it waited for a peer's piece, and is healthy.
     Stuck,
     /// What it does not have yet it cannot keep.
     DiskFull,
@@ -148,7 +148,7 @@ struct Shared {
     pool: Arc<Pool>,
     /// Which of the swarm's daemons it is.
     number: usize,
-    /// If anybody wanted one.
+    /// If one was requested.
     socket: Mutex<Option<Socket>>,
 }
 
@@ -163,7 +163,7 @@ struct Stop(Arc<Shared>);
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // Whoever waits within it goes on, and finds it gone.
+        // Requests that wait within it go on, and find it gone.
         self.0.pool.change(self.0.number, |peer| peer.fault = Some(Fault::Gone));
         self.0.ports.stop();
         // It knows the daemon, too.
@@ -182,8 +182,8 @@ impl Daemon {
         format!("http://{}", self.shared.ports.address(1))
     }
 
-    /// Listens at the Unix socket `path`, too, which nobody has made yet. Its files are beside it,
-    /// where links can be made.
+    /// Listens at the Unix socket `path`, too, which must not exist. Its files are beside it, where
+    /// links can be made.
     pub fn listen_at(&self, path: &Path) -> io::Result<()> {
         *self.shared.socket() = Some(Socket::new(path, &self.shared)?);
         Ok(())
@@ -238,7 +238,7 @@ impl Daemon {
 }
 
 impl Logged {
-    /// Whether it came with what somebody may be known by.
+    /// Whether it came with credentials.
     pub fn is_authorized(&self) -> bool {
         self.headers.contains_key("authorization")
     }

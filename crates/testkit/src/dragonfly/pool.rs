@@ -58,7 +58,7 @@ struct Piece {
     shared: bool,
 }
 
-/// What somebody is asking a registry for.
+/// A request to a registry under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Claim {
     /// For which daemon alone, if not for all of them.
@@ -131,7 +131,7 @@ impl State {
 }
 
 impl Peer {
-    /// What becomes of bytes on their way to somebody else.
+    /// Bytes as they are sent to a client, with the peer's fault.
     pub(super) fn hand_out(&self, mut bytes: Vec<u8>) -> Vec<u8> {
         if self.fault == Some(Fault::WrongBytes) {
             bytes.iter_mut().for_each(|byte| *byte = !*byte);
@@ -187,7 +187,7 @@ impl Task {
         Ok(bytes)
     }
 
-    /// Fetches everything that is missing, if nobody said so before.
+    /// Fetches everything that is missing, once.
     pub(super) fn expect_whole(&self) {
         if !self.pool.change(self.number, |peer| peer.expected.insert(self.blob.clone())) {
             return;
@@ -237,8 +237,7 @@ impl Task {
         Ok(content)
     }
 
-    /// What there is already or, after everybody else who claimed it is done, the right to fetch
-    /// it.
+    /// The bytes, or after earlier claims have ended the right to fetch them.
     fn once<T>(&self, find: impl Fn(&mut State) -> Result<T, Claim>) -> Result<T, Claim> {
         let mut state = self.pool.lock();
         loop {

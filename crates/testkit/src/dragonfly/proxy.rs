@@ -68,7 +68,7 @@ fn converse(
             break;
         }
         about_to_send(response.body.bytes().len() as u64);
-        // Nobody asks for what needs a body; whatever follows it is no request.
+        // No request here needs a body; what follows one is no request.
         if response.write(&mut stream, None).is_err() || request.length() > 0 {
             break;
         }

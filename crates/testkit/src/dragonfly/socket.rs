@@ -1,7 +1,7 @@
 //! What clients on the same machine talk to: gRPC through a Unix socket, and files.
 //!
-//! Blobs are in files of the fake's own, each piece at its place in the blob. Who asks for a part
-//! is told which pieces that is, then of each that it is there, and reads them through a hard link.
+//! Blobs are in files of the fake's own, each piece at its place in the blob. A client that asks
+//! for a part is told its pieces, then when each is there, and reads them through a hard link.
 
 use std::{
     fs, io,
@@ -48,7 +48,7 @@ const ALWAYS: i32 = 1;
 pub(super) struct Socket {
     path: PathBuf,
     files: Arc<TempDir>,
-    /// `None` while nobody listens.
+    /// `None` while the socket is closed.
     runtime: Option<Runtime>,
 }
 
@@ -82,7 +82,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Closes all connections; nobody listens any more.
+    /// Closes all connections and the socket.
     pub(super) fn go_away(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             let _ = fs::remove_file(&self.path);
@@ -157,7 +157,7 @@ impl DfdaemonDownload for Service {
         };
         let file = self.files.path().join(&task.blob);
         let (events, stream) = mpsc::channel(4);
-        // It goes on when nobody listens any more, as the real one does.
+        // It continues when the client is gone, as the real one does.
         tokio::spawn(async move {
             let told = events.clone();
             let range = logged.headers.get("range").cloned();
@@ -205,7 +205,7 @@ fn fill(
     let Task { pool, number, .. } = task;
     let tell = |event| {
         let told = DownloadTaskResponse { task_id: task.blob.clone(), response: Some(event) };
-        // Whoever does not listen does not matter to the others.
+        // A client that is gone doesn't matter to the others.
         let _ = events.blocking_send(Ok(told));
     };
     task.begin();

@@ -33,7 +33,7 @@ pub use fault::Fault;
 
 use crate::serving::Ports;
 
-/// How a client has to prove who it is.
+/// The login that clients need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Login {
     /// Not at all.

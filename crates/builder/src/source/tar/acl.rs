@@ -4,8 +4,8 @@ use super::number::decimal;
 
 /// Version of the kernel's form (`POSIX_ACL_XATTR_VERSION`).
 const VERSION: u32 = 2;
-/// The id of entries that name nobody.
-const NOBODY: u32 = u32::MAX;
+/// The id of entries that name no user or group.
+const NO_ID: u32 = u32::MAX;
 
 const USER_OBJ: u16 = 0x01;
 const USER: u16 = 0x02;
@@ -42,7 +42,7 @@ pub(super) fn to_kernel(text: &[u8], owner: Owner<'_>) -> Result<Vec<u8>, String
     let unique = entries.windows(2).all(|pair| (pair[0].0, pair[0].1) != (pair[1].0, pair[1].1));
     if !whole || !unique || (named && count(MASK) == 0) {
         return Err(format!(
-            "the ACL `{}` is not complete: expected one entry each for user, group and other, a mask when others are named, and nobody twice",
+            "the ACL `{}` is not complete: expected one entry each for user, group and other, a mask when others are named, and no duplicates",
             text.escape_ascii()
         ));
     }
@@ -100,17 +100,17 @@ fn entry(line: &[u8], owner: Owner<'_>) -> Result<(u16, u32, u16), String> {
         let number = number.and_then(decimal).or_else(|| decimal(name));
         let known = [known, (b"root", 0)].into_iter().find(|(known, _)| *known == name);
         let number = number.or(known.map(|(_, id)| id.into()));
-        number.and_then(|id| u32::try_from(id).ok()).filter(|&id| id != NOBODY).ok_or_else(|| {
-            wrong("names somebody without a number; make the archive with --numeric-owner")
+        number.and_then(|id| u32::try_from(id).ok()).filter(|&id| id != NO_ID).ok_or_else(|| {
+            wrong("has a name without a number; make the archive with --numeric-owner")
         })
     };
     let (tag, id) = match (tag, name) {
-        (b"user" | b"u", b"") => (USER_OBJ, NOBODY),
+        (b"user" | b"u", b"") => (USER_OBJ, NO_ID),
         (b"user" | b"u", _) => (USER, resolve(owner.user)?),
-        (b"group" | b"g", b"") => (GROUP_OBJ, NOBODY),
+        (b"group" | b"g", b"") => (GROUP_OBJ, NO_ID),
         (b"group" | b"g", _) => (GROUP, resolve(owner.group)?),
-        (b"mask" | b"m", _) => (MASK, NOBODY),
-        (b"other" | b"o", _) => (OTHER, NOBODY),
+        (b"mask" | b"m", _) => (MASK, NO_ID),
+        (b"other" | b"o", _) => (OTHER, NO_ID),
         _ => return Err(wrong("does not begin with user, group, mask or other")),
     };
     Ok((tag, id, permissions))

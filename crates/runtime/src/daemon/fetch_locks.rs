@@ -2,8 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
+
+use crate::sync::lock;
 
 /// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds
 /// what that left. The same image under another name does not wait: its registry may be another
@@ -14,7 +16,7 @@ pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>
 impl FetchLocks {
     pub(super) async fn lock(&self, image: &str) -> tokio::sync::OwnedMutexGuard<()> {
         let lock = {
-            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locks = lock(&self.0);
             locks.retain(|_, lock| lock.strong_count() > 0);
             let known = locks.get(image).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {

@@ -8,7 +8,7 @@
 use std::{
     io, mem,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -21,10 +21,13 @@ use super::{
     mount_users,
     record::{Record, Records},
 };
-use crate::kernel::{
-    blobfs::{Disk, Session},
-    fanotify::Watch,
-    mount::{Backing, Erofs},
+use crate::{
+    kernel::{
+        blobfs::{Disk, Session},
+        fanotify::Watch,
+        mount::{Backing, Erofs},
+    },
+    sync::lock,
 };
 
 /// How long the kernel may take to take an unused file system down; milliseconds in
@@ -261,7 +264,7 @@ impl Filesystems {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Remains>> {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lingering)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     process::{Child, Command},
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock},
     thread,
     time::Duration,
 };
@@ -20,6 +20,7 @@ use super::{
     service,
     wire::{Channel, Kind, Message, TRIAL, unexpected},
 };
+use crate::sync::lock;
 
 /// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier
 /// version never says that it has.
@@ -295,15 +296,15 @@ impl Link {
     }
 
     fn questions(&self) -> MutexGuard<'_, Questions> {
-        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.questions)
     }
 
     fn trial(&self) -> MutexGuard<'_, Option<Trial>> {
-        self.trial.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.trial)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 

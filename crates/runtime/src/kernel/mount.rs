@@ -11,7 +11,7 @@ use std::{
     io::{self, Read as _},
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use lazuli_sys::loop_device::LoopDevice;
@@ -25,6 +25,8 @@ use rustix::{
     },
 };
 use serde::{Deserialize, Serialize};
+
+use crate::sync::lock;
 
 /// Read-ahead of image mounts in KiB. The kernel's 128 would make a round trip of every 128 KiB of
 /// a cold file, and costs a third of the speed of a warm one.
@@ -323,7 +325,7 @@ fn refused(context: &OwnedFd, bootstrap: &Path, error: Errno) -> MountError {
 /// device is whose, but only a new file system makes one.
 fn watch_bdi<T>(create: impl FnOnce() -> T) -> (Vec<String>, T) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = lock(&ONE_AT_A_TIME);
     let before = list_bdi();
     let result = create();
     (list_bdi().difference(&before).cloned().collect(), result)

@@ -2,14 +2,17 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use lazuli_image::{Digest, Trace, trace::MAX_TOUCHES};
 use tokio::{sync::Notify, time::timeout};
 
-use crate::cache::{CachedBlob, Listener, ReadyMap};
+use crate::{
+    cache::{CachedBlob, Listener, ReadyMap},
+    sync::lock,
+};
 
 /// A container that touched nothing new for so long has started: 5 s is well above the longest
 /// pause of one start that was seen, and well below the life of anything worth tuning for.
@@ -146,7 +149,7 @@ impl Log {
     }
 
     fn lock(&self) -> MutexGuard<'_, Touched> {
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.touched)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -16,7 +16,7 @@ use lazuli_registry::{CONNECTIONS, Repository, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::plan::LEAST_PART;
+use crate::{plan::LEAST_PART, sync::lock};
 
 /// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
 pub(crate) const MOST: u64 = 16 << 20;
@@ -80,7 +80,7 @@ impl Early {
         let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
         let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
         let part = (bytes / CONNECTIONS).max(LEAST_PART);
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         all.room.push(permit);
         for (layer, span) in spans {
             let (blob, size) = (layer.digest, layer.size);
@@ -99,7 +99,7 @@ impl Early {
 
     /// Those parts that together have all of `range`, if there are such.
     pub(crate) fn parts(&self, blob: &Digest, range: &Range<Stored>) -> Option<EarlyBytes> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.0);
         let overlaps = |part: &Range<Stored>| part.start < range.end && range.start < part.end;
         let parts = all.parts.iter().filter(|(of, part, _)| of == blob && overlaps(part));
         let mut parts: Vec<_> =
@@ -116,12 +116,12 @@ impl Early {
 
     /// Whether anything was asked for.
     pub(crate) fn is_any(&self) -> bool {
-        !self.0.lock().unwrap_or_else(PoisonError::into_inner).parts.is_empty()
+        !lock(&self.0).parts.is_empty()
     }
 
     /// Gives everything back that is not in use.
     pub(crate) fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Parts::default();
+        *lock(&self.0) = Parts::default();
     }
 }
 

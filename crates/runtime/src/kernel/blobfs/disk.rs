@@ -11,7 +11,7 @@ use std::{
     },
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, makedev, open, statx};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::helper::{BLOCK, Helper};
-use crate::{cache::CachedBlob, keeper::Link};
+use crate::{cache::CachedBlob, keeper::Link, sync::lock};
 
 /// Node numbers below are the kernel's own.
 const FIRST_NODE: u64 = 16;
@@ -353,8 +353,4 @@ impl Disks {
             all.remove(&node);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -20,7 +20,7 @@ use super::{
     journal::{FileId, Journal},
     slots::Slot,
 };
-use crate::{cache::CachedBlob, sharing::Account};
+use crate::{cache::CachedBlob, sharing::Account, sync::lock};
 
 /// Readers of a group above which a thread of its own answers them: for each answer the kernel
 /// wakes all of them, which takes milliseconds for thousands, and the thread for other images must
@@ -79,7 +79,7 @@ impl Channel {
 
     /// Passes an answer to the thread for crowds. It comes back if there can be none.
     fn in_crowd(self: &Arc<Self>, answer: Answer) -> Option<Answer> {
-        let mut crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut crowd = lock(&self.crowd);
         if crowd.is_none() {
             let (sender, answers) = mpsc::channel::<Answer>();
             // The sender is the channel's, so the thread ends with it.

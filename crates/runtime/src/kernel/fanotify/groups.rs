@@ -20,7 +20,7 @@ use std::{
     collections::HashMap,
     fs, io,
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -40,9 +40,12 @@ use super::{
     answer::{Channel, GroupOf, JournalOf, Pending},
     journal::Journal,
 };
-use crate::keeper::{
-    KeptDescriptor, Link,
-    names::{GROUP, JOURNAL},
+use crate::{
+    keeper::{
+        KeptDescriptor, Link,
+        names::{GROUP, JOURNAL},
+    },
+    sync::lock,
 };
 
 /// Groups that a user may have. The kernel's default is 128; a node has one image for each of some
@@ -234,7 +237,7 @@ impl Groups {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

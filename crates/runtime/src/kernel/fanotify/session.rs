@@ -18,7 +18,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -40,6 +40,7 @@ use crate::{
     cache::CachedBlob,
     keeper::{KeptDescriptor, Link, names::BLOB},
     sharing::Account,
+    sync::lock,
 };
 
 /// One event of this many descriptors may wait at a time, the others stay in the kernel's queue,
@@ -376,7 +377,7 @@ impl Session {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<FileId, Watched>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.watched)
     }
 }
 

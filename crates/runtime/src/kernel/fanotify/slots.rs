@@ -18,13 +18,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use tokio::task::AbortHandle;
 
-use crate::sharing::Account;
+use crate::{sharing::Account, sync::lock};
 
 /// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine,
 /// and well below the deadline of a read.
@@ -137,7 +137,7 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

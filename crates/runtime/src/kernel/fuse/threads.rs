@@ -12,10 +12,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use lazuli_image::Digest;
+
+use crate::sync::lock;
 
 /// Threads that each mount may have in any case: enough for look-ups and hits while some reads
 /// wait.
@@ -74,7 +76,7 @@ impl ThreadPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Taken>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 

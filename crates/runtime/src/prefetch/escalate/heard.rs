@@ -3,7 +3,7 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -11,7 +11,10 @@ use std::{
 use tokio::sync::Notify;
 
 use super::super::ahead::ChunkAt;
-use crate::cache::{CachedBlob, Listener, ReadyMap};
+use crate::{
+    cache::{CachedBlob, Listener, ReadyMap},
+    sync::lock,
+};
 
 /// Touches and misses since they were last [taken](Heard::take).
 #[derive(Debug, Default)]
@@ -115,6 +118,6 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, News> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.news)
     }
 }

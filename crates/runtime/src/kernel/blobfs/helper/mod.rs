@@ -16,7 +16,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::Child,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -30,7 +30,10 @@ use self::{
     serve::serve,
     wire::{Answer, Order},
 };
-use crate::keeper::{Link, Role};
+use crate::{
+    keeper::{Link, Role},
+    sync::lock,
+};
 
 /// The worker's end of it. Every call blocks.
 pub(super) struct Helper {
@@ -180,7 +183,7 @@ impl Helper {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 use toml::{Table, Value};
 
 use super::{NAME, Running};
+use crate::bounded_file;
 
 /// What `containerd config dump` prints.
 pub(crate) struct Files {
@@ -45,12 +46,13 @@ impl Files {
         &self.main
     }
 
-    /// The directory of the first import that takes any file of a directory.
+    /// The directory of the first import that takes any file of a directory. containerd 1.x prints
+    /// the files that it found instead.
     pub(crate) fn imports(&self) -> Option<PathBuf> {
-        let imports = self.table.get("imports")?.as_array()?;
-        let mut patterns = imports.iter().filter_map(Value::as_str).map(Path::new);
-        let any = patterns.find(|pattern| pattern.ends_with("*.toml"))?;
-        any.parent().map(Path::to_owned)
+        first_directory(&self.table).or_else(|| {
+            let text = bounded_file::read(&self.main).ok()??;
+            first_directory(&text.parse().ok()?)
+        })
     }
 
     /// Whether they name the snapshotter.
@@ -84,6 +86,12 @@ impl Files {
 
 fn is_ours(table: &Value) -> bool {
     table.get("snapshotter").and_then(Value::as_str) == Some(NAME)
+}
+
+fn first_directory(table: &Table) -> Option<PathBuf> {
+    let imports = table.get("imports")?.as_array()?;
+    let mut patterns = imports.iter().filter_map(Value::as_str).map(Path::new);
+    patterns.find(|pattern| pattern.ends_with("*.toml"))?.parent().map(Path::to_owned)
 }
 
 /// The file that a command line names.
@@ -127,8 +135,13 @@ mod tests {
     fn the_directory_of_imports_is_found() {
         let imports = "imports = [\"/a/one.toml\", \"/b/*.toml\", \"/c/*.toml\"]";
         assert_eq!(files(imports).imports(), Some("/b".into()));
-        assert_eq!(files("imports = []").imports(), None);
-        assert_eq!(files("").imports(), None);
+        let directory = tempfile::tempdir().unwrap();
+        let main = directory.path().join("config.toml");
+        let resolved = "imports = [\"/b/found.toml\"]".parse::<Table>().unwrap();
+        let files = Files { main: main.clone(), table: resolved };
+        assert_eq!(files.imports(), None);
+        fs::write(&main, imports).unwrap();
+        assert_eq!(files.imports(), Some("/b".into()));
     }
 
     #[test]

@@ -88,7 +88,12 @@ pub(super) fn annotations(node: &Node<'_>) -> Option<Row> {
 
 pub(super) fn statistics(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "statistics";
-    let plugin = node.containerd.as_ref().ok()?.plugin.as_ref()?;
+    let running = node.containerd.as_ref().ok()?;
+    let plugin = running.plugin.as_ref()?;
+    if running.major() < 2 {
+        // It does not tell what the configuration exports.
+        return None;
+    }
     let fix = format!(
         "root = {:?} in [proxy_plugins.{NAME}.exports], and {RESTART}",
         node.session.root.display().to_string()
@@ -102,8 +107,6 @@ pub(super) fn statistics(node: &Node<'_>) -> Option<Row> {
                 format!("{root} is no directory: the kubelet's statistics of the node fail");
             Row::lacking(CHECK, found, fix)
         }
-        // Before 2.0 containerd does not tell what a plugin exports.
-        None if plugin.exports.is_empty() => return None,
         None => {
             let found = "the plugin exports no root: the kubelet's statistics of the node fail";
             Row::lacking(CHECK, found, fix)

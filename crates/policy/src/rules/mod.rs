@@ -146,7 +146,7 @@ impl Policy {
     }
 
     /// Whether a key is trusted to state what is in layers of images with the name `name`.
-    pub(crate) fn has_statement_keys(&self, name: &ImageName) -> bool {
+    pub fn has_statement_keys(&self, name: &ImageName) -> bool {
         let (_, rule) = self.rule(&Asked::of(name));
         matches!(rule, Rule::Require(requirement) if !requirement.converters.keys.is_empty())
     }

@@ -27,6 +27,7 @@ on_both!(
     an_indexed_image_starts_lazily_by_its_own_name,
     what_nobody_vouches_for_is_unpacked_by_containerd,
     the_first_node_pulls_whole_and_the_second_starts_lazily,
+    a_pulled_image_starts_without_its_registry,
     a_layer_that_cannot_be_pulled_is_left_to_containerd,
     a_stated_layer_that_turns_out_wrong_is_not_served,
 );
@@ -256,13 +257,9 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     let image = push(&first.registry, "app", &layers);
     first.registry.reset_stats();
     first.rig.pull(&image).unwrap();
-    // It starts without its registry, whichever worker was told that it is here.
-    first.registry.go_away();
-    first.rig.kill_worker();
-    assert_eq!(first.run(&image, &WHO), "me\n");
-    first.registry.come_back();
     let sizes = layers.each_ref().map(|layer| layer.stored().unwrap().len() as u64);
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes);
+    assert_eq!(first.run(&image, &WHO), "me\n");
     assert_eq!(first.run(&image, &["sh", "-c", "cat /file* | wc -c"]), format!("{}\n", 4 << 20));
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes, "fetched again");
     assert_eq!(first.rig.mounts().len(), 1);
@@ -291,6 +288,18 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     assert_eq!(second.run(&image, &WHO), "me\n");
     let fetched = second.fetched(&layers[1]);
     assert!(fetched < sizes[1], "{fetched} of {}", sizes[1]);
+}
+
+/// Whichever worker was told that it is here.
+fn a_pulled_image_starts_without_its_registry(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
+    let image = push(&scene.registry, "app", &layers());
+    scene.rig.pull(&image).unwrap();
+    scene.registry.go_away();
+    scene.rig.kill_worker();
+    assert_eq!(scene.run(&image, &WHO), "me\n");
+    assert_eq!(scene.run(&image, &["sh", "-c", "cat /file* | wc -c"]), format!("{}\n", 4 << 20));
+    scene.registry.come_back();
 }
 
 /// zstd, another tar than the configuration says, and a sparse file: none of them is shown by an

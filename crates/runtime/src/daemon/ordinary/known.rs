@@ -58,6 +58,12 @@ impl Node {
         Ok(self.ordinaries.remember(image))
     }
 
+    /// Whether a key is trusted to state what is in layers of the image.
+    pub(super) fn may_be_signed(&self, name: &ImageName) -> bool {
+        let policy = self.gate.policy().ok().flatten();
+        policy.is_some_and(|policy| policy.has_statement_keys(name))
+    }
+
     /// The manifest that `name` means, which has the digest `digest`: as it is kept, or from the
     /// registry.
     pub(super) async fn ordinary_manifest(

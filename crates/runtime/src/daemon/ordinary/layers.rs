@@ -25,6 +25,9 @@ impl Images {
             return Ok(None);
         }
         let (name, digest) = request.pinned()?;
+        if !may_pull && !self.0.ordinaries.store.knows_layers() && !self.0.may_be_signed(&name) {
+            return Ok(None);
+        }
         let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         let manifest = self.recent_manifest(request, &name).await?;
         if manifest.digest != digest || !is_ordinary(&manifest) {

@@ -98,6 +98,11 @@ impl IndexStore {
         Ok(digest)
     }
 
+    /// Whether anything may be known of a layer.
+    pub(super) fn knows_layers(&self) -> bool {
+        fs::read_dir(self.root.join(LAYERS)).is_ok_and(|mut layers| layers.next().is_some())
+    }
+
     /// What is known of a layer.
     pub(super) fn layer(&self, layer: &Digest) -> Option<LayerRecord> {
         self.read(LAYERS, layer)

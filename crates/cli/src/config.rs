@@ -232,7 +232,7 @@ impl Images {
 pub(crate) struct Index {
     /// Which are used.
     trust: Trust,
-    /// What becomes of layers that nobody has indexed.
+    /// What becomes of layers without an index.
     pub(crate) first: FirstPull,
     /// Whether indexes that the node makes are put beside their images.
     publish: bool,
@@ -257,7 +257,7 @@ impl Index {
     }
 }
 
-/// Who pulls an ordinary image whose layers nobody has indexed.
+/// What pulls an ordinary image whose layers have no index.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FirstPull {
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn indexes_count_by_the_word_of_a_key_and_are_made_for_kubernetes() {
+    fn the_default_trusts_stated_indexes_and_pulls_for_kubernetes() {
         let index = |text: &str| toml::from_str::<Config>(&format!("[index]\n{text}\n"));
         let usual = index("").unwrap().index;
         assert_eq!(IndexTrust::from(usual.trust), IndexTrust::Signed);

@@ -72,7 +72,7 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,
-    /// Where layers that nobody has indexed are pulled whole.
+    /// Where layers without an index are pulled whole.
     first: FirstPull,
     /// Knows with which logins images were pulled.
     mirror: Option<Arc<Mirror>>,

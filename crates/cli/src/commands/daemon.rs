@@ -87,11 +87,17 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
 /// This program with these options, in other roles.
 fn programs(session: &Session, force: bool) -> Programs {
     let template = processes::Template::new(session);
-    Arc::new(move |role| match role {
-        Role::Worker => template.command("--worker"),
-        Role::Keeper => template.command("--keep"),
-        Role::Check => forced(template.command("--check"), force),
-        Role::Helper => template.command("--helper"),
+    Arc::new(move |role| {
+        let mut command = match role {
+            Role::Worker => template.command("--worker"),
+            Role::Keeper => template.command("--keep"),
+            Role::Check => forced(template.command("--check"), force),
+            Role::Helper => template.command("--helper"),
+        };
+        // `daemon --takeover` reads what the new keeper says until that ends: no process that lives
+        // longer may hold its pipe.
+        command.stdout(Stdio::null());
+        command
     })
 }
 

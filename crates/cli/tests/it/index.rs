@@ -207,7 +207,7 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
 /// An index starts an image by the word of a key that the node's policy trusts for the image's
 /// name, and by no other.
 #[test]
-fn an_index_counts_by_the_word_of_a_trusted_key() {
+fn an_index_is_used_only_if_a_trusted_key_states_it() {
     if !able("fuse") || !require(Feature::Program("openssl")) {
         return;
     }

@@ -107,7 +107,7 @@ impl<'a> CiTable<'a> {
         self.decode_v2(entry).map_err(|problem| format!("entry {number}: {problem}"))
     }
 
-    /// Where a chunk of a layer that nobody converted is: its own stored bytes, and the first of
+    /// Where a chunk of an unconverted layer is: its own stored bytes, and the first of
     /// its decoded ones in the unpacked layer.
     pub(super) fn own_place(&self, number: u32) -> Result<(CiEntry, u64), String> {
         let at = number as usize * CI_V2_ENTRY_SIZE as usize;

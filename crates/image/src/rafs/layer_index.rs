@@ -118,7 +118,7 @@ fn without_chunks(layer: Digest, stored_size: u64, skeleton: &[u8]) -> WrittenIn
     let bytes = out.into_bytes();
     let (digest, size) = (Algorithm::Sha256.digest(&bytes), bytes.len() as u64);
     let tables = Algorithm::Sha256.digest(&[]);
-    let tail = TailInfo::without_chunks(IndexBlob { digest, size });
+    let tail = TailInfo::without_table(0, 0, Some(IndexBlob { digest, size }));
     WrittenIndex { bytes, tables, record: BlobRecord { blob: empty(layer, stored_size), tail } }
 }
 
@@ -170,14 +170,14 @@ fn ci_table(chunks: &[Chunk], pieces: &[Piece]) -> Result<Vec<u8>, FormatError> 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
         BlobIndex, Decoded, Metadata, Stored, Tree,
         rafs::{BootstrapOptions, ci_table_of, layout, place, write_bootstrap},
     };
 
-    fn chunk(number: u32, stored: u64, decoded: u64) -> Chunk {
+    pub(in crate::rafs) fn chunk(number: u32, stored: u64, decoded: u64) -> Chunk {
         Chunk {
             number,
             digest: Algorithm::Blake3.digest(&number.to_le_bytes()),

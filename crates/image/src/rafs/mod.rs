@@ -80,18 +80,18 @@ pub struct IndexBlob {
 }
 
 impl TailInfo {
-    /// That of an index whose layer has no chunks.
-    const fn without_chunks(index: IndexBlob) -> Self {
+    /// That of a blob without a chunk table.
+    const fn without_table(features: u32, chunk_count: u32, index: Option<IndexBlob>) -> Self {
         TailInfo {
-            features: 0,
-            chunk_count: 0,
+            features,
+            chunk_count,
             ci_offset: 0,
             ci_stored_size: 0,
             ci_size: 0,
             ci_codec: Codec::None,
             toc_size: 0,
             toc_digest: None,
-            index: Some(index),
+            index,
         }
     }
 

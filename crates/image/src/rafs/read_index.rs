@@ -11,7 +11,7 @@ use crate::{
     Algorithm, Blob, Chunk, Codec, Digest, FormatError, Stored, offset::round_up_to_block,
 };
 
-/// An index of a layer that nobody converted, and what it takes to put that layer together again.
+/// An index of an unconverted layer, and what it takes to put that layer together again.
 #[derive(Clone, Debug)]
 pub struct ReadIndex {
     /// What a bootstrap says about the layer, with chunks that are in no unit yet.
@@ -36,7 +36,7 @@ impl ReadIndex {
         let skeleton = sections.skeleton.map(<[u8]>::to_vec);
         let blob = layer_index::empty(layer, stored_size);
         let Some(header) = sections.header else {
-            let record = BlobRecord { blob, tail: TailInfo::without_chunks(index) };
+            let record = BlobRecord { blob, tail: TailInfo::without_table(0, 0, Some(index)) };
             return Ok(ReadIndex { record, starts: Vec::new(), skeleton });
         };
         let codec = Codec::from_number(header.compressor.get());
@@ -105,25 +105,12 @@ fn chunks(table: &CiTable<'_>, digests: &[[u8; 32]]) -> Result<(Vec<Chunk>, Vec<
 mod tests {
     use super::*;
     use crate::{
-        Decoded,
         points::NewPoint,
-        rafs::{LayerIndex, Piece, WrittenIndex},
+        rafs::{LayerIndex, Piece, WrittenIndex, layer_index::tests::chunk},
     };
 
     fn layer() -> Digest {
         Algorithm::Sha256.digest(b"layer")
-    }
-
-    fn chunk(number: u32, stored: u64, decoded: u64) -> Chunk {
-        Chunk {
-            number,
-            digest: Algorithm::Blake3.digest(&number.to_le_bytes()),
-            stored: Stored(stored),
-            stored_size: 50,
-            decoded: Decoded(decoded),
-            decoded_size: 100,
-            part: None,
-        }
     }
 
     fn written(chunks: Vec<Chunk>, pieces: Vec<Piece>) -> WrittenIndex {

@@ -102,7 +102,7 @@ impl<'a> Search<'a> {
             self.take(&place, answer);
         }
         for failure in &self.failures {
-            tracing::debug!(failure, "whether somebody vouches for an index is not known");
+            tracing::debug!(failure, "the statements about an index are not known");
         }
         self.evidence
     }

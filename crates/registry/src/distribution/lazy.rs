@@ -120,7 +120,7 @@ async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manife
     indexes(repository, subject, 1).await.pop()
 }
 
-/// Indexes of `subject` that its repository has, whoever put them there.
+/// Indexes of `subject` that its repository has, trusted or not.
 pub async fn indexes_of(repository: &dyn Repository, subject: &Manifest) -> Vec<Manifest> {
     indexes(repository, subject, LOOKED_AT).await
 }

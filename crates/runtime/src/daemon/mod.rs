@@ -9,7 +9,7 @@
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
 //!   images/       see [`crate::image`]
-//!   indexes/      what is known of layers that nobody converted
+//!   indexes/      what is known of unconverted layers
 //!   mounts/       what is mounted where
 //!   filesystems/  EROFS file systems that live, mounted or not
 //!   traces/       what starts of images read
@@ -214,6 +214,7 @@ impl Worker {
         std::mem::forget(node.clone());
         let adoption = node.adopt(descriptors, gap).await?;
         node.find_default().await;
+        let wrong = node.refuse_wrong().await;
         node.answer(adoption, left).await?;
         node.cache.start_evicting();
         for image in node.images.all().await {
@@ -223,7 +224,7 @@ impl Worker {
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
-        tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node)));
+        tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node), wrong));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).at(&path)?;

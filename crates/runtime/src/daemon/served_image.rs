@@ -234,7 +234,7 @@ impl ServedImage {
         })
     }
 
-    /// The digest of the index by which it has this layer, if nobody converted that.
+    /// The digest of the index by which it has this layer, if that is unconverted.
     pub(super) fn index_of(&self, layer: &Digest) -> Option<Digest> {
         let bootstrap = &self.stored.bootstrap;
         let mut blobs = bootstrap.blobs().iter().zip(bootstrap.tails());

@@ -137,7 +137,7 @@ impl Snapshotter {
         let (name, parent) = (target.to_owned(), wanted.parent.clone());
         let noted = self.local(move |local| match local.create(new) {
             Ok(_) => Ok(()),
-            // Its content is what its name says, whoever made it.
+            // Its content is what its name says, also if containerd made it.
             Err(SnapshotError::AlreadyExists(_)) => {
                 let there = local.store.get(&name)?;
                 let is_it = there.proven && there.parent == parent;

@@ -93,7 +93,7 @@ impl Store {
             let number = self.next_number(transaction)?;
             let New { name, parent, kind, labels, image } = new;
             let now = SystemTime::now();
-            // A layer of an ordinary image is noted by nobody but us, who know what it holds.
+            // Only Lazuli notes a layer of an ordinary image, after it has looked what that holds.
             let proven = image.as_ref().is_some_and(|image| image.layers.is_some());
             let snapshot = Snapshot {
                 number,

@@ -99,7 +99,8 @@ impl Rig {
         self.lazuli.ok([&setup, more].concat());
     }
 
-    fn open(
+    /// Both.
+    pub(super) fn open(
         containerd: Containerd,
         image: &str,
         top: impl FnOnce(&Lazuli) -> String,

@@ -376,7 +376,10 @@ fn the_old_daemon_goes_on_when_its_successor_dies() {
         let before = node.pids();
         let bytes = node.read_while(1 << 20, |node| {
             let stuck = Stuck::new(node);
-            kill(process(node, "--succeed"));
+            let [successor, worker] = ["--succeed", "--worker"].map(|flag| process(node, flag));
+            kill(successor);
+            // Once it serves, it goes on without its keeper.
+            until("the new worker gives up", || is_gone(worker));
             stuck.go_on();
             assert!(!stuck.ended());
         });

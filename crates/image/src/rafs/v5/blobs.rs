@@ -135,16 +135,6 @@ fn record(
         decoded_size: decoded,
         chunks: chunks.into(),
     };
-    let tail = TailInfo {
-        features: features::ALIGNED,
-        chunk_count,
-        ci_offset: 0,
-        ci_stored_size: 0,
-        ci_size: 0,
-        ci_codec: Codec::None,
-        toc_size: 0,
-        toc_digest: None,
-        index: None,
-    };
+    let tail = TailInfo::without_table(features::ALIGNED, chunk_count, None);
     Ok(BlobRecord { blob, tail })
 }

@@ -23,6 +23,7 @@ use super::{
         store::{Found, Store, TICK, Times},
     },
     CachedBlob,
+    guard::Hold,
 };
 use crate::{
     error::ReadError,
@@ -226,12 +227,18 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Has every further read fail: the content is not what it was said to be. It is lost.
-    pub(crate) fn condemn(&self) -> io::Result<()> {
-        let mut cut_off = write(&self.file.cut_off);
-        *cut_off = true;
+    /// Has every further read fail: the content is not what it was said to be. Blocks.
+    pub(crate) fn refuse(&self) -> io::Result<()> {
+        *write(&self.file.cut_off) = true;
         self.residency.keep_only(&[]);
-        self.guarded.is_incomplete();
+        self.rearm(Hold::UntilReleased)
+    }
+
+    /// The same, and the content goes from the disk. Blocks, and with fanotify until the session
+    /// has answered.
+    pub(crate) fn condemn(&self) -> io::Result<()> {
+        // Before the file is cut: a loop device reads zeros behind the end of its file.
+        self.refuse()?;
         self.file.store.remove_durable()?;
         self.file.store.data().set_len(0)
     }

@@ -1,4 +1,4 @@
-//! Has the layers of an image pulled that nobody has indexed.
+//! Has the layers of an image pulled that have no index.
 
 use std::{
     sync::Arc,
@@ -67,7 +67,7 @@ impl Node {
     pub(super) async fn pulled(&self, layer: &Descriptor, may_pull: bool) -> bool {
         let pull = self.ordinaries.pulls.find(&layer.digest).filter(|_| may_pull);
         let Some(outcome) = pull else { return false };
-        // It is begun by the task that pulls; whoever comes first waits for it.
+        // The task that pulls begins it; the first caller waits for it.
         while !outcome.initialized() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

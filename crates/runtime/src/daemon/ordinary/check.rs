@@ -1,10 +1,11 @@
 //! Layers that arrived in pieces are put together again when they are complete.
 //!
 //! Then it is known, without any network, whether the layer's tar has the digest that was stated,
-//! so whether skeleton, windows and digests of chunks led to the layer's own files. If not, whoever
-//! stated that is wrong, or lies: what is mounted gets errors, and nothing more starts from it.
+//! so whether skeleton, windows and digests of chunks led to the layer's own files. If not, the
+//! statement is wrong: readers of what is mounted get errors, and nothing more starts from it.
 
 use std::{
+    collections::HashSet,
     os::unix::fs::FileExt as _,
     sync::{Arc, Weak},
     time::Duration,
@@ -19,29 +20,42 @@ use crate::{
     daemon::{node::Node, served_image::ServedImage},
 };
 
-/// How often it is looked whether a layer is complete.
-const LOOK: Duration = Duration::from_secs(2);
+/// The pause between two looks at which layers are complete.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Checks layers as they become complete, for as long as the node serves.
-pub(in crate::daemon) async fn keep_checking(node: Weak<Node>) {
+/// `wrong` are indexes whose layers are served no more since this worker began.
+pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest>) {
+    for index in wrong {
+        let Some(node) = node.upgrade() else { return };
+        node.condemn(&index).await;
+    }
+    // Indexes about which nothing is left to find out.
+    let mut done = HashSet::new();
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(PAUSE).await;
         let Some(node) = node.upgrade() else { return };
         for image in node.images.all().await {
             for blob in image.blobs() {
-                let store = node.ordinaries.store.clone();
-                let record = store.layer(&blob.id());
-                let record = record.filter(|record| !record.is_proven && blob.is_complete());
-                let Some(record) = record else { continue };
-                if image.index_of(&blob.id()) != Some(record.index) || store.is_wrong(&record.index)
-                {
+                let Some(index) = image.index_of(&blob.id()) else { continue };
+                if done.contains(&index) || !blob.is_complete() {
                     continue;
                 }
-                let (blob, checked) = (blob.clone(), record);
-                let check = move || check(&store, &blob, checked);
+                let store = node.ordinaries.store.clone();
+                let Some(record) = store.layer(&blob.id()) else { continue };
+                if record.is_proven || record.index != index {
+                    continue;
+                }
+                let blob = blob.clone();
+                let check = move || check(&store, &blob, record);
                 match tokio::task::spawn_blocking(check).await {
-                    Ok(Some(false)) => node.condemn(&record.index).await,
-                    Ok(_) => {}
+                    Ok(Some(is_right)) => {
+                        done.insert(index);
+                        if !is_right {
+                            node.condemn(&index).await;
+                        }
+                    }
+                    Ok(None) => {}
                     Err(error) => tracing::error!(%error, "a layer is not checked"),
                 }
             }
@@ -79,6 +93,27 @@ fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<b
 }
 
 impl Node {
+    /// Has reads of adopted images fail that indexes lead to which an earlier worker found wrong,
+    /// and returns these indexes. To be called before any reader is answered.
+    pub(in crate::daemon) async fn refuse_wrong(&self) -> Vec<Digest> {
+        let mut wrong = Vec::new();
+        for image in self.images.all().await {
+            for blob in image.blobs() {
+                let index = image.index_of(&blob.id());
+                let is_wrong = |index: &Digest| self.ordinaries.store.is_wrong(index);
+                let Some(index) = index.filter(is_wrong) else { continue };
+                wrong.push(index);
+                let (layer, blob) = (blob.id(), blob.clone());
+                match tokio::task::spawn_blocking(move || blob.refuse()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::error!(%layer, %error, "cannot be cut off"),
+                    Err(error) => tracing::error!(%layer, %error, "cannot be cut off"),
+                }
+            }
+        }
+        wrong
+    }
+
     /// Has reads of everything fail that this index leads to.
     async fn condemn(&self, index: &Digest) {
         for (mountpoint, image) in self.mounts.served().await {

@@ -173,7 +173,7 @@ impl Node {
         let store = &self.ordinaries.store;
         let record = store.layer(&layer.digest).filter(|record| record.is_proven);
         if let Some(LayerRecord { diff_id: proven, index, .. }) = record {
-            // Whoever claims something else of it does not get it.
+            // An image that claims something else of it does not get it.
             let bytes = store.index(&index).filter(|_| proven == *diff_id)?;
             return Some(known(bytes));
         }

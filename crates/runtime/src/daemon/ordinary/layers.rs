@@ -13,7 +13,7 @@ use crate::{
 impl Images {
     /// How many layers of an ordinary image have the chain id `layer` together, if they can be
     /// shown without being unpacked; `None` if containerd has to unpack it. With `may_pull`, the
-    /// node fetches layers whole that nobody has indexed.
+    /// node fetches layers whole that have no index.
     pub async fn ordinary_layer(
         &self,
         request: &MountRequest,
@@ -59,7 +59,7 @@ impl Images {
                 return Ok(None);
             }
         }
-        // Whoever may not read a layer does not get what the node has of it.
+        // A client that may not read a layer does not get what the node has of it.
         let own = &image.manifest.parsed.layers[at];
         if !repository.has_blob(&own.digest).await? {
             return Ok(None);

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! layers ─┬─ store      what is known of layers and images
-//!         ├─ begin ─ pull    layers that nobody has indexed
+//!         ├─ begin ─ pull    layers without an index
 //!         ├─ publish    for other nodes
 //!         └─ prefix     what containerd has mounted
 //! check                 layers that have become complete

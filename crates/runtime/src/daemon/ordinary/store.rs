@@ -1,4 +1,4 @@
-//! What this node knows of layers that nobody converted.
+//! What this node knows of unconverted layers.
 //!
 //! ```text
 //! ROOT/indexes/
@@ -145,7 +145,7 @@ impl IndexStore {
         self.path(WRONG, index).exists()
     }
 
-    /// Notes that an index is wrong: it is used no more, whoever vouches for it.
+    /// Notes that an index is wrong: it is used no more, whatever key states it.
     pub(super) fn note_wrong(&self, index: &Digest) -> io::Result<()> {
         self.write(WRONG, index, b"")
     }

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
+    time::Duration,
 };
 
 use lazuli_image::Digest;
@@ -11,7 +12,7 @@ use lazuli_testkit::{
     kernel::{Feature, require},
     oci::{Compression, Layer},
     odd,
-    registry::{FakeRegistry, Logged},
+    registry::{FakeRegistry, Fault, Logged},
     tarball::{self, Entry},
 };
 use serde_json::{Value, json};
@@ -32,6 +33,7 @@ on_both!(
     the_first_node_pulls_whole_and_the_second_starts_lazily,
     a_pulled_image_starts_without_its_registry,
     a_layer_that_cannot_be_pulled_is_left_to_containerd,
+    a_registry_that_hangs_holds_up_no_pull_of_another,
     a_stated_layer_that_turns_out_wrong_is_not_served,
     a_stated_layer_that_turns_out_wrong_is_not_served_from_loop_devices,
 );
@@ -353,6 +355,40 @@ fn a_layer_that_cannot_be_pulled_is_left_to_containerd(containerd: Containerd) {
 
 /// A trusted key states of a layer that its tar is another image's: its word counts until all of
 /// the layer is here.
+/// Two tenants' images have layers in common, above one of their own: containerd asks for the same
+/// chain of layers once at a time.
+fn a_registry_that_hangs_holds_up_no_pull_of_another(containerd: Containerd) {
+    let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
+    let Scene { rig, registry, .. } = &scene;
+    let hanging = FakeRegistry::start().unwrap();
+    rig.plain_http(&hanging.host());
+    let [base, big, me] = layers();
+    let first = push(&hanging, "app", &[me, base.clone(), big.clone()]);
+    let layers = [who("you"), base, big];
+    let second = push(registry, "app", &layers);
+    for layer in &layers[1..] {
+        let digest = lazuli_image::Algorithm::Sha256.digest(&layer.stored().unwrap()).to_string();
+        hanging.fault("GET", &digest, usize::MAX, Fault::Drip(Duration::from_millis(100)));
+    }
+    let (pulled, had_ended) = std::thread::scope(|scope| {
+        let pull = scope.spawn(|| rig.pull(&first));
+        let both = || layers[1..].iter().all(|layer| fetched(&hanging, layer) > 0);
+        let is_asked = std::panic::catch_unwind(|| wait("requests for what both have", both));
+        let pulled = is_asked.map(|()| rig.pull(&second));
+        let had_ended = pull.is_finished();
+        hanging.go_away();
+        // It fails, or has its layers from the other one by now.
+        let _ = pull.join();
+        (pulled, had_ended)
+    });
+    pulled.unwrap().unwrap();
+    assert!(!had_ended, "the registry does not hang");
+    assert_eq!(scene.run(&second, &WHO), "you\n");
+    for layer in &layers {
+        assert_eq!(scene.fetched(layer), layer.stored().unwrap().len() as u64);
+    }
+}
+
 fn a_stated_layer_that_turns_out_wrong_is_not_served(containerd: Containerd) {
     wrongly_stated(containerd, "fanotify");
 }

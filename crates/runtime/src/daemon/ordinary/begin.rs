@@ -1,15 +1,15 @@
 //! Has the layers of an image pulled that have no index.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use lazuli_image::{Digest, oci::Descriptor};
 use lazuli_policy::SignedIndex;
 use lazuli_registry::Repository;
 
-use super::{pull::Pull, state::Ordinary};
+use super::{
+    pull::{Pull, PullError},
+    state::Ordinary,
+};
 use crate::daemon::{logins::Lent, node::Node};
 
 impl Node {
@@ -35,44 +35,36 @@ impl Node {
             if is_proven || is_stated || !is_readable(layer) {
                 continue;
             }
-            let (outcome, is_new) = self.ordinaries.pulls.join(layer.digest);
-            if !is_new {
-                continue;
-            }
+            let place = place_of(&**repository);
+            let Some(ended) = self.ordinaries.pulls.begin(&place, layer.digest) else { continue };
             let (layer, diff_id) = (layer.clone(), *diff_id);
             let pull = Pull {
                 repository: repository.clone(),
                 cache: self.cache.clone(),
                 store: store.clone(),
             };
-            let (turns, login) = (self.ordinaries.pulls.turns.clone(), login.clone());
+            let (pulls, login) = (self.ordinaries.pulls.clone(), login.clone());
             tokio::spawn(async move {
-                let begin = async {
-                    let _login = login;
-                    let _turn = turns.acquire_owned().await;
-                    let pulled = pull.layer(&layer, diff_id).await;
-                    match &pulled {
-                        Ok(()) => tracing::info!(layer = %layer.digest, "pulled and indexed"),
-                        Err(error) => tracing::info!(layer = %layer.digest, %error,
-                            "left to containerd"),
-                    }
-                    pulled.map_err(|_| Instant::now())
+                let _login = login;
+                let pulled = match pulls.turn(&place).await {
+                    Some(_turn) => pull.layer(&layer, diff_id).await,
+                    None => Err(PullError::Busy),
                 };
-                outcome.get_or_init(|| begin).await;
+                match &pulled {
+                    Ok(()) => tracing::info!(layer = %layer.digest, "pulled and indexed"),
+                    Err(error) => {
+                        tracing::info!(layer = %layer.digest, %error, "left to containerd");
+                    }
+                }
+                ended.send_replace(Some(pulled.map_err(|_| Instant::now())));
             });
         }
     }
+}
 
-    /// Waits until a layer is pulled; false if it is not going to be.
-    pub(super) async fn pulled(&self, layer: &Descriptor, may_pull: bool) -> bool {
-        let pull = self.ordinaries.pulls.find(&layer.digest).filter(|_| may_pull);
-        let Some(outcome) = pull else { return false };
-        // The task that pulls begins it; the first caller waits for it.
-        while !outcome.initialized() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        outcome.get().is_some_and(Result::is_ok)
-    }
+/// What a repository is called where pulls are shared and turns are taken.
+pub(super) fn place_of(repository: &dyn Repository) -> String {
+    repository.repository_name().unwrap_or_else(|| repository.describe())
 }
 
 /// Whether a layer may be one that can be read in places; its first bytes tell.

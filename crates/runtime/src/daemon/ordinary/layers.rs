@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lazuli_image::{Digest, oci::chain_ids};
 use lazuli_registry::{IndexTrust, Login, Manifest};
 
+use super::begin::place_of;
 use crate::{
     daemon::{DaemonError, api::MountRequest, images::Images},
     image::removed,
@@ -52,8 +53,11 @@ impl Images {
                 known.await.is_some()
             };
             // A pull may end in between.
-            let is_shown =
-                is_known().await || self.0.pulled(layer, may_pull).await || is_known().await;
+            let pulled = async || {
+                let pulls = &self.0.ordinaries.pulls;
+                may_pull && pulls.pulled(&place_of(&*repository), layer.digest).await
+            };
+            let is_shown = is_known().await || pulled().await || is_known().await;
             if !is_shown {
                 tracing::debug!(layer = %layer.digest, "containerd unpacks it");
                 return Ok(None);

@@ -54,6 +54,8 @@ pub(super) enum PullError {
     NoRoom,
     #[error("its index cannot be kept: {0}")]
     Store(io::Error),
+    #[error("layers of other repositories take all turns")]
+    Busy,
     #[error("the worker is ending")]
     Ended,
 }

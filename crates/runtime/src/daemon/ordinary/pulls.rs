@@ -1,55 +1,160 @@
 //! Layers that are being pulled.
+//!
+//! A pull is joined by images of the same repository alone, and each repository has turns of its
+//! own: a registry that hangs or trickles delays no other one's images by more than [`TURN_LIMIT`].
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
 use lazuli_image::Digest;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::timeout,
+};
 
 use crate::sync::lock;
 
-/// Layers that are pulled at the same time: each takes a processor.
-const LAYERS: usize = 3;
+/// Layers of one repository that are pulled at the same time: each takes a processor.
+const OF_REPOSITORY: usize = 3;
+
+/// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers.
+const OF_NODE: usize = 8;
+
+/// How long a layer waits while other repositories have all turns. Then containerd pulls it.
+const TURN_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a layer that could not be pulled is left to containerd.
 const GIVEN_UP: Duration = Duration::from_secs(600);
 
-/// How the pull of a layer ended, once it has.
-pub(super) type Outcome = OnceCell<Result<(), Instant>>;
+/// How the pull of a layer ended, or when it failed.
+pub(super) type Outcome = Result<(), Instant>;
+
+/// The pull of a layer: nothing until it has ended.
+pub(super) type Running = watch::Receiver<Option<Outcome>>;
+
+/// A layer in a repository, `registry/name`.
+type Key = (String, Digest);
 
 /// Layers that are being pulled, or were not long ago.
 #[derive(Debug)]
 pub(super) struct Pulls {
-    layers: Mutex<HashMap<Digest, Arc<Outcome>>>,
-    /// Held while a layer is pulled.
-    pub(super) turns: Arc<Semaphore>,
+    layers: Mutex<HashMap<Key, Running>>,
+    repositories: Mutex<HashMap<String, Weak<Semaphore>>>,
+    node: Arc<Semaphore>,
 }
+
+/// Held while a layer is pulled.
+pub(super) type Turn = [OwnedSemaphorePermit; 2];
 
 impl Default for Pulls {
     fn default() -> Self {
-        Pulls { layers: Mutex::default(), turns: Arc::new(Semaphore::new(LAYERS)) }
+        let (layers, repositories) = Default::default();
+        Pulls { layers, repositories, node: Arc::new(Semaphore::new(OF_NODE)) }
     }
 }
 
 impl Pulls {
-    /// The pull of a layer, and whether the caller has to begin it.
-    pub(super) fn join(&self, layer: Digest) -> (Arc<Outcome>, bool) {
+    /// Where to say how the pull of a layer ends, if the caller has to begin it.
+    pub(super) fn begin(
+        &self,
+        repository: &str,
+        layer: Digest,
+    ) -> Option<watch::Sender<Option<Outcome>>> {
         let mut layers = lock(&self.layers);
-        layers.retain(|_, outcome| match outcome.get() {
-            None => true,
+        layers.retain(|_, pull| match *pull.borrow() {
+            // A pull that panicked says nothing any more.
+            None => pull.has_changed().is_ok(),
             Some(Ok(())) => false,
             Some(Err(when)) => when.elapsed() < GIVEN_UP,
         });
-        let is_new = !layers.contains_key(&layer);
-        (layers.entry(layer).or_default().clone(), is_new)
+        let key = (repository.to_owned(), layer);
+        if layers.contains_key(&key) {
+            return None;
+        }
+        let (sender, running) = watch::channel(None);
+        layers.insert(key, running);
+        Some(sender)
     }
 
-    /// The pull of a layer, if there is one.
-    pub(super) fn find(&self, layer: &Digest) -> Option<Arc<Outcome>> {
-        let layers = lock(&self.layers);
-        layers.get(layer).cloned()
+    /// Waits until a layer is pulled; false if it is not going to be.
+    pub(super) async fn pulled(&self, repository: &str, layer: Digest) -> bool {
+        let running = lock(&self.layers).get(&(repository.to_owned(), layer)).cloned();
+        let Some(mut running) = running else { return false };
+        let outcome = running.wait_for(Option::is_some).await;
+        outcome.is_ok_and(|outcome| matches!(*outcome, Some(Ok(()))))
+    }
+
+    /// Waits for a turn to pull from a repository; `None` if others have all of them for too long.
+    pub(super) async fn turn(&self, repository: &str) -> Option<Turn> {
+        let own = self.turns_of(repository).acquire_owned().await.ok()?;
+        let node = timeout(TURN_LIMIT, self.node.clone().acquire_owned()).await.ok()?.ok()?;
+        Some([own, node])
+    }
+
+    fn turns_of(&self, repository: &str) -> Arc<Semaphore> {
+        let mut repositories = lock(&self.repositories);
+        repositories.retain(|_, turns| turns.strong_count() > 0);
+        if let Some(turns) = repositories.get(repository).and_then(Weak::upgrade) {
+            return turns;
+        }
+        let turns = Arc::new(Semaphore::new(OF_REPOSITORY));
+        repositories.insert(repository.to_owned(), Arc::downgrade(&turns));
+        turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::Algorithm;
+
+    use super::*;
+
+    fn layer() -> Digest {
+        Algorithm::Sha256.digest(b"layer")
+    }
+
+    #[tokio::test]
+    async fn images_of_a_repository_share_a_pull_and_others_do_not() {
+        let pulls = Pulls::default();
+        let sender = pulls.begin("r.example/a", layer()).unwrap();
+        assert!(pulls.begin("r.example/a", layer()).is_none());
+        let other = pulls.begin("r.example/b", layer()).unwrap();
+        sender.send_replace(Some(Ok(())));
+        other.send_replace(Some(Err(Instant::now())));
+        assert!(pulls.pulled("r.example/a", layer()).await);
+        assert!(!pulls.pulled("r.example/b", layer()).await);
+        assert!(!pulls.pulled("r.example/c", layer()).await);
+        // What failed is left alone for a while, what is here may be pulled again once it is gone.
+        assert!(pulls.begin("r.example/b", layer()).is_none());
+        assert!(pulls.begin("r.example/a", layer()).is_some());
+    }
+
+    #[tokio::test]
+    async fn waiters_of_a_pull_that_panics_go_on() {
+        let pulls = Pulls::default();
+        drop(pulls.begin("r.example/a", layer()).unwrap());
+        assert!(!pulls.pulled("r.example/a", layer()).await);
+        assert!(pulls.begin("r.example/a", layer()).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repository_that_hangs_leaves_turns_to_others() {
+        let pulls = Pulls::default();
+        let mut held = Vec::new();
+        for repository in ["a", "b"] {
+            for _ in 0..OF_REPOSITORY {
+                held.push(pulls.turn(repository).await.unwrap());
+            }
+        }
+        let waits = timeout(TURN_LIMIT * 100, pulls.turn("a")).await;
+        assert!(waits.is_err(), "it waits for its own turns");
+        held.push(pulls.turn("c").await.unwrap());
+        held.push(pulls.turn("c").await.unwrap());
+        assert!(pulls.turn("d").await.is_none(), "the node has none left");
+        held.pop();
+        assert!(pulls.turn("d").await.is_some());
     }
 }

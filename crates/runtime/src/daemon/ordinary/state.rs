@@ -34,14 +34,14 @@ pub struct IndexSettings {
 pub(in crate::daemon) struct Ordinaries {
     pub(super) store: Arc<IndexStore>,
     recent: Mutex<VecDeque<Arc<Ordinary>>>,
-    pub(super) pulls: Pulls,
+    pub(super) pulls: Arc<Pulls>,
     pub(super) settings: IndexSettings,
 }
 
 impl Ordinaries {
     pub(in crate::daemon) fn open(root: PathBuf, settings: IndexSettings) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root)?);
-        Ok(Ordinaries { store, recent: Mutex::default(), pulls: Pulls::default(), settings })
+        Ok(Ordinaries { store, recent: Mutex::default(), pulls: Arc::default(), settings })
     }
 
     /// The image with this manifest, as `asked` for, if it is remembered.

@@ -4,8 +4,10 @@
 use lazuli_image::{Algorithm, BlobIndex, ChunkRef, rafs::Bootstrap};
 
 use crate::{
-    Dictionary, KnownBlob, Layer, LayerRecord, LayerSource, Options, entry::EntryKind,
-    error::BuildError, source,
+    Dictionary, KnownBlob, Layer, LayerRecord, LayerSource, Options,
+    entry::EntryKind,
+    error::BuildError,
+    source::image::{self, TreeOf},
 };
 
 /// An image that layers are put on.
@@ -43,7 +45,7 @@ impl Base {
 
 /// All files of an image, and their chunks.
 fn record<B: AsRef<[u8]>>(name: &str, image: &Bootstrap<B>) -> Result<LayerRecord, BuildError> {
-    let entries = source::image::entries(&image.tree()?, false, |blob| blob);
+    let entries = image::entries(&image.tree()?, TreeOf::Image, |blob| blob);
     let mut entries =
         entries.map_err(|problem| BuildError::Layer { layer: name.to_owned(), problem })?;
     let mut chunks = Vec::new();

@@ -8,7 +8,11 @@ use lazuli_image::{
 };
 
 use crate::{
-    build::check_blobs, error::BuildError, overlay::Overlay, pack::for_each_chunk, source::image,
+    build::check_blobs,
+    error::BuildError,
+    overlay::Overlay,
+    pack::for_each_chunk,
+    source::image::{self, TreeOf},
 };
 
 /// One of the images.
@@ -18,9 +22,9 @@ pub struct Part<'a, B> {
     pub name: String,
     /// Its metadata.
     pub image: &'a Bootstrap<B>,
-    /// Whether it is that of a single layer, which [`crate::build_layer`] or upstream's builder
-    /// made: then names may be whiteouts.
-    pub is_layer: bool,
+    /// What the metadata are of: a single layer was made by [`crate::build_layer`] or upstream's
+    /// builder.
+    pub of: TreeOf,
 }
 
 /// What [`combine`] makes.
@@ -55,7 +59,7 @@ pub fn combine<B: AsRef<[u8]>>(parts: &[Part<'_, B>]) -> Result<Combined, BuildE
         let tree = part.image.tree()?;
         // The reader has checked that references are to blobs of the image.
         let place = |blob: BlobIndex| numbers[usize::from(blob.0)];
-        let entries = image::entries(&tree, part.is_layer, place)
+        let entries = image::entries(&tree, part.of, place)
             .map_err(|problem| BuildError::Layer { layer: part.name.clone(), problem })?;
         overlay.apply(&part.name, entries)?;
     }

@@ -59,4 +59,4 @@ pub use options::Options;
 pub use read_layer::ReadLayer;
 pub use record::LayerRecord;
 pub use report::{Progress, Report};
-pub use source::{Layer, LayerSource};
+pub use source::{Layer, LayerSource, image::TreeOf};

@@ -24,7 +24,7 @@ use crate::{
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
     report::Progress,
-    source::{self, ReadError},
+    source::{self, ReadError, dir::Role},
     spool::{Grown, Spool},
     unit::UnitEncoder,
 };
@@ -134,9 +134,11 @@ impl Shared<'_> {
             let entries = match source {
                 LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
                 LayerSource::Directory(root) => {
-                    source::dir::read(&root, false, &mut cutter, &on_read)
+                    source::dir::read(&root, Role::Tree, &mut cutter, &on_read)
                 }
-                LayerSource::Upper(root) => source::dir::read(&root, true, &mut cutter, &on_read),
+                LayerSource::Upper(root) => {
+                    source::dir::read(&root, Role::Upper, &mut cutter, &on_read)
+                }
                 LayerSource::Known(record) => self.known(index, *record),
             };
             let flushed =

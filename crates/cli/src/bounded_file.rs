@@ -2,7 +2,9 @@
 
 use std::{fs, io, path::Path};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+
+use crate::path_context::PathContext as _;
 
 /// Biggest file that is read, in bytes.
 const LIMIT: u64 = 4 << 20;
@@ -12,10 +14,10 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>> {
     let size = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        Err(error) => return Err(error).cannot("read", &path),
     };
     if size > LIMIT {
         bail!("{} has {size} bytes, expected at most {LIMIT}", path.display());
     }
-    fs::read_to_string(path).map(Some).with_context(|| format!("cannot read {}", path.display()))
+    fs::read_to_string(path).map(Some).cannot("read", &path)
 }

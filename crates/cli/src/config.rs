@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use lazuli_mirror::LazyNames;
 use lazuli_registry::{
-    Dragonfly, Hosts, ImageName, IndexTrust, Mirrors, Options, TrustedReferrers,
+    Dragonfly, Hosts, ImageName, IndexTrust, Mirrors, Options, PeerCredentials, TrustedReferrers,
     hosts::DEFAULT_DIRECTORIES,
 };
 use lazuli_runtime::{
@@ -20,6 +20,8 @@ use lazuli_runtime::{
     prefetch,
 };
 use serde::Deserialize;
+
+use crate::path_context::PathContext as _;
 
 /// Where the configuration is unless `--config` says otherwise.
 pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
@@ -354,7 +356,11 @@ impl PeerToPeer {
     fn open(&self) -> Result<Dragonfly> {
         let PeerToPeer { engine: Engine::Dragonfly, proxy, health, socket, links, credentials } =
             self;
-        let daemon = Dragonfly::new(proxy, health.as_deref(), *credentials);
+        let credentials = match credentials {
+            true => PeerCredentials::Shown,
+            false => PeerCredentials::Withheld,
+        };
+        let daemon = Dragonfly::new(proxy, health.as_deref(), credentials);
         let daemon = daemon.context("p2p.proxy or p2p.health")?;
         Ok(match (socket, links) {
             (None, None) => daemon,
@@ -450,7 +456,7 @@ impl Config {
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
                 Ok(Self::default())
             }
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
+            Err(error) => Err(error).cannot("read", &file),
         }
     }
 }

@@ -8,11 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use lazuli_image::Algorithm;
 
-use crate::bounded_file;
+use crate::{bounded_file, path_context::PathContext as _};
 
 /// containerd reads imports in the order of their names, and the last table of a proxy plugin
 /// counts: after `lazuli.toml`, which the package brings.
@@ -71,7 +71,7 @@ pub(crate) fn write(directory: &Path, choice: Choice<'_>) -> Result<Written> {
         ),
         _ => {}
     }
-    replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+    replace(&path, &text).cannot("write", &path)?;
     Ok(Written::New(path))
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn remove(directory: &Path) -> Result<Option<PathBuf>> {
         }
         Some(_) => {}
     }
-    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    std::fs::remove_file(&path).cannot("remove", &path)?;
     Ok(Some(path))
 }
 

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lazuli_runtime::daemon::{Client, ClientError, Request, Response, Status};
 
-use crate::{Session, exit};
+use crate::{Session, exit, path_context::PathContext as _};
 
 /// A daemon that finds its mounts again reads all of their metadata first; seconds on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -79,15 +79,10 @@ fn has_mounts(root: &Path) -> bool {
 /// Starts the daemon.
 fn start(session: &Session) -> Result<Child> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&session.root);
-    created
-        .with_context(|| format!("cannot create the state directory {}", session.root.display()))?;
+    created.cannot("create the state directory", &session.root)?;
     let log = log_path(session);
-    let output = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&log)
-        .with_context(|| format!("cannot open {}", log.display()))?;
+    let output =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(&log).cannot("open", &log)?;
     let mut command = Template::new(session).plain();
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     command.spawn().context("cannot start the daemon")

@@ -21,7 +21,7 @@ impl Access {
     /// `--platform`, parsed; lazy images are what is mostly asked for.
     pub(crate) fn platform(&self) -> Result<Option<Platform>> {
         let platform: Option<Platform> = self.platform.as_deref().map(str::parse).transpose()?;
-        Ok(platform.map(|platform| platform.with_lazy(true)))
+        Ok(platform.map(Platform::lazy))
     }
 
     /// What the registry crate wants to know.

@@ -20,6 +20,7 @@ mod image_args;
 mod interrupt;
 mod mirror;
 mod nydus_image;
+mod path_context;
 mod progress;
 
 use std::{

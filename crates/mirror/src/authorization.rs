@@ -49,16 +49,28 @@ pub(crate) fn basic(encoded: &str) -> Option<Login> {
     (!user.is_empty() && !secret.is_empty()).then(|| Login::new(user, secret))
 }
 
+/// Why a client is asked for its login.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Challenge {
+    /// It has shown none.
+    NoLogin,
+    /// Its token has ended, or is not one of this mirror's.
+    InvalidToken,
+}
+
 /// The challenges that a client has to answer to see `reference`, for one WWW-Authenticate header
 /// each.
 pub(crate) fn challenges(
     address: SocketAddr,
     reference: &Reference,
-    unusable: bool,
+    why: Challenge,
 ) -> [String; 2] {
     let (registry, repository) = (reference.registry(), reference.repository());
     // Clients fetch a new token only if they are told that theirs is the reason.
-    let error = if unusable { r#",error="invalid_token""# } else { "" };
+    let error = match why {
+        Challenge::InvalidToken => r#",error="invalid_token""#,
+        Challenge::NoLogin => "",
+    };
     [
         format!(
             r#"Bearer realm="https://{address}/token",service="{registry}",scope="repository:{repository}:pull"{error}"#

@@ -75,7 +75,7 @@ impl Mirror {
 
     /// The size of a blob, by the registry's word.
     async fn size(&self, session: &Session, digest: &Digest) -> Result<u64, Problem> {
-        self.counters.asked(false);
+        self.counters.miss();
         let problem = match timeout(ANSWER_LIMIT, session.repository.blob_size(digest)).await {
             Ok(Ok(size)) => {
                 session.know_sizes([(*digest, size)].into_iter());
@@ -96,7 +96,7 @@ impl Mirror {
         size: u64,
         range: Range<u64>,
     ) -> Result<Reply, Problem> {
-        self.counters.asked(false);
+        self.counters.miss();
         let length = range.end - range.start;
         let blob = Blob { repository: session.repository.clone(), digest, size };
         let of = session.clone();

@@ -31,10 +31,14 @@ struct Inner {
 }
 
 impl Counters {
-    /// A question came, whose answer was known or under way.
-    pub(crate) fn asked(&self, is_known: bool) {
-        let counter = if is_known { &self.0.hits } else { &self.0.misses };
-        counter.fetch_add(1, Ordering::Relaxed);
+    /// A question came whose answer is known or under way.
+    pub(crate) fn hit(&self) {
+        self.0.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A question came for which the registry is asked.
+    pub(crate) fn miss(&self) {
+        self.0.misses.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A question was answered while the registry was away.

@@ -1,6 +1,9 @@
 //! Errors that keep the mirror from starting.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// The mirror cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -42,12 +45,19 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
-    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| MirrorError::Io { path, source }
-    }
-
     pub(crate) fn damaged(path: impl Into<PathBuf>, problem: impl ToString) -> Self {
         MirrorError::Damaged { path: path.into(), problem: problem.to_string() }
+    }
+}
+
+/// Adds the path of a file to errors of the operating system.
+pub(crate) trait At<T> {
+    /// The same, with errors about `path`.
+    fn at(self, path: impl AsRef<Path>) -> Result<T, MirrorError>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, MirrorError> {
+        self.map_err(|source| MirrorError::Io { path: path.as_ref().to_owned(), source })
     }
 }

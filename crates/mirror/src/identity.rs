@@ -31,7 +31,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::{
-    error::MirrorError,
+    error::{At as _, MirrorError},
     files,
     seal::{SECRET, Seal},
 };
@@ -65,9 +65,9 @@ impl Identity {
     pub fn open(directory: &Path) -> Result<Self, MirrorError> {
         let identity = Identity { directory: directory.to_owned() };
         if !identity.path(SECRET_FILE).exists() {
-            files::directory(directory).map_err(MirrorError::io(directory))?;
+            files::directory(directory).at(directory)?;
             // The daemon and `lazuli setup mirror` may both be the first.
-            let lock = files::lock(directory).map_err(MirrorError::io(directory))?;
+            let lock = files::lock(directory).at(directory)?;
             if !identity.path(SECRET_FILE).exists() {
                 identity.make()?;
             }
@@ -108,12 +108,12 @@ impl Identity {
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), MirrorError> {
         let path = self.path(name);
-        files::write(&path, content).map_err(MirrorError::io(path))
+        files::write(&path, content).at(path)
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, MirrorError> {
         let path = self.path(name);
-        files::read(&path, FILE_LIMIT).map_err(MirrorError::io(path))
+        files::read(&path, FILE_LIMIT).at(path)
     }
 
     /// What tokens are sealed with.

@@ -55,7 +55,7 @@ pub use identity::Identity;
 pub use names::LazyNames;
 
 use answers::Answers;
-use authorization::{Shown, TokenRequest, challenges};
+use authorization::{Challenge, Shown, TokenRequest, challenges};
 use counters::Counters;
 use fetch_permits::FetchPermits;
 use manifests::{Answer, Question};
@@ -192,7 +192,7 @@ impl Mirror {
         let login = match Shown::read(shown, reference.registry(), &self.seal) {
             Shown::Nothing => None,
             Shown::Login(login) => Some(login),
-            Shown::Unusable => return self.challenge(reference, true),
+            Shown::Unusable => return self.challenge(reference, Challenge::InvalidToken),
         };
         let is_stranger = login.is_none();
         let session = match self.sessions.get(reference, login, &self.seal) {
@@ -210,7 +210,7 @@ impl Mirror {
             Ok(reply) => reply,
             // The client may have a login that may see it, or may ask more often.
             Err(Problem::Denied(_) | Problem::Busy(_)) if is_stranger => {
-                self.challenge(reference, false)
+                self.challenge(reference, Challenge::NoLogin)
             }
             Err(problem) => {
                 tracing::debug!(%reference, ?problem, "a pull is left to the registry");
@@ -226,10 +226,10 @@ impl Mirror {
     }
 
     /// Asks a client for its login.
-    fn challenge(&self, reference: &Reference, unusable: bool) -> Reply {
+    fn challenge(&self, reference: &Reference, why: Challenge) -> Reply {
         let text = "the registry wants a login";
         let mut reply = reply::error(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", text);
-        for challenge in challenges(self.address, reference, unusable) {
+        for challenge in challenges(self.address, reference, why) {
             if let Ok(value) = HeaderValue::try_from(challenge) {
                 reply.headers_mut().append(WWW_AUTHENTICATE, value);
             }

@@ -129,7 +129,11 @@ impl Mirror {
         session: &Session,
         (coming, is_known): (Coming<Answer>, bool),
     ) -> Result<Answer, Problem> {
-        self.counters.asked(is_known);
+        if is_known {
+            self.counters.hit();
+        } else {
+            self.counters.miss();
+        }
         let problem = match timeout(ANSWER_LIMIT, coming).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => Problem::of(&failure),

@@ -61,7 +61,7 @@ impl Growing {
     pub(crate) async fn given_up(&self) -> RegistryError {
         let mut growth = self.growth.clone();
         let _ = growth.wait_for(|growth| *growth == Growth::GivenUp).await;
-        RegistryError::io(&self.file)(io::Error::other("the rest of the blob was never written"))
+        RegistryError::io(&self.file, io::Error::other("the rest of the blob was never written"))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     distribution::referrers,
     error::RegistryError,
     manifest::{Document, IMAGE_TYPES, INDEX_TYPES},
-    repository::{BlobContent, Repository},
+    repository::{BlobContent, PushBy, Repository},
 };
 
 /// Blobs that are copied at the same time, and questions for referrers: enough to hide round trips,
@@ -218,7 +218,8 @@ impl Copy {
         }
         for (number, document) in self.documents.iter().enumerate() {
             let size = document.raw.len() as u64;
-            copied.add(to.push_document(document, number + 1 == self.image).await?, size);
+            let by = if number + 1 == self.image { PushBy::Tag } else { PushBy::Digest };
+            copied.add(to.push_document(document, by).await?, size);
             progress(size);
         }
         for (subject, entries) in &self.referrers {

@@ -26,7 +26,10 @@ use lazuli_image::{
 };
 use serde::Deserialize;
 
-use crate::{error::RegistryError, name::Reference};
+use crate::{
+    error::{At as _, RegistryError},
+    name::Reference,
+};
 
 /// Links that are followed from one member to the next; writers use one.
 const LINK_LIMIT: usize = 8;
@@ -138,7 +141,7 @@ fn select<'a>(
 
 impl<'a> Index<'a> {
     fn scan(path: &'a Path) -> Result<Self, RegistryError> {
-        let file = File::open(path).map_err(RegistryError::io(path))?;
+        let file = File::open(path).at(path)?;
         let mut members = HashMap::new();
         let mut archive = tar::Archive::new(&file);
         let place = format!("docker-archive:{}", path.display());
@@ -198,7 +201,7 @@ impl<'a> Index<'a> {
             return Err(RegistryError::TooLarge { place, object, limit: MAX_DOCUMENT as u64 });
         }
         let mut content = vec![0; size as usize];
-        self.file.read_exact_at(&mut content, start).map_err(RegistryError::io(self.path))?;
+        self.file.read_exact_at(&mut content, start).at(self.path)?;
         Ok(content)
     }
 }

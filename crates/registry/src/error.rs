@@ -277,9 +277,8 @@ impl RegistryError {
         }
     }
 
-    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| RegistryError::Io { path, source }
+    pub(crate) fn io(path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+        RegistryError::Io { path: path.into(), source: source.into() }
     }
 
     pub(crate) fn malformed(place: &str, object: &str, problem: impl Into<String>) -> Self {
@@ -309,6 +308,18 @@ impl RegistryError {
             let cause = if timeout { "nothing arrived in time".to_owned() } else { cause };
             RegistryError::Interrupted { place: place.to_owned(), object, cause }
         }
+    }
+}
+
+/// Adds the path of a local file to errors of the operating system.
+pub(crate) trait At<T> {
+    /// The same, with errors about `path`.
+    fn at(self, path: impl AsRef<Path>) -> Result<T, RegistryError>;
+}
+
+impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, RegistryError> {
+        self.map_err(|error| RegistryError::io(path.as_ref(), error))
     }
 }
 

@@ -46,14 +46,14 @@ pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
 pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};
 pub use repository::{
-    BlobContent, Pull, Push, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
+    BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
 };
 pub use route::{
-    dragonfly::Dragonfly,
+    dragonfly::{Dragonfly, PeerCredentials},
     hosts::{self, Hosts},
     mirror::{self, Mirror, Mirrors},
     options::Options,
-    trusted::{IndexTrust, TrustedReferrers},
+    trusted::{IndexTrust, Replacement, TrustedReferrers},
 };
 pub use transport::{
     CONNECTIONS,

@@ -187,7 +187,7 @@ pub fn choose<'a>(
     entries: &'a [Descriptor],
     wanted: Option<&Platform>,
 ) -> Result<&'a Descriptor, RegistryError> {
-    let host = Platform::host().with_lazy(true);
+    let host = Platform::host().lazy();
     let wanted = wanted.unwrap_or(&host);
     let images = || entries.iter().filter(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()));
     let fitting = images().filter_map(|entry| {

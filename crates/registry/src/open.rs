@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     error::{HostsError, RegistryError},
     name::ImageName,
-    place::{layout::Layout, mirrored::Mirrored, misconfigured::Misconfigured, remote::Registry},
+    place::{layout::Layout, mirrored::Mirrored, remote::Registry},
     repository::Repository,
     route::{
         options::Options,
@@ -27,10 +27,12 @@ impl Route {
         })
     }
 
-    /// Opens the image. A route that cannot be used fails each request with the reason.
+    /// Opens the image. Nothing is asked yet.
     ///
     /// # Errors
-    /// If no HTTP client can be made.
+    /// [`RegistryError::Hosts`] if containerd's configuration of the registry is invalid: a file may
+    /// be half written at this moment, so images in use keep the route that they have. Others if no
+    /// HTTP client can be made.
     pub fn open(
         self,
         name: &ImageName,
@@ -40,12 +42,11 @@ impl Route {
             ImageName::Registry(reference) => reference,
             ImageName::Layout(layout) => return Ok(Arc::new(Layout::open(layout.clone()))),
         };
-        Ok(match self.0 {
-            Err(error) => Arc::new(Misconfigured::new(name, error)),
-            Ok(mut servers) if servers.len() == 1 && servers[0].may == Capabilities::ALL => {
-                Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
-            }
-            Ok(servers) => Arc::new(Mirrored::open(reference, servers, options)?),
+        let mut servers = self.0?;
+        Ok(if servers.len() == 1 && servers[0].may == Capabilities::ALL {
+            Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
+        } else {
+            Arc::new(Mirrored::open(reference, servers, options)?)
         })
     }
 }
@@ -53,7 +54,7 @@ impl Route {
 /// Opens the place that `name` names. Nothing is asked yet, and no directory made.
 ///
 /// # Errors
-/// If no HTTP client can be made.
+/// Those of [`Route::open`].
 pub fn open(name: &ImageName, options: &Options) -> Result<Arc<dyn Repository>, RegistryError> {
     Route::to(name, options).open(name, options)
 }

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::SnapshotError;
+use crate::{SnapshotError, store::Kind};
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -113,7 +113,7 @@ impl Directories {
     }
 
     /// Makes the directory of a snapshot.
-    pub(crate) fn make(&self, number: u64, owner: Owner, active: bool) -> Result<()> {
+    pub(crate) fn make(&self, number: u64, owner: Owner, kind: Kind) -> Result<()> {
         let directory = self.root.join(number.to_string());
         if directory.exists() || self.image(number).exists() {
             // Of a transaction that failed, or that a crash cut short.
@@ -136,7 +136,7 @@ impl Directories {
         if let Some((uid, gid)) = ids {
             at(&fs, chown(&fs, Some(uid), Some(gid)))?;
         }
-        if active {
+        if kind == Kind::Active {
             let work = self.work(number);
             at(&work, fs::create_dir(&work))?;
             at(&work, fs::set_permissions(&work, Permissions::from_mode(0o711)))?;

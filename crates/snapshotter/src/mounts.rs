@@ -34,8 +34,8 @@ pub(crate) fn of(
         .flatten()
         .collect();
     let mount = match (writable, parents) {
-        (_, []) => bind(fs(snapshot), writable, options),
-        (false, [parent]) => bind(fs(parent), false, options),
+        (_, []) => bind(fs(snapshot), if writable { "rw" } else { "ro" }, options),
+        (false, [parent]) => bind(fs(parent), "ro", options),
         _ => {
             // Without `index`, a directory can be an upper one again after a crash that left its
             // work behind.
@@ -67,8 +67,7 @@ pub(crate) fn is_copy(snapshot: &Snapshot) -> bool {
     snapshot.key.as_ref().is_some_and(|key| key.ends_with(COPY))
 }
 
-fn bind(source: String, writable: bool, mut options: Vec<String>) -> Mount {
-    let access = if writable { "rw" } else { "ro" };
+fn bind(source: String, access: &str, mut options: Vec<String>) -> Mount {
     options.extend([access.to_owned(), "rbind".to_owned()]);
     mount("bind", source, options)
 }

@@ -61,11 +61,11 @@ impl Storage {
             }
             (None, parent) => parent.as_ref().map_or(Owner::Us, |parent| Owner::Of(parent.number)),
         };
-        let active = new.kind == Kind::Active;
+        let kind = new.kind;
         let is_image = new.image.is_some();
         // What a failure leaves on the disk is thrown away at the next start or Cleanup.
         self.store.create(new, |number| {
-            self.directories.make(number, owner, active)?;
+            self.directories.make(number, owner, kind)?;
             if is_image { self.directories.make_image(number) } else { Ok(()) }
         })
     }

@@ -169,9 +169,9 @@ impl Reader<'_> {
         let start = self.archive.get_ref().place();
         let is_sparse = self.archive.is_sparse();
         let content = &mut self.buffer[..length];
-        self.archive.get_mut().skeleton().pause(true);
+        self.archive.get_mut().skeleton().pause();
         let read = self.archive.content().read_exact(content);
-        self.archive.get_mut().skeleton().pause(false);
+        self.archive.get_mut().skeleton().resume();
         read.map_err(|error| ChunkError::Read(error.to_string()))?;
         let unpacked = self.archive.get_ref();
         let end = unpacked.place();

@@ -28,9 +28,14 @@ impl Recorder {
         Ok(Recorder { encoder: Some(encoder), left: LIMIT, is_paused: false })
     }
 
-    /// Whether what follows is left out: it is in chunks.
-    pub(super) fn pause(&mut self, is_paused: bool) {
-        self.is_paused = is_paused;
+    /// Leaves out what follows: it is in chunks.
+    pub(super) fn pause(&mut self) {
+        self.is_paused = true;
+    }
+
+    /// Records what follows.
+    pub(super) fn resume(&mut self) {
+        self.is_paused = false;
     }
 
     /// Some of what was left out is in no chunk either.

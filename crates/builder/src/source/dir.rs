@@ -23,17 +23,25 @@ use crate::{
     error::SourceError,
 };
 
+/// What a directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A file tree as it stands.
+    Tree,
+    /// The upper directory of an overlayfs, whose marks hide what is below.
+    Upper,
+}
+
 /// Reads everything below `root`: all entries of a directory in byte order of their names, then
-/// each subdirectory the same way, so that files that lie together are fetched together. If it
-/// `is_upper`, the marks of overlayfs mean what they mean to it.
+/// each subdirectory the same way, so that files that lie together are fetched together.
 pub(crate) fn read(
     root: &Path,
-    is_upper: bool,
+    role: Role,
     cutter: &mut Cutter<'_>,
     on_read: &dyn Fn(u64),
 ) -> Result<Vec<Entry>, ReadError> {
     let (links, entries) = (HashMap::new(), Vec::new());
-    let mut walk = Walk { root, is_upper, cutter, on_read, links, entries };
+    let mut walk = Walk { root, role, cutter, on_read, links, entries };
     let metadata = fs::symlink_metadata(root).map_err(walk.failed(root))?;
     if !metadata.is_dir() {
         return Err(walk.failed(root)(io::ErrorKind::NotADirectory.into()).into());
@@ -51,7 +59,7 @@ pub(crate) fn read(
 
 struct Walk<'a, 'b> {
     root: &'a Path,
-    is_upper: bool,
+    role: Role,
     cutter: &'a mut Cutter<'b>,
     on_read: &'a dyn Fn(u64),
     /// First path of every file with several names, by device and inode number.
@@ -106,7 +114,7 @@ impl Walk<'_, '_> {
             xattrs: Default::default(),
         };
         let mut entry = Entry { path, offset: 0, metadata, kind: EntryKind::Directory };
-        if self.is_upper && found.file_type().is_char_device() && found.rdev() == 0 {
+        if self.role == Role::Upper && found.file_type().is_char_device() && found.rdev() == 0 {
             // Overlayfs makes one such device and many names for it.
             entry.metadata = Metadata::default();
             entry.kind = EntryKind::Whiteout;
@@ -123,7 +131,7 @@ impl Walk<'_, '_> {
             }
         }
         self.xattrs(on_disk, &mut entry.metadata)?;
-        if self.is_upper {
+        if self.role == Role::Upper {
             let marks = marks::take(&mut entry.metadata.xattrs);
             let marks = marks.map_err(|problem| self.failed(on_disk)(io::Error::other(problem)))?;
             if marks.opaque {

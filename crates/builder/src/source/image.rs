@@ -15,12 +15,21 @@ use crate::{
 /// the image; the largest images have two million files with 200 MB of paths.
 const MAX_PATHS: usize = 1 << 30;
 
-/// All entries, a directory before what is in it, with chunks as `place` says where they are. In
-/// the tree of a single layer some names are [whiteouts](whiteout), and directories that the layer
-/// did not list are left out.
+/// What a tree is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeOf {
+    /// A whole image.
+    Image,
+    /// A single layer: some names are [whiteouts](whiteout), and directories that the layer did not
+    /// list are in it.
+    Layer,
+}
+
+/// All entries, a directory before what is in it, with chunks as `place` says where they are. Of a
+/// layer, directories that it did not list are left out.
 pub(crate) fn entries(
     tree: &Tree,
-    is_layer: bool,
+    of: TreeOf,
     place: impl Fn(BlobIndex) -> BlobIndex,
 ) -> Result<Vec<Entry>, SourceError> {
     let mut names = vec![0_u32; tree.len()];
@@ -44,12 +53,14 @@ pub(crate) fn entries(
             }
             todo.push((child_path, *child));
         }
-        if is_layer && (is_unlisted(inode) || whiteout::is_aufs_metadata(&path)) {
+        if of == TreeOf::Layer && (is_unlisted(inode) || whiteout::is_aufs_metadata(&path)) {
             continue;
         }
         let mut entry =
             Entry { path, offset: 0, metadata: inode.metadata.clone(), kind: EntryKind::Directory };
-        if is_layer && let Some(hidden) = whiteout::hidden(&entry.path) {
+        if of == TreeOf::Layer
+            && let Some(hidden) = whiteout::hidden(&entry.path)
+        {
             let shown = entry.path.to_string();
             let hidden = hidden.map_err(|problem| SourceError::Path { path: shown, problem })?;
             (entry.path, entry.kind) = hidden;

@@ -69,7 +69,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     base.must_be_converted()?;
     // Of a container, the layers on top of its image are here.
-    base.image.must_be_whole_unless(arguments.base.is_none(), base.name.to_string())?;
+    if arguments.base.is_some() {
+        base.image.must_be_whole(base.name.to_string())?;
+    }
 
     let scratch = Scratch::new()?;
     let mut options = Options::new(scratch.path());

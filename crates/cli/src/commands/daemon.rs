@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use futures_util::future::join_all;
 use lazuli_runtime::{
-    daemon::{self, Ended, Settings, Worker},
+    daemon::{self, Ended, Readers, Settings, Worker},
     keeper::{Keeper, Programs, Role},
     kernel::blobfs,
 };
@@ -57,41 +57,47 @@ struct Roles {
     helper: bool,
 }
 
+impl Arguments {
+    fn readers(&self) -> Readers {
+        if self.force { Readers::End } else { Readers::Keep }
+    }
+}
+
 /// What the new keeper of a takeover says when all is well.
 const SERVING: &str = "serving";
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let root = &session.root;
     match arguments.role {
-        Roles { takeover: true, .. } => take_over(session, arguments.force)?,
+        Roles { takeover: true, .. } => take_over(session, arguments.readers())?,
         Roles { worker: true, .. } => return work(session),
         Roles { helper: true, .. } => help(session)?,
-        Roles { check: true, .. } => daemon::check(root, arguments.force)?,
+        Roles { check: true, .. } => daemon::check(root, arguments.readers())?,
         Roles { succeed: true, .. } => {
-            let keeper = Keeper::succeed(root, programs(session, arguments.force))?;
+            let keeper = Keeper::succeed(root, programs(session, arguments.readers()))?;
             let mut output = std::io::stdout();
             // The parent that waits for this may be gone.
             let _ = writeln!(output, "{SERVING}").and_then(|()| output.flush());
             keeper.run()?;
         }
         Roles { keep: true, .. } => {
-            Keeper::adopt(root, programs(session, false))?.run()?;
+            Keeper::adopt(root, programs(session, Readers::Keep))?.run()?;
         }
         Roles { .. } => {
-            Keeper::open(root, programs(session, false))?.run()?;
+            Keeper::open(root, programs(session, Readers::Keep))?.run()?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// This program with these options, in other roles.
-fn programs(session: &Session, force: bool) -> Programs {
+fn programs(session: &Session, readers: Readers) -> Programs {
     let template = processes::Template::new(session);
     Arc::new(move |role| {
         let mut command = match role {
             Role::Worker => template.command("--worker"),
             Role::Keeper => template.command("--keep"),
-            Role::Check => forced(template.command("--check"), force),
+            Role::Check => with_readers(template.command("--check"), readers),
             Role::Helper => template.command("--helper"),
         };
         // `daemon --takeover` reads what the new keeper says until that ends: no process that lives
@@ -101,13 +107,16 @@ fn programs(session: &Session, force: bool) -> Programs {
     })
 }
 
-fn forced(mut command: Command, force: bool) -> Command {
-    command.args(force.then_some("--force"));
+fn with_readers(mut command: Command, readers: Readers) -> Command {
+    if readers == Readers::End {
+        command.arg("--force");
+    }
     command
 }
 
-fn take_over(session: &Session, force: bool) -> Result<()> {
-    let mut command = forced(processes::Template::new(session).command("--succeed"), force);
+fn take_over(session: &Session, readers: Readers) -> Result<()> {
+    let command = processes::Template::new(session).command("--succeed");
+    let mut command = with_readers(command, readers);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut successor = command.spawn().context("cannot start the new keeper")?;
     let mut said = String::new();
@@ -136,7 +145,7 @@ fn help(session: &Session) -> Result<()> {
 fn work(session: &Session) -> Result<ExitCode> {
     // Before anything else is opened.
     let (link, given) = Worker::enter().context("only a keeper can start a worker")?;
-    link.attend(programs(session, false)).context("cannot listen to the keeper")?;
+    link.attend(programs(session, Readers::Keep)).context("cannot listen to the keeper")?;
     let snapshotter = session.config.snapshotter.as_ref();
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,

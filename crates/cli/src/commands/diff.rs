@@ -97,7 +97,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &str| {
         let image = open::open(text, &arguments.access, &session.config, &runtime)?;
-        image.image.must_be_whole_unless(false, image.name.to_string())?;
+        image.image.must_be_whole(image.name.to_string())?;
         Ok::<_, anyhow::Error>(image)
     };
     let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);

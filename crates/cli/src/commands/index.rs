@@ -14,7 +14,9 @@ use lazuli_image::{
     oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, media_type},
 };
 use lazuli_policy::StatedLayer;
-use lazuli_registry::{BlobContent, Document, ImageName, Manifest, Options, Repository, Source};
+use lazuli_registry::{
+    BlobContent, Document, ImageName, Manifest, Options, PushBy, Repository, Source,
+};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -213,7 +215,7 @@ fn store(
     };
     let uploaded = runtime.block_on(async {
         let uploaded = push::upload(target, blobs, None, &|bytes| bar.inc(bytes)).await?;
-        target.push_document(&document, false).await?;
+        target.push_document(&document, PushBy::Digest).await?;
         target.enlist_referrers(subject, &[descriptor]).await?;
         anyhow::Ok(uploaded)
     })?;

@@ -1,8 +1,10 @@
 use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
+
+use crate::path_context::PathContext as _;
 
 /// Write the man pages and shell completions that a package installs
 ///
@@ -17,7 +19,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let directory = &arguments.directory;
-    write(directory).with_context(|| format!("cannot write to {}", directory.display()))
+    write(directory).cannot("write to", &directory)
 }
 
 fn write(directory: &PathBuf) -> std::io::Result<()> {

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_builder::{BootstrapLayer, Combined, Part, combine, pack_bootstrap};
+use lazuli_builder::{BootstrapLayer, Combined, Part, TreeOf, combine, pack_bootstrap};
 use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
@@ -50,7 +50,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let open = |text: &String| {
         let image = open::open(text, access, &session.config, &runtime)?;
-        image.image.must_be_whole_unless(false, image.name.to_string())?;
+        image.image.must_be_whole(image.name.to_string())?;
         image.must_be_converted()?;
         if image.image.bootstrap.version() == 5 {
             bail!(
@@ -63,7 +63,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let parts = images.iter().map(|LazyImage { name, image, .. }| Part {
         name: name.to_string(),
         image: &*image.bootstrap,
-        is_layer: false,
+        of: TreeOf::Image,
     });
     let combined = combine(&parts.collect::<Vec<_>>())?;
     let layer = pack(&images, &combined, &runtime)?;

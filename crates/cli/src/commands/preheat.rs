@@ -85,9 +85,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         hot(session, &image, &runtime)?
     } else {
         let platform = arguments.access.platform()?;
-        let may_replace = options.referrers.trust(&name);
+        let replacement = options.referrers.replacement(&name);
         let manifest =
-            lazy_manifest(&*repository, &name, platform.as_ref(), may_replace, options.indexes);
+            lazy_manifest(&*repository, &name, platform.as_ref(), replacement, options.indexes);
         let manifest = runtime.block_on(manifest)?.parsed;
         let layers = manifest.layers.iter();
         let mut wanted: Vec<_> =

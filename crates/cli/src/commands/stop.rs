@@ -1,6 +1,8 @@
 use anyhow::Result;
 use clap::Args;
 
+use lazuli_runtime::daemon::Stop;
+
 use crate::{Session, daemon};
 
 /// End the node's daemon
@@ -13,7 +15,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     match daemon::connect_if_needed(session)? {
-        Some(daemon) => daemon.stop(arguments.force)?,
+        Some(daemon) => daemon.stop(if arguments.force { Stop::Forced } else { Stop::IfUnused })?,
         None => println!("no daemon runs on {}", session.root.display()),
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::BinaryBytes;
 use lazuli_builder::bake::Hot;
@@ -18,6 +18,7 @@ use crate::{
         trace,
     },
     image_args,
+    path_context::PathContext as _,
 };
 
 /// What starts of an image read
@@ -92,7 +93,7 @@ fn save(path: &Path, trace: &Trace) -> Result<()> {
     if path.exists() {
         bail!("{} exists already", path.display());
     }
-    fs::write(path, trace.encode()).with_context(|| format!("cannot write {}", path.display()))
+    fs::write(path, trace.encode()).cannot("write", &path)
 }
 
 fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {

@@ -23,7 +23,9 @@ use crate::{
         read_chunks::Chunks,
         scratch,
     },
-    image_args, interrupt, progress,
+    image_args, interrupt,
+    path_context::PathContext as _,
+    progress,
 };
 
 /// Make something plain of a lazy image: a directory, a tar, or an ordinary image
@@ -75,7 +77,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let image = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
-    image.image.must_be_whole_unless(false, image.name.to_string())?;
+    image.image.must_be_whole(image.name.to_string())?;
     let tree = image.image.bootstrap.tree()?;
     let plan = Plan::new(&tree);
     let bar = progress::bytes(Some(plan.bytes()), "unpacking");
@@ -123,12 +125,10 @@ fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()>
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
-    let mut file = partial()
-        .tempfile_in(directory)
-        .with_context(|| format!("cannot write to {}", directory.display()))?;
+    let mut file = partial().tempfile_in(directory).cannot("write to", &directory)?;
     let _undo = interrupt::remove(file.path());
     tar(plan, file.as_file_mut(), chunks)?;
-    file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    file.persist(&path).cannot("write", &path)?;
     Ok(())
 }
 
@@ -150,9 +150,7 @@ fn flat(
     arguments: &Arguments,
 ) -> Result<()> {
     let scratch = scratch::parent();
-    let mut file: NamedTempFile = partial()
-        .tempfile_in(&scratch)
-        .with_context(|| format!("cannot write to {}", scratch.display()))?;
+    let mut file: NamedTempFile = partial().tempfile_in(&scratch).cannot("write to", &scratch)?;
     let _undo = interrupt::remove(file.path());
     let layer = unpack::layer(plan, file.as_file_mut(), chunks)?;
     let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;

@@ -28,6 +28,8 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
 
+use crate::path_context::PathContext as _;
+
 /// A container's directory. Dropping it ends the container and removes everything.
 #[derive(Debug)]
 pub(crate) struct Bundle {
@@ -59,8 +61,7 @@ impl Bundle {
             }
             Ok((id, directory, lock))
         };
-        let (id, directory, lock) = prepare()
-            .with_context(|| format!("cannot prepare a container in {}", run.display()))?;
+        let (id, directory, lock) = prepare().cannot("prepare a container in", &run)?;
         Ok(Bundle { id, directory, root: root.to_owned(), _lock: lock })
     }
 
@@ -105,8 +106,7 @@ impl Bundle {
     /// Writes runc's `config.json`.
     pub(crate) fn write_config(&self, config: &serde_json::Value) -> Result<()> {
         let path = self.directory.join("config.json");
-        fs::write(&path, serde_json::to_vec_pretty(config)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        fs::write(&path, serde_json::to_vec_pretty(config)?).cannot("write", &path)
     }
 
     /// `runc run` for this bundle.
@@ -177,7 +177,7 @@ fn remove(root: &Path, directory: &Path, id: &str) -> Result<()> {
     }
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", directory.display()))
+            Err(error).cannot("remove", &directory)
         }
         _ => Ok(()),
     }

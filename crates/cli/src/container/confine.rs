@@ -5,6 +5,7 @@
 
 use std::fs;
 
+use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::seccomp;
@@ -65,11 +66,32 @@ pub(super) fn capabilities() -> Value {
     json!({ "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES })
 }
 
+/// What a container reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    /// What the host reaches, with its addresses and ports
+    Host,
+    /// Nothing but a loopback device of its own
+    None,
+}
+
+/// How far a container is kept from the node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Isolation {
+    /// What it reaches.
+    pub(crate) network: Network,
+    /// What it may take.
+    pub(crate) limits: Limits,
+    /// Whether its root is root of a user namespace only.
+    pub(crate) user_namespace: bool,
+}
+
 /// The `linux` member of the bundle's configuration for a container whose control group is
 /// `cgroup`.
-pub(super) fn linux(cgroup: &str, limits: Limits, network: bool, user_namespace: bool) -> Value {
+pub(super) fn linux(cgroup: &str, isolation: Isolation) -> Value {
+    let Isolation { network, limits, user_namespace } = isolation;
     let mut kinds = vec!["pid", "ipc", "uts", "mount", "cgroup"];
-    if !network {
+    if network == Network::None {
         kinds.push("network");
     }
     if user_namespace {
@@ -84,7 +106,7 @@ pub(super) fn linux(cgroup: &str, limits: Limits, network: bool, user_namespace:
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
     });
-    if !network {
+    if network == Network::None {
         // That any user may listen on any port is Docker's and containerd's setting.
         linux["sysctl"] = json!({ "net.ipv4.ip_unprivileged_port_start": "0" });
     }
@@ -160,10 +182,12 @@ mod tests {
     #[test]
     fn namespaces_follow_what_is_asked_for() {
         let limits = Limits { pids: 1, memory: None };
-        let linux = |network, user| linux("/lazuli/x", limits, network, user).to_string();
-        assert!(!linux(true, false).contains(r#"{"type":"network"}"#));
-        assert!(linux(false, false).contains(r#"{"type":"network"}"#));
-        assert!(!linux(false, false).contains("uidMappings"));
-        assert!(linux(false, true).contains(r#"{"type":"user"}"#));
+        let linux = |network, user_namespace| {
+            linux("/lazuli/x", Isolation { network, limits, user_namespace }).to_string()
+        };
+        assert!(!linux(Network::Host, false).contains(r#"{"type":"network"}"#));
+        assert!(linux(Network::None, false).contains(r#"{"type":"network"}"#));
+        assert!(!linux(Network::None, false).contains("uidMappings"));
+        assert!(linux(Network::None, true).contains(r#"{"type":"user"}"#));
     }
 }

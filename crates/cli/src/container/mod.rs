@@ -9,7 +9,7 @@ mod spec;
 mod user;
 
 pub(crate) use bundle::Bundle;
-pub(crate) use confine::{DEFAULT_PIDS, Limits};
+pub(crate) use confine::{DEFAULT_PIDS, Isolation, Limits, Network};
 pub(crate) use program::look_up;
-pub(crate) use spec::{ImageProcess, Isolation, Network, bundle_config};
+pub(crate) use spec::{ImageProcess, bundle_config};
 pub(crate) use user::User;

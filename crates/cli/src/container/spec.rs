@@ -6,12 +6,11 @@
 use std::{ffi::OsString, path::Path};
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    confine::{self, Limits},
+    confine::{self, Isolation},
     user::User,
 };
 
@@ -93,26 +92,6 @@ impl ImageProcess {
     }
 }
 
-/// What a container reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Network {
-    /// What the host reaches, with its addresses and ports
-    Host,
-    /// Nothing but a loopback device of its own
-    None,
-}
-
-/// How far a container is kept from the node.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Isolation {
-    /// What it reaches.
-    pub(crate) network: Network,
-    /// What it may take.
-    pub(crate) limits: Limits,
-    /// Whether its root is root of a user namespace only.
-    pub(crate) user_namespace: bool,
-}
-
 /// The bundle's `config.json` for a container `id` on `rootfs`.
 pub(crate) fn bundle_config(
     id: &str,
@@ -148,7 +127,6 @@ pub(crate) fn bundle_config(
             }));
         }
     }
-    let has_network = isolation.network == Network::Host;
     let cgroup = format!("/lazuli/{id}");
     json!({
         "ociVersion": "1.0.2",
@@ -164,7 +142,7 @@ pub(crate) fn bundle_config(
         "root": { "path": rootfs, "readonly": false },
         "hostname": id,
         "mounts": mounts,
-        "linux": confine::linux(&cgroup, isolation.limits, has_network, isolation.user_namespace),
+        "linux": confine::linux(&cgroup, isolation),
     })
 }
 

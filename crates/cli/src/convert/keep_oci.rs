@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
-use lazuli_registry::{BlobContent, Document, Manifest, Pull, Repository};
+use lazuli_registry::{BlobContent, Document, Manifest, Pull, PushBy, Repository};
 use tokio::task::JoinHandle;
 
 use crate::image::{push, sign::Signer};
@@ -72,16 +72,16 @@ impl KeptImage {
         let index = both(first, second, &config.platform()?)?;
         let index = Document::new(index, media_type::INDEX);
         for document in [&ordinary, &lazy] {
-            to.push_document(document, false).await?;
+            to.push_document(document, PushBy::Digest).await?;
         }
         if let Some(signer) = signer {
-            to.push_document(&index, false).await?;
+            to.push_document(&index, PushBy::Digest).await?;
             // Clients that pull the tag verify the index, or the manifest that they choose from it.
             signer.sign(to, &ordinary).await?;
             signer.sign_lazy(to, &lazy).await?;
             signer.sign(to, &index).await?;
         }
-        to.push_document(&index, true).await?;
+        to.push_document(&index, PushBy::Tag).await?;
         Ok(uploaded)
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn open(
     runtime: &Runtime,
 ) -> Result<Opened> {
     // Lazy images are made of ordinary ones.
-    let platform = platform.unwrap_or_else(Platform::host).with_lazy(false);
+    let platform = platform.unwrap_or_else(Platform::host).ordinary();
     match source {
         Source::Image(name) => {
             let repository = lazuli_registry::open(name, access)?;

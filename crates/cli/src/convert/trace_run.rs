@@ -13,7 +13,10 @@ use anyhow::{Context, Result, bail};
 use lazuli_builder::BootstrapLayer;
 use lazuli_image::{Digest, Trace, oci::LazyImage};
 use lazuli_registry::{ImageName, LayoutName, Options};
-use lazuli_runtime::{daemon::Client, prefetch::Traces};
+use lazuli_runtime::{
+    daemon::{Client, Stop},
+    prefetch::Traces,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     process::{Child, Command},
@@ -24,6 +27,7 @@ use crate::{
     container::Bundle,
     image::{push, scratch},
     interrupt::{HeldSignals, Signals},
+    path_context::PathContext as _,
 };
 
 /// How often to check whether the start is over.
@@ -66,13 +70,13 @@ pub(crate) async fn run(
     let policy = directory.path().join("policy.toml");
     let text = format!("policy = {policy:?}\n{CONFIG}");
     for (path, text) in [(&policy, POLICY), (&config, &text)] {
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(path, text).cannot("write", &path)?;
     }
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;
     // Clean up in this order even after a failure: container, daemon, directory.
     let swept = if node.root.exists() { Bundle::create(&node.root).map(drop) } else { Ok(()) };
-    let stopped = Client::connect(&node.root).map_or(Ok(()), |daemon| daemon.stop(true));
+    let stopped = Client::connect(&node.root).map_or(Ok(()), |daemon| daemon.stop(Stop::Forced));
     let traced = traced?;
     swept?;
     stopped?;

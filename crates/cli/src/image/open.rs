@@ -92,10 +92,10 @@ pub(crate) fn open_with(
     let repository = lazuli_registry::open(&name, options)?;
     let scratch = Scratch::new()?;
     let platform = access.platform()?;
-    let may_replace = options.referrers.trust(&name);
+    let replacement = options.referrers.replacement(&name);
     let manifest = runtime.block_on(async {
         let (platform, indexes) = (platform.as_ref(), options.indexes);
-        let found = lazy_manifest(&*repository, &name, platform, may_replace, indexes).await?;
+        let found = lazy_manifest(&*repository, &name, platform, replacement, indexes).await?;
         if found.parsed.lazy_base().is_some() || indexes != IndexTrust::Signed {
             return anyhow::Ok(found);
         }

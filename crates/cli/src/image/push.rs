@@ -11,7 +11,9 @@ use lazuli_image::{
     oci::{BlobLayer, LazyImage, media_type},
     rafs::{self, BlobRecord},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Progress, Pull, Pushed, Repository};
+use lazuli_registry::{
+    BlobContent, Document, ImageName, Progress, Pull, PushBy, Pushed, Repository,
+};
 
 use crate::{image::sign::Signer, progress};
 
@@ -98,7 +100,7 @@ pub(crate) async fn push(
     let expected = image.digest;
     let document = Document::new(image.manifest, media_type::MANIFEST);
     if let Some(signer) = signer {
-        target.push_document(&document, false).await?;
+        target.push_document(&document, PushBy::Digest).await?;
         signer.sign_lazy(target, &document).await?;
     }
     let digest = target.push_manifest(document.raw, media_type::MANIFEST).await?;

@@ -23,7 +23,9 @@ use lazuli_policy::{
     media_type,
     sign::{SignatureManifest, SignedPayload, SigningKey, attach},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Options, Reference, Repository};
+use lazuli_registry::{BlobContent, Document, ImageName, Options, PushBy, Reference, Repository};
+
+use crate::path_context::PathContext as _;
 
 /// With which key an image is signed, and for which name.
 #[derive(Debug, Args)]
@@ -50,7 +52,7 @@ impl Sign {
     /// The key cannot be used, or there is no name that a signature could be for.
     pub(crate) fn signer(&self, target: &ImageName, access: &Options) -> Result<Option<Signer>> {
         let Some(path) = &self.sign else { return Ok(None) };
-        let key = read_key(path).with_context(|| format!("cannot sign with {}", path.display()))?;
+        let key = read_key(path).cannot("sign with", &path)?;
         let reference = match (&self.sign_as, target) {
             (Some(name), _) => signed_name(name)?,
             (None, ImageName::Registry(reference)) => repository(reference),
@@ -180,7 +182,7 @@ impl Signer {
             let (size, content) = (content.len() as u64, BlobContent::Bytes(content.into()));
             place.push_blob(&digest, size, content, None, &|_| {}).await?;
         }
-        place.push_document(&document, true).await?;
+        place.push_document(&document, PushBy::Tag).await?;
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use lazuli_image::{Trace, trace::MAX_BYTES};
 use lazuli_runtime::prefetch::{self, Traces};
 use tokio::runtime::Runtime;
 
-use crate::image::open::LazyImage;
+use crate::{image::open::LazyImage, path_context::PathContext as _};
 
 /// The trace of an image: that of this node's state directory `root`, else the one beside the image.
 pub(crate) fn find(root: &Path, image: &LazyImage, runtime: &Runtime) -> Result<Trace> {
@@ -29,5 +29,5 @@ pub(crate) fn read(path: &Path) -> Result<Trace> {
         Ok(Trace::decode(&bytes)?)
     };
     let read: Result<Trace> = read();
-    read.with_context(|| format!("cannot use {}", path.display()))
+    read.cannot("use", &path)
 }

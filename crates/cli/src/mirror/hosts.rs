@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lazuli_mirror::Identity;
 
+use crate::path_context::PathContext as _;
+
 /// The first line of the file, by which it is known.
 const MARK: &str = "# Written by `lazuli setup mirror`. `lazuli setup mirror --undo` removes it.";
 
@@ -62,7 +64,7 @@ impl HostsDirectories {
                 first.display()
             );
         }
-        write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+        write(&file, &text).cannot("write", &file)?;
         Ok((file, self.own()?))
     }
 
@@ -76,7 +78,7 @@ impl HostsDirectories {
             Some(text) if text.starts_with(MARK) => {}
             Some(_) => bail!("{} was not written by `lazuli setup mirror`", file.display()),
         }
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        fs::remove_file(&file).cannot("remove", &file)?;
         // Fails when something else is in it.
         let _ = fs::remove_dir(directory);
         Ok(Some(file))
@@ -98,7 +100,7 @@ impl HostsDirectories {
 fn registries(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| format!("cannot read {}", directory.display()))?,
+        entries => entries.cannot("read", &directory)?,
     };
     let mut found: Vec<_> = entries
         .flatten()
@@ -126,7 +128,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        Err(error) => Err(error).cannot("read", &path),
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     output::Output,
     prefetch::{find, patterns},
 };
-use crate::image::scratch::Scratch;
+use crate::{image::scratch::Scratch, path_context::PathContext as _};
 
 /// Create a RAFS v6 image of a directory or a tar file: that of one layer
 #[derive(Debug, Args)]
@@ -170,7 +170,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         copy(own, &mut output).with_context(context)?;
     }
     let metadata = with_prefetch(&built, &options, &prefetch)?;
-    fs::write(path, metadata).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(path, metadata).cannot("write", &path)?;
     let blobs = built.blobs.iter().map(|blob| blob.record.blob.id);
     Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
 }
@@ -181,7 +181,7 @@ fn source(arguments: &Arguments) -> Result<LayerSource> {
         Kind::Directory | Kind::DirRafs => LayerSource::Directory(path.clone()),
         Kind::TarRafs | Kind::TargzRafs => {
             let file = File::open(path);
-            let file = file.with_context(|| format!("cannot read {}", path.display()))?;
+            let file = file.cannot("read", &path)?;
             LayerSource::Tar(Box::new(file))
         }
     })

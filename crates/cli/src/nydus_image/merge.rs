@@ -1,14 +1,15 @@
 use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use lazuli_builder::{Part, combine};
+use lazuli_builder::{Part, TreeOf, combine};
 
 use super::{
     Common, PrefetchPolicy, bootstrap,
     output::Output,
     prefetch::{find, patterns},
 };
+use crate::path_context::PathContext as _;
 
 /// Merge the bootstraps of layers, lowest first, into that of an image
 #[derive(Debug, Args)]
@@ -40,14 +41,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(option) = &arguments.chunk_dict {
         bootstrap::dictionary(option)?;
     }
-    let parent = arguments.parent_bootstrap.iter().map(|path| (path.as_path(), false));
-    let layers = arguments.sources.iter().map(|path| (path.as_path(), true));
-    let read = |(path, is_layer): (_, _)| Ok((path, is_layer, bootstrap::of_layer(path)?));
+    let parent = arguments.parent_bootstrap.iter().map(|path| (path.as_path(), TreeOf::Image));
+    let layers = arguments.sources.iter().map(|path| (path.as_path(), TreeOf::Layer));
+    let read = |(path, of): (_, _)| Ok((path, of, bootstrap::of_layer(path)?));
     let images = parent.chain(layers).map(read).collect::<Result<Vec<_>>>()?;
-    let parts = images.iter().map(|(path, is_layer, image)| Part {
+    let parts = images.iter().map(|(path, of, image)| Part {
         name: path.display().to_string(),
         image,
-        is_layer: *is_layer,
+        of: *of,
     });
     let combined = combine(&parts.collect::<Vec<_>>())?;
     let prefetch = match combined.blobs[..] {
@@ -55,8 +56,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         _ => find(&combined.tree, &patterns),
     };
     let path = &arguments.bootstrap;
-    fs::write(path, combined.bootstrap(&prefetch)?)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(path, combined.bootstrap(&prefetch)?).cannot("write", &path)?;
     let blobs = combined.blobs.iter().map(|record| record.blob.id);
     Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
 }

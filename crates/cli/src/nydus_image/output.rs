@@ -2,9 +2,11 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lazuli_image::Digest;
 use serde::Serialize;
+
+use crate::path_context::PathContext as _;
 
 /// The fields that upstream's tools read.
 #[derive(Debug, Serialize)]
@@ -36,7 +38,6 @@ impl Output {
     /// Writes it where it is wanted, if anywhere.
     pub(super) fn write(&self, path: Option<&Path>) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
-        fs::write(path, serde_json::to_vec_pretty(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        fs::write(path, serde_json::to_vec_pretty(self)?).cannot("write", &path)
     }
 }

@@ -12,7 +12,7 @@ use lazuli_builder::unpack::{Content, Plan, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};
-use crate::image::read_chunks;
+use crate::{image::read_chunks, path_context::PathContext as _};
 
 /// Unpack an image, or a layer, to a tar file
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ impl<'a> Chunks<'a> {
             ([], _) => None,
             ([blob], Some(path)) => {
                 let file = File::open(path);
-                Some((blob, file.with_context(|| format!("cannot read {}", path.display()))?))
+                Some((blob, file.cannot("read", &path)?))
             }
             ([blob], None) => bail!("{from} has chunks in the blob {}: say --blob FILE", blob.id),
             (blobs, _) => {

@@ -291,8 +291,7 @@ fn registries_are_reached_as_containerds_directory_says() {
     lazuli.ok(["mount", &image, "mnt"]);
     assert!(read(&at, "one"));
 
-    // The registry moves, behind another authority. Whoever reads waits until somebody has said
-    // where.
+    // The registry moves, behind another authority. A reader waits until the file says where.
     let moved = serve(&newer, "second");
     drop(registry);
     thread::scope(|scope| {
@@ -304,13 +303,27 @@ fn registries_are_reached_as_containerds_directory_says() {
         fs::write(&hosts, text).unwrap();
         assert!(reader.join().unwrap());
     });
+    let right = fs::read(&hosts).unwrap();
+
+    // The file is half written: images in use are fetched by the last good route.
+    fs::write(&hosts, "ca = [").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !lazuli.log().contains("the image is fetched as before") {
+        assert!(Instant::now() < deadline, "the daemon does not look at the file");
+        thread::sleep(Duration::from_millis(100));
+    }
     assert!(read(&at, "three"));
 
-    // Somebody breaks the file. What is in use is served as far as it is here, also by the next
-    // worker.
-    fs::write(&hosts, "ca = [").unwrap();
+    // The next worker knows no route. It serves what is here, and other reads wait for the file.
     lazuli.kill(lazuli.worker());
     assert!(read(&at, "one") && read(&at, "three"));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&at, "four"));
+        thread::sleep(Duration::from_secs(1));
+        fs::write(&hosts, right).unwrap();
+        assert!(reader.join().unwrap());
+    });
+    fs::write(&hosts, "ca = [").unwrap();
     let other = lazuli.directory("other");
     let error = lazuli.fails(["mount", &image, other.to_str().unwrap()]);
     assert!(error.contains("hosts.toml: line 1"), "{error}");

@@ -176,7 +176,7 @@ impl Descriptor {
     pub fn runs_on(&self) -> Option<Platform> {
         let lazy = self.artifact_type.as_deref() == Some(media_type::LAZY_MANIFEST);
         let platform = self.platform.clone()?;
-        Some(if lazy { platform.with_lazy(true) } else { platform })
+        Some(if lazy { platform.lazy() } else { platform })
     }
 
     /// Stored bytes at the beginning of a data blob that a container reads when it starts, if its
@@ -363,9 +363,9 @@ pub fn both(
         manifests: [Descriptor; 2],
     }
     let source = [(annotation::SOURCE_DIGEST.to_owned(), ordinary.digest.to_string())];
-    let plain = platform.clone().with_lazy(false);
+    let plain = platform.clone().ordinary();
     let lazy = Descriptor {
-        platform: Some(platform.clone().with_lazy(true)),
+        platform: Some(platform.clone().lazy()),
         artifact_type: Some(media_type::LAZY_MANIFEST.to_owned()),
         annotations: source.into(),
         ..lazy

@@ -26,12 +26,19 @@ impl Platform {
     /// takes the ordinary one.
     pub const LAZY: &str = "nydus.remoteimage.v1";
 
-    /// The same for a client that can, or cannot, make use of lazy images.
+    /// The same for a client that cannot use lazy images.
     #[must_use]
-    pub fn with_lazy(mut self, lazy: bool) -> Self {
+    pub fn ordinary(mut self) -> Self {
         self.features.retain(|feature| feature != Self::LAZY);
-        self.features.extend(lazy.then(|| Self::LAZY.to_owned()));
         self
+    }
+
+    /// The same for a client that can use lazy images.
+    #[must_use]
+    pub fn lazy(self) -> Self {
+        let mut lazy = self.ordinary();
+        lazy.features.push(Self::LAZY.to_owned());
+        lazy
     }
 
     /// Linux on the processor that this program was built for.

@@ -128,7 +128,7 @@ fn an_index_of_both_images() {
         lazy,
     ] {
         let platform = lazy.runs_on().unwrap();
-        assert!(platform.satisfies(&host.clone().with_lazy(true)));
+        assert!(platform.satisfies(&host.clone().lazy()));
         assert!(!platform.satisfies(&host));
     }
 }

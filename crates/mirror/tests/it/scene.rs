@@ -146,7 +146,7 @@ impl Scene {
         let platform = lazuli_registry::Platform::host();
         let entry = |(digest, size): (Digest, usize), platform| json!({"mediaType": media_type::MANIFEST, "digest": digest, "size": size, "platform": platform});
         let index = json!({"schemaVersion": 2, "mediaType": media_type::INDEX, "manifests": [
-            entry(ordinary, platform.clone()), entry(lazy, platform.with_lazy(true))]});
+            entry(ordinary, platform.clone()), entry(lazy, platform.lazy())]});
         let (index, _) = self.put_manifest(tag, media_type::INDEX, &index);
         [index, ordinary.0, lazy.0]
     }

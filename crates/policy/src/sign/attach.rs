@@ -1,7 +1,7 @@
 //! Statements beside what they are about.
 
 use lazuli_image::oci::{Descriptor, Manifest};
-use lazuli_registry::{BlobContent, Document, RegistryError, Repository};
+use lazuli_registry::{BlobContent, Document, PushBy, RegistryError, Repository};
 
 use super::{BundleReferrer, SigningError, SigningKey, sign_statement};
 use crate::{Bundle, Statement, bundle::BUNDLE_LIMIT, media_type};
@@ -43,7 +43,7 @@ pub async fn attach(
     let entry = referrer.entry();
     let (digest, media_type) = (entry.digest, entry.media_type.clone());
     let document = Document { raw: referrer.to_json().into(), digest, media_type };
-    to.push_document(&document, false).await?;
+    to.push_document(&document, PushBy::Digest).await?;
     Ok(to.enlist_referrers(&subject.digest, &[entry]).await?)
 }
 

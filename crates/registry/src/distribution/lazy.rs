@@ -13,7 +13,7 @@ use crate::{
     manifest::{Document, IMAGE_TYPES, Manifest, Parsed, choose, parse},
     name::ImageName,
     repository::Repository,
-    route::trusted::{IndexTrust, TrustedReferrers},
+    route::trusted::{IndexTrust, Replacement, TrustedReferrers},
 };
 
 /// Referrers that are looked at: each is a request. Converters write one, and signatures and traces
@@ -32,7 +32,7 @@ const MAY_BE_IMAGES: [&str; 4] = [
 /// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, that
 /// of a referrer:
 ///
-/// - If it `may_replace` the image, the first lazy image. Not where the name has a digest: a
+/// - Where `replacement` is allowed, the first lazy image. Not where the name has a digest: a
 ///   referrer is not covered by it.
 /// - An [index](lazuli_image::oci::IndexImage) of the image, whose data is the image's own, where
 ///   `indexes` trusts those.
@@ -44,7 +44,7 @@ pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,
     platform: Option<&Platform>,
-    may_replace: bool,
+    replacement: Replacement,
     indexes: IndexTrust,
 ) -> Result<Manifest, RegistryError> {
     let manifest = repository.manifest(platform).await?;
@@ -52,7 +52,7 @@ pub async fn lazy_manifest(
         return Ok(manifest);
     }
     if !name.is_pinned()
-        && may_replace
+        && replacement == Replacement::Allowed
         && let Some(lazy) = lazy_referrer(repository, &manifest).await
     {
         return Ok(lazy);
@@ -84,7 +84,7 @@ pub async fn lazy_form(
             let chosen = choose(&place, &entries, None)?;
             let lazy = Platform::LAZY;
             let is_lazy = chosen.runs_on().is_some_and(|p| p.features.iter().any(|f| f == lazy));
-            if !is_lazy && !trusted.trust(name) {
+            if !is_lazy && trusted.replacement(name) == Replacement::Refused {
                 return Ok(None);
             }
             match repository.document(Some(&chosen.digest)).await?.parse(&place)? {
@@ -96,7 +96,7 @@ pub async fn lazy_form(
     if manifest.parsed.lazy_base().is_some() {
         return Ok(Some(manifest));
     }
-    if !trusted.trust(name) {
+    if trusted.replacement(name) == Replacement::Refused {
         return Ok(None);
     }
     Ok(lazy_referrer(repository, &manifest).await)

@@ -23,7 +23,7 @@ use crate::{
     manifest::{Document, Manifest},
     name::{Reference, Selector},
     place::remote::Registry,
-    repository::{BlobContent, Pull, Push, Referrers, RequestPolicy, SmallBlob},
+    repository::{BlobContent, Pull, Push, PushBy, Referrers, RequestPolicy, SmallBlob},
     route::{
         options::Options,
         server::{Capabilities, Server},
@@ -310,9 +310,9 @@ impl Push for Mirrored {
     async fn push_document(
         &self,
         document: &Document,
-        named: bool,
+        by: PushBy,
     ) -> Result<Pushed, RegistryError> {
-        self.target()?.push_document(document, named).await
+        self.target()?.push_document(document, by).await
     }
 }
 

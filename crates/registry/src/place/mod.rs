@@ -2,5 +2,4 @@
 
 pub(crate) mod layout;
 pub(crate) mod mirrored;
-pub(crate) mod misconfigured;
 pub(crate) mod remote;

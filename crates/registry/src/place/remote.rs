@@ -20,7 +20,7 @@ use crate::{
     error::RegistryError,
     manifest::{Document, Manifest},
     name::{Reference, Selector},
-    repository::{BlobContent, Pull, Push, Referrers, RequestPolicy, SmallBlob},
+    repository::{BlobContent, Pull, Push, PushBy, Referrers, RequestPolicy, SmallBlob},
     route::{
         hosts::Hosts,
         options::Options,
@@ -185,10 +185,12 @@ impl Push for Registry {
     async fn push_document(
         &self,
         document: &Document,
-        named: bool,
+        by: PushBy,
     ) -> Result<Pushed, RegistryError> {
-        let selector =
-            if named { self.reference.selector() } else { Selector::Digest(document.digest) };
+        let selector = match by {
+            PushBy::Tag => self.reference.selector(),
+            PushBy::Digest => Selector::Digest(document.digest),
+        };
         push::document(&self.client, &selector, document).await
     }
 }

@@ -18,7 +18,7 @@ mod request_policy;
 
 pub use self::{
     pull::{Pull, SmallBlob, TAGS, config},
-    push::{BlobContent, Push},
+    push::{BlobContent, Push, PushBy},
     referrers::Referrers,
     request_policy::RequestPolicy,
 };

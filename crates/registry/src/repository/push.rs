@@ -25,6 +25,15 @@ pub enum BlobContent {
     Stored(Arc<dyn Pull>),
 }
 
+/// How a pushed manifest or index can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushBy {
+    /// By its digest alone.
+    Digest,
+    /// Also by the tag that the repository was opened at, which is moved to it.
+    Tag,
+}
+
 /// Stores an image: blobs first, then the manifests that name them.
 #[async_trait]
 pub trait Push: Send + Sync + Debug {
@@ -56,11 +65,8 @@ pub trait Push: Send + Sync + Debug {
     /// Makes the repository's tag name this manifest. Its blobs must have been pushed.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
 
-    /// Makes sure that the place has the manifest or index, and if `named` that the repository's
-    /// tag names it. Everything that it names must have been pushed.
-    async fn push_document(
-        &self,
-        document: &Document,
-        named: bool,
-    ) -> Result<Pushed, RegistryError>;
+    /// Makes sure that the place has the manifest or index, found as `by` says. Everything that it
+    /// names must have been pushed.
+    async fn push_document(&self, document: &Document, by: PushBy)
+    -> Result<Pushed, RegistryError>;
 }

@@ -150,10 +150,12 @@ mod tests {
     use reqwest::header::HeaderValue;
 
     use super::*;
+    use crate::route::dragonfly::PeerCredentials;
 
     #[test]
     fn the_registry_is_named_in_each_request() {
-        let daemon = Dragonfly::new("http://127.0.0.1:4001", None, false).unwrap();
+        let daemon =
+            Dragonfly::new("http://127.0.0.1:4001", None, PeerCredentials::Withheld).unwrap();
         let mut upstream = Server::new("https://registry.example:5000/v2/proxy/".parse().unwrap());
         upstream.headers.insert("x-team", HeaderValue::from_static("secret"));
         let way = upstream.through(&daemon).unwrap();
@@ -162,7 +164,8 @@ mod tests {
         assert!(!way.headers.contains_key("x-team"));
         let may = Capabilities { pull: true, ..Capabilities::NONE };
         assert_eq!(way.may, may);
-        let trusted = Dragonfly::new("http://127.0.0.1:4001", None, true).unwrap();
+        let trusted =
+            Dragonfly::new("http://127.0.0.1:4001", None, PeerCredentials::Shown).unwrap();
         assert_eq!(upstream.through(&trusted).unwrap().headers["x-team"], "secret");
         upstream.may.pull = false;
         assert!(upstream.through(&daemon).is_none());

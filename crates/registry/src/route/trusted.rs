@@ -20,6 +20,15 @@ pub enum IndexTrust {
     Repository,
 }
 
+/// Whether a lazy image that refers to an ordinary one may take its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replacement {
+    /// The ordinary image is used.
+    Refused,
+    /// The first lazy image that refers to it is used.
+    Allowed,
+}
+
 impl IndexTrust {
     /// Whether any index that belongs to the image `name` may be used, without a question to anyone.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
@@ -46,13 +55,15 @@ impl TrustedReferrers {
         repositories.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Write access to a layout directory means that its operator wrote it.
-    pub fn trust(&self, name: &ImageName) -> bool {
-        match name {
+    /// Whether a referrer may take the place of the image `name`.
+    pub fn replacement(&self, name: &ImageName) -> Replacement {
+        let is_trusted = match name {
+            // Write access to a layout directory means that its operator wrote it.
             ImageName::Layout(_) => true,
             ImageName::Registry(reference) => {
                 self.0.iter().any(|trusted| trusted.is_same_repository(reference))
             }
-        }
+        };
+        if is_trusted { Replacement::Allowed } else { Replacement::Refused }
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     transport::{
         CONNECTIONS,
         client_pool::ClientPool,
+        client_pool::ReferrersApi,
         health::Health,
         preconnect::Preconnect,
         protocol::{Protocol, Timeouts},
@@ -211,9 +212,9 @@ impl Client {
         self.endpoints.may_list_referrers(&self.base.origin().ascii_serialization())
     }
 
-    /// Notes whether the server has a referrers API.
-    pub(crate) fn lists_referrers(&self, has: bool) {
-        self.endpoints.lists_referrers(&self.base.origin().ascii_serialization(), has);
+    /// Notes that the server has, or lacks, a referrers API.
+    pub(crate) fn note_referrers_api(&self, api: ReferrersApi) {
+        self.endpoints.note_referrers_api(&self.base.origin().ascii_serialization(), api);
     }
 
     /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives,

@@ -29,6 +29,15 @@ const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
 /// a minute or more, nginx after 75 s.
 const WARM: Duration = Duration::from_secs(60);
 
+/// Whether a server has the referrers API of the OCI distribution specification 1.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReferrersApi {
+    /// It has.
+    Present,
+    /// It keeps lists of referrers under tags.
+    Missing,
+}
+
 /// What is known about the servers that are in use. Clones are the same collection.
 #[derive(Clone, Debug, Default)]
 pub struct ClientPool(Arc<Mutex<Servers>>);
@@ -102,11 +111,11 @@ impl ClientPool {
         denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
     }
 
-    /// Notes whether the server has a referrers API.
-    pub(crate) fn lists_referrers(&self, origin: &str, has: bool) {
+    /// Notes that the server has, or lacks, a referrers API.
+    pub(crate) fn note_referrers_api(&self, origin: &str, api: ReferrersApi) {
         let denials = &mut self.lock().without_referrers;
         denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
-        if !has {
+        if api == ReferrersApi::Missing {
             denials.insert(origin.to_owned(), Instant::now());
         }
     }
@@ -136,9 +145,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_without_referrers_is_asked_again_after_an_hour() {
         let endpoints = ClientPool::default();
-        endpoints.lists_referrers("http://a.example", false);
-        endpoints.lists_referrers("http://b.example", false);
-        endpoints.lists_referrers("http://b.example", true);
+        endpoints.note_referrers_api("http://a.example", ReferrersApi::Missing);
+        endpoints.note_referrers_api("http://b.example", ReferrersApi::Missing);
+        endpoints.note_referrers_api("http://b.example", ReferrersApi::Present);
         for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
             assert_eq!(endpoints.may_list_referrers(origin), may, "{origin}");
         }

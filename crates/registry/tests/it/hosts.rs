@@ -62,7 +62,10 @@ impl Rig {
     }
 
     async fn fails(&self) -> RegistryError {
-        self.open().manifest(None).await.unwrap_err()
+        match lazuli_registry::open(&self.name(), &self.options()) {
+            Ok(image) => image.manifest(None).await.unwrap_err(),
+            Err(error) => error,
+        }
     }
 }
 
@@ -163,11 +166,10 @@ async fn files_are_read_whenever_an_image_is_opened() {
     let options = rig.options();
     rig.file("hosts.toml", "ca = [\n");
     let broken = Route::to(&rig.name(), &options);
-    let image = broken.clone().open(&rig.name(), &options).unwrap();
-    let error = image.manifest(None).await.unwrap_err();
+    let error = broken.clone().open(&rig.name(), &options).unwrap_err();
+    assert!(matches!(error, RegistryError::Hosts(_)), "{error:?}");
     assert!(error.to_string().contains("hosts.toml: line 1: unclosed array"), "{error}");
-    assert!(error.is_transient(), "somebody is just writing it");
-    assert_eq!(image.describe(), rig.name().to_string());
+    assert!(error.is_transient(), "the file may be half written");
     rig.file("hosts.toml", "ca = 'ca.pem'\n");
     rig.file("ca.pem", &authority.certificate());
     let right = Route::to(&rig.name(), &options);

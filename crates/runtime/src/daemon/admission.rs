@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lazuli_image::Digest;
 use lazuli_policy::{Question, Verified, manifest_descriptor};
-use lazuli_registry::{ImageName, Manifest, Options, Selector};
+use lazuli_registry::{ImageName, Manifest, Options, Replacement, Selector};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinHandle},
@@ -33,8 +33,11 @@ impl MountRequest {
 impl Node {
     /// Whether a lazy image that refers to the ordinary one with the name `name` may take its
     /// place.
-    pub(super) fn may_replace(&self, name: &ImageName, options: &Options) -> bool {
-        options.referrers.trust(name) || self.gate.takes_statements(name)
+    pub(super) fn replacement(&self, name: &ImageName, options: &Options) -> Replacement {
+        match self.gate.takes_statements(name) {
+            true => Replacement::Allowed,
+            false => options.referrers.replacement(name),
+        }
     }
 
     /// Finds out whether the image with this manifest may run.

@@ -11,6 +11,7 @@ use std::{
 
 use super::{
     api::{Request, Response},
+    shutdown::Stop,
     socket,
 };
 
@@ -86,8 +87,8 @@ impl Client {
     }
 
     /// Asks the daemon to end and waits until it has ended.
-    pub fn stop(mut self, force: bool) -> Result<(), ClientError> {
-        self.call(&Request::Stop { force })?;
+    pub fn stop(mut self, how: Stop) -> Result<(), ClientError> {
+        self.call(&Request::Stop { force: how == Stop::Forced })?;
         // The kernel closes the connection when the worker is gone; the lock goes with the keeper.
         let mut rest = [0];
         match self.stream.read(&mut rest) {

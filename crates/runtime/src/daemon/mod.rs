@@ -87,7 +87,7 @@ pub use images::Images;
 use node::{Fanotify, Node};
 pub use occupied::Occupied;
 pub use ordinary::state::IndexSettings;
-use shutdown::Stop;
+pub use shutdown::Stop;
 use stale_pages::Gap;
 
 use crate::{
@@ -219,7 +219,7 @@ impl Worker {
         node.cache.start_evicting();
         for image in node.images.all().await {
             if image.is_first_start() {
-                node.prefetcher.resume(image.prefetched());
+                node.prefetcher.resume(image.weak_blobs());
             }
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
@@ -353,10 +353,19 @@ fn hold_open(
     UnixListener::from_std(listener)
 }
 
+/// What a takeover may do to readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Nothing: it is refused if a mount cannot be gone on with.
+    Keep,
+    /// Their mounts may end, and reads fail.
+    End,
+}
+
 /// Finds out whether this program could serve `root`: whether it can read what is recorded there,
-/// and which drivers work. Unless told to `end_readers`, it must also be able to go on with every
-/// mount. Changes nothing.
-pub fn check(root: &Path, end_readers: bool) -> Result<(), DaemonError> {
+/// and which drivers work. To keep `readers` it must also be able to go on with every mount. Changes
+/// nothing.
+pub fn check(root: &Path, readers: Readers) -> Result<(), DaemonError> {
     let images = root.join("images");
     let records = record::recorded_mounts(root)?;
     for record in &records {
@@ -364,7 +373,7 @@ pub fn check(root: &Path, end_readers: bool) -> Result<(), DaemonError> {
     }
     let mounts = mountinfo::list().at(root)?;
     let mountpoints = adopt::without_journal(&records, &mounts);
-    if !end_readers && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
+    if readers == Readers::Keep && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
         return Err(DaemonError::WouldEnd { mountpoints });
     }
     let cache = root.join("cache");

@@ -23,7 +23,7 @@ use crate::{
         mount::{self, Suid},
     },
     path_error::At as _,
-    prefetch::Known,
+    prefetch::{Known, Metadata},
 };
 
 /// What to do about a mount that is in use.
@@ -60,7 +60,7 @@ impl Node {
         let (driver, driver_reason) = self.choose(request.driver).await?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
-        let platform = platform.map(|platform| platform.with_lazy(true));
+        let platform = platform.map(Platform::lazy);
         let mut options = self.options(&request);
         if request.base {
             // containerd names layers by what the image's configuration claims of their content,
@@ -77,7 +77,7 @@ impl Node {
             if let Some(layers) = request.layers {
                 let prefix = self.prefix(&request, &name, layers).await?;
                 let (stored, verified, manifest, pin) = prefix;
-                let known = self.prefetcher.look_up(&repository, &manifest, true);
+                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let resolved = match self.recent.get(&name) {
@@ -89,11 +89,14 @@ impl Node {
             // Until there is a record of the mount.
             let pin = self.pins.pin(&images, manifest.digest);
             let is_started = self.images.is_started(&manifest.digest).await;
-            let has_metadata = StoredImage::is_in(&images, &manifest.digest);
+            let metadata = match StoredImage::is_in(&images, &manifest.digest) {
+                true => Metadata::Here,
+                false => Metadata::Missing,
+            };
             let look_up = async {
                 match is_started {
                     true => Known::default(),
-                    false => self.prefetcher.look_up(&repository, manifest, has_metadata),
+                    false => self.prefetcher.look_up(&repository, manifest, metadata),
                 }
             };
             // Metadata first: nothing that is fetched ahead is of use before they are here.
@@ -104,7 +107,9 @@ impl Node {
             };
             let (fetched, known) = tokio::join!(fetch, look_up);
             let (stored, fetched, verified) = fetched?;
-            stored.must_be_whole_unless(request.base, repository.describe())?;
+            if !request.base {
+                stored.must_be_whole(repository.describe())?;
+            }
             Ok::<_, DaemonError>((stored, verified, fetched, known, pin))
         };
         let (stored, verified, metadata, known, _pin) = tokio::select! {
@@ -117,7 +122,7 @@ impl Node {
         let image = self.serve(stored, &verified, route).await?;
         remembering.await;
         if image.is_first_start() {
-            self.prefetcher.start(image.prefetched(), known);
+            self.prefetcher.start(image.prefetched(repository), known);
         }
         let mut record = MountRecord {
             request,

@@ -84,7 +84,7 @@ impl Node {
         let PrefetchRequest { image, platform, plain_http } = request.clone();
         let name: ImageName = image.parse()?;
         let wanted: Option<Platform> = platform.as_deref().map(str::parse).transpose()?;
-        let wanted = wanted.map(|platform| platform.with_lazy(true));
+        let wanted = wanted.map(Platform::lazy);
         let request = MountRequest {
             image,
             asked: None,
@@ -106,11 +106,11 @@ impl Node {
         let admission = self.admit_resolved(&request, &resolved);
         let fetch = StoredImage::fetch_admitted(&repository, manifest, &images, admission);
         let (stored, _, verified) = fetch.await?;
-        stored.must_be_whole_unless(request.base, repository.describe())?;
+        stored.must_be_whole(repository.describe())?;
         let directory = stored.directory.clone();
         let served = self.serve(stored, &verified, route).await?;
         job.lock().image = Some(served.clone());
-        let fetched = crate::prefetch::fast(&self.prefetcher, &served.prefetched().blobs).await;
+        let fetched = crate::prefetch::fast(&self.prefetcher, &served.weak_blobs()).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })?;
         let synced = tokio::task::spawn_blocking(move || image::sync(&directory)).await;
         Ok(synced.unwrap_or(Ok(()))?)

@@ -33,8 +33,8 @@ impl Node {
         platform: Option<&Platform>,
         options: &Options,
     ) -> Result<Resolved, DaemonError> {
-        let (may_replace, indexes) = (self.may_replace(name, options), options.indexes);
-        let found = lazy_manifest(repository, name, platform, may_replace, indexes).await?;
+        let (replacement, indexes) = (self.replacement(name, options), options.indexes);
+        let found = lazy_manifest(repository, name, platform, replacement, indexes).await?;
         if found.parsed.lazy_base().is_some() || indexes != IndexTrust::Signed {
             return Ok(Arc::new(found).into());
         }

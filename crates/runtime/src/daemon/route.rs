@@ -1,8 +1,9 @@
 //! Routes to the blobs of images in use.
 //!
-//! What containerd was told about registries may change while containers run: a certificate is
-//! renewed, a mirror comes or goes. So it is looked at every few seconds, and images take other
-//! routes without being mounted anew.
+//! containerd's registry configuration may change while containers run: a certificate is renewed, a
+//! mirror comes or goes. The daemon looks at it every few seconds, and images take other routes
+//! without being mounted anew. While a file is invalid, perhaps half written, they keep the last
+//! good route.
 
 use std::{
     collections::HashMap,
@@ -10,12 +11,12 @@ use std::{
 };
 
 use lazuli_image::Blob;
-use lazuli_registry::{ImageName, Options, Pull, Repository, Route};
+use lazuli_registry::{ImageName, Options, Pull, RegistryError, Repository, Route};
 
 use super::DaemonError;
 use crate::{
     cache::{Cache, CachedBlob},
-    source::{BlobSource, RepositorySource},
+    source::{BlobSource, NoRoute, RepositorySource},
     sync::lock,
 };
 
@@ -42,7 +43,7 @@ impl ImageRoute {
 
     /// The repository at its end. Always the same one: over the connections that brought the
     /// metadata comes the first data.
-    pub(super) fn open(&self) -> Result<Arc<dyn Repository>, DaemonError> {
+    pub(super) fn open(&self) -> Result<Arc<dyn Repository>, RegistryError> {
         if let Some(repository) = self.repository.get() {
             return Ok(repository.clone());
         }
@@ -60,29 +61,37 @@ fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
 
 /// The routes to one image.
 #[derive(Debug)]
-pub(super) struct ImageRoutes(Mutex<Known>);
+pub(super) struct ImageRoutes(Mutex<HashMap<String, KnownRoute>>);
 
-#[derive(Debug)]
-struct Known {
-    by_name: HashMap<String, KnownRoute>,
-    newest: Arc<dyn Repository>,
-}
-
-/// A route, and the sources that it has brought to each of the image's blobs.
+/// A route in use, and the sources that it has brought to each of the image's blobs.
 #[derive(Debug)]
 struct KnownRoute {
     route: ImageRoute,
-    sources: Vec<Vec<Arc<dyn BlobSource>>>,
+    sources: Vec<Sources>,
+    /// The unusable route that was last found in its place.
+    refused: Option<Route>,
 }
 
-/// One source for each place that is to be asked for such a blob.
-fn sources(blob: &Blob, places: &[Arc<dyn Pull>]) -> Vec<Arc<dyn BlobSource>> {
-    let source = |place: &Arc<dyn Pull>| {
-        let source = RepositorySource::new(place.clone(), blob.id, blob.stored_size);
-        Arc::new(source) as Arc<dyn BlobSource>
+type Sources = Vec<Arc<dyn BlobSource>>;
+
+/// For each of `blobs` one source per place of `repository` that suits it.
+fn sources(repository: &Arc<dyn Repository>, blobs: &[Blob]) -> Vec<Sources> {
+    let places = places(repository);
+    let of_blob = |blob: &Blob| {
+        let source = |place: &Arc<dyn Pull>| {
+            let source = RepositorySource::new(place.clone(), blob.id, blob.stored_size);
+            Arc::new(source) as Arc<dyn BlobSource>
+        };
+        let suits = |place: &&Arc<dyn Pull>| place.request_policy().suits_size(blob.stored_size);
+        places.iter().filter(suits).map(source).collect()
     };
-    let suits = |place: &&Arc<dyn Pull>| place.request_policy().suits_size(blob.stored_size);
-    places.iter().filter(suits).map(source).collect()
+    blobs.iter().map(of_blob).collect()
+}
+
+/// A stand-in for the sources of each blob of the image `name`.
+fn no_sources(name: &ImageName, reason: RegistryError, blobs: &[Blob]) -> Vec<Sources> {
+    let stand_in: Arc<dyn BlobSource> = Arc::new(NoRoute::new(name, reason));
+    blobs.iter().map(|_| vec![stand_in.clone()]).collect()
 }
 
 impl ImageRoutes {
@@ -92,75 +101,60 @@ impl ImageRoutes {
         blobs: &[Blob],
         cache: &Cache,
     ) -> Result<(Self, Vec<Arc<CachedBlob>>), DaemonError> {
-        let newest = route.open()?;
-        let places = places(&newest);
-        let mut cached = Vec::new();
-        let mut brought = Vec::new();
-        for blob in blobs {
-            let sources = sources(blob, &places);
-            let opened = cache.unsourced(blob)?;
-            attach(&opened, &sources);
-            cached.push(opened);
-            brought.push(sources);
-        }
-        let by_name =
-            HashMap::from([(route.name.to_string(), KnownRoute { route, sources: brought })]);
-        Ok((ImageRoutes(Mutex::new(Known { by_name, newest })), cached))
+        let cached =
+            blobs.iter().map(|blob| cache.unsourced(blob)).collect::<Result<Vec<_>, _>>()?;
+        let routes = ImageRoutes(Mutex::default());
+        routes.add(route, blobs, &cached);
+        Ok((routes, cached))
     }
 
-    /// The image, by the route that was added last.
-    pub(super) fn newest(&self) -> Arc<dyn Repository> {
-        self.lock().newest.clone()
-    }
-
-    /// Adds a route to `blobs`, which are open as `cached`, or replaces the one that was known under
-    /// that name.
-    pub(super) fn add(
-        &self,
-        route: ImageRoute,
-        blobs: &[Blob],
-        cached: &[Arc<CachedBlob>],
-    ) -> Result<(), DaemonError> {
-        let mut known = self.lock();
+    /// Adds a route to `blobs`, which are open as `cached`, or replaces the one that is known under
+    /// that name. An unusable route replaces none; where none is known, as when the worker before
+    /// this one has left the image, reads fail with the reason until there is a usable one.
+    pub(super) fn add(&self, route: ImageRoute, blobs: &[Blob], cached: &[Arc<CachedBlob>]) {
+        let mut routes = self.lock();
         let name = route.name.to_string();
-        if known.by_name.get(&name).is_some_and(|known| known.route.route == route.route) {
-            return Ok(());
-        }
-        let repository = route.open()?;
-        let places = places(&repository);
-        let mut brought = Vec::new();
-        for (blob, cached) in blobs.iter().zip(cached) {
-            let sources = sources(blob, &places);
-            attach(cached, &sources);
-            brought.push(sources);
-        }
-        known.newest = repository;
-        if let Some(before) = known.by_name.insert(name, KnownRoute { route, sources: brought }) {
-            for (cached, sources) in cached.iter().zip(&before.sources) {
-                sources.iter().for_each(|source| cached.detach(source));
+        let mut known = routes.get_mut(&name);
+        if let Some(known) = &mut known {
+            if known.route.route == route.route {
+                known.refused = None;
+                return;
+            }
+            if known.refused.as_ref() == Some(&route.route) {
+                return;
             }
         }
-        Ok(())
+        let sources = match (route.open(), known) {
+            (Ok(repository), _) => sources(&repository, blobs),
+            (Err(error), Some(known)) => {
+                tracing::warn!(image = name, %error, "the image is fetched as before");
+                known.refused = Some(route.route);
+                return;
+            }
+            (Err(error), None) => {
+                tracing::warn!(image = name, %error, "there is no route to the image");
+                no_sources(&route.name, error, blobs)
+            }
+        };
+        cached.iter().zip(&sources).for_each(|(cached, sources)| attach(cached, sources));
+        let now = KnownRoute { route, sources, refused: None };
+        let Some(before) = routes.insert(name, now) else { return };
+        for (cached, sources) in cached.iter().zip(&before.sources) {
+            sources.iter().for_each(|source| cached.detach(source));
+        }
     }
 
     /// Replaces routes that have changed. Reads files.
     pub(super) fn refresh(&self, blobs: &[Blob], cached: &[Arc<CachedBlob>]) {
         let now: Vec<_> = {
-            let known = self.lock();
-            known
-                .by_name
-                .values()
-                .map(|known| ImageRoute::to(&known.route.name, &known.route.options))
-                .collect()
+            let routes = self.lock();
+            let known = routes.values().map(|known| &known.route);
+            known.map(|route| ImageRoute::to(&route.name, &route.options)).collect()
         };
-        for route in now {
-            if let Err(error) = self.add(route, blobs, cached) {
-                tracing::warn!(error = error.for_people(), "an image is fetched as before");
-            }
-        }
+        now.into_iter().for_each(|route| self.add(route, blobs, cached));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, KnownRoute>> {
         lock(&self.0)
     }
 }

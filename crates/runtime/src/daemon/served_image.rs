@@ -10,6 +10,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
+use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
 
@@ -92,21 +93,26 @@ impl ServedImage {
         !self.is_started.swap(true, Ordering::Relaxed)
     }
 
-    /// What has to be known of it to fetch ahead.
-    pub(super) fn prefetched(&self) -> prefetch::Image {
+    /// What the prefetcher has to know of a start. Traces and lessons are in `repository`.
+    pub(super) fn prefetched(&self, repository: Arc<dyn Repository>) -> prefetch::Image {
         prefetch::Image {
             manifest: self.stored.descriptor.clone(),
             config: self.stored.config.clone(),
             bootstrap: self.stored.bootstrap.clone(),
             hot: self.stored.hot.clone(),
-            blobs: Arc::downgrade(&self.blobs),
-            repository: self.routes.newest(),
+            blobs: self.weak_blobs(),
+            repository,
         }
     }
 
+    /// Its blobs, as long as it is served.
+    pub(super) fn weak_blobs(&self) -> Weak<[Arc<CachedBlob>]> {
+        Arc::downgrade(&self.blobs)
+    }
+
     /// Lets the image's blobs be fetched by this route, too.
-    pub(super) fn add_route(&self, route: ImageRoute) -> Result<(), DaemonError> {
-        self.routes.add(route, self.stored.bootstrap.blobs(), &self.blobs)
+    pub(super) fn add_route(&self, route: ImageRoute) {
+        self.routes.add(route, self.stored.bootstrap.blobs(), &self.blobs);
     }
 
     /// Finds out whether registries are reached by another route by now.

@@ -43,7 +43,7 @@ impl ServedImages {
         images.retain(|_, image| image.strong_count() > 0);
         let digest = stored.manifest_digest;
         if let Some(image) = images.get(&digest).and_then(Weak::upgrade) {
-            image.add_route(route)?;
+            image.add_route(route);
             return Ok(image);
         }
         let image = Arc::new(ServedImage::new(stored, cache, route)?);

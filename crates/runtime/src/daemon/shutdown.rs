@@ -6,7 +6,7 @@ use super::{DaemonError, mount_users, node::Node};
 
 /// What to do about images that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub enum Stop {
     /// Go on serving them.
     IfUnused,
     /// Detach their mounts. What still holds them open gets errors instead of data that is not

@@ -77,10 +77,10 @@ pub struct StoredImage {
 }
 
 impl StoredImage {
-    /// Refuses an image, named `image`, that has other layers on top: they would be missing, unless
-    /// the client sees to them.
-    pub fn must_be_whole_unless(&self, base: bool, image: String) -> Result<(), ImageError> {
-        if self.whole || base { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
+    /// Refuses an image, named `image`, that has ordinary layers on top. They would be missing where
+    /// the client does not mount them itself.
+    pub fn must_be_whole(&self, image: String) -> Result<(), ImageError> {
+        if self.whole { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }
 
     /// Fetches what is not in `images` yet of the image with this manifest, of which some upper

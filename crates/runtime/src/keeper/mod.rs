@@ -19,13 +19,16 @@
 //! No process has to end properly for any of this: a worker that gives way just exits.
 
 mod descriptors;
+mod error;
 mod handover;
 mod info;
 mod link;
 pub(crate) mod names;
 mod programs;
+mod restarts;
 mod service;
 mod socket;
+mod start;
 mod supervisor;
 mod takeover;
 mod wire;
@@ -35,9 +38,10 @@ pub(crate) use wire::fuzz;
 
 pub use self::{
     descriptors::Descriptors,
+    error::{Ended, KeeperError},
     info::KeeperInfo,
     link::{Given, KeptDescriptor, Link, Order},
     programs::{Programs, Role},
-    supervisor::{Ended, Keeper, KeeperError},
+    supervisor::Keeper,
     takeover::{TakeoverError, report},
 };

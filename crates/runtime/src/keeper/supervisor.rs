@@ -1,14 +1,12 @@
 //! The keeper's event loop: messages of its peers, and deaths of workers.
 
 use std::{
-    fmt,
-    fs::{DirBuilder, File, TryLockError},
-    io,
+    fmt, io,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::{fs::DirBuilderExt as _, net::UnixStream},
+        unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -17,36 +15,23 @@ use rustix::{
     fs::FlockOperation,
     net::{SocketFlags, accept_with},
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
     descriptors::Descriptors,
-    handover::{Successor, receive_all},
+    error::{Ended, KeeperError},
+    handover::Successor,
     info::KeeperInfo,
-    names::{GROUP, JOURNAL, LISTENER, LOCK, LOG, PREDECESSOR},
+    names::{GROUP, JOURNAL, LISTENER, LOCK, PREDECESSOR},
     programs::{Programs, Role},
+    restarts::Restarts,
     service::{self, Service},
-    socket,
     wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
-use crate::path_error::{At as _, PathError};
-
-/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
-/// one below the root is `/images/<64 digits>/bootstrap`.
-const ROOT_LIMIT: usize = 255 - 82;
+use crate::path_error::At as _;
 
 /// A worker has not failed that has answered what its predecessors left, and lived for so long.
 const SETTLED: Duration = Duration::from_millis(100);
-
-/// Workers in a row that may fail without a pause.
-const QUICK_RESTARTS: u32 = 3;
-
-/// The pause after that; it doubles with each further failure.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// The longest pause: how much later than necessary readers go on when the reason is gone.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long a client may take to say what it wants. A client speaks at once, and meanwhile
 /// no other one is heard.
@@ -58,177 +43,22 @@ const REST: Duration = Duration::from_millis(50);
 /// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How a keeper ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Nothing is mounted any more.
-    Stopped,
-    /// Another keeper goes on.
-    Replaced,
-}
-
-/// Why there is no keeper.
-#[derive(Debug, thiserror::Error)]
-pub enum KeeperError {
-    /// Another daemon has this root directory.
-    #[error("another daemon serves {}", root.display())]
-    Locked {
-        /// The root directory.
-        root: PathBuf,
-    },
-    /// Paths below the root directory would be longer than the mount API takes.
-    #[error(
-        "the state directory {} is too long: the kernel takes paths of {ROOT_LIMIT} bytes there",
-        root.display()
-    )]
-    RootTooLong {
-        /// The root directory.
-        root: PathBuf,
-    },
-    /// Nothing can be kept for a worker whose keeper died.
-    #[error("the worker died before it handed over what its keeper held")]
-    Abandoned,
-    /// The state directory, or a process.
-    #[error("{}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
-}
-
-impl From<PathError> for KeeperError {
-    fn from(PathError { path, source }: PathError) -> Self {
-        KeeperError::Io { path, source }
-    }
-}
-
-/// See the module.
+/// Holds descriptors for workers, and runs one worker at a time.
 pub struct Keeper {
-    root: PathBuf,
-    programs: Programs,
+    pub(super) root: PathBuf,
+    pub(super) programs: Programs,
     pub(super) descriptors: Descriptors,
-    service: Service,
-    signals: UnixStream,
-    worker: Option<Worker>,
-    successor: Option<Successor>,
-    /// Workers in a row that did not settle.
-    failures: u32,
-    restarts: u64,
-    last_exit: Option<String>,
-    start_at: Option<Instant>,
-    stopping: bool,
+    pub(super) service: Service,
+    pub(super) signals: UnixStream,
+    pub(super) worker: Option<Worker>,
+    pub(super) successor: Option<Successor>,
+    pub(super) restarts: Restarts,
+    pub(super) stopping: bool,
     /// Whether something happened a moment ago.
-    awake: bool,
+    pub(super) awake: bool,
 }
 
 impl Keeper {
-    /// Takes the root directory for this process, and what an earlier one of this service left with
-    /// systemd.
-    pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
-        // No other user may reach set-user-id programs of images or containers below it, nor the
-        // sockets.
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(root);
-        created.at(root)?;
-        // The kernel shows mounts by their real paths.
-        let root = root.canonicalize().at(root)?;
-        if root.as_os_str().len() > ROOT_LIMIT {
-            return Err(KeeperError::RootTooLong { root });
-        }
-        let mut descriptors = Descriptors::default();
-        let inherited = lazuli_sys::inherit::descriptors();
-        // systemd lists what came last first.
-        for (name, descriptor) in inherited.at(&root)? {
-            if descriptors.get(&name).is_none() {
-                descriptors.insert(name, descriptor);
-            }
-        }
-        let path = root.join("lock");
-        let lock = match descriptors.remove(LOCK) {
-            Some(lock) => File::from(lock),
-            None => File::create(&path).at(&path)?,
-        };
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(KeeperError::Locked { root }),
-            Err(TryLockError::Error(source)) => return Err(KeeperError::Io { path, source }),
-        }
-        let mut keeper = Self::new(root, programs, descriptors)?;
-        keeper.hold(LOCK, lock.into());
-        let log = rustix::stdio::stderr().try_clone_to_owned();
-        keeper.hold(LOG, log.at("standard error")?);
-        if keeper.descriptors.get(LISTENER).is_none() {
-            let socket = socket::open(&keeper.root);
-            let socket = socket.at(keeper.root.join(socket::NAME))?;
-            keeper.hold(LISTENER, socket);
-        }
-        Ok(keeper)
-    }
-
-    /// Takes a worker over whose keeper died; it waits at the other end of standard input.
-    pub fn adopt(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
-        let connect = || {
-            let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?)?;
-            let pid = rustix::net::sockopt::socket_peercred(&channel)?.pid;
-            let (descriptors, whole) = receive_all(&channel, Kind::Go)?;
-            io::Result::Ok((channel, pid, descriptors, whole))
-        };
-        let (channel, pid, descriptors, whole) = connect().at("the connection to the worker")?;
-        // Both died, then: without the lock this process cannot keep another daemon from starting,
-        // and would serve beside it.
-        if descriptors.get(LOCK).is_none() {
-            return Err(KeeperError::Abandoned);
-        }
-        let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
-        keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
-        keeper.last_exit = Some("the keeper before this one died".to_owned());
-        // The worker may have died meanwhile: then it is this keeper that goes on.
-        if whole && let Ok(worker) = Worker::adopt(channel, pid) {
-            let info = keeper.info(Some(worker.pid)).to_json();
-            if let Err(error) = worker.channel.send(Kind::Keeper, &info, None) {
-                tracing::warn!(%error, "the worker is gone");
-            }
-            keeper.worker = Some(worker);
-            keeper.service.ready();
-        }
-        Ok(keeper)
-    }
-
-    pub(super) fn new(
-        root: PathBuf,
-        programs: Programs,
-        descriptors: Descriptors,
-    ) -> Result<Self, KeeperError> {
-        // One descriptor for every blob that is in use; the worker says so when they do not
-        // suffice.
-        if let Err(error) = lazuli_sys::limit::raise_descriptors() {
-            tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
-        }
-        let signals = || {
-            let (ours, theirs) = UnixStream::pair()?;
-            for signal in [SIGTERM, SIGINT] {
-                signal_hook::low_level::pipe::register(signal, theirs.try_clone()?)?;
-            }
-            io::Result::Ok(ours)
-        };
-        Ok(Keeper {
-            signals: signals().at("signal handlers")?,
-            root,
-            programs,
-            descriptors,
-            service: Service::find(),
-            worker: None,
-            successor: None,
-            failures: 0,
-            restarts: 0,
-            last_exit: None,
-            start_at: None,
-            stopping: false,
-            awake: true,
-        })
-    }
-
     /// Serves until nothing is left to serve: when a client or a signal says so, or another keeper
     /// goes on.
     pub fn run(mut self) -> Result<Ended, KeeperError> {
@@ -252,7 +82,7 @@ impl Keeper {
     fn step(&mut self) -> io::Result<Option<Ended>> {
         let rest_at = self.awake.then(|| Instant::now() + REST);
         let deadlines = [
-            self.start_at,
+            self.restarts.due(),
             self.worker.as_ref().and_then(|worker| worker.leave_before),
             self.successor.as_ref().map(|successor| successor.deadline),
             rest_at,
@@ -273,7 +103,7 @@ impl Keeper {
         let mut fds: Vec<_> =
             peers.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let heard = rustix::io::retry_on_intr(|| poll(&mut fds, wait.as_ref()))?;
-        if heard == 0 && self.start_at.is_none() {
+        if heard == 0 && self.restarts.due().is_none() {
             shrink();
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
@@ -297,7 +127,7 @@ impl Keeper {
             self.accept();
         }
         let now = Instant::now();
-        if self.start_at.is_some_and(|at| at <= now) {
+        if self.restarts.due().is_some_and(|at| at <= now) {
             self.start_worker();
         }
         if let Some(worker) = &mut self.worker
@@ -307,7 +137,8 @@ impl Keeper {
             worker.leave_before = None;
             worker.kill();
         }
-        let idle = self.worker.is_none() && self.successor.is_none() && self.start_at.is_none();
+        let idle =
+            self.worker.is_none() && self.successor.is_none() && self.restarts.due().is_none();
         if self.stopping && idle {
             return Ok(Some(Ended::Stopped));
         }
@@ -377,7 +208,7 @@ impl Keeper {
     }
 
     fn start_worker(&mut self) {
-        self.start_at = None;
+        self.restarts.cancel();
         match self.spawn(None) {
             Ok(worker) => {
                 tracing::info!(pid = worker.pid, "worker started");
@@ -394,17 +225,12 @@ impl Keeper {
     }
 
     fn restart_later(&mut self, why: String) {
-        self.failures += 1;
-        let pause = match self.failures.checked_sub(QUICK_RESTARTS + 1) {
-            None => Duration::ZERO,
-            Some(doublings) => LONGEST_PAUSE.min(FIRST_PAUSE * 2_u32.pow(doublings.min(10))),
-        };
+        let pause = self.restarts.fail(why.clone());
         if !pause.is_zero() {
-            tracing::error!(?pause, failures = self.failures, why, "workers keep ending");
+            let failures = self.restarts.failures();
+            tracing::error!(?pause, failures, why, "workers keep ending");
             self.service.status(&format!("workers keep ending: {why}"));
         }
-        self.last_exit = Some(why);
-        self.start_at = Some(Instant::now() + pause);
     }
 
     /// Reads one message of the worker, or deals with its end.
@@ -447,10 +273,10 @@ impl Keeper {
             }
             self.successor = None;
         }
-        self.restarts += 1;
+        self.restarts.note_death();
         tracing::error!(pid = worker.pid, ended, "the worker died; readers wait for the next one");
         if worker.settled && worker.started.elapsed() > SETTLED {
-            self.failures = 0;
+            self.restarts.settle();
         }
         self.restart_later(ended);
         None
@@ -510,7 +336,7 @@ impl Keeper {
     /// Lets the worker leave; a successor goes on when it has.
     fn give_way(&mut self, mut successor: Successor) {
         tracing::info!("a successor takes over");
-        self.start_at = None;
+        self.restarts.cancel();
         match &mut self.worker {
             Some(worker) => {
                 worker.tell(Kind::Leave);
@@ -520,7 +346,7 @@ impl Keeper {
             None if successor.hand_over(&self.descriptors).is_ok() => {
                 self.successor = Some(successor);
             }
-            None => self.start_at = Some(Instant::now()),
+            None => self.restarts.start_now(),
         }
     }
 
@@ -542,17 +368,17 @@ impl Keeper {
         tracing::error!(why, "the successor failed; going on");
         successor.kill();
         if self.worker.is_none() {
-            self.start_at = Some(Instant::now());
+            self.restarts.start_now();
         }
     }
 
-    fn info(&self, worker_pid: Option<u32>) -> KeeperInfo {
-        let pause = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
+    pub(super) fn info(&self, worker_pid: Option<u32>) -> KeeperInfo {
+        let pause = self.restarts.due().map(|at| at.saturating_duration_since(Instant::now()));
         KeeperInfo {
             pid: std::process::id(),
             worker_pid,
-            restarts: self.restarts,
-            last_exit: self.last_exit.clone(),
+            restarts: self.restarts.deaths(),
+            last_exit: self.restarts.last_exit().map(str::to_owned),
             next_start_seconds: pause.map(|pause| pause.as_secs_f32()),
         }
     }

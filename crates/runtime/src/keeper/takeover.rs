@@ -21,12 +21,13 @@ use std::{
 
 use super::{
     descriptors::Descriptors,
+    error::KeeperError,
     handover::{HANDOVER_LIMIT, Refusal, receive_all},
     info::KeeperInfo,
     names::{LOCK, LOG},
     programs::{Programs, Role},
     service, socket,
-    supervisor::{Keeper, KeeperError},
+    supervisor::Keeper,
     wire::{Channel, Kind, Message, unexpected},
     worker::Worker,
 };

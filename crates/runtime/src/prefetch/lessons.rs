@@ -50,6 +50,15 @@ const DEPTH: usize = 64;
 /// run.
 const PROGRAMS: usize = 8;
 
+/// Which clients may read a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visibility {
+    /// All: its lessons may help images of other repositories.
+    Public,
+    /// Those with a login.
+    Private,
+}
+
 /// The lessons that this node keeps.
 #[derive(Debug)]
 pub(crate) struct Lessons(SmallFiles);
@@ -70,17 +79,16 @@ impl Lessons {
         self.get(&of_program(first))
     }
 
-    /// Adds a start of an image of `repository`, in which `programs` ran. Every client may read the
-    /// repository if it `is_open`.
+    /// Adds a start of an image of `repository`, in which `programs` ran.
     pub(super) fn add(
         &self,
         repository: &str,
         start: &Lesson,
         programs: &[Digest],
-        is_open: bool,
+        visibility: Visibility,
     ) -> std::io::Result<Lesson> {
         let lesson = self.merged(&of_repository(repository), start)?;
-        if is_open {
+        if visibility == Visibility::Public {
             for program in programs {
                 self.merged(&of_program(program), start)?;
             }
@@ -290,11 +298,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let lessons = Lessons::of(root.path());
         let program = Digest::sha256([7; 32]);
-        lessons.add("registry/private", &lesson("secret"), &[program], false).unwrap();
+        lessons
+            .add("registry/private", &lesson("secret"), &[program], Visibility::Private)
+            .unwrap();
         assert_eq!(lessons.of_repository("registry/private"), Some(lesson("secret")));
         assert_eq!(lessons.of_repository("registry/other"), None);
         assert_eq!(lessons.of_program(&program), None);
-        lessons.add("registry/open", &lesson("known"), &[program], true).unwrap();
+        lessons.add("registry/open", &lesson("known"), &[program], Visibility::Public).unwrap();
         assert_eq!(lessons.of_program(&program), Some(lesson("known")));
     }
 

@@ -18,96 +18,39 @@ mod escalate;
 mod guess;
 #[cfg(fuzzing)]
 pub(crate) use guess::fuzz;
+mod learn;
 mod lessons;
+mod orders;
 mod recorder;
+mod settings;
 mod small_files;
 mod traces;
 mod turn;
 mod whole;
 
-use std::{ops::Range, path::Path, sync::Arc, time::Duration};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::{Manifest, Pull, Repository};
 use lazuli_sys::mmap::Map;
-use serde::Deserialize;
-use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
+use tokio::{sync::oneshot, task::JoinHandle};
 
+pub use self::settings::{Ahead, Settings};
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Pace, Purpose},
     escalate::{Escalation, Heard},
+    learn::ask_for_lesson,
     lessons::Lessons,
-    recorder::{Recorded, Recorder},
+    orders::{baked, first_of, of_maker, of_trace},
+    recorder::Recorder,
     turn::Turn,
 };
 use crate::{
-    cache::{Cache, CachedBlob},
+    cache::Cache,
     source::early::{self, Early},
 };
-
-/// What is fetched when an image is mounted, ahead of its readers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Ahead {
-    /// Nothing, and nothing is recorded.
-    Nothing,
-    /// Nothing, but what is touched is recorded: for trials, which are to see all that a start
-    /// reads.
-    Record,
-    /// What a start most likely reads, from the image alone; nothing is recorded.
-    Guess,
-    /// What earlier starts read; without a trace of one, as [`Ahead::Guess`].
-    #[default]
-    Learn,
-}
-
-/// What the operator may set.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// What is fetched for a start.
-    pub ahead: Ahead,
-    /// Whether traces are put beside their images for other nodes.
-    pub publish: bool,
-    /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
-    pub rest_bytes_per_second: u64,
-    /// Stored bytes that the misses of one start without a trace may bring beside what they ask
-    /// for.
-    pub escalate_bytes: u64,
-}
-
-impl Settings {
-    /// Whether starts of other images say what to fetch for this one.
-    fn learns_from_others(&self) -> bool {
-        self.ahead == Ahead::Learn && self.escalate_bytes > 0
-    }
-
-    /// Stored bytes that a trace may bring that came from the registry: a client that may push
-    /// there has written it.
-    fn foreign_bytes(&self) -> u64 {
-        match self.escalate_bytes {
-            0 => Settings::default().escalate_bytes,
-            bytes => bytes,
-        }
-    }
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        // An eighth of 1 Gbit/s.
-        Settings {
-            ahead: Ahead::default(),
-            publish: false,
-            rest_bytes_per_second: 16 << 20,
-            escalate_bytes: 256 << 20,
-        }
-    }
-}
-
-/// How long a registry may take to answer whether it has a trace, from when the image's metadata is
-/// here. A guess is better than one that comes late.
-const ANSWER: Duration = Duration::from_secs(1);
 
 /// The node's.
 #[derive(Debug)]
@@ -134,6 +77,15 @@ pub(crate) struct Image {
     pub(crate) hot: Vec<u64>,
     pub(crate) blobs: Blobs,
     pub(crate) repository: Arc<dyn Repository>,
+}
+
+/// Whether the node has the metadata of an image that is about to be mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Metadata {
+    /// It has.
+    Here,
+    /// They have to be fetched.
+    Missing,
 }
 
 /// What is known of the starts of an image. Nothing by default.
@@ -165,7 +117,7 @@ impl Prefetcher {
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
         manifest: &Manifest,
-        has_metadata: bool,
+        metadata: Metadata,
     ) -> Known {
         let learns = self.settings.ahead == Ahead::Learn;
         let mut known = Known::default();
@@ -174,7 +126,7 @@ impl Prefetcher {
         } else if self.settings.ahead != Ahead::Guess {
             return known;
         }
-        if !has_metadata {
+        if metadata == Metadata::Missing {
             match &known.trace {
                 Some(trace) => self.ask_early(&known.early, repository, manifest, trace.spans()),
                 None => self.ask_early(&known.early, repository, manifest, baked(manifest)),
@@ -193,7 +145,7 @@ impl Prefetcher {
                 let image = repository.describe();
                 let found = found.inspect_err(|error| tracing::info!(image, %error, "no trace"));
                 let trace = found.unwrap_or_default()?;
-                if !has_metadata && !early.is_any() {
+                if metadata == Metadata::Missing && !early.is_any() {
                     prefetcher.ask_early(&early, &repository, &manifest, trace.spans());
                 }
                 Some(trace)
@@ -232,7 +184,7 @@ impl Prefetcher {
         let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
         let image = Arc::new(image);
         let Some((recorder, heard)) = wanted.map(listen) else {
-            tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
+            tokio::spawn(async move { prefetcher.bring_the_rest(&image.blobs).await });
             return;
         };
         tokio::spawn(async move {
@@ -263,14 +215,14 @@ impl Prefetcher {
                 prefetcher.keep(&image, &start, is_news).await;
                 prefetcher.teach(&image, &start, is_news).await;
             }
-            prefetcher.bring_the_rest(&image).await;
+            prefetcher.bring_the_rest(&image.blobs).await;
         });
     }
 
-    /// The same for an image that an earlier worker has started.
-    pub(crate) fn resume(self: &Arc<Self>, image: Image) {
+    /// Brings the rest of an image that an earlier worker has started.
+    pub(crate) fn resume(self: &Arc<Self>, blobs: Blobs) {
         let prefetcher = self.clone();
-        tokio::spawn(async move { prefetcher.bring_the_rest(&image).await });
+        tokio::spawn(async move { prefetcher.bring_the_rest(&blobs).await });
     }
 
     /// Fetches what the start will most likely read; without a trace also what follows from what is
@@ -308,7 +260,9 @@ impl Prefetcher {
         if let Some(order) = trace.as_ref().and_then(|trace| hot(Some(trace))) {
             is_foreseen |= !order.is_empty();
             let most = if is_ours { u64::MAX } else { self.settings.foreign_bytes() };
-            bring(self.first_of(image, order, most)).await;
+            let blobs = image.blobs.upgrade();
+            let first = blobs.map(|blobs| first_of(&blobs, order, most));
+            bring(first.unwrap_or_default()).await;
         }
         early.forget();
         if !is_foreseen {
@@ -333,147 +287,15 @@ impl Prefetcher {
         is_asked && trace.is_none()
     }
 
-    /// The trace that the registry has, if it says so in time. It is kept.
-    async fn answer(
-        &self,
-        image: &Image,
-        asked: Option<JoinHandle<Option<Trace>>>,
-    ) -> Option<Trace> {
-        let answer = asked?;
-        let abort = answer.abort_handle();
-        let trace = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
-        abort.abort();
-        if let Err(error) = self.traces.put(&image.manifest.digest, trace.as_ref()?) {
-            tracing::warn!(%error, "cannot keep a trace");
-        }
-        trace
-    }
-
-    /// The lesson that the registry has, if it says so in time. It is kept.
-    async fn lesson_of_registry(
-        &self,
-        image: &Image,
-        answer: JoinHandle<Option<Lesson>>,
-    ) -> Option<Lesson> {
-        let abort = answer.abort_handle();
-        let lesson = timeout(ANSWER, answer).await.ok().and_then(Result::ok).flatten();
-        abort.abort();
-        let kept = self.lessons.put(&image.repository.repository_name()?, lesson.as_ref()?);
-        if let Err(error) = kept {
-            tracing::warn!(%error, "cannot keep a lesson");
-        }
-        lesson
-    }
-
     /// Where the image has what is hot in a lesson.
     fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<ahead::ChunkAt>> {
         let blobs = image.blobs.upgrade()?;
         Some(lessons::places(lesson, &image.bootstrap, &blobs, self.settings.escalate_bytes))
     }
 
-    /// As many of the first chunks of `order` as have `most` stored bytes.
-    fn first_of(
-        &self,
-        image: &Image,
-        order: Vec<ahead::ChunkAt>,
-        most: u64,
-    ) -> Vec<ahead::ChunkAt> {
-        let Some(blobs) = image.blobs.upgrade() else { return Vec::new() };
-        let mut left = most;
-        let mut fits = |(blob, chunk): &ahead::ChunkAt| {
-            let rest = left.checked_sub(blobs[*blob].chunk(*chunk).stored_share());
-            left = rest.unwrap_or(0);
-            rest.is_some()
-        };
-        order.into_iter().take_while(|place| fits(place)).collect()
-    }
-
-    /// Keeps what a start teaches about other images, and tells other nodes if it `is_news`.
-    async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
-        let Some(repository) = image.repository.repository_name() else { return };
-        let is_known = self.lessons.of_repository(&repository).is_some();
-        // What was here before was read, too, and was not seen.
-        if !self.settings.learns_from_others() || is_known && !start.saw_everything() {
-            return;
-        }
-        let (read, trace) = (image.clone(), start.trace.clone());
-        let walk = move || lessons::of_start(&read, &trace);
-        let Ok((lesson, programs)) = tokio::task::spawn_blocking(walk).await else { return };
-        let is_open = image.repository.serves_anonymously();
-        if let Err(error) = self.lessons.add(&repository, &lesson, &programs, is_open) {
-            tracing::warn!(repository, %error, "cannot keep a lesson");
-        }
-        if self.settings.publish && is_news && start.saw_everything() {
-            match lessons::publish(&image.repository, &lesson).await {
-                Ok(artifact) => tracing::info!(repository, %artifact, "published a lesson"),
-                Err(error) => tracing::warn!(repository, %error, "cannot publish a lesson"),
-            }
-        }
-    }
-
-    /// Keeps what was recorded.
-    async fn keep(&self, image: &Image, start: &Recorded, is_news: bool) {
-        let manifest = &image.manifest;
-        let stored = |blob: &Digest, number: u32| {
-            let blob = image.bootstrap.blobs().iter().find(|known| known.id == *blob)?;
-            let chunk = blob.chunk(number)?;
-            Some(chunk.stored..chunk.stored_end())
-        };
-        let saw = |blob: &Digest| start.saw(blob);
-        let kept = self.traces.add(&manifest.digest, &start.trace, saw, stored);
-        let trace = match kept {
-            Ok(trace) => trace,
-            Err(error) => {
-                tracing::warn!(image = %manifest.digest, %error, "cannot keep a trace");
-                return;
-            }
-        };
-        // A trace without what was here before would mislead others.
-        if self.settings.publish && is_news && start.saw_everything() {
-            let name = image.repository.describe();
-            match traces::publish(&image.repository, manifest, &trace).await {
-                Ok(artifact) => tracing::info!(image = name, %artifact, "published its trace"),
-                Err(error) => tracing::warn!(image = name, %error, "cannot publish its trace"),
-            }
-        }
-    }
-
-    async fn bring_the_rest(&self, image: &Image) {
+    async fn bring_the_rest(&self, blobs: &Blobs) {
         if self.settings.rest_bytes_per_second > 0 {
-            whole::polite(self, &image.blobs, self.settings.rest_bytes_per_second).await;
+            whole::polite(self, blobs, self.settings.rest_bytes_per_second).await;
         }
     }
-}
-
-/// Asks a registry what other nodes have learnt of a repository.
-fn ask_for_lesson(repository: &Arc<dyn Repository>) -> JoinHandle<Option<Lesson>> {
-    let repository = repository.clone();
-    tokio::spawn(async move {
-        let found = lessons::find(&*repository).await;
-        let name = repository.describe();
-        found.inspect_err(|error| tracing::info!(repository = name, %error, "no lesson")).ok()?
-    })
-}
-
-/// The chunks that a trace calls hot, as far as the image has them.
-fn of_trace(trace: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
-    let place = |(id, number): (Digest, u32)| {
-        let blob = blobs.iter().position(|blob| blob.id() == id)?;
-        Some((blob, blobs[blob].position(number)?))
-    };
-    trace.hot().filter_map(place).collect()
-}
-
-/// The chunks that the image's maker calls hot.
-fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
-    let of_blob = |(position, (hot, blob)): (usize, (&u64, &Arc<CachedBlob>))| {
-        blob.stored_within(*hot).map(move |chunk| (position, chunk))
-    };
-    hot.iter().zip(blobs).enumerate().flat_map(of_blob).collect()
-}
-
-/// What the image's maker calls hot.
-fn baked(manifest: &Manifest) -> impl Iterator<Item = (Digest, Range<Stored>)> {
-    let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
-    manifest.parsed.layers.iter().filter_map(hot)
 }

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
 
-use lazuli_registry::Health;
+use lazuli_registry::{Health, Urgency};
 
 use super::{BlobSource, Progress, SourceError};
 
@@ -126,13 +126,13 @@ impl BlobSource for Faulty {
         self.inner.describe()
     }
 
-    async fn is_shared(&self, _: &Range<Stored>, _: bool) -> bool {
+    async fn suits(&self, _: &Range<Stored>, _: Urgency) -> bool {
         let mut faults = self.faults.lock().unwrap();
-        let is_shared = !matches!(faults.front(), Some(Fault::AskOthers));
-        if !is_shared {
+        let suits = !matches!(faults.front(), Some(Fault::AskOthers));
+        if !suits {
             faults.pop_front();
         }
-        is_shared
+        suits
     }
 
     fn endpoint(&self) -> Option<&Arc<Health>> {

@@ -6,6 +6,7 @@
 
 pub(crate) mod early;
 mod memory;
+mod no_route;
 pub(crate) mod race;
 mod repository;
 pub(crate) mod request;
@@ -22,8 +23,9 @@ use std::{error::Error, fmt, ops::Range, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
-use lazuli_registry::Health;
+use lazuli_registry::{Health, Urgency};
 
+pub(crate) use self::no_route::NoRoute;
 pub use self::{memory::Memory, repository::RepositorySource};
 pub use lazuli_registry::Progress;
 
@@ -52,10 +54,9 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     /// work.
     fn expect_whole(&self) {}
 
-    /// Whether `range` should be asked for here, by a reader that `waits` or ahead of him: who
-    /// fetches for several nodes fetches more than that, and takes longer, when none of them has
-    /// it.
-    async fn is_shared(&self, _range: &Range<Stored>, _waits: bool) -> bool {
+    /// Whether to ask for `range` here. A peer-to-peer daemon fetches whole pieces, and takes
+    /// longer, when no node has the range yet.
+    async fn suits(&self, _range: &Range<Stored>, _urgency: Urgency) -> bool {
         true
     }
 

@@ -60,10 +60,10 @@ impl BlobSource for RepositorySource {
         }
     }
 
-    async fn is_shared(&self, range: &Range<Stored>, waits: bool) -> bool {
-        // A peer that fetches all of it is fetching this. A reader may be faster without.
-        let comes = self.is_expected.load(Ordering::Relaxed) && !waits;
-        let urgency = if waits { Urgency::Demand } else { Urgency::Prefetch };
+    async fn suits(&self, range: &Range<Stored>, urgency: Urgency) -> bool {
+        // A peer that fetches the whole blob is fetching this range. Demand may be served sooner
+        // elsewhere.
+        let comes = self.is_expected.load(Ordering::Relaxed) && urgency == Urgency::Prefetch;
         comes || self.policy.suits_range(&self.blob, self.size, range, urgency).await
     }
 

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use lazuli_image::Stored;
-use lazuli_registry::{CONNECTIONS, Health, range};
+use lazuli_registry::{CONNECTIONS, Health, Urgency, range};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -152,7 +152,8 @@ impl TrackedSource {
         let RangeRequest { range, room, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.endpoint().map(Arc::as_ref);
-        if !self.source.is_shared(range, claim.is_wanted()).await {
+        let urgency = if claim.is_wanted() { Urgency::Demand } else { Urgency::Prefetch };
+        if !self.source.suits(range, urgency).await {
             return Err(SourceError::AskOthers { source_name: self.describe() });
         }
         let parts: Vec<_> =

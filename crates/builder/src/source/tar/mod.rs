@@ -1,21 +1,22 @@
 //! Reads tar archives as a stream, from whatever writer: V7, ustar, PAX, GNU, star, libarchive.
 
 mod acl;
+mod content;
 mod header;
+mod metadata;
 mod number;
 mod pax;
 mod sparse;
 
 use std::io::{self, Read};
 
-use lazuli_image::{Metadata, Mtime, tree::Device};
-
+pub use self::content::Content;
 pub(crate) use self::pax::check_xattr;
 use self::{
-    acl::Owner,
+    content::Layout,
     header::{BLOCK, Header},
-    pax::{Attributes, SparseMap},
-    sparse::{MAX_SEGMENTS, Segment},
+    metadata::{device, metadata, not_a_number},
+    pax::Attributes,
 };
 use crate::{
     entry::{Entry, EntryKind, EntryPath},
@@ -47,21 +48,6 @@ pub struct Archive<R> {
     global: Attributes,
     global_bytes: u64,
     content: Layout,
-}
-
-/// Where the rest of the content of the current member is.
-#[derive(Debug, Default)]
-struct Layout {
-    /// Bytes until the next header, without `padding`.
-    stored: u64,
-    /// Bytes from the end of the content to the next block border.
-    padding: u64,
-    /// Bytes of the file, holes included, that are not yet read.
-    left: u64,
-    /// Where in the file reading is.
-    at: u64,
-    /// Data segments that are not yet read, the next one last. `None`: not sparse.
-    segments: Option<Vec<Segment>>,
 }
 
 /// Names that GNU headers give to the next member.
@@ -265,77 +251,6 @@ impl<R: Read> Archive<R> {
         Ok(Entry { path, offset, metadata, kind })
     }
 
-    /// Finds out whether the member is sparse, and where its data goes.
-    fn sparse(&mut self, header: &Header<'_>, attributes: &mut Attributes) -> Result<(), String> {
-        let (map, size) = if header.kind() == b'S' {
-            let mut map = Vec::new();
-            let bad = || "the sparse map holds something that is not a number".to_owned();
-            sparse::parse_old(header.sparse_segments(), &mut map).ok_or_else(bad)?;
-            let mut more = header.sparse_continues();
-            while more {
-                let mut block = [0; BLOCK];
-                self.read_exact(&mut block).map_err(|error| error.to_string())?;
-                sparse::parse_old(&block[..504], &mut map).ok_or_else(bad)?;
-                more = block[504] != 0;
-                if map.len() > MAX_SEGMENTS {
-                    return Err(format!("a sparse map of more than {MAX_SEGMENTS} segments"));
-                }
-            }
-            let size = number::parse_unsigned(header.sparse_size());
-            (map, size.ok_or_else(|| not_a_number("real size", header.sparse_size()))?)
-        } else {
-            let map = match attributes.sparse.map()? {
-                None => return Ok(()),
-                Some(SparseMap::Here(map)) => map,
-                Some(SparseMap::InData) => self.read_sparse_map()?,
-            };
-            (map, attributes.sparse.size.ok_or("a sparse member without GNU.sparse.size")?)
-        };
-        sparse::check(&map, size, self.content.stored)?;
-        let segments = map.into_iter().rev().filter(|segment| segment.length > 0).collect();
-        self.content.left = size;
-        self.content.segments = Some(segments);
-        Ok(())
-    }
-
-    /// GNU sparse 1.0: decimal numbers, one per line, padded to a block, in front of the data.
-    fn read_sparse_map(&mut self) -> Result<Vec<Segment>, String> {
-        let mut block = [0; BLOCK];
-        let mut at = BLOCK;
-        let mut next = |archive: &mut Self| -> Result<u64, String> {
-            let mut digits = Vec::new();
-            loop {
-                if at == BLOCK {
-                    if archive.content.stored < BLOCK as u64 {
-                        return Err("the sparse map does not end before the data does".into());
-                    }
-                    archive.read_exact(&mut block).map_err(|error| error.to_string())?;
-                    archive.content.stored -= BLOCK as u64;
-                    at = 0;
-                }
-                let byte = block[at];
-                at += 1;
-                match byte {
-                    b'\n' => break,
-                    _ if digits.len() < 20 => digits.push(byte),
-                    _ => break,
-                }
-            }
-            let bad =
-                || format!("the sparse map holds `{}`, expected a number", digits.escape_ascii());
-            number::decimal(&digits).ok_or_else(bad)
-        };
-        let count = next(self)?;
-        let count = usize::try_from(count).ok().filter(|&count| count <= MAX_SEGMENTS);
-        let count =
-            count.ok_or_else(|| format!("a sparse map of more than {MAX_SEGMENTS} segments"))?;
-        let mut map = Vec::new();
-        for _ in 0..count {
-            map.push(Segment { start: next(self)?, length: next(self)? });
-        }
-        Ok(map)
-    }
-
     /// Reads an extended header's content.
     fn extension(
         &mut self,
@@ -355,34 +270,6 @@ impl<R: Read> Archive<R> {
             problem: format!("in a {what}: {error}"),
         })?;
         Ok(bytes)
-    }
-
-    fn begin_content(&mut self, offset: u64, stored: u64) -> Result<(), SourceError> {
-        let end =
-            stored.checked_next_multiple_of(BLOCK as u64).filter(|&end| end <= i64::MAX as u64);
-        let end = end.ok_or_else(|| SourceError::Archive {
-            offset,
-            problem: format!("a member of {stored} bytes, expected less than 2^63"),
-        })?;
-        self.content =
-            Layout { stored, padding: end - stored, left: stored, at: 0, segments: None };
-        Ok(())
-    }
-
-    /// Reads up to the next header.
-    fn skip_content(&mut self) -> Result<(), SourceError> {
-        let content = std::mem::take(&mut self.content);
-        let mut left = content.stored + content.padding;
-        let mut scratch = [0; 16 * BLOCK];
-        while left > 0 {
-            let step = left.min(scratch.len() as u64) as usize;
-            self.read_exact(&mut scratch[..step]).map_err(|error| SourceError::Archive {
-                offset: self.offset,
-                problem: error.to_string(),
-            })?;
-            left -= step as u64;
-        }
-        Ok(())
     }
 
     /// Reads the next header block. `false` at the end: no more bytes, or a block of zeros.
@@ -444,116 +331,4 @@ impl<R: Read> Archive<R> {
             }
         }
     }
-}
-
-/// The content of one member, see [`Archive::content`]. Ends after exactly the size of the entry.
-#[derive(Debug)]
-pub struct Content<'a, R>(&'a mut Archive<R>);
-
-impl<R: Read> Read for Content<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let layout = &mut self.0.content;
-        let mut step = layout.left.min(buffer.len() as u64);
-        let mut hole = false;
-        if let Some(segment) = layout.segments.as_mut().map(|segments| segments.last_mut()) {
-            match segment {
-                Some(segment) if segment.start > layout.at => {
-                    hole = true;
-                    step = step.min(segment.start - layout.at);
-                }
-                Some(segment) => step = step.min(segment.length),
-                None => hole = true,
-            }
-        }
-        if step == 0 {
-            return Ok(0);
-        }
-        let buffer = &mut buffer[..step as usize];
-        let count = if hole {
-            buffer.fill(0);
-            buffer.len()
-        } else {
-            self.0.read_some(buffer)?
-        };
-        let layout = &mut self.0.content;
-        layout.at += count as u64;
-        layout.left -= count as u64;
-        if !hole {
-            layout.stored -= count as u64;
-            if let Some(segments) = &mut layout.segments
-                && let Some(segment) = segments.last_mut()
-            {
-                segment.start += count as u64;
-                segment.length -= count as u64;
-                if segment.length == 0 {
-                    segments.pop();
-                }
-            }
-        }
-        Ok(count)
-    }
-}
-
-fn not_a_number(field: &str, bytes: &[u8]) -> String {
-    format!("the {field} field holds `{}`, expected a number", bytes.escape_ascii())
-}
-
-fn device(header: &Header<'_>, attributes: &Attributes) -> Result<Device, String> {
-    let number = |field: &str, raw: &[u8], limit: u64, other: Option<u64>| {
-        let number = other
-            .or_else(|| number::parse_unsigned(raw))
-            .ok_or_else(|| not_a_number(field, raw))?;
-        let fits = u32::try_from(number).ok().filter(|_| number < limit);
-        fits.ok_or_else(|| format!("{field} is {number}, expected less than {limit}"))
-    };
-    Ok(Device {
-        major: number("major device number", header.device_major(), 1 << 12, attributes.device.0)?,
-        minor: number("minor device number", header.device_minor(), 1 << 20, attributes.device.1)?,
-    })
-}
-
-fn metadata(
-    header: &Header<'_>,
-    kind: &EntryKind,
-    attributes: Attributes,
-) -> Result<Metadata, String> {
-    let id = |field: &str, raw: &[u8], other: Option<u64>| {
-        let number = other
-            .or_else(|| number::parse_unsigned(raw))
-            .ok_or_else(|| not_a_number(field, raw))?;
-        u32::try_from(number).map_err(|_| format!("{field} is {number}, expected less than 2^32"))
-    };
-    let mode =
-        number::parse_unsigned(header.mode()).ok_or_else(|| not_a_number("mode", header.mode()))?;
-    let mtime = match attributes.mtime {
-        Some(mtime) => mtime,
-        None => {
-            let seconds = number::parse(header.mtime());
-            Mtime {
-                seconds: seconds.ok_or_else(|| not_a_number("mtime", header.mtime()))?,
-                nanoseconds: 0,
-            }
-        }
-    };
-    let uid = id("uid", header.uid(), attributes.uid)?;
-    let gid = id("gid", header.gid(), attributes.gid)?;
-    let mut permissions = (mode & 0o7777) as u16;
-    let mut xattrs = attributes.xattrs;
-    let names = header.has_ustar_fields();
-    let owner = Owner {
-        user: (if names { header.user_name() } else { b"" }, uid),
-        group: (if names { header.group_name() } else { b"" }, gid),
-    };
-    if let Some(text) = attributes.acl_access {
-        let acl = acl::to_kernel(&text, owner)?;
-        permissions = permissions & 0o7000 | acl::permissions(&acl);
-        if !acl::is_minimal(&acl) {
-            xattrs.insert((*b"system.posix_acl_access").into(), acl.into());
-        }
-    }
-    if let (Some(text), EntryKind::Directory) = (attributes.acl_default, kind) {
-        let acl = acl::to_kernel(&text, owner)?;
-        xattrs.insert((*b"system.posix_acl_default").into(), acl.into());
-    }
-    Ok(Metadata { permissions, uid, gid, mtime, xattrs })
 }

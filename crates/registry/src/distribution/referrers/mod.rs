@@ -26,6 +26,7 @@ use crate::{
     manifest::DOCUMENT_LIMIT,
     transport::{
         client::{Call, Client},
+        client_pool::ReferrersApi,
         response::{detail, read_bounded},
     },
 };
@@ -146,7 +147,7 @@ async fn note_denial(client: &Client, response: Response) {
     let unknown_name =
         response.status() != StatusCode::OK && detail(response).await.starts_with("NAME_UNKNOWN");
     if !unknown_name {
-        client.lists_referrers(false);
+        client.note_referrers_api(ReferrersApi::Missing);
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
     repository::BlobContent,
     transport::{
         client::{Call, Client},
+        client_pool::ReferrersApi,
         health::vary,
     },
 };
@@ -94,7 +95,7 @@ pub(crate) async fn push(
     let (digest, headers) = push::put(client, &selector, raw, media_type::MANIFEST).await?;
     let processed = headers.get("oci-subject").and_then(|value| value.to_str().ok());
     if processed.is_some_and(|processed| processed == subject.to_string()) {
-        client.lists_referrers(true);
+        client.note_referrers_api(ReferrersApi::Present);
     } else {
         list(client, subject, std::slice::from_ref(&entry), replaces).await?;
     }

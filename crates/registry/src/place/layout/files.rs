@@ -10,7 +10,7 @@ use std::{
 use rustix::fs::OFlags;
 use tempfile::{NamedTempFile, TempPath};
 
-use crate::error::RegistryError;
+use crate::error::{At as _, RegistryError};
 
 /// What files are called before they are whole.
 const PARTIAL: &str = ".partial-";
@@ -30,7 +30,7 @@ pub(super) fn open_regular(path: &Path) -> io::Result<File> {
 /// be done: it cannot across file systems and on those without hard links. The file has to have
 /// `size` bytes.
 pub(super) fn take_over(from: &Path, path: &Path, size: u64) -> Result<bool, RegistryError> {
-    let metadata = fs::symlink_metadata(from).map_err(RegistryError::io(from))?;
+    let metadata = fs::symlink_metadata(from).at(from)?;
     if !metadata.is_file() || metadata.len() != size {
         return Ok(false);
     }
@@ -38,13 +38,13 @@ pub(super) fn take_over(from: &Path, path: &Path, size: u64) -> Result<bool, Reg
     let Ok(link) = tempfile::Builder::new().prefix(PARTIAL).make_in(directory(path), link) else {
         return Ok(false);
     };
-    let file = File::open(from).map_err(RegistryError::io(from))?;
+    let file = File::open(from).at(from)?;
     publish(link.into_temp_path(), &file, path)?;
     Ok(true)
 }
 
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), RegistryError> {
-    write_atomically(path, |file| file.write_all(content).map_err(RegistryError::io(path)))
+    write_atomically(path, |file| file.write_all(content).at(path))
 }
 
 /// Lets `write` fill a file beside `path`, syncs it and gives it its name. On failure nothing is
@@ -58,7 +58,7 @@ pub(super) fn write_atomically(
         // What others may read is the umask's business, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory(path))
-        .map_err(RegistryError::io(path))?;
+        .at(path)?;
     write(&mut file)?;
     let (file, beside) = file.into_parts();
     publish(beside, &file, path)
@@ -66,10 +66,9 @@ pub(super) fn write_atomically(
 
 /// Syncs a file that lies `beside`, and gives it its name, which is durable once the directory is.
 fn publish(beside: TempPath, file: &File, path: &Path) -> Result<(), RegistryError> {
-    let io = || RegistryError::io(path);
-    file.sync_all().map_err(io())?;
-    beside.persist(path).map_err(|error| io()(error.error))?;
-    File::open(directory(path)).and_then(|directory| directory.sync_all()).map_err(io())
+    file.sync_all().at(path)?;
+    beside.persist(path).at(path)?;
+    File::open(directory(path)).and_then(|directory| directory.sync_all()).at(path)
 }
 
 fn directory(path: &Path) -> &Path {

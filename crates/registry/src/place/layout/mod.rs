@@ -14,13 +14,15 @@
 //! A push that is given up takes its blobs back.
 
 mod files;
+mod index_json;
 mod referrers;
 mod unnamed;
+mod write;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::{self, Read as _, Write as _},
+    fs::File,
+    io::{self, Read as _},
     ops::Range,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
@@ -30,33 +32,19 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{
-    Algorithm, Digest, Stored,
+    Digest, Stored,
     oci::{Descriptor, Platform},
 };
-use rustix::fs::{FlockOperation, flock};
-use serde_json::{Map, Value, json};
 
-use self::{
-    files::{open_regular, write_atomically, write_whole},
-    unnamed::Unnamed,
-};
+use self::{files::open_regular, unnamed::Unnamed};
 use crate::{
-    blob::{BlobReader, Progress, Pushed, into_blocking},
-    distribution::{referrers::is_beside_image, small_blob},
-    error::{self, RegistryError},
+    blob::{BlobReader, Progress, Pushed},
+    distribution::small_blob,
+    error::{At as _, RegistryError},
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
-    repository::{BlobContent, Pull, Push, Referrers, SmallBlob},
+    repository::{BlobContent, Pull, Push, PushBy, Referrers, SmallBlob},
 };
-
-/// The annotation that holds the tag.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
-
-/// What `oci-layout` says.
-const VERSION: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-
-/// Bytes that are copied at a time.
-const COPY_BUFFER: usize = 1 << 20;
 
 /// Biggest range that is read at once, in bytes. Chunks have at most 16 MiB, and merged reads stay
 /// below.
@@ -99,11 +87,11 @@ impl Layout {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(self.missing(object));
             }
-            Err(error) => return Err(RegistryError::io(path)(error)),
+            Err(error) => return Err(RegistryError::io(path, error)),
         };
         let mut content = Vec::new();
         let read = file.take(DOCUMENT_LIMIT + 1).read_to_end(&mut content);
-        if read.map_err(RegistryError::io(path))? as u64 > DOCUMENT_LIMIT {
+        if read.at(path)? as u64 > DOCUMENT_LIMIT {
             let (place, object) = (self.place(), object.to_owned());
             return Err(RegistryError::TooLarge { place, object, limit: DOCUMENT_LIMIT });
         }
@@ -111,54 +99,6 @@ impl Layout {
     }
 
     /// The descriptors of index.json.
-    fn entries(&self) -> Result<Vec<Descriptor>, RegistryError> {
-        let raw = self.read_bounded(&self.index_path(), "image (there is no index.json)")?;
-        match manifest::parse(&self.place(), raw, None, None)? {
-            Parsed::Index(_, entries) => Ok(entries),
-            Parsed::Image(_) => {
-                Err(RegistryError::malformed(&self.place(), "index.json", "it is not an index"))
-            }
-        }
-    }
-
-    fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        match self.entries() {
-            Ok(entries) => Ok(entries.iter().filter_map(tag).collect()),
-            Err(RegistryError::Missing { .. }) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Those that the name selects.
-    fn selected(&self) -> Result<Vec<Descriptor>, RegistryError> {
-        let entries = self.entries()?;
-        let found: Vec<Descriptor> = match &self.name.image {
-            Some(Selector::Tag(wanted)) => entries
-                .iter()
-                .filter(|entry| tag(entry).as_ref() == Some(wanted))
-                .cloned()
-                .collect(),
-            Some(Selector::Digest(wanted)) => {
-                entries.iter().filter(|entry| entry.digest == *wanted).take(1).cloned().collect()
-            }
-            None => {
-                let beside = |entry: &&Descriptor| tag(entry).is_some_and(|t| is_beside_image(&t));
-                let images: Vec<_> = entries.iter().filter(|e| !beside(e)).cloned().collect();
-                if images.len() != 1 {
-                    let tags = images.iter().filter_map(tag).collect();
-                    return Err(RegistryError::Ambiguous { place: self.place(), tags });
-                }
-                images
-            }
-        };
-        if found.is_empty() {
-            let tags: Vec<String> = entries.iter().filter_map(tag).collect();
-            let known = if tags.is_empty() { "none".to_owned() } else { tags.join(", ") };
-            return Err(self.missing(&format!("such image (tags: {known})")));
-        }
-        Ok(found)
-    }
-
     fn load(&self, digest: &Digest, media_type: &str) -> Result<Parsed, RegistryError> {
         let raw = self.read_bounded(&self.blob_path(digest), &format!("manifest {digest}"))?;
         manifest::parse(&self.place(), raw, Some(media_type), Some(digest))
@@ -183,20 +123,6 @@ impl Layout {
         };
         let raw = self.read_bounded(&self.blob_path(&digest), &format!("manifest {digest}"))?;
         manifest::document(&self.place(), raw, Some(&media_type), Some(&digest))
-    }
-
-    fn put_document(&self, document: &Document, named: bool) -> Result<Pushed, RegistryError> {
-        let Document { raw, digest, media_type } = document;
-        let size = raw.len() as u64;
-        if !named {
-            return self.put_blob(digest, size, &BlobContent::Bytes(raw.clone()), &|_| {});
-        }
-        if self.find_document(None).is_ok_and(|there| there.digest == *digest) {
-            self.unnamed.named();
-            return Ok(Pushed::Existed);
-        }
-        self.put_manifest(raw, media_type)?;
-        Ok(Pushed::Uploaded(size))
     }
 
     fn find_manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
@@ -246,7 +172,7 @@ impl Layout {
             })?;
         let path = self.blob_path(digest);
         let file = self.open_blob(digest)?;
-        let size = file.metadata().map_err(RegistryError::io(&path))?.len();
+        let size = file.metadata().at(&path)?.len();
         if end > size {
             let got = size.saturating_sub(start);
             return Err(RegistryError::WrongSize {
@@ -257,7 +183,7 @@ impl Layout {
             });
         }
         let mut content = vec![0; length as usize];
-        file.read_exact_at(&mut content, start).map_err(RegistryError::io(&path))?;
+        file.read_exact_at(&mut content, start).at(&path)?;
         Ok(content.into())
     }
 
@@ -265,182 +191,9 @@ impl Layout {
         let path = self.blob_path(digest);
         open_regular(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => self.missing(&format!("blob {digest}")),
-            _ => RegistryError::io(&path)(error),
+            _ => RegistryError::io(&path, error),
         })
     }
-
-    /// Makes the directories and `oci-layout`, if they are not there.
-    fn prepare(&self) -> Result<(), RegistryError> {
-        let blobs = self.name.directory.join("blobs/sha256");
-        fs::create_dir_all(&blobs).map_err(RegistryError::io(&blobs))?;
-        let marker = self.name.directory.join("oci-layout");
-        if !marker.exists() {
-            write_whole(&marker, VERSION)?;
-        }
-        Ok(())
-    }
-
-    fn put_manifest(&self, raw: &Bytes, media_type: &str) -> Result<Digest, RegistryError> {
-        let digest = Algorithm::Sha256.digest(raw);
-        if let Some(Selector::Digest(expected)) = self.name.image
-            && expected != digest
-        {
-            let (place, object) = (self.place(), "the manifest".to_owned());
-            return Err(RegistryError::WrongDigest { place, object, expected, got: digest });
-        }
-        self.prepare()?;
-        let path = self.blob_path(&digest);
-        if !path.exists() {
-            write_whole(&path, raw)?;
-        }
-        let _lock = self.lock()?;
-        self.update_index(self.name.image.as_ref(), raw.len(), &digest, media_type)?;
-        self.unnamed.named();
-        Ok(digest)
-    }
-
-    /// Locks index.json against changes by other processes.
-    fn lock(&self) -> Result<File, RegistryError> {
-        let path = self.name.directory.join(".lazuli.lock");
-        let lock = File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(RegistryError::io(&path))?;
-        flock(&lock, FlockOperation::LockExclusive)
-            .map_err(|e| RegistryError::io(&path)(e.into()))?;
-        Ok(lock)
-    }
-
-    /// Replaces the entry of `image`. The caller holds the lock. Entries of others are kept to the
-    /// letter.
-    fn update_index(
-        &self,
-        image: Option<&Selector>,
-        size: usize,
-        digest: &Digest,
-        media_type: &str,
-    ) -> Result<(), RegistryError> {
-        let path = self.index_path();
-        let mut index = if path.exists() {
-            let raw = self.read_bounded(&path, "index.json")?;
-            let malformed = |e: serde_json::Error| {
-                RegistryError::malformed(&self.place(), "index.json", e.to_string())
-            };
-            serde_json::from_slice::<Map<String, Value>>(&raw).map_err(malformed)?
-        } else {
-            let media_type = manifest::INDEX_TYPES[0];
-            let empty = json!({"schemaVersion": 2, "mediaType": media_type, "manifests": []});
-            empty.as_object().cloned().unwrap_or_default()
-        };
-        let manifests = index.entry("manifests").or_insert_with(|| json!([]));
-        let entries = manifests.as_array_mut().ok_or_else(|| {
-            RegistryError::malformed(&self.place(), "index.json", "`manifests` is not a list")
-        })?;
-        let mut entry = json!({"mediaType": media_type, "digest": digest, "size": size});
-        match image {
-            Some(Selector::Tag(tag)) => {
-                entries.retain(|entry| entry["annotations"][REF_NAME] != tag.as_str());
-                entry["annotations"] = json!({ REF_NAME: tag });
-            }
-            Some(Selector::Digest(_)) if entries.iter().any(|e| e["digest"] == entry["digest"]) => {
-                return Ok(());
-            }
-            Some(Selector::Digest(_)) => {}
-            None => entries.retain(|entry| !entry["annotations"][REF_NAME].is_null()),
-        }
-        entries.push(entry);
-        write_whole(&path, Value::Object(index).to_string().as_bytes())
-    }
-
-    fn put_blob(
-        &self,
-        digest: &Digest,
-        size: u64,
-        content: &BlobContent,
-        progress: Progress<'_>,
-    ) -> Result<Pushed, RegistryError> {
-        let path = self.blob_path(digest);
-        self.prepare()?;
-        let directory = &self.name.directory;
-        self.unnamed.begin(directory).map_err(RegistryError::io(directory))?;
-        if self.is_whole(&path, size)? {
-            progress(size);
-            return Ok(Pushed::Existed);
-        }
-        let taken_over = match content {
-            BlobContent::File(from) => files::take_over(from, &path, size)?,
-            _ => false,
-        };
-        if taken_over {
-            progress(size);
-        } else {
-            self.copy_blob(&path, digest, size, content, progress)?;
-        }
-        self.unnamed.add(path);
-        Ok(Pushed::Uploaded(size))
-    }
-
-    /// Writes a blob to `path`, if it is what it should be.
-    fn copy_blob(
-        &self,
-        path: &Path,
-        digest: &Digest,
-        size: u64,
-        content: &BlobContent,
-        progress: Progress<'_>,
-    ) -> Result<(), RegistryError> {
-        write_atomically(path, |file| {
-            let mut hasher = digest.algorithm.hasher();
-            let mut seen = 0;
-            let (place, object) = (self.place(), format!("blob {digest}"));
-            let mut source: Box<dyn io::Read> = match content {
-                BlobContent::Bytes(bytes) => Box::new(&bytes[..]),
-                BlobContent::File(from) => {
-                    Box::new(File::open(from).map_err(RegistryError::io(from))?)
-                }
-                BlobContent::Stored(from) => {
-                    let runtime = tokio::runtime::Handle::current();
-                    let reader = runtime.block_on(from.blob(digest, size))?;
-                    Box::new(into_blocking(reader, runtime))
-                }
-            };
-            let unreadable = |problem| match content {
-                BlobContent::File(from) => RegistryError::io(from)(problem),
-                _ => error::from_reader(problem, &place, &object),
-            };
-            let mut buffer = vec![0; COPY_BUFFER];
-            loop {
-                let read = source.read(&mut buffer).map_err(unreadable)?;
-                if read == 0 {
-                    break;
-                }
-                let piece = &buffer[..read];
-                hasher.update(piece);
-                seen += read as u64;
-                file.write_all(piece).map_err(RegistryError::io(path))?;
-                progress(read as u64);
-            }
-            if seen != size {
-                return Err(RegistryError::WrongSize { place, object, expected: size, got: seen });
-            }
-            let got = hasher.finish();
-            if got != *digest {
-                return Err(RegistryError::WrongDigest { place, object, expected: *digest, got });
-            }
-            Ok(())
-        })
-    }
-
-    /// Whether a blob is there. One of another size was not written by a tool that keeps the rules.
-    fn is_whole(&self, path: &Path, size: u64) -> Result<bool, RegistryError> {
-        match fs::metadata(path) {
-            Ok(metadata) => Ok(metadata.is_file() && metadata.len() == size),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(RegistryError::io(path)(error)),
-        }
-    }
-}
-
-fn tag(entry: &Descriptor) -> Option<String> {
-    entry.annotations.get(REF_NAME).cloned()
 }
 
 /// Runs blocking file work where it may block.
@@ -452,7 +205,7 @@ async fn blocking<T: Send + 'static>(
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             // The runtime is shutting down, and the caller with it.
-            Err(error) => Err(RegistryError::io("")(io::Error::other(error))),
+            Err(error) => Err(RegistryError::io("", io::Error::other(error))),
         },
     }
 }
@@ -471,7 +224,7 @@ impl Pull for Layout {
 
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         let path = self.blob_path(digest);
-        tokio::fs::try_exists(&path).await.map_err(RegistryError::io(path))
+        tokio::fs::try_exists(&path).await.at(path)
     }
 
     async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
@@ -481,7 +234,7 @@ impl Pull for Layout {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Err(self.missing(&format!("blob {digest}")))
             }
-            Err(error) => Err(RegistryError::io(path)(error)),
+            Err(error) => Err(RegistryError::io(path, error)),
         }
     }
 
@@ -557,10 +310,10 @@ impl Push for Layout {
     async fn push_document(
         &self,
         document: &Document,
-        named: bool,
+        by: PushBy,
     ) -> Result<Pushed, RegistryError> {
         let (layout, document) = (self.clone(), document.clone());
-        blocking(move || layout.put_document(&document, named)).await
+        blocking(move || layout.put_document(&document, by)).await
     }
 }
 

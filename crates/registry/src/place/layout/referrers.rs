@@ -9,7 +9,7 @@ use lazuli_image::{
     oci::{Descriptor, media_type},
 };
 
-use super::{Layout, REF_NAME, write_whole};
+use super::{Layout, files::write_whole, index_json::REF_NAME};
 use crate::{
     distribution::referrers::{Index, tag},
     error::RegistryError,

@@ -50,23 +50,35 @@ pub(crate) const CONNECT: Duration = Duration::from_millis(500);
 /// Its default health port.
 const HEALTH_PORT: u16 = 4003;
 
+/// Whether a peer-to-peer daemon may see the credentials that this node sends to registries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerCredentials {
+    /// It is not asked for what needs them.
+    Withheld,
+    /// They are in its requests.
+    Shown,
+}
+
 /// A Dragonfly daemon, dfdaemon 1.5.3 or later: older ones do not know the scheduling policy.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dragonfly {
     proxy: Url,
     health: Url,
-    credentials: bool,
+    credentials: PeerCredentials,
     socket: Option<Arc<Socket>>,
 }
 
 impl Dragonfly {
     /// The daemon with its proxy at `proxy`, `http://HOST:PORT`, and its health port at `health`,
-    /// port 4003 of the same host by default. With `credentials` it may see those that this node
-    /// sends to registries.
+    /// port 4003 of the same host by default.
     ///
     /// # Errors
     /// These are no addresses of servers.
-    pub fn new(proxy: &str, health: Option<&str>, credentials: bool) -> Result<Self, InvalidName> {
+    pub fn new(
+        proxy: &str,
+        health: Option<&str>,
+        credentials: PeerCredentials,
+    ) -> Result<Self, InvalidName> {
         let proxy = Mirror::from_str(proxy)?.root;
         let mut alive = match health {
             Some(health) => Mirror::from_str(health)?.root,
@@ -123,7 +135,7 @@ impl Dragonfly {
 
     /// Whether it may see the credentials that this node sends to registries.
     pub(crate) fn takes_credentials(&self) -> bool {
-        self.credentials
+        self.credentials == PeerCredentials::Shown
     }
 
     /// The address at which it stands for the API at `upstream`.
@@ -211,7 +223,8 @@ mod tests {
 
     #[test]
     fn the_health_port_differs_from_the_proxy_port() {
-        let daemon = Dragonfly::new("http://127.0.0.1:4001", None, false).unwrap();
+        let daemon =
+            Dragonfly::new("http://127.0.0.1:4001", None, PeerCredentials::Withheld).unwrap();
         assert_eq!(daemon.health.as_str(), "http://127.0.0.1:4003/healthy");
         assert_eq!(daemon.to_string(), "dragonfly at http://127.0.0.1:4001");
     }
@@ -236,14 +249,19 @@ mod tests {
 
     #[test]
     fn a_daemon_needs_a_valid_address() {
-        let other = Dragonfly::new("http://[::1]:1", Some("http://[::1]:2"), false).unwrap();
+        let other =
+            Dragonfly::new("http://[::1]:1", Some("http://[::1]:2"), PeerCredentials::Withheld)
+                .unwrap();
         assert_eq!(other.health.as_str(), "http://[::1]:2/healthy");
         for (proxy, health) in [
             ("127.0.0.1:4001", None),
             ("http://a.example:1/x", None),
             ("http://a.example:1", Some("x")),
         ] {
-            assert!(Dragonfly::new(proxy, health, false).is_err(), "{proxy} {health:?}");
+            assert!(
+                Dragonfly::new(proxy, health, PeerCredentials::Withheld).is_err(),
+                "{proxy} {health:?}"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lazuli_image::oci::{Descriptor, media_type};
-use lazuli_registry::{Dragonfly, ImageName, Options, Repository};
+use lazuli_registry::{Dragonfly, ImageName, Options, PeerCredentials, Repository};
 use lazuli_testkit::{
     dragonfly::{Daemon, Fault, Swarm},
     registry::{self, FakeRegistry, Login},
@@ -54,8 +54,8 @@ impl Scene {
         Scene { registry, swarm, daemon, blob, small, files }
     }
 
-    /// The image, for who may show credentials to the daemon, or not.
-    fn open(&self, credentials: bool) -> Arc<dyn Repository> {
+    /// The image, by way of the daemon.
+    fn open(&self, credentials: PeerCredentials) -> Arc<dyn Repository> {
         self.open_through(found(&self.daemon, credentials))
     }
 
@@ -85,7 +85,7 @@ impl Scene {
     }
 }
 
-fn found(daemon: &Daemon, credentials: bool) -> Dragonfly {
+fn found(daemon: &Daemon, credentials: PeerCredentials) -> Dragonfly {
     Dragonfly::new(&daemon.proxy(), Some(&daemon.health()), credentials).unwrap()
 }
 
@@ -114,7 +114,7 @@ async fn whole(image: &Arc<dyn Repository>, content: &[u8]) -> bool {
 #[tokio::test]
 async fn the_daemon_is_asked_for_large_blobs_only() {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     image.request_policy().preconnect();
     image.manifest(None).await.unwrap();
     image.document(None).await.unwrap();
@@ -143,7 +143,7 @@ async fn the_daemon_is_asked_for_large_blobs_only() {
 #[tokio::test]
 async fn each_request_carries_dragonflys_headers() {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     scene.read(&image).await;
     let places = image.clone().places();
     assert_eq!(places.len(), 2);
@@ -225,7 +225,7 @@ async fn within(seconds: u64, condition: impl AsyncFn() -> bool) {
 /// Reads while the daemon has `fault`, and looks at what that costs, once and no more.
 async fn costs(fault: Fault, at_least: Duration, below: Duration) {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     assert_eq!(scene.read(&image).await.1, 39_995);
     scene.daemon.set(fault);
     let (took, came) = scene.read(&image).await;
@@ -253,7 +253,7 @@ async fn a_dead_daemon_costs_no_time() {
 #[tokio::test]
 async fn a_daemon_with_a_full_disk_costs_no_time() {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     scene.daemon.set(Fault::DiskFull);
     let (took, came) = scene.read(&image).await;
     assert!(took < NOTHING && came == 0, "{took:?}");
@@ -275,7 +275,7 @@ async fn a_healthy_daemon_that_waits_for_a_peer_is_awaited() {
 #[tokio::test]
 async fn an_error_of_the_registry_is_not_the_daemons_failure() {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     scene.registry.fault("GET", "/blobs/", 1, registry::Fault::Status(503));
     let (took, came) = scene.read(&image).await;
     assert!(took < NOTHING && came == 0, "{took:?}");
@@ -292,7 +292,7 @@ async fn an_error_of_the_registry_is_not_the_daemons_failure() {
 #[tokio::test]
 async fn a_wrong_whole_blob_is_refused() {
     let scene = Scene::start();
-    let image = scene.open(false);
+    let image = scene.open(PeerCredentials::Withheld);
     scene.daemon.set(Fault::WrongBytes);
     let small = image.small_blob(&descriptor(&scene.blob)).await.unwrap();
     assert!(small.content == scene.blob);

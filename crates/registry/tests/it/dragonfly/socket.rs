@@ -23,7 +23,7 @@ const QUESTION: Duration = Duration::from_millis(100);
 
 impl Scene {
     /// The same image, for who knows the socket as well.
-    fn open_with_socket(&self, credentials: bool) -> Arc<dyn Repository> {
+    fn open_with_socket(&self, credentials: PeerCredentials) -> Arc<dyn Repository> {
         let socket = self.files.path().join("dfdaemon.sock");
         self.daemon.listen_at(&socket).unwrap();
         fs::create_dir_all(self.links()).unwrap();
@@ -56,8 +56,8 @@ impl Scene {
 async fn the_socket_tells_which_nodes_have_a_blob() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
-    let image = scene.open_with_socket(false);
-    let of_peer = scene.open_through(found(&peer, false)).places().remove(0);
+    let image = scene.open_with_socket(PeerCredentials::Withheld);
+    let of_peer = scene.open_through(found(&peer, PeerCredentials::Withheld)).places().remove(0);
     // A machine that is too busy for the first connection may say yes.
     within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
     read(&*of_peer, &scene.blob, 5..9_000).await.unwrap();
@@ -78,8 +78,8 @@ async fn the_socket_tells_which_nodes_have_a_blob() {
 async fn blobs_that_many_nodes_read_are_fetched_from_peers() {
     let scene = Scene::start();
     let peer = scene.swarm.daemon().unwrap();
-    let image = scene.open_with_socket(false);
-    let of_peer = scene.open_through(found(&peer, false)).places().remove(0);
+    let image = scene.open_with_socket(PeerCredentials::Withheld);
+    let of_peer = scene.open_through(found(&peer, PeerCredentials::Withheld)).places().remove(0);
     let of_this = image.clone().places().remove(0);
     let all = scene.blob.len() as u64;
     for _ in 0..31 {
@@ -106,7 +106,7 @@ async fn a_silent_socket_is_skipped_after_its_time_out() {
         // Whether there is a connection already.
         for is_new in [false, true] {
             let scene = Scene::start();
-            let image = scene.open_with_socket(false);
+            let image = scene.open_with_socket(PeerCredentials::Withheld);
             if !is_new {
                 within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
             }
@@ -123,7 +123,7 @@ async fn a_silent_socket_is_skipped_after_its_time_out() {
 #[tokio::test]
 async fn bytes_come_through_the_socket_when_the_proxy_is_gone() {
     let scene = Scene::start();
-    let image = scene.open_with_socket(false);
+    let image = scene.open_with_socket(PeerCredentials::Withheld);
     let link = |made: u64| format!("{}-{made}-1-0", sha256(b"old").hex());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     // One that another process may still use stays.
@@ -157,7 +157,7 @@ async fn bytes_come_through_the_socket_when_the_proxy_is_gone() {
 #[tokio::test]
 async fn the_registry_is_asked_at_once_when_both_are_gone() {
     let scene = Scene::start();
-    let image = scene.open_with_socket(false);
+    let image = scene.open_with_socket(PeerCredentials::Withheld);
     scene.daemon.set(Fault::Gone);
     let (took, came) = scene.read(&image).await;
     assert!(took < NOTHING && came == 0, "{took:?}");
@@ -167,7 +167,7 @@ async fn the_registry_is_asked_at_once_when_both_are_gone() {
 #[tokio::test]
 async fn an_abandoned_read_leaves_no_link() {
     let scene = Scene::start();
-    let image = scene.open_with_socket(false);
+    let image = scene.open_with_socket(PeerCredentials::Withheld);
     let place = image.places().remove(0);
     scene.daemon.set(Fault::ProxyGone);
     scene.registry.set_latency(Duration::from_millis(300));

@@ -147,14 +147,15 @@ impl Residency {
         self.suspect.keep_only(words);
     }
 
-    /// A suspect chunk was checked. Ready first, so that it never looks missing.
-    pub(super) fn checked(&self, at: usize, right: bool, was_ready: bool) {
-        if right {
-            self.ready.set(at);
-        }
-        if right || !was_ready {
-            self.suspect.clear(at);
-        }
+    /// A suspect chunk is right. Ready first, so that it never looks missing.
+    pub(super) fn confirm(&self, at: usize) {
+        self.ready.set(at);
+        self.suspect.clear(at);
+    }
+
+    /// A suspect chunk is wrong.
+    pub(super) fn refute(&self, at: usize) {
+        self.suspect.clear(at);
     }
 
     /// Notes that a chunk was wrong, for the next scrub to report.

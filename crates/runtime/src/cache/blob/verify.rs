@@ -57,7 +57,11 @@ impl CachedBlob {
             return false;
         }
         self.counters.checked.fetch_add(1, Ordering::Relaxed);
-        self.residency.checked(at, right, was_ready);
+        if right {
+            self.residency.confirm(at);
+        } else if !was_ready {
+            self.residency.refute(at);
+        }
         if right || !was_ready {
             self.note(&state, at / 64);
         }

@@ -11,7 +11,7 @@ use lazuli_policy::{
     Converter, Indexing, Source, StatedLayer, Statement,
     sign::{SigningKey, attach},
 };
-use lazuli_registry::{BlobContent, Document, ImageName, Repository};
+use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
 use super::state::Ordinary;
 use crate::{daemon::node::Node, image::prefix::describe};
@@ -119,7 +119,7 @@ async fn store(
         repository.push_blob(&digest, size, content, None, &|_| {}).await?;
     }
     let document = Document::new(manifest, media_type::MANIFEST);
-    repository.push_document(&document, false).await?;
+    repository.push_document(&document, PushBy::Digest).await?;
     repository.enlist_referrers(&image.manifest.digest, &[descriptor]).await?;
     Ok(document)
 }

@@ -218,9 +218,17 @@ impl Groups {
         Ok(Some(all.filter(|channel| numbers.contains(&channel.number)).cloned().collect()))
     }
 
-    /// Leaves the events of a group in the kernel's queue for now, or takes them out again.
-    pub(super) fn set_paused(&self, channel: &Channel, is_paused: bool) {
-        let flags = if is_paused { EventFlags::empty() } else { EventFlags::IN };
+    /// Leaves the events of a group in the kernel's queue for now.
+    pub(super) fn leave_queued(&self, channel: &Channel) {
+        self.wait_for(channel, EventFlags::empty());
+    }
+
+    /// Takes the events of a group out of the kernel's queue again.
+    pub(super) fn take_queued(&self, channel: &Channel) {
+        self.wait_for(channel, EventFlags::IN);
+    }
+
+    fn wait_for(&self, channel: &Channel, flags: EventFlags) {
         let data = EventData::new_u64(channel.number);
         // Fails for a group that was closed meanwhile.
         let _ = epoll::modify(&self.poll, &channel.group, data, flags);

@@ -143,7 +143,7 @@ fn listen(groups: &Groups, session: &Weak<Session>) {
             // Without a session all events are denied.
             let miss = session.upgrade().and_then(|session| session.slot(miss));
             if miss.is_none() {
-                groups.set_paused(&channel, false);
+                groups.take_queued(&channel);
             }
             Some((channel, miss?))
         }));
@@ -158,7 +158,7 @@ fn listen(groups: &Groups, session: &Weak<Session>) {
         };
         for channel in ready {
             if let Some(miss) = read(groups, &channel, session) {
-                groups.set_paused(&channel, true);
+                groups.leave_queued(&channel);
                 without_slot.push((channel, miss));
             }
         }

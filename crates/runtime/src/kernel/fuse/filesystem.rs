@@ -1,11 +1,10 @@
 //! Answers file system requests from a bootstrap and the cache.
 
 use std::{
-    collections::BTreeSet,
     ffi::CStr,
     fs::File,
     io,
-    ops::{ControlFlow, Range},
+    ops::Range,
     sync::{Arc, OnceLock},
     thread,
     time::Duration,
@@ -20,11 +19,16 @@ use fuse_backend_rs::{
 };
 use lazuli_image::{
     BLOCK_SIZE, BlobIndex, Decoded, FormatError,
-    erofs::{self, FileType, InodeView, Nid, Xattr, layout::Dirent},
+    erofs::{self, InodeView, Nid, Xattr},
     rafs::{Bootstrap, Extent},
 };
 use rustix::io::Errno;
 use tracing::{error, warn};
+
+use super::{
+    walk::path_of,
+    xattr_names::{ACLS, XattrNames},
+};
 
 /// How long the kernel may keep names and attributes, absent names included. The image never
 /// changes under a mount, so this only has to be longer than any mount lives.
@@ -48,7 +52,7 @@ pub struct ImageFilesystem<B, R> {
     bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
     /// Set when every inode has been looked at.
-    names: Arc<OnceLock<Names>>,
+    names: Arc<OnceLock<XattrNames>>,
     /// Whether the kernel asks for ACLs to check them also if there are none. It must not get an
     /// error then.
     acls_checked: bool,
@@ -65,10 +69,10 @@ where
         let (image, found) = (bootstrap.clone(), names.clone());
         // Takes more than half a microsecond per file. The format has a flag for this, but images
         // without the flag may have attributes.
-        let search = move || drop(found.set(Names::of(&image)));
+        let search = move || drop(found.set(XattrNames::of(&image)));
         if let Err(error) = thread::Builder::new().name("fuse-xattrs".to_owned()).spawn(search) {
             warn!("the kernel will ask for attributes that do not exist: {error}");
-            let _ = names.set(Names::default());
+            let _ = names.set(XattrNames::default());
         }
         Ok(ImageFilesystem { bootstrap, blobs, names, acls_checked: false })
     }
@@ -97,7 +101,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
 
     /// Whether it is known that no file of the image has an attribute.
     fn has_no_xattrs(&self) -> bool {
-        self.names.get().is_some_and(Names::is_empty)
+        self.names.get().is_some_and(XattrNames::is_empty)
     }
 
     fn xattrs(&self, node: u64) -> io::Result<Vec<Xattr<'_>>> {
@@ -165,102 +169,6 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         let mut file = self.blobs.file(piece.blob)?.try_clone()?;
         writer.write_all_from(&mut file, piece.len as usize, piece.start.0)
     }
-
-    /// The name of `file` for a log line: found by a walk through the image, since requests do not
-    /// carry it.
-    fn path(&self, file: Nid) -> String {
-        let found = walk(&self.bootstrap, String::new(), |parent, entry| {
-            let path = format!("{parent}/{}", entry.name.escape_ascii());
-            if entry.nid == file { ControlFlow::Break(path) } else { ControlFlow::Continue(path) }
-        });
-        found.unwrap_or_else(|| file.to_string())
-    }
-}
-
-/// The extended attributes of an image that mean something to the system, by name: ACLs, labels,
-/// capabilities. `None` when they are not known. Others are only counted.
-#[derive(Debug, Default)]
-struct Names {
-    system: Option<BTreeSet<Vec<u8>>>,
-    others: bool,
-}
-
-impl Names {
-    /// More names than any system knows.
-    const MOST: usize = 64;
-
-    fn of<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Self {
-        let mut names = Names { system: Some(BTreeSet::new()), others: false };
-        let mut add = |nid| match bootstrap.inode(nid) {
-            Ok(inode) if inode.xattr_size() == 0 => ControlFlow::Continue(()),
-            _ => match bootstrap.xattrs(nid) {
-                Ok(attributes) => names.add(attributes),
-                // A damaged inode may have had some.
-                Err(_) => ControlFlow::Break(()),
-            },
-        };
-        let ended = match add(bootstrap.root()) {
-            ControlFlow::Continue(()) => walk(bootstrap, (), |(), entry| add(entry.nid)),
-            ControlFlow::Break(()) => Some(()),
-        };
-        if ended.is_some() { Names::default() } else { names }
-    }
-
-    fn add(&mut self, attributes: Vec<Xattr<'_>>) -> ControlFlow<()> {
-        let Some(system) = &mut self.system else { return ControlFlow::Break(()) };
-        for (name, _) in attributes {
-            if !is_system(&name) {
-                self.others = true;
-            } else if system.insert(name) && system.len() > Self::MOST {
-                return ControlFlow::Break(());
-            }
-        }
-        ControlFlow::Continue(())
-    }
-
-    /// Whether no inode has any.
-    fn is_empty(&self) -> bool {
-        !self.others && self.system.as_ref().is_some_and(BTreeSet::is_empty)
-    }
-
-    /// Whether no inode has this one, which is one of the system's.
-    fn lack(&self, name: &[u8]) -> bool {
-        self.system.as_ref().is_some_and(|system| is_system(name) && !system.contains(name))
-    }
-}
-
-fn is_system(name: &[u8]) -> bool {
-    name.starts_with(b"system.") || name.starts_with(b"security.")
-}
-
-const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
-
-/// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory
-/// it gets again with each name in that directory. Skips what is damaged.
-fn walk<B: AsRef<[u8]>, T, R>(
-    bootstrap: &Bootstrap<B>,
-    root: T,
-    mut visit: impl FnMut(&T, &erofs::DirEntry<'_>) -> ControlFlow<R, T>,
-) -> Option<R> {
-    // Entries of sound directories do not overlap, so no more of them than this fit in the image.
-    let mut budget = bootstrap.bytes().len() / size_of::<Dirent>();
-    let mut pending = vec![(bootstrap.root(), root)];
-    while let Some((dir, above)) = pending.pop() {
-        for entry in bootstrap.read_dir(dir, 0).into_iter().flatten().flatten() {
-            if entry.is_dot() || budget == 0 {
-                continue;
-            }
-            budget -= 1;
-            match visit(&above, &entry) {
-                ControlFlow::Break(result) => return Some(result),
-                ControlFlow::Continue(below) if entry.file_type == FileType::Directory => {
-                    pending.push((entry.nid, below));
-                }
-                ControlFlow::Continue(_) => {}
-            }
-        }
-    }
-    None
 }
 
 /// The first number of an inode other than the root: 0 means none and 1 the root to the kernel.
@@ -364,7 +272,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
             };
             self.copy(piece, writer).map_err(|failure| {
                 let blob = &self.bootstrap.blobs()[usize::from(piece.blob.0)].id;
-                let (path, len) = (self.path(file), piece.len);
+                let (path, len) = (path_of(&self.bootstrap, file), piece.len);
                 error!(
                     "cannot read {path} at {}: {blob}, {len} bytes at {}: {failure}",
                     offset + done,

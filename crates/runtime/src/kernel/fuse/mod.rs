@@ -20,6 +20,8 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod walk;
+mod xattr_names;
 
 pub(super) use answer::WITHOUT_ANSWER;
 pub use error::FuseError;

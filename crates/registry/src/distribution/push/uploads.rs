@@ -1,4 +1,4 @@
-//! Uploads to a registry.
+//! Uploads blobs.
 //!
 //! ```text
 //! HEAD  blobs/D                         there already: done
@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use lazuli_image::{Algorithm, Digest};
+use lazuli_image::Digest;
 use reqwest::{
     Method, Response, StatusCode, Url,
     header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE},
@@ -31,9 +31,7 @@ use tokio::{
 use crate::{
     blob::{BlobReader, Growing, Growth, Progress, Pushed},
     distribution::pull,
-    error::{self, RegistryError},
-    manifest::Document,
-    name::Selector,
+    error::{self, At as _, RegistryError},
     repository::{BlobContent, Pull},
     transport::{
         client::{Call, Client},
@@ -121,7 +119,7 @@ pub(crate) async fn blob(
     };
     let scope = client.scope("pull,push");
     let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
-    push(upload, false, mount_from, progress).await
+    push(upload, Next::Look, mount_from, progress).await
 }
 
 /// The same for a blob that is still being made.
@@ -138,22 +136,32 @@ pub(crate) async fn growing(
     let content = Content::Growing(growing);
     let scope = client.scope("pull,push");
     let upload = Upload { client, scope, object, identity, content, sent: 0, reached: 0 };
-    push(upload, identity.is_none(), None, progress).await
+    let first = if identity.is_some() { Next::Look } else { Next::Send };
+    push(upload, first, None, progress).await
 }
 
-/// Sends a blob, after a look at what the registry has unless it was `looked` for.
+/// What to do next for a blob.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Ask whether the registry has it, or can mount it.
+    Look,
+    /// Send more of it.
+    Send,
+}
+
+/// Brings a blob to the registry.
 async fn push(
     mut upload: Upload<'_>,
-    mut looked: bool,
+    mut next: Next,
     mount_from: Option<&str>,
     progress: Progress<'_>,
 ) -> Result<Pushed, RegistryError> {
     let (mut position, mut passing) = (None, None);
     let (mut failures, mut reported) = (0, 0);
     loop {
-        let step = match looked {
-            false => upload.look(mount_from, &mut position).await,
-            true => upload.advance(&mut position, &mut passing).await,
+        let step = match next {
+            Next::Look => upload.look(mount_from, &mut position).await,
+            Next::Send => upload.advance(&mut position, &mut passing).await,
         };
         let error = match step {
             Ok(step) => {
@@ -164,7 +172,7 @@ async fn push(
                 if let Step::Done(pushed) = step {
                     return Ok(pushed);
                 }
-                (looked, failures) = (true, 0);
+                (next, failures) = (Next::Send, 0);
                 continue;
             }
             Err(error) => error,
@@ -183,7 +191,7 @@ async fn push(
             _ = upload.given_up() => {}
         }
         // The answer to the closing PUT may have been lost after the registry had acted on it.
-        if let Some((digest, size)) = upload.identity.filter(|_| looked)
+        if let Some((digest, size)) = upload.identity.filter(|_| next == Next::Send)
             && matches!(pull::has_blob(upload.client, &digest, &upload.scope).await, Ok(true))
         {
             progress(size.saturating_sub(reported));
@@ -385,7 +393,7 @@ impl Upload<'_> {
             file.read_exact(&mut piece).await?;
             Ok::<_, io::Error>(piece)
         };
-        Ok(read.await.map_err(RegistryError::io(path))?.into())
+        Ok(read.await.at(path)?.into())
     }
 }
 
@@ -424,67 +432,4 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
     if let Ok(value) = HeaderValue::try_from(value) {
         headers.insert(name, value);
     }
-}
-
-/// Puts a manifest under `selector`.
-pub(crate) async fn manifest(
-    client: &Client,
-    selector: &Selector,
-    raw: Bytes,
-    media_type: &str,
-) -> Result<Digest, RegistryError> {
-    put(client, selector, raw, media_type).await.map(|(digest, _)| digest)
-}
-
-/// Makes sure that `selector` names the document.
-pub(crate) async fn document(
-    client: &Client,
-    selector: &Selector,
-    document: &Document,
-) -> Result<Pushed, RegistryError> {
-    // Whatever speaks against it is said again when it is pushed.
-    if let Ok(true) = pull::has_manifest(client, selector, &document.digest).await {
-        return Ok(Pushed::Existed);
-    }
-    manifest(client, selector, document.raw.clone(), &document.media_type).await?;
-    Ok(Pushed::Uploaded(document.raw.len() as u64))
-}
-
-/// Puts a manifest under `selector`; also the headers of the answer.
-pub(crate) async fn put(
-    client: &Client,
-    selector: &Selector,
-    raw: Bytes,
-    media_type: &str,
-) -> Result<(Digest, HeaderMap), RegistryError> {
-    let object = format!("manifest {selector}");
-    let digest = Algorithm::Sha256.digest(&raw);
-    if let Selector::Digest(expected) = selector
-        && *expected != digest
-    {
-        let (place, expected) = (client.place.clone(), *expected);
-        return Err(RegistryError::WrongDigest { place, object, expected, got: digest });
-    }
-    let media_type = HeaderValue::try_from(media_type).map_err(|_| {
-        RegistryError::malformed(&client.place, &object, "its media type is no header value")
-    })?;
-    let mut headers = HeaderMap::new();
-    headers.insert(CONTENT_TYPE, media_type);
-    let scope = client.scope("pull,push");
-    let url = client.url(&format!("manifests/{selector}"))?;
-    let call =
-        Call { method: Method::PUT, url, scope: &scope, headers, body: Some(raw), object: &object };
-    let response = client.send(&call).await?;
-    if response.status() != StatusCode::CREATED {
-        return Err(client.refuse(response, &object).await);
-    }
-    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
-    if let Some(got) = header.and_then(|text| text.parse::<Digest>().ok())
-        && got.algorithm == digest.algorithm
-        && got != digest
-    {
-        let place = client.place.clone();
-        return Err(RegistryError::WrongDigest { place, object, expected: digest, got });
-    }
-    Ok((digest, response.headers().clone()))
 }

@@ -1,4 +1,4 @@
-//! Whether two trees are the same, and where they differ.
+//! Compares two trees.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

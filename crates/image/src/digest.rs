@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_a_digest() {
+    fn other_text_is_no_digest() {
         for text in ["", "sha256", "sha256:", "md5:00", &format!("sha256:{}", "A".repeat(64))] {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }

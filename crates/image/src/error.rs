@@ -1,6 +1,6 @@
 //! Errors of the format: which structure, where, and what is wrong.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use crate::Digest;
 
@@ -12,14 +12,75 @@ pub struct FormatError {
     pub object: Structure,
     /// Where it starts in its file.
     pub offset: u64,
-    /// What was found and what was expected.
-    pub problem: String,
+    /// What is wrong with it.
+    pub problem: Problem,
 }
 
 impl FormatError {
     /// An error about the structure `object` that starts at `offset`.
-    pub fn new(object: impl Into<Structure>, offset: u64, problem: impl Into<String>) -> Self {
+    pub fn new(object: impl Into<Structure>, offset: u64, problem: impl Into<Problem>) -> Self {
         FormatError { object: object.into(), offset, problem: problem.into() }
+    }
+}
+
+/// What is wrong with a structure: what was found, and what was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// It reaches beyond the bytes that there are.
+    #[error("{len} bytes do not fit in {available}")]
+    OutOfBounds {
+        /// Its bytes.
+        len: u64,
+        /// Bytes of the whole file or table.
+        available: u64,
+    },
+    /// Upstream's format has it, and this version does not read it.
+    #[error("{0} is not supported")]
+    Unsupported(Cow<'static, str>),
+    /// There is more of something than the format, or this version, allows.
+    #[error("{found} {what}, at most {limit} are possible")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// Structures, or chunks, that must lie apart claim the same bytes.
+    #[error("{0} overlap")]
+    Overlap(Cow<'static, str>),
+    /// Something else that contradicts the format, or another structure.
+    #[error("{0}")]
+    Invalid(Cow<'static, str>),
+}
+
+impl Problem {
+    /// A set of flags or features has one that this version does not read.
+    pub(crate) fn unsupported(set: &str, bits: impl Into<u64>, what: &str) -> Self {
+        Problem::Unsupported(format!("{set} {:#x}: {what}", bits.into()).into())
+    }
+
+    /// The same, with the part of the structure that has it.
+    pub(crate) fn of(self, part: impl fmt::Display) -> Self {
+        let with = |text| format!("{part}: {text}").into();
+        match self {
+            Problem::Unsupported(text) => Problem::Unsupported(with(text)),
+            Problem::Overlap(text) => Problem::Overlap(with(text)),
+            problem => Problem::Invalid(with(problem.to_string().into())),
+        }
+    }
+}
+
+impl From<String> for Problem {
+    fn from(text: String) -> Self {
+        Problem::Invalid(text.into())
+    }
+}
+
+impl From<&'static str> for Problem {
+    fn from(text: &'static str) -> Self {
+        Problem::Invalid(text.into())
     }
 }
 

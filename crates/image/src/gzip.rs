@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_what_came_before() {
+    fn a_window_holds_the_bytes_before_its_point() {
         let window = b"what came before".repeat(3);
         // Nothing but a reference: 16 bytes, 48 back, in a last block with fixed codes.
         let mut bits = Lead { bits: 0, count: 0 };

@@ -1,6 +1,6 @@
 //! Integers of a few bytes, as in DWARF: seven bits in each, the lowest first.
 
-use crate::FormatError;
+use crate::{FormatError, Problem};
 
 /// Appends a number.
 pub(crate) fn write(bytes: &mut Vec<u8>, number: impl Into<u64>) {
@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A problem with what was read last.
-    pub(crate) fn error(&self, problem: impl Into<String>) -> FormatError {
+    pub(crate) fn error(&self, problem: impl Into<Problem>) -> FormatError {
         FormatError::new(self.what, (self.all.len() - self.rest.len()) as u64, problem)
     }
 

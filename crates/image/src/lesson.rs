@@ -1,4 +1,4 @@
-//! What starts of images read, in words that hold for other images: paths, and digests of chunks.
+//! Lessons: which files starts read, by paths and chunk digests that hold for other images too.
 //!
 //! A trace names chunks by blob and number, which the next version of an image has not. A lesson
 //! names them by the file that they are a part of, and by what is in them, so it holds for the next
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_later_starts_do_not_read_fades() {
+    fn paths_that_later_starts_skip_fade() {
         let mut known = lesson(&[("old", 0), ("both", 1)]);
         for _ in 0..3 {
             known.merge(&lesson(&[("both", 5), ("new", 6)]));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_what_was_touched_last() {
+    fn the_last_touches_are_left_out_of_a_full_trace() {
         let parts = (0..MAX_PARTS as u32 + 9).map(|at| part(&format!("{at:x}"), 0, at));
         let lesson = Lesson::of_start(parts);
         let read = Lesson::decode(&lesson.encode()).unwrap();
@@ -305,7 +305,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_read_survives_being_written(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsed_lessons_survive_a_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(lesson) = Lesson::decode(&[MAGIC, &bytes].concat()) {
                 let again = Lesson::decode(&lesson.encode()).unwrap();
                 prop_assert_eq!(again, lesson);

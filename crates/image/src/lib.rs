@@ -27,7 +27,7 @@ pub mod tree;
 pub use chunk::{Blob, BlobIndex, Chunk, ChunkList, ChunkRef};
 pub use codec::Codec;
 pub use digest::{Algorithm, Digest, Hasher, InvalidDigest};
-pub use error::{FormatError, Structure};
+pub use error::{FormatError, Problem, Structure};
 pub use lesson::Lesson;
 pub use offset::{BLOCK_SIZE, Decoded, Stored};
 pub use path::Name;

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_a_directory_cannot_hold() {
+    fn impossible_file_names_are_refused() {
         for bytes in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
             assert!(Name::new(bytes).is_err(), "{}", bytes.escape_ascii());
         }

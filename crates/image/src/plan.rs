@@ -1,4 +1,4 @@
-//! Which stored ranges a reader requests to get chunks.
+//! Plans which stored ranges to request for chunks.
 //!
 //! Pure: chunks in, ranges out. A reader on a node and the command go by the same rules and differ
 //! in their [`Planner`].
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_point_is_fetched_as_far_as_it_is_wanted() {
+    fn a_piece_is_fetched_as_far_as_it_is_wanted() {
         // The second point is before the end of the last chunk of the first one.
         let chunks = pieces(&[(0, 100), (0, 200), (0, 300), (250, 400), (250, 500)]);
         type Case = (Range<usize>, u64, Range<usize>);

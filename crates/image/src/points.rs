@@ -130,7 +130,7 @@ fn frames(bytes: &[u8], count: usize) -> Option<&[u8]> {
 
 /// The number of points, and the digest of `bytes`.
 fn validate(bytes: &[u8]) -> Result<(usize, Digest), FormatError> {
-    let error = |offset: usize, problem: &str| {
+    let error = |offset: usize, problem: &'static str| {
         Err(FormatError::new("table of points", offset as u64, problem))
     };
     if bytes.len() < HEADER + DIGEST || bytes[..MAGIC.len()] != MAGIC {

@@ -1,4 +1,4 @@
-//! What starts of an image read: chunks, in the order in which they were touched.
+//! Traces: the chunks that starts of an image read, in order.
 //!
 //! A trace is a hint and nothing else. Fetches check every byte as always, and
 //! ignores what the image does not have. It also says where hot chunks are stored, so that they can
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_most_starts_do_without_is_not_hot() {
+    fn chunks_that_most_starts_skip_are_not_hot() {
         let mut trace = start(&[(0, 1, 0), (0, 2, 5), (1, 9, 6)]);
         for _ in 0..3 {
             trace.merge(&start(&[(0, 1, 1), (0, 3, 2)]), |_| true);

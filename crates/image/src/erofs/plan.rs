@@ -1,5 +1,5 @@
-//! What a tree becomes before it is laid out: inodes in the order of the image, with everything
-//! that does not depend on where they will be.
+//! Plans an image before its layout: inodes in order, with everything that does not depend on their
+//! places.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,8 +12,8 @@ use super::{
     reader::MAX_TARGET,
 };
 use crate::{
-    BLOCK_SIZE, Blob, ChunkRef, FormatError, Inode, InodeId, Kind, Metadata, Structure, Tree,
-    tree::Device,
+    BLOCK_SIZE, Blob, ChunkRef, FormatError, Inode, InodeId, Kind, Metadata, Problem, Structure,
+    Tree, tree::Device,
 };
 use zerocopy::IntoBytes;
 
@@ -84,7 +84,7 @@ pub(crate) fn plan<'a>(
     blobs: &[&Blob],
     chunk_size: u32,
 ) -> Result<Plan<'a>, FormatError> {
-    let mut places = vec![Place { id: Tree::ROOT, parent: 0, name: b"" }];
+    let mut places = vec![NamedInode { id: Tree::ROOT, parent: 0, name: b"" }];
     let mut slots = HashMap::from([(Tree::ROOT, 0)]);
     let mut links: Vec<u32> = vec![1];
     let mut names = 1;
@@ -95,7 +95,7 @@ pub(crate) fn plan<'a>(
         for (name, &id) in tree.children(places[parent].id).into_iter().flatten() {
             names += 1;
             let is_directory = matches!(tree[id].kind, Kind::Directory(_));
-            let place = Place { id, parent, name: name.as_bytes() };
+            let place = NamedInode { id, parent, name: name.as_bytes() };
             if let Some(&slot) = slots.get(&id) {
                 if is_directory {
                     places.push(place);
@@ -125,14 +125,14 @@ pub(crate) fn plan<'a>(
 }
 
 /// An inode by its first name.
-struct Place<'a> {
+struct NamedInode<'a> {
     id: InodeId,
     parent: Slot,
     name: &'a [u8],
 }
 
 /// An error about the file at `slot`, with its path.
-fn error(places: &[Place<'_>], mut slot: Slot, problem: impl Into<String>) -> FormatError {
+fn error(places: &[NamedInode<'_>], mut slot: Slot, problem: impl Into<Problem>) -> FormatError {
     let mut names = Vec::new();
     while slot != 0 {
         names.push(places[slot].name);
@@ -155,7 +155,12 @@ struct Context<'a, 'b> {
 }
 
 impl<'a> Context<'a, '_> {
-    fn inode(&self, slot: Slot, place: &Place<'_>, links: u32) -> Result<PlannedInode<'a>, String> {
+    fn inode(
+        &self,
+        slot: Slot,
+        place: &NamedInode<'_>,
+        links: u32,
+    ) -> Result<PlannedInode<'a>, String> {
         let Inode { metadata, kind } = &self.tree[place.id];
         if metadata.permissions > 0o7777 || metadata.mtime.nanoseconds >= 1_000_000_000 {
             return Err("permissions or nanoseconds out of range".into());

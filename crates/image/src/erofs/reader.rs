@@ -9,7 +9,7 @@ use super::{
         InodeCompact, InodeExtended, XATTR_PREFIXES, XattrEntry, XattrHeader,
     },
 };
-use crate::{BLOCK_SIZE, FormatError, Mtime, Structure, tree::Device};
+use crate::{BLOCK_SIZE, FormatError, Mtime, Problem, Structure, tree::Device};
 
 /// Longest symbolic link target in bytes that Linux follows (PATH_MAX without the NUL).
 pub(crate) const MAX_TARGET: u64 = 4095;
@@ -91,7 +91,7 @@ impl InodeView {
         self.body + self.xattr_size
     }
 
-    pub(crate) fn error(&self, problem: impl Into<String>) -> FormatError {
+    pub(crate) fn error(&self, problem: impl Into<Problem>) -> FormatError {
         FormatError::new(self.nid, self.offset, problem)
     }
 }
@@ -109,7 +109,7 @@ pub(crate) fn slice(
         None => Err(FormatError::new(
             object(),
             offset,
-            format!("{len} bytes do not fit in {}", bytes.len()),
+            Problem::OutOfBounds { len, available: bytes.len() as u64 },
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! How a lazy image looks to a registry: manifest, configuration, media types and annotations.
+//! Lazy images in the terms of a registry: manifest, configuration, media types and annotations.
 //!
 //! ```text
 //! manifest ─ config                 the source image's own, with other `rootfs` and `history`

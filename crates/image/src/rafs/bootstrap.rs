@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use super::{BlobRecord, TailInfo, tables, tables::Tables};
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Decoded, FormatError, Inode, InodeId,
-    Kind, Metadata, Name, Points, Tree,
+    Kind, Metadata, Name, Points, Problem, Tree,
     erofs::{
         DirEntry, FileType, InodeView, Nid, ReadDir, Xattr, dir,
         layout::{CHUNK_BITS_MASK, ChunkIndex},
@@ -274,7 +274,7 @@ impl Budget {
         self.0 = self
             .0
             .checked_sub(size)
-            .ok_or_else(|| inode.error("the image's inodes overlap each other"))?;
+            .ok_or_else(|| inode.error(Problem::Overlap("the image's inodes".into())))?;
         Ok(())
     }
 }

@@ -243,17 +243,17 @@ pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
 
 /// Where in a piece of a gzip layer a chunk begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct PlaceInPiece {
     pub(super) unit: u32,
     pub(super) offset: u32,
 }
 
 /// The entry of a chunk of an unconverted layer; it is in a piece, or stored as it is.
 /// `None` when a field does not fit.
-pub(super) fn layer_entry(chunk: &Chunk, place: Option<Place>) -> Option<[u64; 3]> {
+pub(super) fn layer_entry(chunk: &Chunk, place: Option<PlaceInPiece>) -> Option<[u64; 3]> {
     let entry = CiEntry::of(chunk);
     match place {
-        Some(Place { unit, offset }) => {
+        Some(PlaceInPiece { unit, offset }) => {
             let bits = flags::ZRAN | flags::COMPRESSED;
             entry.words(bits, u64::from(unit) << 32 | u64::from(offset))
         }

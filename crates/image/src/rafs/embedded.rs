@@ -14,7 +14,7 @@ use super::{
     tables::superblock,
 };
 use crate::{
-    Digest, FormatError, Structure,
+    Digest, FormatError, Problem, Structure,
     erofs::{
         layout::{DEVICE_SLOT_SIZE, DeviceSlot},
         reader::structure,
@@ -70,10 +70,11 @@ fn place<'a, T: FromBytes + zerocopy::IntoBytes + zerocopy::KnownLayout + zeroco
     object: &'static str,
     index: u64,
 ) -> Result<&'a mut T, FormatError> {
-    let len = bytes.len();
+    let available = bytes.len() as u64;
     let found =
         usize::try_from(at).ok().and_then(|at| bytes.get_mut(at..)?.get_mut(..size_of::<T>()));
     found.and_then(|found| T::mut_from_bytes(found).ok()).ok_or_else(|| {
-        FormatError::new((object, index), at, format!("it is not within {len} bytes"))
+        let problem = Problem::OutOfBounds { len: size_of::<T>() as u64, available };
+        FormatError::new((object, index), at, problem)
     })
 }

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::{
     BlobRecord, IndexBlob, TailInfo,
     blob::{self, Section},
-    ci::{self, Place},
+    ci::{self, PlaceInPiece},
     layout::{Context, MAX_CHUNKS, features},
 };
 use crate::{
@@ -72,7 +72,7 @@ impl LayerIndex {
     /// There are too many chunks, or one does not fit a CI entry.
     pub fn write(self) -> Result<WrittenIndex, FormatError> {
         let LayerIndex { layer, stored_size, chunks, pieces, skeleton } = self;
-        let error = |problem: &str| FormatError::new(("index of", layer), 0, problem);
+        let error = |problem: &'static str| FormatError::new(("index of", layer), 0, problem);
         let Some(last) = chunks.last() else {
             return Ok(without_chunks(layer, stored_size, &skeleton));
         };
@@ -138,7 +138,7 @@ pub(super) fn empty(layer: Digest, stored_size: u64) -> Blob {
 fn ci_table(chunks: &[Chunk], pieces: &[Piece]) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();
     let offsets = pieces.iter().zip(0..).flat_map(|(piece, number)| {
-        piece.offsets.iter().map(move |offset| Place { unit: number, offset: *offset })
+        piece.offsets.iter().map(move |offset| PlaceInPiece { unit: number, offset: *offset })
     });
     let mut places = offsets.map(Some).chain(std::iter::repeat(None));
     for chunk in chunks {

@@ -29,7 +29,8 @@ impl ReadIndex {
     /// # Errors
     /// They are no index, or one of another layer.
     pub fn parse(bytes: &[u8], layer: Digest, stored_size: u64) -> Result<Self, FormatError> {
-        let error = |problem: &str| FormatError::new(("index of", layer), 0, problem);
+        let error = |problem: &'static str| FormatError::new(("index of", layer), 0, problem);
+        let wrong = |problem: String| FormatError::new(("index of", layer), 0, problem);
         let sections = IndexSections::find(bytes)
             .ok_or_else(|| error("expected a table of contents that leads to its sections"))?;
         let index = IndexBlob { digest: Algorithm::Sha256.digest(bytes), size: bytes.len() as u64 };
@@ -65,8 +66,7 @@ impl ReadIndex {
         let tables = tables.ok_or_else(|| error("its tables end behind it"))?;
         let table = ci_table_of(tables, &tail)?;
         let table = CiTable::new(&table, &tail).ok_or_else(|| error("its table has a bad size"))?;
-        let (chunks, starts) =
-            chunks(&table, sections.digests).map_err(|problem| error(&problem))?;
+        let (chunks, starts) = chunks(&table, sections.digests).map_err(wrong)?;
         let last = chunks.last().map_or(0, |chunk| chunk.decoded_end().0);
         let decoded_size = round_up_to_block(last).ok_or_else(|| error("too big"))?;
         let blob = Blob { decoded_size, chunks: chunks.into(), ..blob };
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_values_are_read_back() {
         let mut plain = [chunk(0, 512, 0), chunk(1, 1536, 4096)];
         plain.iter_mut().for_each(|chunk| chunk.stored_size = 100);
         for (index, starts) in [
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_changed_is_refused_or_read_as_something_else() {
+    fn truncated_or_changed_bytes_are_refused_or_differ() {
         let index = gzip();
         for size in 0..index.bytes.len() {
             assert!(ReadIndex::parse(&index.bytes[..size], layer(), 1000).is_err(), "{size}");

@@ -11,7 +11,7 @@ use super::{
     tables::{digester, validate_chunk, validate_order},
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, InodeId, Tree,
+    Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, InodeId, Problem, Tree,
     erofs::{
         layout::{
             BLOCK_BITS, COMPAT_RAFS_V6, DEVICE_SLOT, DeviceSlot, INCOMPAT_CHUNKED_FILE,
@@ -260,35 +260,40 @@ fn hex(blob: &Blob) -> [u8; 64] {
 /// Checks options and blobs, and returns the codec that the image is said to have: that of all
 /// blobs, but gzip layers may have blobs beside them with what they cannot give.
 fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
-    let fail = |problem: String| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
+    let fail = |problem: Problem| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
     let chunk_size = options.chunk_size;
     if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
-        return fail(format!("chunk size {chunk_size}"));
+        return fail(format!("chunk size {chunk_size}").into());
     }
     if blobs.len() > MAX_DEVICES {
-        return fail(format!("{} blobs, at most {MAX_DEVICES} are possible", blobs.len()));
+        let (found, limit) = (blobs.len() as u64, MAX_DEVICES as u64);
+        return fail(Problem::TooMany { what: "blobs", found, limit });
     }
     let chunks: u64 = blobs.iter().map(|record| record.blob.chunks.len() as u64).sum();
     if chunks > MAX_ROWS {
-        return fail(format!("{chunks} chunks, at most {MAX_ROWS} are possible"));
+        return fail(Problem::TooMany { what: "chunks", found: chunks, limit: MAX_ROWS });
     }
     let gzip = blobs.iter().find(|record| record.blob.codec == Codec::Gzip);
     let codec = gzip.or(blobs.first()).map_or(Codec::Zstd, |record| record.blob.codec);
     for (index, BlobRecord { blob, tail }) in blobs.iter().enumerate() {
         if blob.codec != codec && codec != Codec::Gzip {
-            return fail(format!("blob {index} is compressed with {}, not {codec}", blob.codec));
+            return fail(
+                format!("blob {index} is compressed with {}, not {codec}", blob.codec).into(),
+            );
         }
         if tail.features & features::ALIGNED == 0 {
-            return fail(format!("blob {index} has chunks that are not aligned to blocks"));
+            return fail(format!("blob {index} has chunks that are not aligned to blocks").into());
         }
         if blob.id.algorithm != Algorithm::Sha256
             || blobs[..index].iter().any(|other| other.blob.id == blob.id)
         {
-            return fail(format!("blob {index}: {} is not SHA-256, or not the first", blob.id));
+            return fail(
+                format!("blob {index}: {} is not SHA-256, or not the first", blob.id).into(),
+            );
         }
         // Of a blob that others made, only the chunks in use may be known.
         if blob.chunks.is_empty() {
-            return fail(format!("blob {index} has no chunks"));
+            return fail(format!("blob {index} has no chunks").into());
         }
         validate_order(blob, &blob.chunks)
             .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
@@ -296,7 +301,7 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
             validate_chunk(chunk, blob, tail, chunk_size)
                 .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
             if chunk.digest.algorithm != options.digest {
-                return fail(format!("blob {index}: chunk digest {}", chunk.digest));
+                return fail(format!("blob {index}: chunk digest {}", chunk.digest).into());
             }
         }
     }

@@ -82,8 +82,7 @@ fn places_that_a_bootstrap_leaves_out_come_from_the_blob() {
     assert!(placed(&bare, &[]) == bare);
 }
 
-/// Whatever a table says, the chunks end inside blob and batch, and whoever decodes them stays
-/// inside, too.
+/// Whatever a table says, the chunks end inside blob and batch, and so does a decoder.
 #[test]
 fn every_byte_of_a_table_changed() {
     let sample = batched_sample(Codec::None);

@@ -98,7 +98,7 @@ fn tables_and_superblocks_are_validated() {
     }
 }
 
-/// Without its row in the chunk table nobody knows what a chunk's bytes have to be.
+/// Without its row in the chunk table a chunk's bytes cannot be checked.
 #[test]
 fn files_whose_chunks_are_not_listed_are_found() {
     // The extended superblock at 1152 has the size of the chunk table at 32.

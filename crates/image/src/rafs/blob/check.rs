@@ -216,7 +216,7 @@ impl<'a> TailReader<'a> {
 
     /// The table of contents at the end of the blob, verified if the bootstrap has its digest.
     fn toc(&self) -> Result<Vec<TocEntry>, FormatError> {
-        let error = |problem: &str| FormatError::new("table of contents", 0, problem);
+        let error = |problem: &'static str| FormatError::new("table of contents", 0, problem);
         let footer_at = (self.bytes.len() as u64)
             .checked_sub(footer::SIZE)
             .ok_or_else(|| error("the blob ends before it"))?;

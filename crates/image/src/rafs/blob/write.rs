@@ -78,7 +78,7 @@ fn tail(
     bootstrap: Option<Embed<'_>>,
 ) -> Result<Tail, FormatError> {
     validate_packed(chunks)?;
-    let error = |problem: &str| FormatError::new("blob", 0, problem);
+    let error = |problem: &'static str| FormatError::new("blob", 0, problem);
     let last = chunks.last().ok_or_else(|| error("a blob without chunks"))?;
     if last.number >= MAX_CHUNKS {
         return Err(error("too many chunks"));

@@ -10,7 +10,7 @@ use super::{
     chunks::NO_DIGEST,
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, ChunkList, Codec, Digest, FormatError, Points,
+    Algorithm, BLOCK_SIZE, Blob, ChunkList, Codec, Digest, FormatError, Points, Problem,
     erofs::{
         layout::{DEVICE_SLOT_SIZE, DeviceSlot},
         reader::{slice, structure},
@@ -62,7 +62,7 @@ pub(super) fn parse(
 }
 
 /// Refuses blobs with features, of the blob table, that are not supported.
-pub(in crate::rafs) fn refuse_features(bits: u32) -> Result<(), String> {
+pub(in crate::rafs) fn refuse_features(bits: u32) -> Result<(), Problem> {
     for (bit, what) in [
         (features::TARFS, "tarfs, which has no digests of chunks,"),
         (features::ENCRYPTED, "encryption"),
@@ -71,7 +71,7 @@ pub(in crate::rafs) fn refuse_features(bits: u32) -> Result<(), String> {
         (0xf000, "an unknown feature"),
     ] {
         if bits & bit != 0 {
-            return Err(format!("features {bits:#x}: {what} is not supported"));
+            return Err(Problem::unsupported("features", bits, what));
         }
     }
     Ok(())
@@ -82,19 +82,20 @@ fn blob(
     index: usize,
     Common { chunk_size, digest, v5 }: Common,
     slot: &DeviceSlot,
-) -> Result<BlobRecord, String> {
+) -> Result<BlobRecord, Problem> {
     let bits = entry.features.get();
     refuse_features(bits)?;
     if bits & features::ALIGNED == 0 {
-        return Err(format!("features {bits:#x}: chunks that are not aligned to blocks"));
+        return Err(format!("features {bits:#x}: chunks that are not aligned to blocks").into());
     }
     let id = if entry.id == EMBEDDED_ID {
-        return Err("a bootstrap embedded in its blob does not know the blob's id".to_owned());
+        return Err("a bootstrap embedded in its blob does not know the blob's id".into());
     } else {
         parse_id(&entry.id).ok_or("the blob id is not 64 lower-case hex digits")?
     };
     let codec = |number: u32| {
-        Codec::from_number(number).ok_or_else(|| format!("compressor {number} is not supported"))
+        let problem = || Problem::Unsupported(format!("compressor {number}").into());
+        Codec::from_number(number).ok_or_else(problem)
     };
     let blob_codec = codec(entry.compressor.get())?;
     let ci_codec = codec(entry.ci_compressor.get())?;
@@ -104,9 +105,8 @@ fn blob(
             return Err("gzip chunks are supported in unconverted layers only".into());
         }
         Codec::None | Codec::Lz4 | Codec::Zstd if is_separate || bits & features::ZRAN != 0 => {
-            return Err(format!(
-                "features {bits:#x}: an index of a blob that is compressed with {blob_codec}"
-            ));
+            let problem = "an index of a blob that is compressed with";
+            return Err(format!("features {bits:#x}: {problem} {blob_codec}").into());
         }
         _ => {}
     }
@@ -134,7 +134,7 @@ fn blob(
     ];
     for (field, holds) in facts {
         if !holds {
-            return Err(format!("bad {field}"));
+            return Err(format!("bad {field}").into());
         }
     }
     let toc_size = entry.toc_size.get();

@@ -9,8 +9,8 @@ use super::super::{
     layout::{self, ChunkEntry, chunk_flags},
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, Codec, Decoded, Digest, FormatError, Stored,
-    chunk::MAX_UNIT,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, Codec, Decoded, Digest, FormatError, Problem,
+    Stored, chunk::MAX_UNIT,
 };
 
 /// What upstream's tarfs mode writes where a chunk's digest belongs. No content has this digest.
@@ -38,13 +38,13 @@ pub(super) fn distribute(
     let mut lists: Vec<Vec<Chunk>> = counts.into_iter().map(Vec::with_capacity).collect();
     for (index, row) in rows.chunks_exact(size_of::<ChunkEntry>()).enumerate() {
         let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
-        let error = |problem: String| {
+        let error = |problem: Problem| {
             let at = table + (index * size_of::<ChunkEntry>()) as u64;
             FormatError::new(("chunk table entry", index), at, problem)
         };
         let blob_index = entry.blob.get() as usize;
         let Some(blob) = blobs.get(blob_index) else {
-            return Err(error(format!("blob {blob_index} does not exist")));
+            return Err(error(format!("blob {blob_index} does not exist").into()));
         };
         let tail = &tails[blob_index];
         let flags = entry.flags.get();
@@ -53,13 +53,13 @@ pub(super) fn distribute(
         let number = entry.number.get();
         if hash == NO_DIGEST {
             let blob = blob.id;
-            return Err(error(format!(
-                "chunk {number} of blob {blob} has no digest, so its bytes cannot be checked"
-            )));
+            let problem = "has no digest, so its bytes cannot be checked";
+            return Err(error(format!("chunk {number} of blob {blob} {problem}").into()));
         }
         let in_unit = flags & chunk_flags::BATCH != 0;
         if in_unit && !tail.has_units() {
-            return Err(error(format!("flags {flags:#x}: blob {blob_index} has no such units")));
+            let problem = format!("flags {flags:#x}: blob {blob_index} has no such units");
+            return Err(error(problem.into()));
         }
         if is_unplaced(&entry, tail) {
             unplaced.insert(blob_index);
@@ -79,9 +79,9 @@ pub(super) fn distribute(
     }
     for (index, (blob, mut chunks)) in blobs.iter_mut().zip(lists).enumerate() {
         chunks.sort_unstable_by_key(|chunk| chunk.number);
-        validate_order(blob, &chunks).map_err(|problem| {
-            FormatError::new("chunk table", table, format!("blob {index}: {problem}"))
-        })?;
+        validate_order(blob, &chunks)
+            .map_err(|problem| problem.of(format_args!("blob {index}")))
+            .map_err(|problem| FormatError::new("chunk table", table, problem))?;
         blob.chunks = chunks.into();
     }
     // There are fewer blobs than 256.
@@ -97,23 +97,23 @@ pub(in crate::rafs) fn is_unplaced(row: &ChunkEntry, tail: &TailInfo) -> bool {
 }
 
 /// Refuses chunks with flags, of the chunk table, that are not supported.
-pub(in crate::rafs) fn refuse_chunk_flags(bits: u32) -> Result<(), String> {
+pub(in crate::rafs) fn refuse_chunk_flags(bits: u32) -> Result<(), Problem> {
     for (bit, what) in
         [(chunk_flags::HOLE, "a hole in place of a chunk"), (chunk_flags::ENCRYPTED, "encryption")]
     {
         if bits & bit != 0 {
-            return Err(format!("flags {bits:#x}: {what} is not supported"));
+            return Err(Problem::unsupported("flags", bits, what));
         }
     }
     Ok(())
 }
 
 /// Whether `chunks` of `blob` ascend in number and in both offsets.
-pub(in crate::rafs) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(), String> {
+pub(in crate::rafs) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(), Problem> {
     for pair in chunks.windows(2) {
         let (a, b) = (&pair[0], &pair[1]);
         if !blob.is_in_order(a, b) {
-            return Err(format!("chunks {} and {} overlap", a.number, b.number));
+            return Err(Problem::Overlap(format!("chunks {} and {}", a.number, b.number).into()));
         }
     }
     Ok(())
@@ -125,7 +125,7 @@ pub(in crate::rafs) fn validate_chunk(
     blob: &Blob,
     tail: &TailInfo,
     chunk_size: u32,
-) -> Result<(), String> {
+) -> Result<(), Problem> {
     // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is
     // known.
     let (in_context, is_unplaced) = match chunk.part {
@@ -151,7 +151,7 @@ pub(in crate::rafs) fn validate_chunk(
         ("stored end", fits(end(chunk.stored.0, chunk.stored_size), blob.stored_size)),
     ];
     match facts.iter().find(|(_, holds)| !holds) {
-        Some((field, _)) => Err(format!("bad {field} in {chunk:?}")),
+        Some((field, _)) => Err(format!("bad {field} in {chunk:?}").into()),
         None => Ok(()),
     }
 }

@@ -12,7 +12,7 @@ use super::{
     },
 };
 use crate::{
-    Algorithm, BLOCK_SIZE, Blob, BlobIndex, FormatError, Structure,
+    Algorithm, BLOCK_SIZE, Blob, BlobIndex, FormatError, Problem, Structure,
     erofs::{
         Nid,
         layout::DEVICE_SLOT_SIZE,
@@ -71,13 +71,13 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
     let sb = superblock(bytes)?;
     let object = || Structure::Only("extended superblock");
     let ext: ExtendedSuperBlock = structure(bytes, EXTENDED_OFFSET, object)?;
-    let error = |problem: String| FormatError::new(object(), EXTENDED_OFFSET, problem);
+    let error = |problem: Problem| FormatError::new(object(), EXTENDED_OFFSET, problem);
 
     let flags = ext.flags.get();
     let digest = flags_digest(flags).map_err(error)?;
     let chunk_size = ext.chunk_size.get();
     if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
-        return Err(error(format!("chunk size {chunk_size}")));
+        return Err(error(format!("chunk size {chunk_size}").into()));
     }
     let devices = sb.device_count.get();
     let devices_end = DEVICE_TABLE_OFFSET + u64::from(devices) * DEVICE_SLOT_SIZE;
@@ -94,10 +94,11 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
     }
     let chunks = chunk_table.1 / size_of::<ChunkEntry>() as u64;
     if chunks > MAX_ROWS {
-        return Err(error(format!("{chunks} chunks, at most {MAX_ROWS} are possible")));
+        return Err(error(Problem::TooMany { what: "chunks", found: chunks, limit: MAX_ROWS }));
     }
     if blob_table.1 / size_of::<BlobEntry>() as u64 != u64::from(devices) {
-        return Err(error(format!("{devices} devices, {} bytes of blob table", blob_table.1)));
+        let problem = format!("{devices} devices, {} bytes of blob table", blob_table.1);
+        return Err(error(problem.into()));
     }
     if !blob_table.0.is_multiple_of(BLOCK_SIZE) || !chunk_table.0.is_multiple_of(BLOCK_SIZE) {
         return Err(error("a table does not start on a block border".into()));
@@ -107,7 +108,7 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
     occupied.sort_unstable();
     // The slices below check that every table ends in the file, so these sums cannot overflow then.
     if occupied.windows(2).any(|pair| pair[0].0.saturating_add(pair[0].1) > pair[1].0) {
-        return Err(error("tables overlap".into()));
+        return Err(error(Problem::Overlap("tables".into())));
     }
 
     let v5 = sb.volume_name == V5_LABEL;

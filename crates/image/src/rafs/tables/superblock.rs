@@ -2,7 +2,7 @@
 
 use super::super::{layout::flags, v5::layout::is_v5};
 use crate::{
-    Algorithm, BLOCK_SIZE, FormatError, Structure,
+    Algorithm, BLOCK_SIZE, FormatError, Problem, Structure,
     erofs::{
         layout::{
             BLOCK_BITS, COMPAT_RAFS_V6, DEVICE_SLOT, INCOMPAT_CHUNKED_FILE, INCOMPAT_DEVICE_TABLE,
@@ -15,23 +15,25 @@ use crate::{
 /// Parses and validates the superblock of EROFS.
 pub(in crate::rafs) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatError> {
     let object = || Structure::Only("superblock");
-    let fail = |problem: String| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
+    let fail = |problem: Problem| Err(FormatError::new(object(), SUPERBLOCK_OFFSET, problem));
     if is_v5(bytes) {
         return Err(FormatError::new(object(), 0, "RAFS v5, expected v6"));
     }
     let sb: SuperBlock = structure(bytes, SUPERBLOCK_OFFSET, object)?;
     if sb.magic.get() != SUPERBLOCK_MAGIC {
-        return fail(format!("magic {:#x}: not an EROFS image", sb.magic));
+        return fail(format!("magic {:#x}: not an EROFS image", sb.magic).into());
     }
     if sb.feature_compat.get() & COMPAT_RAFS_V6 == 0 {
         return fail("an EROFS image, but not a RAFS v6 bootstrap".into());
     }
     if sb.block_bits == 9 {
-        return fail("tarfs (blocks of 512 bytes, chunks without digests) is not supported".into());
+        let problem = "tarfs (blocks of 512 bytes, chunks without digests)";
+        return fail(Problem::Unsupported(problem.into()));
     }
     let expected = INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE;
     if sb.feature_incompat.get() != expected {
-        return fail(format!("features {:#x}, expected {expected:#x}", sb.feature_incompat));
+        let found = sb.feature_incompat;
+        return fail(format!("features {found:#x}, expected {expected:#x}").into());
     }
     let fixed = [
         ("block bits", u64::from(sb.block_bits), u64::from(BLOCK_BITS)),
@@ -43,11 +45,12 @@ pub(in crate::rafs) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatErro
     ];
     for (field, found, expected) in fixed {
         if found != expected {
-            return fail(format!("{field} {found}, expected {expected}"));
+            return fail(format!("{field} {found}, expected {expected}").into());
         }
     }
     if usize::from(sb.device_count.get()) > MAX_DEVICES {
-        return fail(format!("{} blobs, at most {MAX_DEVICES} are possible", sb.device_count));
+        let (found, limit) = (sb.device_count.get().into(), MAX_DEVICES as u64);
+        return fail(Problem::TooMany { what: "blobs", found, limit });
     }
     if sb.root_nid.get() == 0 || sb.inode_count.get() == 0 {
         return fail("no root directory".into());
@@ -60,14 +63,14 @@ pub(in crate::rafs) fn superblock(bytes: &[u8]) -> Result<SuperBlock, FormatErro
 }
 
 /// The chunk digest algorithm, if `bits` have nothing that is unsupported or contradictory.
-pub(in crate::rafs) fn flags_digest(bits: u64) -> Result<Algorithm, String> {
+pub(in crate::rafs) fn flags_digest(bits: u64) -> Result<Algorithm, Problem> {
     for (bit, what) in [
         (flags::TARFS, "tarfs, which has no digests of chunks,"),
         (flags::ENCRYPTION_AES, "encryption"),
         (!flags::KNOWN, "an unknown feature"),
     ] {
         if bits & bit != 0 {
-            return Err(format!("flags {bits:#x}: {what} is not supported"));
+            return Err(Problem::unsupported("flags", bits, what));
         }
     }
     let compressors = flags::COMPRESSOR_NONE
@@ -75,11 +78,11 @@ pub(in crate::rafs) fn flags_digest(bits: u64) -> Result<Algorithm, String> {
         | flags::COMPRESSOR_GZIP
         | flags::COMPRESSOR_ZSTD;
     if (bits & compressors).count_ones() != 1 {
-        return Err(format!("flags {bits:#x} do not name one compressor"));
+        return Err(format!("flags {bits:#x} do not name one compressor").into());
     }
     match bits & (flags::DIGEST_BLAKE3 | flags::DIGEST_SHA256) {
         flags::DIGEST_BLAKE3 => Ok(Algorithm::Blake3),
         flags::DIGEST_SHA256 => Ok(Algorithm::Sha256),
-        _ => Err(format!("flags {bits:#x} do not name one digest")),
+        _ => Err(format!("flags {bits:#x} do not name one digest").into()),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::tables::{BlobEntry, Tables};
 use crate::{
     Blob, BlobIndex, Chunk, ChunkRef, Codec, Decoded, Digest, FormatError, InodeId, Kind, Points,
-    Stored, Tree,
+    Problem, Stored, Tree,
     offset::round_up_to_block,
     rafs::{
         BlobRecord, TailInfo,
@@ -37,15 +37,15 @@ impl<'a> Blobs<'a> {
     }
 
     /// Adds a chunk, unless another file has it too.
-    pub(super) fn add(&mut self, entry: &ChunkEntry) -> Result<ChunkRef, String> {
+    pub(super) fn add(&mut self, entry: &ChunkEntry) -> Result<ChunkRef, Problem> {
         let index = entry.blob.get();
         let Some(blob) = self.blobs.get_mut(index as usize) else {
-            return Err(format!("blob {index} does not exist"));
+            return Err(format!("blob {index} does not exist").into());
         };
         let (flags, stored) = (entry.flags.get(), entry.stored.get());
         refuse_chunk_flags(flags)?;
         if flags & chunk_flags::BATCH != 0 {
-            return Err(format!("flags {flags:#x}: there are no batches in RAFS v5"));
+            return Err(format!("flags {flags:#x}: there are no batches in RAFS v5").into());
         }
         if entry.digest == NO_DIGEST {
             return Err("it has no digest, so its bytes cannot be checked".into());
@@ -61,16 +61,16 @@ impl<'a> Blobs<'a> {
             part: None,
         };
         if stored > MAX_STORED || chunk.is_compressed() != (flags & chunk_flags::COMPRESSED != 0) {
-            return Err(format!("flags {flags:#x} do not agree with {chunk:?}"));
+            return Err(format!("flags {flags:#x} do not agree with {chunk:?}").into());
         }
         if let Some(&number) = blob.known.get(&stored) {
             chunk.number = number;
             if blob.chunks[number as usize] != chunk {
-                return Err(format!("another file has another chunk at {}", chunk.stored));
+                return Err(format!("another file has another chunk at {}", chunk.stored).into());
             }
         } else {
             if self.count == MAX_ROWS {
-                return Err(format!("more chunks than {MAX_ROWS}, which are possible"));
+                return Err(format!("more chunks than {MAX_ROWS}, which are possible").into());
             }
             self.count += 1;
             blob.known.insert(stored, chunk.number);
@@ -116,7 +116,7 @@ fn record(
     codec: Codec,
     mut chunks: Vec<Chunk>,
     mut moved: impl FnMut(u32, u32),
-) -> Result<BlobRecord, String> {
+) -> Result<BlobRecord, Problem> {
     chunks.sort_unstable_by_key(|chunk| chunk.stored);
     let mut decoded = 0;
     for (number, chunk) in (0..).zip(&mut chunks) {

@@ -9,7 +9,7 @@ use super::{
     tables::Tables,
 };
 use crate::{
-    FormatError, Metadata, Mtime, Structure,
+    FormatError, Metadata, Mtime, Problem, Structure,
     erofs::{
         FileType,
         reader::{slice, structure},
@@ -77,7 +77,7 @@ impl<'a> Named<'a> {
         Ok(Named { row, offset, size, entry, file_type, name, target, chunks, xattrs })
     }
 
-    pub(super) fn error(&self, problem: impl Into<String>) -> FormatError {
+    pub(super) fn error(&self, problem: impl Into<Problem>) -> FormatError {
         FormatError::new(("inode", self.row), self.offset, problem)
     }
 

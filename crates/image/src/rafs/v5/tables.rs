@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, little_endian::U32};
 
 use super::layout::{ExtendedBlob, MAGIC, SUPERBLOCK_SIZE, SuperBlock, VERSION};
 use crate::{
-    Algorithm, Codec, Digest, FormatError, Structure,
+    Algorithm, Codec, Digest, FormatError, Problem, Structure,
     erofs::{
         layout::MAX_DEVICES,
         reader::{slice, structure},
@@ -37,19 +37,20 @@ pub(super) struct BlobEntry {
 /// Parses what comes before the inodes in `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
     let object = || Structure::Only("superblock");
-    let error = |problem: String| FormatError::new(object(), 0, problem);
+    let error = |problem: Problem| FormatError::new(object(), 0, problem);
     let sb: SuperBlock = structure(bytes, 0, object)?;
     let (version, size) = (sb.version.get(), sb.size.get());
     if sb.magic != MAGIC || version != VERSION || size != SUPERBLOCK_SIZE {
-        return Err(error(format!(
+        let problem = format!(
             "version {version:#x} of {size} bytes, expected {VERSION:#x} of {SUPERBLOCK_SIZE}"
-        )));
+        );
+        return Err(error(problem.into()));
     }
     let flags = sb.flags.get();
     let digest = flags_digest(flags).map_err(error)?;
     let codec = match flags {
         bits if bits & flags::COMPRESSOR_GZIP != 0 => {
-            return Err(error(format!("flags {bits:#x}: gzip chunks are not supported")));
+            return Err(error(Problem::unsupported("flags", bits, "gzip")));
         }
         bits if bits & flags::COMPRESSOR_LZ4 != 0 => Codec::Lz4,
         bits if bits & flags::COMPRESSOR_ZSTD != 0 => Codec::Zstd,
@@ -57,7 +58,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
     };
     let chunk_size = sb.chunk_size.get();
     if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
-        return Err(error(format!("chunk size {chunk_size}")));
+        return Err(error(format!("chunk size {chunk_size}").into()));
     }
     let at = sb.inode_table_offset.get();
     let size = u64::from(sb.inode_table_rows.get()) * 4;
@@ -81,9 +82,11 @@ fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
     // Less than two words and an id is padding.
     while let Some((_, entry)) = rest.split_at_checked(8).filter(|(_, entry)| !entry.is_empty()) {
         let index = blobs.len();
-        let error = |problem: String| FormatError::new(("blob table entry", index), table, problem);
+        let error =
+            |problem: Problem| FormatError::new(("blob table entry", index), table, problem);
         if index == MAX_DEVICES {
-            return Err(error(format!("at most {MAX_DEVICES} blobs are possible")));
+            let limit = MAX_DEVICES as u64;
+            return Err(error(Problem::TooMany { what: "blobs", found: limit + 1, limit }));
         }
         let end = entry.iter().position(|byte| *byte == 0).unwrap_or(entry.len());
         let id = parse_id(&entry[..end])
@@ -96,12 +99,11 @@ fn blobs(bytes: &[u8], sb: &SuperBlock) -> Result<Vec<BlobEntry>, FormatError> {
                 let bits = row.features.get();
                 refuse_features(bits).map_err(error)?;
                 if bits & features::ZRAN != 0 {
-                    let problem = "zran is not supported in RAFS v5";
-                    return Err(error(format!("features {bits:#x}: {problem}")));
+                    return Err(error(Problem::unsupported("features", bits, "zran in RAFS v5")));
                 }
                 let stored_size = row.stored_size.get();
                 if stored_size > MAX_STORED {
-                    return Err(error(format!("{stored_size} stored bytes")));
+                    return Err(error(format!("{stored_size} stored bytes").into()));
                 }
                 (stored_size != 0).then_some(stored_size)
             }

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{blobs::Blobs, inode::Named, layout::inode_flags, tables::Tables};
-use crate::{FormatError, Inode, InodeId, Kind, Name, Tree, erofs::FileType, tree::Device};
+use crate::{
+    FormatError, Inode, InodeId, Kind, Name, Problem, Tree, erofs::FileType, tree::Device,
+};
 
 /// The tree of the bootstrap `bytes`, and the chunks that its files use. References to chunks hold
 /// until [`Blobs::place`].
@@ -59,7 +61,7 @@ impl<'a> Walk<'a> {
             self.budget = self
                 .budget
                 .checked_sub(named.size)
-                .ok_or_else(|| named.error("the image's inodes overlap each other"))?;
+                .ok_or_else(|| named.error(Problem::Overlap("the image's inodes".into())))?;
             let name = Name::new(named.name).map_err(|invalid| named.error(invalid.to_string()))?;
             let shown = name.to_string();
             let child = self.child(tree, named)?;
@@ -108,20 +110,20 @@ impl<'a> Walk<'a> {
         let (size, chunk_size) = (named.entry.size.get(), u64::from(self.tables.chunk_size));
         let count = named.chunks.len();
         if named.entry.flags.get() & inode_flags::HOLES != 0 {
-            return Err(named.error("a file with holes is not supported"));
+            return Err(named.error(Problem::Unsupported("a file with holes".into())));
         }
         if size.div_ceil(chunk_size) != count as u64 {
             return Err(named.error(format!("{count} chunks for {size} bytes")));
         }
         let mut chunks = Vec::with_capacity(count);
         for (at, entry) in named.chunks.iter().enumerate() {
-            let error = |problem: String| named.error(format!("chunk {at}: {problem}"));
+            let error = |problem: Problem| named.error(problem.of(format_args!("chunk {at}")));
             let start = at as u64 * chunk_size;
             let (found, bytes) = (entry.file_offset.get(), entry.decoded_size.get());
             let expected = chunk_size.min(size - start);
             if found != start || u64::from(bytes) != expected {
                 let problem = format!("{bytes} bytes at {found}, expected {expected} at {start}");
-                return Err(error(problem));
+                return Err(error(problem.into()));
             }
             chunks.push(self.blobs.add(entry).map_err(error)?);
         }

@@ -1,4 +1,4 @@
-//! How to make a lazy image.
+//! Converts images to lazy ones.
 //!
 //! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
 //! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare

@@ -1,4 +1,4 @@
-//! How layers mark what they hide: by the names of empty files (OCI image layers, "Whiteouts").
+//! Whiteouts: empty files whose names hide entries of lower layers (OCI image layers, "Whiteouts").
 
 use crate::entry::{Entry, EntryKind, EntryPath, InvalidPath};
 

@@ -1,5 +1,5 @@
-//! What of an unpacked layer is in no chunk: recorded while the layer is read, and put between the
-//! chunks again.
+//! Skeletons: records the bytes of an unpacked layer that are in no chunk, and puts them between
+//! the chunks again.
 
 use std::io::{self, Read, Write as _};
 

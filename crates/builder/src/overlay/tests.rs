@@ -108,7 +108,7 @@ fn layers_stack_as_the_specification_says() {
             &["d a 1 =0", "d a/b 2 =1", "f a/b/x 3 =2"],
         ),
         (
-            "a directory that nobody lists",
+            "a directory without an entry of its own",
             &[&["f a/b/x 3"]],
             &["d a 0 =0", "d a/b 0 =1", "f a/b/x 3 =2"],
         ),

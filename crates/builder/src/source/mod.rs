@@ -1,4 +1,4 @@
-//! Where layers come from.
+//! Sources of layers: tars, directories, images.
 
 pub(crate) mod dir;
 pub(crate) mod image;

@@ -53,7 +53,7 @@ pub trait Content {
 
 /// One name in the tree.
 #[derive(Clone, Copy, Debug)]
-struct Place<'a> {
+struct NamedInode<'a> {
     /// The directory that holds it; the root holds itself.
     parent: usize,
     name: Option<&'a Name>,
@@ -67,7 +67,7 @@ struct Place<'a> {
 pub struct Plan<'a> {
     tree: &'a Tree,
     /// The root first, each directory before what is in it.
-    places: Vec<Place<'a>>,
+    places: Vec<NamedInode<'a>>,
     is_layer: bool,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Plan<'a> {
         while let Some((parent, name, inode)) = pending.pop() {
             let at = places.len();
             let first = *known[inode.0 as usize].get_or_insert(at);
-            places.push(Place { parent, name, inode, first });
+            places.push(NamedInode { parent, name, inode, first });
             let children = tree.children(inode).into_iter().flatten().rev();
             pending.extend(children.map(|(name, inode)| (at, Some(name), *inode)));
         }
@@ -143,7 +143,7 @@ impl<'a> Plan<'a> {
     /// The path from the root: `a/b`, and nothing for the root itself.
     fn path(&self, mut at: usize) -> Vec<u8> {
         let mut names = Vec::new();
-        while let Place { parent, name: Some(name), .. } = self.places[at] {
+        while let NamedInode { parent, name: Some(name), .. } = self.places[at] {
             names.push(name.as_bytes());
             at = parent;
         }

@@ -46,7 +46,7 @@ fn shows_its_source(image: &Image) {
 }
 
 #[test]
-fn images_hold_what_their_layers_hold() {
+fn images_have_the_content_of_their_layers() {
     let scratch = tempfile::tempdir().unwrap();
     for codec in [Codec::Zstd, Codec::Lz4, Codec::None] {
         let built = batched(scratch.path(), codec, 2);

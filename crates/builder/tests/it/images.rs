@@ -117,7 +117,7 @@ pub(crate) fn open(built: &Built) -> Image {
 }
 
 #[test]
-fn images_hold_what_their_layers_hold() {
+fn images_have_the_content_of_their_layers() {
     let scratch = tempfile::tempdir().unwrap();
     for codec in [Codec::Zstd, Codec::Lz4, Codec::None] {
         let built = build(layers(), &options(scratch.path(), codec, 2), &()).unwrap();

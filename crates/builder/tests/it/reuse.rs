@@ -72,7 +72,7 @@ fn an_image_that_exists_is_built_from_its_blobs() {
     let (again, _) = make(dictionary(&[&first]), layers(), &options).unwrap();
     assert_eq!(fresh(&again), [0; 0]);
     assert!(again.bootstrap == first.bootstrap);
-    // Also the tables that travel beside the bootstrap, which nobody has fetched.
+    // Also the tables that travel beside the bootstrap, without a fetch of them.
     assert!(bootstrap_layer(&again) == bootstrap_layer(&first));
     let figures = |built: &Built| (built.report.distinct_chunks, built.report.distinct_bytes);
     assert_eq!(figures(&again), figures(&first));

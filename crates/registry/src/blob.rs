@@ -1,4 +1,4 @@
-//! Whole blobs on the move.
+//! Transfers of whole blobs.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! What `docker save` and skopeo's `docker-archive:` write: one tar with everything.
+//! Docker archives, as `docker save` and skopeo's `docker-archive:` write them: one tar per image.
 //!
 //! ```text
 //! manifest.json      [{"Config": "NAME", "RepoTags": ["app:1"], "Layers": ["NAME", …]}]

@@ -1,4 +1,4 @@
-//! How to move an image: names, credentials, registries and OCI layout directories.
+//! Moves images: names, credentials, registries and OCI layout directories.
 //!
 //! A [`Repository`] is one place where one image lives, opened by its [name](name::ImageName):
 //!

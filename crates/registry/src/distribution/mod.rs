@@ -1,4 +1,4 @@
-//! What the OCI distribution specification lets a client do, verb by verb.
+//! The verbs of the OCI distribution specification.
 
 pub(crate) mod lazy;
 pub(crate) mod pull;

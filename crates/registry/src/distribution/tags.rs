@@ -1,4 +1,4 @@
-//! What tags a repository has: OCI distribution 1.1, "Listing Tags".
+//! Tags of a repository: OCI distribution 1.1, "Listing Tags".
 //!
 //! ```text
 //! GET tags/list?n=1000     {"name": "library/debian", "tags": ["12", "13"]}

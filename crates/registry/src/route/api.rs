@@ -1,4 +1,4 @@
-//! Where the API of a registry is.
+//! Addresses of registries' APIs.
 
 use reqwest::Url;
 

@@ -1,4 +1,4 @@
-//! Which servers may be asked for an image, and in which order.
+//! Routes: the servers of an image, in the order in which they are asked.
 
 pub(crate) mod api;
 pub(crate) mod dragonfly;

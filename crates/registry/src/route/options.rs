@@ -1,4 +1,4 @@
-//! What a command or daemon was told about reaching images.
+//! Options for access to images.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -42,7 +42,7 @@ pub struct Options {
     /// Which index makes an ordinary image a lazy one.
     pub indexes: IndexTrust,
     /// Health of servers and connections to them, shared by all images.
-    pub endpoints: ClientPool,
+    pub pool: ClientPool,
     /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
     /// it is left out here, because it would ask itself.
     pub own_mirror: Option<SocketAddr>,
@@ -61,7 +61,7 @@ impl Default for Options {
             keyring: Keyring::default(),
             referrers: TrustedReferrers::default(),
             indexes: IndexTrust::default(),
-            endpoints: ClientPool::default(),
+            pool: ClientPool::default(),
             own_mirror: None,
         }
     }
@@ -91,6 +91,6 @@ impl Options {
         let manner = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
         // What is wrong with this machine's TLS is told when an image is opened, with the image's
         // name.
-        let _ = self.endpoints.http(&manner);
+        let _ = self.pool.http(&manner);
     }
 }

@@ -30,7 +30,7 @@ pub enum Replacement {
 }
 
 impl IndexTrust {
-    /// Whether any index that belongs to the image `name` may be used, without a question to anyone.
+    /// Whether any index that belongs to the image `name` may be used without a statement.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
         // Write access to a layout directory means that its operator wrote it.
         self == IndexTrust::Repository || matches!(name, ImageName::Layout(_))

@@ -60,7 +60,7 @@ pub(crate) struct Client {
     server: Server,
     base: Url,
     health: Arc<Health>,
-    endpoints: ClientPool,
+    pool: ClientPool,
     manner: Protocol,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
@@ -107,12 +107,12 @@ impl Client {
             tls: server.tls.clone(),
             timeouts: Timeouts { connect, ..options.timeouts },
         };
-        let http = options.endpoints.http(&manner).map_err(malformed)?;
+        let http = options.pool.http(&manner).map_err(malformed)?;
         let authorizer = options.keyring.authorizer(upstream, &reference, || {
             let logins = is_registry.then(|| options.keyring.logins().clone());
             Authorizer::new(reference.clone(), options.credential_files.clone(), logins)
         });
-        let health = options.endpoints.at(&base.origin().ascii_serialization());
+        let health = options.pool.at(&base.origin().ascii_serialization());
         if server.peer.is_some() {
             // It is on this node, and has most of what a request costs it to do by itself.
             health.answered(Duration::ZERO);
@@ -120,7 +120,7 @@ impl Client {
         Ok(Client {
             place,
             health,
-            endpoints: options.endpoints.clone(),
+            pool: options.pool.clone(),
             reference,
             mirrors,
             server,
@@ -185,7 +185,7 @@ impl Client {
     /// connections into its pool.
     pub(crate) fn preconnect(&self) -> Preconnect {
         if self.health.is_near()
-            || !self.endpoints.should_preconnect(&self.base.origin().ascii_serialization())
+            || !self.pool.should_preconnect(&self.base.origin().ascii_serialization())
         {
             return Preconnect::default();
         }
@@ -209,12 +209,12 @@ impl Client {
 
     /// Whether the server may have a referrers API.
     pub(crate) fn may_list_referrers(&self) -> bool {
-        self.endpoints.may_list_referrers(&self.base.origin().ascii_serialization())
+        self.pool.may_list_referrers(&self.base.origin().ascii_serialization())
     }
 
     /// Notes that the server has, or lacks, a referrers API.
     pub(crate) fn note_referrers_api(&self, api: ReferrersApi) {
-        self.endpoints.note_referrers_api(&self.base.origin().ascii_serialization(), api);
+        self.pool.note_referrers_api(&self.base.origin().ascii_serialization(), api);
     }
 
     /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives,

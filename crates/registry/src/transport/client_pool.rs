@@ -136,42 +136,42 @@ mod tests {
 
     #[test]
     fn a_server_is_known_by_its_origin() {
-        let endpoints = ClientPool::default();
-        let one = endpoints.at("http://a.example");
-        assert!(Arc::ptr_eq(&one, &endpoints.clone().at("http://a.example")));
-        assert!(!Arc::ptr_eq(&one, &endpoints.at("https://a.example")));
+        let pool = ClientPool::default();
+        let one = pool.at("http://a.example");
+        assert!(Arc::ptr_eq(&one, &pool.clone().at("http://a.example")));
+        assert!(!Arc::ptr_eq(&one, &pool.at("https://a.example")));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_without_referrers_is_asked_again_after_an_hour() {
-        let endpoints = ClientPool::default();
-        endpoints.note_referrers_api("http://a.example", ReferrersApi::Missing);
-        endpoints.note_referrers_api("http://b.example", ReferrersApi::Missing);
-        endpoints.note_referrers_api("http://b.example", ReferrersApi::Present);
+        let pool = ClientPool::default();
+        pool.note_referrers_api("http://a.example", ReferrersApi::Missing);
+        pool.note_referrers_api("http://b.example", ReferrersApi::Missing);
+        pool.note_referrers_api("http://b.example", ReferrersApi::Present);
         for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
-            assert_eq!(endpoints.may_list_referrers(origin), may, "{origin}");
+            assert_eq!(pool.may_list_referrers(origin), may, "{origin}");
         }
         tokio::time::advance(WITHOUT_REFERRERS).await;
-        assert!(endpoints.may_list_referrers("http://a.example"));
+        assert!(pool.may_list_referrers("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn connections_are_opened_ahead_once_a_minute() {
-        let endpoints = ClientPool::default();
-        assert!(endpoints.should_preconnect("http://a.example"));
-        assert!(endpoints.should_preconnect("http://b.example"));
+        let pool = ClientPool::default();
+        assert!(pool.should_preconnect("http://a.example"));
+        assert!(pool.should_preconnect("http://b.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(!endpoints.should_preconnect("http://a.example"));
+        assert!(!pool.should_preconnect("http://a.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(endpoints.should_preconnect("http://a.example"));
+        assert!(pool.should_preconnect("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_servers_with_the_same_settings_share_a_client() {
-        let endpoints = ClientPool::default();
-        let clients = || endpoints.lock().clients.len();
+        let pool = ClientPool::default();
+        let clients = || pool.lock().clients.len();
         let ask = |manner: &Protocol| {
-            endpoints.http(manner).unwrap();
+            pool.http(manner).unwrap();
             clients()
         };
         let usual = Protocol {
@@ -199,7 +199,7 @@ mod tests {
     async fn an_image_finds_the_client_that_was_set_up_ahead() {
         let options = Options::default();
         options.warm_up();
-        let clients = || options.endpoints.lock().clients.len();
+        let clients = || options.pool.lock().clients.len();
         assert_eq!(clients(), 1);
         crate::open(&"127.0.0.1:5000/a:1".parse().unwrap(), &options).unwrap();
         assert_eq!(clients(), 1);

@@ -1,4 +1,4 @@
-//! How to talk to a server: connections, TLS, credentials, tokens, one HTTP conversation.
+//! Transport: connections, TLS, credentials, tokens, HTTP exchanges.
 
 pub(crate) mod client;
 pub(crate) mod client_pool;

@@ -1,4 +1,4 @@
-//! How a server is spoken to.
+//! The protocol options of one server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ impl Default for Timeouts {
     }
 }
 
-/// How a server is spoken to.
+/// The protocol options of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Protocol {
     /// It is on this machine.

@@ -1,4 +1,4 @@
-//! What an answer says, read within bounds.
+//! Reads responses within bounds.
 
 use std::time::Duration;
 

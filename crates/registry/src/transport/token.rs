@@ -1,4 +1,4 @@
-//! What a request says in its `Authorization` header.
+//! Fills the `Authorization` header of requests.
 //!
 //! A registry tells what it wants in its first 401: `Basic`, or `Bearer` with the address of a
 //! token server. A token is kept for each scope until the registry refuses it; many requests that

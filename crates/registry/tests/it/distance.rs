@@ -52,7 +52,7 @@ pub(crate) struct Far {
 }
 
 impl Far {
-    /// Nobody has asked it for anything. With an authority, the registry speaks TLS.
+    /// The registry has had no request. With an authority, it speaks TLS.
     pub(crate) fn new(server: &str, authority: Option<&Authority>) -> Self {
         Far::by(server, ROUND_TRIP, authority)
     }
@@ -133,8 +133,8 @@ impl Far {
         best
     }
 
-    /// What starts cost, told to whoever measures; the second one has to be free of whatever the
-    /// first one set up.
+    /// Reports what starts cost. The second one has to be free of connections that the first one
+    /// made.
     #[allow(clippy::print_stderr)]
     async fn check(&self, what: &str) -> Cost {
         let cold = self.start().await;

@@ -124,10 +124,10 @@ async fn a_client_certificate_is_sent_where_the_server_requests_one() {
     let rig = Rig::new(&servers.server("localhost"), Some(&clients));
     let [me, stranger] = [clients.client("me"), others.client("stranger")];
     rig.file("ca.pem", &servers.certificate());
-    for (name, who) in [("me", &me), ("stranger", &stranger)] {
-        rig.file(&format!("{name}.crt"), &who.certificate);
-        rig.file(&format!("{name}.key"), &who.key);
-        rig.file(&format!("{name}.pem"), &format!("{}{}", who.certificate, who.key));
+    for (name, client) in [("me", &me), ("stranger", &stranger)] {
+        rig.file(&format!("{name}.crt"), &client.certificate);
+        rig.file(&format!("{name}.key"), &client.key);
+        rig.file(&format!("{name}.pem"), &format!("{}{}", client.certificate, client.key));
     }
     for client in [
         "'me.pem'",
@@ -225,9 +225,10 @@ impl Plain {
 const TWO: &str = "[host.\"http://$0\"]\ncapabilities = ['pull']\n[host.\"http://$1\"]\ncapabilities = ['pull', 'resolve']\n";
 
 #[tokio::test]
-async fn hosts_are_asked_for_what_they_are_trusted_with() {
+async fn hosts_are_asked_within_their_capabilities() {
     let plain = Plain::new();
-    // Who may not resolve is not asked what a tag means, but for everything that has a digest.
+    // A mirror without `resolve` is not asked what a tag means, but for everything that has a
+    // digest.
     let image = plain.open(":1", TWO);
     assert_eq!(image.manifest(None).await.unwrap().raw, plain.raw);
     assert_eq!(plain.requests(), [0, 1, 0]);
@@ -238,7 +239,7 @@ async fn hosts_are_asked_for_what_they_are_trusted_with() {
     let digest = plain.open(&format!("@{}", sha256(&plain.raw)), TWO);
     digest.manifest(None).await.unwrap();
     assert_eq!(plain.requests(), [2, 1, 0]);
-    // A blob is there when anybody has it.
+    // A blob is there when any server has it.
     plain.mirrors[0].fault("HEAD", "", 1, Fault::Status(404));
     assert!(digest.has_blob(&sha256(b"layer")).await.unwrap());
     assert_eq!(plain.requests(), [3, 2, 0]);
@@ -252,14 +253,14 @@ async fn hosts_are_asked_for_what_they_are_trusted_with() {
     let after = plain.requests();
     assert!(after[0] > before[0] && after[1..] == before[1..], "{before:?} {after:?}");
     let text = "capabilities = ['pull']\n[host.\"http://$0\"]\ncapabilities = ['pull']\n";
-    let nobody = plain.open(":1", text);
+    let pull_only = plain.open(":1", text);
     let errors = [
-        push(&*nobody, b"x").await.unwrap_err().to_string(),
-        nobody.manifest(None).await.unwrap_err().to_string(),
+        push(&*pull_only, b"x").await.unwrap_err().to_string(),
+        pull_only.manifest(None).await.unwrap_err().to_string(),
     ];
     assert!(errors[0].contains("no host may push"), "{}", errors[0]);
     assert!(errors[1].contains("no host may resolve"), "{}", errors[1]);
-    assert_eq!(nobody.places().len(), 2);
+    assert_eq!(pull_only.places().len(), 2);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Logins, and what they allow.
 
 use std::{fs, io::ErrorKind, net::TcpListener, sync::Arc};
 
@@ -215,7 +215,7 @@ async fn a_login_that_came_with_an_image_goes_first_and_the_newest_before_others
 
 #[tokio::test]
 async fn a_known_user_may_be_refused_access() {
-    // The token server gives a token to everybody; only one of them is of use.
+    // The token server gives a token to any login; only one of them is of use.
     let server = FakeRegistry::start().unwrap();
     let content = noise(1000, 6);
     server.put_blob("app", &content);
@@ -230,7 +230,7 @@ async fn a_known_user_may_be_refused_access() {
     assert!(read(&*image, &content, 0..10).await.unwrap() == content[..10]);
 }
 
-/// Everybody at once, over several images of one repository.
+/// Many requests at once, over several images of one repository.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_asks_for_one_token() {
     let server = FakeRegistry::start().unwrap();

@@ -75,7 +75,7 @@ async fn mirrors_are_asked_in_order_before_the_registry() {
     image.manifest(None).await.unwrap();
     assert_eq!(three.requests(), [4, 1, 1]);
 
-    // Whoever fails is not asked first for a while.
+    // A server that fails is not asked first for a while.
     three.mirrors[0].fault("GET", "", 1, Fault::Status(503));
     image.manifest(None).await.unwrap();
     image.manifest(None).await.unwrap();
@@ -111,7 +111,7 @@ async fn credentials_stay_with_the_server_that_they_are_for() {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     let three = Three::start();
     three.registry.require(Login::Basic("me".into(), "secret".into()));
-    // One mirror wants a login that nobody has, the other its own.
+    // One mirror wants a login that does not exist, the other its own.
     three.mirrors[0].require(Login::Basic("me".into(), "secret".into()));
     three.mirrors[1].require(Login::Bearer("guest".into(), "other".into()));
     let directory = tempfile::tempdir().unwrap();

@@ -33,7 +33,7 @@ fn references() {
 }
 
 #[test]
-fn wrong_references_say_what_is_right() {
+fn errors_of_references_name_the_expected_form() {
     let long = "a".repeat(256);
     let cases = [
         ("", "repository is missing"),
@@ -120,7 +120,7 @@ fn sources_and_layouts() {
 
 proptest! {
     #[test]
-    fn what_is_shown_parses_to_the_same(
+    fn displayed_names_parse_to_the_same_name(
         host in "([a-z][a-z0-9]{0,8}\\.[a-z]{2,5}|localhost|\\[::[1-9]\\])(:[1-9][0-9]{0,3})?",
         path in "[a-z0-9]+((\\.|_|__|-{1,3})[a-z0-9]+){0,2}(/[a-z0-9]{1,9}){0,3}",
         tag in proptest::option::of("[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"),

@@ -78,8 +78,8 @@ async fn check_near(login: Login) -> Result<(), String> {
     let image = open(&name, &options).unwrap();
     image.request_policy().preconnect();
     pinged(&server).await;
-    // Brings the token: whoever is refused asks again while the refusal is still being read, over
-    // another connection.
+    // Brings the token: a refused request is repeated over another connection, while the refusal is
+    // still being read.
     read(&*image, &noise(CONTENT, 21), 0..1000).await.unwrap();
     sleep(ANSWERS).await;
     server.fault("GET", "/blobs/", 100, Fault::Latency(Duration::from_millis(300)));
@@ -90,7 +90,7 @@ async fn check_near(login: Login) -> Result<(), String> {
     };
     crowd(&image).await;
     expected("first requests")?;
-    // Once in a while is enough, whoever says it.
+    // Once a minute is enough, for all images of the server together.
     open(&name, &options).unwrap().request_policy().preconnect();
     image.request_policy().preconnect();
     crowd(&image).await;

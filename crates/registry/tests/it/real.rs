@@ -30,8 +30,8 @@ pub(crate) struct Server {
     root: Arc<tempfile::TempDir>,
 }
 
-/// Below those that the kernel gives to connections and listeners, of which tests have many: nobody
-/// takes it before the registry listens.
+/// Below those that the kernel gives to connections and listeners, of which tests have many: it
+/// stays free until the registry listens.
 fn free_port() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let base = (std::process::id() % 1000) as u16 * 10;

@@ -115,7 +115,7 @@ async fn a_registry_without_the_api_is_asked_for_it_once() {
     check(&support::open(&server, "app:1")).await;
     assert_eq!(server.violations(), Vec::<String>::new());
 
-    // Whoever shares what is known about servers asks for the tag only.
+    // With a shared client pool only the tag is asked for.
     let shared = options();
     let open = |name: &str| {
         let name: ImageName = format!("{}/{name}", server.host()).parse().unwrap();
@@ -339,7 +339,8 @@ async fn mirrors_are_read_and_never_written() {
     registry.reset_stats();
     assert_eq!(list().await.unwrap()[0].annotations, note("copied"));
     assert_eq!(registry.stats().requests, 0);
-    // Who does not know them is no help, who is gone is no matter as long as another answers.
+    // A mirror without referrers does not help, and one that is gone does not matter as long as
+    // another answers.
     mirror.go_away();
     assert_eq!(list().await.unwrap()[0].annotations, note("one"));
     registry.go_away();

@@ -22,7 +22,7 @@ pub(crate) fn sha256(content: &[u8]) -> Digest {
     Algorithm::Sha256.digest(content)
 }
 
-/// Without the credentials of whoever runs the tests.
+/// Without the credentials of the user that runs the tests.
 pub(crate) fn options() -> Options {
     Options { credential_files: Vec::new(), ..Options::default() }
 }

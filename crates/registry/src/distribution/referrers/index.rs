@@ -127,13 +127,13 @@ mod tests {
     #[test]
     fn entries_that_can_be_no_manifest_are_left_out() {
         let mut index = Index::empty();
-        let liars = [
+        let false_entries = [
             Descriptor { size: u64::MAX, ..entry("big") },
             Descriptor { media_type: media_type::LAYER_GZIP.to_owned(), ..entry("layer") },
             Descriptor { artifact_type: None, ..entry("untyped") },
         ];
-        for liar in &liars {
-            index.update(liar, None).unwrap();
+        for entry in &false_entries {
+            index.update(entry, None).unwrap();
         }
         index.update(&entry("good"), None).unwrap();
         let index = Index::parse(&index.to_json().unwrap()).unwrap();

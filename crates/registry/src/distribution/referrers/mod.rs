@@ -1,4 +1,4 @@
-//! What refers to a manifest without being part of it: OCI distribution 1.1, "Listing Referrers".
+//! Referrers of a manifest: OCI distribution 1.1, "Listing Referrers".
 //!
 //! ```text
 //! GET referrers/sha256:HEX?artifactType=…     an index; perhaps with a Link to its next page

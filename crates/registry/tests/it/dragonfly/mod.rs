@@ -174,15 +174,16 @@ async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
     let joe = || ("joe".to_owned(), "secret".to_owned());
     let basic = Login::Basic(joe().0, joe().1);
     let bearer = Login::Bearer(joe().0, joe().1);
-    let anybody = Login::Bearer(String::new(), String::new());
-    // What the registry wants, whether the operator trusts the daemon, and whether it delivers.
-    for (login, trusted, delivers) in [
-        (basic.clone(), false, false),
-        (bearer.clone(), false, false),
-        (basic, true, true),
-        (bearer, true, true),
-        (anybody.clone(), false, true),
-        (anybody, true, true),
+    let without_user = Login::Bearer(String::new(), String::new());
+    let [shown, withheld] = [PeerCredentials::Shown, PeerCredentials::Withheld];
+    // The registry's requirement, the operator's, and whether the daemon delivers.
+    for (login, credentials, delivers) in [
+        (basic.clone(), withheld, false),
+        (bearer.clone(), withheld, false),
+        (basic, shown, true),
+        (bearer, shown, true),
+        (without_user.clone(), withheld, true),
+        (without_user, shown, true),
     ] {
         // Whether it is known already what the registry wants.
         for is_known in [true, false] {
@@ -191,12 +192,12 @@ async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
             if login == Login::Bearer(String::new(), String::new()) {
                 fs::remove_file(scene.files.path().join("config.json")).unwrap();
             }
-            let image = scene.open(trusted);
-            let case = format!("{login:?}, trusted: {trusted}, known: {is_known}");
+            let image = scene.open(credentials);
+            let case = format!("{login:?}, {credentials:?}, known: {is_known}");
             if is_known {
                 image.manifest(None).await.unwrap();
             } else {
-                // The daemon is asked in vain, and nobody holds that against it.
+                // The daemon is asked in vain, and its record stays good.
                 assert_eq!(scene.read(&image).await.1, 0, "{case}");
                 assert!(scene.daemon.log().iter().all(|logged| !logged.is_authorized()), "{case}");
                 assert!(scene.asked_directly() > 0, "{case}");

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lazuli_image::Stored;
-use lazuli_registry::{Repository, Urgency};
+use lazuli_registry::{PeerCredentials, Repository, Urgency};
 use lazuli_testkit::{
     dragonfly::{Fault, Logged},
     registry::Login,
@@ -22,7 +22,7 @@ use crate::support::{read, sha256};
 const QUESTION: Duration = Duration::from_millis(100);
 
 impl Scene {
-    /// The same image, for who knows the socket as well.
+    /// The same image, where the daemon's socket is known as well.
     fn open_with_socket(&self, credentials: PeerCredentials) -> Arc<dyn Repository> {
         let socket = self.files.path().join("dfdaemon.sock");
         self.daemon.listen_at(&socket).unwrap();

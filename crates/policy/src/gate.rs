@@ -1,4 +1,4 @@
-//! The gate: whatever a node serves has passed it.
+//! The gate, which every served image has passed.
 
 use std::{
     cell::RefCell,
@@ -66,13 +66,13 @@ pub struct Gate {
 
 #[derive(Clone, Debug)]
 struct Loaded {
-    /// What the policy's files looked like.
+    /// Stamps of the policy's files.
     stamps: Vec<(PathBuf, Option<Stamp>)>,
     policy: Option<Arc<Policy>>,
     verdicts: Option<Arc<Verdicts>>,
 }
 
-/// By what a changed file is known: device, inode, size, and the time of its last change of any
+/// Identifies a version of a file: device, inode, size, and the time of its last change of any
 /// kind.
 type Stamp = (u64, u64, u64, i64, i64);
 

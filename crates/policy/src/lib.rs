@@ -1,4 +1,4 @@
-//! Whose image a node may run: signatures, statements, and the policy that asks for them.
+//! Decides which images a node may run: signatures, statements, and the policy that requires them.
 //!
 //! ```text
 //! policy.toml ─▶ rules ─┐

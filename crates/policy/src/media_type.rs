@@ -1,4 +1,4 @@
-//! How signatures look to a registry: media types, annotations and names.
+//! Signatures in the terms of a registry: media types, annotations and names.
 
 /// A Sigstore bundle, as a layer and as the type of the referrer that has it.
 pub const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";

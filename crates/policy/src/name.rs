@@ -1,4 +1,4 @@
-//! Which images a rule of the policy is about, and whose name a signature has.
+//! Matches names of images against a policy's rules and the names in signatures.
 
 use std::fmt;
 

@@ -57,7 +57,7 @@ impl Question {
     }
 }
 
-/// What a manifest is that is known by its digest alone.
+/// The descriptor of a manifest that is known by its digest alone.
 pub fn manifest_descriptor(digest: Digest) -> Descriptor {
     Descriptor::plain(media_type::MANIFEST, digest, 0)
 }

@@ -17,7 +17,7 @@ use futures_util::{
 use lazuli_image::{Digest, oci::Descriptor};
 use lazuli_registry::{ImageName, Options, RegistryError};
 
-use self::place::{Found, Place, Task, described};
+use self::place::{Found, SearchedRepository, Task, described};
 use crate::{
     evidence::{Consent, Evidence, SignatureLayer},
     name::Asked,
@@ -41,7 +41,7 @@ pub(crate) struct Search<'a> {
     policy: &'a Policy,
     question: &'a Question,
     options: Options,
-    places: HashMap<String, Place>,
+    places: HashMap<String, SearchedRepository>,
     known: HashSet<(String, Task)>,
     requests: usize,
     pending: FuturesUnordered<BoxFuture<'static, Answer>>,
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         self.requests += 1;
         let opened = match self.places.get(&key) {
             Some(place) => Ok(place.clone()),
-            None => Place::open(place, &self.options),
+            None => SearchedRepository::open(place, &self.options),
         };
         match opened {
             Ok(place) => {
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn fetch_payload(&mut self, place: &Place, layer: SignatureLayer) {
+    fn fetch_payload(&mut self, place: &SearchedRepository, layer: SignatureLayer) {
         if self.requests >= REQUESTS || layer.payload.size > PAYLOAD_LIMIT as u64 {
             return;
         }

@@ -16,7 +16,7 @@ use crate::{
     name::Asked,
 };
 
-/// What is looked for, and where: the image that is named has the repository.
+/// The goal of a search: its image has the repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Task {
     /// What the name means, if that is an index.
@@ -31,7 +31,7 @@ pub(super) enum Task {
     Bundle(Digest, u64),
 }
 
-/// What a task led to.
+/// The result of a task.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) evidence: Evidence,
@@ -42,14 +42,14 @@ pub(super) struct Found {
 
 /// A repository, and how images in it are named in payloads.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct SearchedRepository {
     pub(super) name: ImageName,
     pub(super) repository: Arc<dyn Repository>,
     references: Vec<String>,
 }
 
 /// What `place` has, with its size and type, if nothing but the digest is known of it yet.
-pub(super) async fn described(place: Option<Place>, image: Descriptor) -> Descriptor {
+pub(super) async fn described(place: Option<SearchedRepository>, image: Descriptor) -> Descriptor {
     let (0, Some(place)) = (image.size, place) else { return image };
     match place.repository.document(Some(&image.digest)).await {
         Ok(found) => Descriptor::plain(&found.media_type, found.digest, found.raw.len() as u64),
@@ -57,7 +57,7 @@ pub(super) async fn described(place: Option<Place>, image: Descriptor) -> Descri
     }
 }
 
-impl Place {
+impl SearchedRepository {
     pub(super) fn open(name: &ImageName, options: &Options) -> Result<Self, RegistryError> {
         let repository = open(name, options)?;
         let asked = Asked::of(name);
@@ -65,7 +65,7 @@ impl Place {
         if let Some(path) = asked.repository.strip_prefix("docker.io/") {
             references.push(format!("index.docker.io/{path}"));
         }
-        Ok(Place { name: name.clone(), repository, references })
+        Ok(SearchedRepository { name: name.clone(), repository, references })
     }
 
     pub(super) async fn perform(

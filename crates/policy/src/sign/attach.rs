@@ -1,4 +1,4 @@
-//! Statements beside what they are about.
+//! Attaches statements to their subjects.
 
 use lazuli_image::oci::{Descriptor, Manifest};
 use lazuli_registry::{BlobContent, Document, PushBy, RegistryError, Repository};
@@ -9,7 +9,7 @@ use crate::{Bundle, Statement, bundle::BUNDLE_LIMIT, media_type};
 /// Bundles beside an image that are looked at for one that is already there.
 const LOOKED_AT: usize = 64;
 
-/// Why a statement was not put beside what it is about.
+/// Why a statement was not attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The key cannot sign.

@@ -4,7 +4,7 @@
 //! .sig tag ─▶ manifest ─▶ simple signing payload    cosign 2, podman, admission controllers
 //! referrer ─▶ bundle ─▶ envelope ─▶ statement       cosign 3; what an image was made from
 //! ```
-//! All but [`attach`] is bytes from bytes: what is stored where is known to the caller.
+//! All but [`attach`] is pure: the caller knows where bytes are stored.
 
 mod attach;
 mod bundle;

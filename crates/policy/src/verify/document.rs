@@ -12,7 +12,7 @@ use crate::{
     statement,
 };
 
-/// What a document says that was signed by a key or an identity that counts.
+/// The claims of a document with a trusted signature.
 pub(super) struct Signed {
     subjects: Vec<(Option<String>, Digest)>,
 }

@@ -56,7 +56,7 @@ impl fmt::Display for Verified {
     }
 }
 
-/// The refusal of an image: what the rule of its name requires, and what was found.
+/// The refusal of an image: the requirement of its rule, and the evidence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{image} may not run: {} asks for {wanted} ({rule}), and {}",
@@ -80,7 +80,7 @@ fn listed(reasons: &[String]) -> String {
     if reasons.is_empty() { "there is no signature".to_owned() } else { reasons.join("; ") }
 }
 
-/// What is asked: may this manifest run under this name?
+/// A question: may this manifest run under this name?
 #[derive(Clone, Debug)]
 pub struct Claim<'a> {
     /// The name, as it was asked for.
@@ -148,7 +148,7 @@ pub(crate) fn sources(
     }
 }
 
-/// Whether one of `digests` has what it takes to run under the name, and by whose word.
+/// Whether one of `digests` may run under the name, and on which evidence.
 fn approved(
     requirement: &Requirement,
     asked: &Asked,

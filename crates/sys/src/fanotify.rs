@@ -70,7 +70,7 @@ impl Incoming {
 /// What happens to a reader that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// It goes on and reads what the file holds now.
+    /// The reader continues with the file's present content.
     Allow,
     /// Its read fails with EIO. (EROFS turns every error number into EIO; EIO is one that all
     /// kernels with pre-content events accept here.)

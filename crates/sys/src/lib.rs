@@ -1,9 +1,9 @@
 //! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory
 //! and descriptors.
 //!
-//! Every other crate of the workspace denies unsafe code. What is here is as small as the kernel
-//! interface allows: owned descriptors in and out, no policy, and no parsing but that of the kernel's
-//! own words.
+//! Every other crate of the workspace denies unsafe code. Its interfaces are as small as the kernel
+//! interface allows: owned descriptors in and out, no policy, and no parsing but that of the
+//! kernel's own words.
 #![allow(unsafe_code)]
 
 pub mod fanotify;

@@ -75,14 +75,14 @@ pub struct LoopDevice {
     number: u32,
 }
 
-/// What is behind a loop device.
+/// The backing file of a loop device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// The device number of the file's file system, as stat(2) shows it.
     pub device: u64,
     /// The file's inode number.
     pub inode: u64,
-    /// What the maker of the device has called it.
+    /// The label that the device's creator has set.
     pub label: Vec<u8>,
     /// Whether the device reads past the page cache of the file.
     pub is_direct: bool,
@@ -145,7 +145,7 @@ impl LoopDevice {
         path(self.number)
     }
 
-    /// What is behind it. Fails with `ENXIO` when nothing is.
+    /// Its backing file. Fails with `ENXIO` when there is none.
     pub fn backing(&self) -> io::Result<Backing> {
         let mut info = Info::EMPTY;
         // SAFETY: needed because the kernel writes a structure. Sound because it is laid out as the

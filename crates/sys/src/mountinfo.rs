@@ -1,4 +1,4 @@
-//! What is mounted, by `/proc/self/mountinfo`.
+//! Parses `/proc/self/mountinfo`.
 
 use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf};
 

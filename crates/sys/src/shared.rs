@@ -95,7 +95,7 @@ impl Shared {
     pub fn lock(&self) -> io::Result<()> {
         let len = self.count * size_of::<AtomicU64>();
         // SAFETY: needed because the kernel is told about an address. Sound because `open` mapped
-        // exactly this range, and locking changes nothing of what is there.
+        // exactly this range, and locking changes no bytes.
         unsafe { rustix::mm::mlock_with(self.start.as_ptr().cast(), len, MlockFlags::ONFAULT)? };
         Ok(())
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_could_vanish_under_it() {
+    fn files_that_could_be_truncated_are_refused() {
         let shared = Shared::create("test", 1000).unwrap();
         let file = || shared.as_fd().try_clone_to_owned().unwrap();
         for count in [0, 999, 1001] {

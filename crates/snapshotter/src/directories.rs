@@ -1,4 +1,4 @@
-//! The directories of snapshots, and what is left of them.
+//! The directories of snapshots, and their trash.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -42,7 +42,7 @@ pub(crate) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T> {
     result.map_err(|source| SnapshotError::Io { path: path.to_owned(), source })
 }
 
-/// Whether what is done with a container's files failed because the container took them away.
+/// Whether an operation failed because the container removed its files meanwhile.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -122,7 +122,7 @@ impl Directories {
         at(&directory, DirBuilder::new().mode(0o700).create(&directory))?;
         let fs = self.own(number);
         at(&fs, fs::create_dir(&fs))?;
-        // Whatever the umask is.
+        // Independent of the umask.
         at(&fs, fs::set_permissions(&fs, Permissions::from_mode(0o755)))?;
         let ids = match owner {
             Owner::Us => None,

@@ -1,4 +1,4 @@
-//! Why a request was not carried out, and how containerd is told.
+//! Errors of requests, and their gRPC codes.
 
 use std::{
     error::Error,

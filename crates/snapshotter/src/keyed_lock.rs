@@ -14,7 +14,7 @@ use crate::{Image, SnapshotError};
 #[derive(Debug, Default)]
 pub(crate) struct KeyedLocks(Mutex<HashMap<String, Weak<Queue<Option<Failure>>>>>);
 
-/// What the last one has met.
+/// The failure of the last holder.
 #[derive(Debug)]
 struct Failure {
     image: Image,

@@ -1,4 +1,4 @@
-//! What containerd says about a layer in the labels of a Prepare.
+//! Labels of Prepare requests, in which containerd describes a layer.
 
 use std::collections::BTreeMap;
 
@@ -102,8 +102,7 @@ fn login(labels: &Labels) -> Option<Login> {
     Some(Login { user, secret })
 }
 
-/// What is kept of labels: containerd takes one away by making it empty, and every client may see
-/// them.
+/// The labels to keep: containerd removes one by making it empty, and every client may see them.
 pub(crate) fn kept(mut labels: Labels) -> Labels {
     labels.retain(|name, value| !value.is_empty() && !matches!(name.as_str(), USER | SECRET));
     labels

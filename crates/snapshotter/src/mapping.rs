@@ -26,7 +26,7 @@ impl Mapping {
     /// annotations, and the layer is shared by whatever has it below.
     ///
     /// # Errors
-    /// One list without the other, lists that cannot be read, and those in which root is nobody.
+    /// One list without the other, lists that cannot be read, and those that leave out root.
     pub(crate) fn of(labels: &Labels) -> Result<Option<Self>, SnapshotError> {
         if labels.contains_key(TARGET) {
             return Ok(None);
@@ -74,7 +74,7 @@ fn root(label: &str, ranges: &str) -> Result<u32, SnapshotError> {
             root = root.or(Some(outside));
         }
     }
-    root.ok_or_else(|| invalid(format!("`{ranges:.100}` does not say who 0 is")))
+    root.ok_or_else(|| invalid(format!("`{ranges:.100}` does not map id 0")))
 }
 
 #[cfg(test)]
@@ -104,7 +104,7 @@ mod tests {
             ("0:1:1:1", "0:1:1", "is not CONTAINER:NODE:COUNT"),
             ("0:4294967295:1", "0:1:1", "too large"),
             ("0:1:0", "0:1:1", "has no numbers"),
-            ("1:1:1", "0:1:1", "does not say who 0 is"),
+            ("1:1:1", "0:1:1", "does not map id 0"),
             (&["1:1:1"; 341].join(","), "0:1:1", "340"),
         ] {
             let error = Mapping::of(&labels(uids, gids)).unwrap_err().to_string();

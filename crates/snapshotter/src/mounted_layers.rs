@@ -1,4 +1,4 @@
-//! Which snapshots are mounted, in any mount namespace.
+//! Finds mounted snapshots, in all mount namespaces.
 //!
 //! A removed snapshot is normally not mounted any more. It is when containerd has lost its state
 //! and removes what it does not know, while containers of its former life go on.

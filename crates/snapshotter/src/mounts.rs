@@ -1,4 +1,4 @@
-//! What containerd has to mount to see a snapshot.
+//! The mounts that containerd makes to see a snapshot.
 
 use std::path::Path;
 

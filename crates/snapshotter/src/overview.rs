@@ -1,4 +1,4 @@
-//! What is kept for containerd: why something is mounted.
+//! An overview of the snapshots that keep images mounted.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -63,7 +63,7 @@ impl Storage {
         };
         let kind = new.kind;
         let is_image = new.image.is_some();
-        // What a failure leaves on the disk is thrown away at the next start or Cleanup.
+        // Leftovers of a failure are deleted at the next start or Cleanup.
         self.store.create(new, |number| {
             self.directories.make(number, owner, kind)?;
             if is_image { self.directories.make_image(number) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! What the files of a snapshot take on the disk.
+//! Disk usage of a snapshot's files.
 
 use std::{
     collections::HashSet,
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_container_can_make_is_counted() {
+    fn every_kind_of_file_is_counted() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         fs::write(root.join("file"), [0; 10_000]).unwrap();

@@ -117,7 +117,7 @@ impl Snapshotter {
 
     /// Makes the committed snapshot `target` for a layer of an ordinary image, if it can be shown
     /// as it is. It is mounted when something is to be based on it. `None` if containerd has to
-    /// unpack it, for whatever reason: then it can do no harm.
+    /// unpack it: then it can do no harm.
     async fn note_plain(&self, wanted: &Wanted, target: &str, image: Image) -> Option<()> {
         let mut turn = self.turns.take(&turn_of(target, &image)).await;
         let namespace = wanted.key.split('/').next().unwrap_or_default();

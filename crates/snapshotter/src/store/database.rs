@@ -1,4 +1,4 @@
-//! The file that the records are in.
+//! The database file of the records.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -1,5 +1,5 @@
-//! What snapshots there are: names, parents, kinds, labels. Every change is on the disk when it is
-//! answered, whole or not at all.
+//! Records of snapshots: names, parents, kinds, labels. Every change is durable when it is
+//! answered, and atomic.
 
 mod database;
 mod record;
@@ -308,7 +308,7 @@ impl Store {
     }
 
     /// Looks at the numbers of all snapshots while none is created: what `look` finds on the disk
-    /// beyond them is nobody's.
+    /// beyond them has no owner.
     pub(crate) fn at_rest<T>(&self, look: impl FnOnce(&HashSet<u64>) -> Result<T>) -> Result<T> {
         self.write(|transaction| {
             let all = all(&transaction.open_table(SNAPSHOTS)?)?;
@@ -338,7 +338,7 @@ fn all(snapshots: &impl ReadableTable<&'static str, &'static [u8]>) -> Result<Ve
     Ok(all)
 }
 
-/// What it means that a snapshot is missing of which containerd has just said that it exists.
+/// The error for a snapshot that containerd believes to exist.
 pub(crate) fn lost(error: SnapshotError) -> SnapshotError {
     match error {
         SnapshotError::NotFound(name) if is_numbered(&name) => SnapshotError::Lost(name),

@@ -1,4 +1,4 @@
-//! What is known of one snapshot.
+//! The record of one snapshot.
 
 use std::time::SystemTime;
 

@@ -181,7 +181,7 @@ async fn layers_of_ordinary_images_are_there_if_they_can_be_shown() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_shown_is_unpacked() {
+async fn layers_without_an_index_are_unpacked() {
     let rig = Rig::new().await;
     for (target, reference) in [
         ("sha256:lower", "unknown/app:1"),

@@ -343,7 +343,7 @@ async fn pull_secret_reaches_the_mounter_alone() {
 }
 
 #[tokio::test]
-async fn what_a_crash_leaves_is_cleaned_up() {
+async fn leftovers_of_a_crash_are_removed() {
     let rig = Rig::new().await;
     layers(&rig, &["one"]).await;
     rig.snapshotter.prepare(wanted("gone", "one", &[])).await.unwrap();

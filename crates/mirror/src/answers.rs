@@ -18,7 +18,7 @@ use futures_util::{
 use lazuli_registry::RegistryError;
 use tokio::time::Instant;
 
-/// What the registry said instead of an answer.
+/// A registry's failure, shared by its waiters.
 pub(crate) type Failure = Arc<RegistryError>;
 
 /// An answer that is on its way, or here.

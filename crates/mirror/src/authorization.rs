@@ -14,7 +14,7 @@ use crate::seal::Seal;
 /// Longest Authorization header that is looked at, in bytes.
 const HEADER_LIMIT: usize = 96 << 10;
 
-/// What a request shows.
+/// The login in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
     /// Nothing: the registry may be open to strangers.

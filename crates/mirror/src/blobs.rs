@@ -23,7 +23,7 @@ use crate::{
     stream::{self, Blob, Outcome},
 };
 
-/// The media type of blobs; what they are is in manifests.
+/// The media type of blobs; manifests have their own types.
 const OCTETS: &str = "application/octet-stream";
 
 impl Mirror {

@@ -1,4 +1,4 @@
-//! Where pulls begin: a registry endpoint of the node's own.
+//! A registry endpoint on the node, which containerd's pulls ask first.
 //!
 //! containerd asks it before the registry itself, because `hosts.toml` says so:
 //!
@@ -83,7 +83,7 @@ pub struct Settings {
     pub address: SocketAddr,
     /// How the node reaches registries. Its credentials are not used.
     pub registry: Options,
-    /// Which tags are answered with the lazy form of their image.
+    /// Patterns of tags that get the lazy form of their image.
     pub lazy: LazyNames,
     /// How long manifests are answered after the registry went away.
     pub stale: Duration,

@@ -1,4 +1,4 @@
-//! Manifests, and what is asked for next.
+//! Manifests, and the requests that follow them in a pull.
 //!
 //! The first question for a name begins everything: the manifest comes with a GET whatever was
 //! asked, and behind it what a pull needs next, the manifest for this machine and its
@@ -27,7 +27,7 @@ use crate::{
 /// How long a tag is taken to mean the same: for the questions of one pull.
 const TAG_LIFE: Duration = Duration::from_secs(3);
 
-/// How long what has a digest is kept for a client to ask for.
+/// How long content with a digest is kept for a client.
 const DIGEST_LIFE: Duration = Duration::from_secs(30);
 
 /// Bytes of answers that are kept.
@@ -36,7 +36,7 @@ pub(crate) const ANSWERS: usize = 16 << 20;
 /// Largest blob that is answered from memory: configurations have some KiB.
 pub(crate) const SMALL: u64 = 256 << 10;
 
-/// What a session asked for.
+/// A session's question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Question {
     /// A manifest, by tag or digest.
@@ -45,7 +45,7 @@ pub(crate) enum Question {
     Blob(Key, Digest),
 }
 
-/// What it was told.
+/// The registry's answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Manifest(Document),
@@ -143,7 +143,7 @@ impl Mirror {
         Err(problem)
     }
 
-    /// What the registry's answer of a moment ago means for this question.
+    /// Applies the registry's recent refusal to this question.
     pub(crate) fn answered_before(&self, session: &Session) -> Option<Problem> {
         if self.sessions.refuses(session) {
             return Some(Problem::Denied("the registry wants a login".to_owned()));
@@ -183,7 +183,7 @@ impl Mirror {
 
     /// Begins what comes after `document`.
     fn go_on(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, document: &Document) {
-        // What is wrong with it, its reader says.
+        // Its reader reports the fault.
         match document.parse(&reference.to_string()) {
             Ok(Parsed::Index(_, entries)) => {
                 let wanted = Platform::host();

@@ -1,4 +1,4 @@
-//! Which tags are answered with the lazy form of their image.
+//! Patterns of tags that get the lazy form of their image.
 
 use lazuli_registry::Reference;
 

@@ -42,7 +42,7 @@ pub(crate) struct Remembered {
 
 /// Where an answer is.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct AnswerFile {
     repository: PathBuf,
     client: PathBuf,
     file: PathBuf,
@@ -61,18 +61,23 @@ impl Remembered {
     }
 
     /// Where the answer to `session` for `reference` is.
-    pub(crate) fn place(&self, session: &Session, reference: &Reference, seal: &Seal) -> Place {
+    pub(crate) fn place(
+        &self,
+        session: &Session,
+        reference: &Reference,
+        seal: &Seal,
+    ) -> AnswerFile {
         let (registry, repository) = (reference.registry(), reference.repository());
         let repository = seal.name(&[b"repository", registry.as_bytes(), repository.as_bytes()]);
         let repository = self.directory.join(repository);
         let client = repository.join(&session.key);
         let selector = reference.selector().to_string();
         let file = client.join(seal.name(&[b"manifest", selector.as_bytes()]));
-        Place { repository, client, file }
+        AnswerFile { repository, client, file }
     }
 
     /// Keeps an answer of the registry. Blocks.
-    pub(crate) fn store(&self, place: &Place, document: &Document) -> io::Result<()> {
+    pub(crate) fn store(&self, place: &AnswerFile, document: &Document) -> io::Result<()> {
         if self.lifetime.is_zero() {
             return Ok(());
         }
@@ -92,7 +97,7 @@ impl Remembered {
     }
 
     /// The answer that is kept, if it is good. Blocks.
-    pub(crate) fn find(&self, place: &Place) -> Option<Document> {
+    pub(crate) fn find(&self, place: &AnswerFile) -> Option<Document> {
         let age = fs::metadata(&place.file).ok()?.modified().ok()?.elapsed().unwrap_or_default();
         if age >= self.lifetime {
             return None;
@@ -107,13 +112,13 @@ impl Remembered {
     }
 
     /// Whether an answer is kept for another client at the same repository. Blocks.
-    pub(crate) fn is_known(&self, place: &Place) -> bool {
+    pub(crate) fn is_known(&self, place: &AnswerFile) -> bool {
         !self.lifetime.is_zero()
             && fs::read_dir(&place.repository).is_ok_and(|mut clients| clients.next().is_some())
     }
 
     /// Forgets everything that the registry told this client about the repository. Blocks.
-    pub(crate) fn forget(&self, place: &Place) -> io::Result<()> {
+    pub(crate) fn forget(&self, place: &AnswerFile) -> io::Result<()> {
         let removed = fs::remove_dir_all(&place.client);
         // Fails when others are left.
         let _ = fs::remove_dir(&place.repository);
@@ -123,7 +128,7 @@ impl Remembered {
         }
     }
 
-    /// Removes what is too old, and the oldest of what is too much.
+    /// Removes expired files, and the oldest ones above the limit.
     fn shrink(&self) -> io::Result<()> {
         let mut all = Vec::new();
         for repository in directories(&self.directory)? {
@@ -209,7 +214,7 @@ mod tests {
             Scene { _directory: directory, remembered, sessions, seal }
         }
 
-        fn place(&self, image: &str, user: &str) -> Place {
+        fn place(&self, image: &str, user: &str) -> AnswerFile {
             let (reference, login) = (image.parse().unwrap(), Login::new(user, "secret"));
             let login = (!user.is_empty()).then_some(login);
             let session = self.sessions.get(&reference, login, &self.seal).unwrap();

@@ -30,7 +30,7 @@ pub(crate) enum Problem {
     Busy(Option<Duration>),
     /// The registry cannot be reached, or is too slow.
     Away(String),
-    /// What came is not what it should be.
+    /// Wrong bytes came from the registry.
     Wrong(String),
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn head_of(mut reply: Reply) -> Reply {
     reply
 }
 
-/// An answer without a body, which is what a client has already.
+/// An answer without a body: the client has it.
 pub(crate) fn not_modified() -> Reply {
     let mut reply = Response::new(empty());
     *reply.status_mut() = StatusCode::NOT_MODIFIED;

@@ -77,12 +77,12 @@ fn permits(bytes: u64) -> u32 {
 }
 
 /// Bytes that give their room back when the last of them is dropped.
-struct Held {
+struct BytesWithPermit {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for BytesWithPermit {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -198,7 +198,7 @@ async fn read(
     blob: Blob,
     part: Range<u64>,
     room: Room,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<Bytes, RegistryError> {
     let held = room.take(part.end - part.start).await;
     let begun = Instant::now();
@@ -207,7 +207,7 @@ async fn read(
         let range = Stored(part.start)..Stored(part.end);
         match blob.repository.read(&blob.digest, blob.size, range, &|_| {}).await {
             Ok(bytes) => break bytes,
-            Err(error) if error.is_transient() && begun.elapsed() < patience => {
+            Err(error) if error.is_transient() && begun.elapsed() < limit => {
                 tracing::debug!(%error, "a part is asked for again");
                 sleep(error.retry_after().unwrap_or(pause).min(longest)).await;
                 pause = longest.min(pause * 2);
@@ -215,7 +215,7 @@ async fn read(
             Err(error) => return Err(error),
         }
     };
-    Ok(Bytes::from_owner(Held { bytes, _room: held }))
+    Ok(Bytes::from_owner(BytesWithPermit { bytes, _room: held }))
 }
 
 /// The blob from a server that knows no ranges.
@@ -270,7 +270,8 @@ mod tests {
         let room = Room::default();
         let before = room.0.available_permits();
         let held = room.take(PART).await;
-        let bytes = Bytes::from_owner(Held { bytes: Bytes::from_static(b"abc"), _room: held });
+        let bytes =
+            Bytes::from_owner(BytesWithPermit { bytes: Bytes::from_static(b"abc"), _room: held });
         let part = bytes.slice(1..2);
         drop(bytes);
         assert_eq!(room.0.available_permits(), before - 2048);

@@ -1,4 +1,4 @@
-//! Why a read of an image cannot be served.
+//! Errors of reads.
 
 use std::{io, ops::Range, path::PathBuf, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! How to serve an image: sources, fetch, cache, kernel drivers, daemon.
+//! Serves images: sources, fetch, cache, kernel drivers, daemon.
 #![forbid(unsafe_code)]
 
 pub mod cache;

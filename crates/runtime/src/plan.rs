@@ -1,4 +1,4 @@
-//! How a node's readers plan requests, see [`lazuli_image::plan`].
+//! The tuning of a node's request planner, see [`lazuli_image::plan`].
 
 use lazuli_image::plan::Planner;
 

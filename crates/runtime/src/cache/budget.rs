@@ -52,7 +52,7 @@ pub(super) struct Budget {
     /// When the disk was full last.
     full: Mutex<Option<Instant>>,
     written: AtomicU64,
-    hurry: Notify,
+    evict_now: Notify,
     is_over: AtomicBool,
     chunks: AtomicU64,
     blobs: AtomicU64,
@@ -100,7 +100,7 @@ impl Cache {
         let Some(max) = self.settings.max_bytes else { return };
         let written = self.budget.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if written > max / SLACK {
-            self.budget.hurry.notify_one();
+            self.budget.evict_now.notify_one();
         }
     }
 
@@ -325,7 +325,7 @@ async fn keep(cache: Weak<Cache>, budget: Arc<Budget>) {
         if let Ok(Err(error)) = enforced {
             tracing::warn!(%error, "cannot measure the cache");
         }
-        let _ = tokio::time::timeout(period, budget.hurry.notified()).await;
+        let _ = tokio::time::timeout(period, budget.evict_now.notified()).await;
         // When nothing can be given up, measuring again at once changes nothing.
         tokio::time::sleep(period / 10).await;
     }

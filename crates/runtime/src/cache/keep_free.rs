@@ -1,4 +1,4 @@
-//! How much of the file system stays free for everything else on the node.
+//! Keeps part of the file system free for the rest of the node.
 
 use rustix::fs::statvfs;
 

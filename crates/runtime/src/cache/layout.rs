@@ -1,4 +1,4 @@
-//! Where the chunks of a blob are, checked once.
+//! The layout of a blob's chunks, checked once.
 
 use std::ops::Range;
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_what_no_chunk_has() {
+    fn bytes_outside_of_chunks_are_known() {
         let layout = Layout::new(&blob()).unwrap();
         // Chunks have 0 to 8192, 8192 to 12288 and 16384 to 20480, up to the next block.
         for (range, expected) in [
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_the_cache_cannot_rely_on() {
+    fn unreliable_file_systems_are_refused() {
         let spoil: [(&str, Change); 13] = [
             ("behind the batch", |blob| blob.chunks[1].part = Some(Part { offset: 1, size: 50 })),
             ("a batch of 17 MiB", |blob| {

@@ -1,4 +1,4 @@
-//! Which chunks of a blob are in the cache.
+//! The ready map: which chunks of a blob are in the cache.
 
 use std::{
     ops::Range,

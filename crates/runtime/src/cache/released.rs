@@ -24,7 +24,7 @@ use std::{
 };
 
 use crate::{
-    kernel::threads::{self, Whereabouts},
+    kernel::threads::{self, ThreadState},
     sync::lock,
 };
 
@@ -124,8 +124,8 @@ impl Released {
 /// in another one later it is about something else.
 fn is_here(thread: i32, left: &mut Option<Instant>, now: Instant, grace: Duration) -> bool {
     match (threads::find(thread), *left) {
-        (Whereabouts::Gone, _) => false,
-        (Whereabouts::Waits, None) => true,
+        (ThreadState::Gone, _) => false,
+        (ThreadState::Waits, None) => true,
         (_, seen) => now.duration_since(*left.insert(seen.unwrap_or(now))) < grace,
     }
 }

@@ -1,4 +1,4 @@
-//! The files of one blob in the cache, and what of them can be believed after a crash.
+//! The files of one blob in the cache, and what they promise after a crash.
 //!
 //! ```text
 //! <blob id>-<layout digest>/

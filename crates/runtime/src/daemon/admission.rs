@@ -1,5 +1,4 @@
-//! Whether an image may run: asked before anything of it is looked at, and again for each
-//! container.
+//! Admission: asks the policy before an image's metadata are parsed, and again for each container.
 
 use std::sync::Arc;
 

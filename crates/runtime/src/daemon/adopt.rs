@@ -33,7 +33,7 @@ use crate::{
     kernel::{
         blobfs,
         fanotify::{Session, Unanswered, Watch},
-        fuse::{self, Place},
+        fuse::{self, MountPoint},
         mount::Backing,
         pages,
     },
@@ -49,8 +49,8 @@ pub(super) struct Adoption {
 }
 
 impl Node {
-    /// Finds the mounts of an earlier worker, and gets everything ready to serve them again. Nobody
-    /// is answered yet.
+    /// Finds the mounts of an earlier worker, and gets everything ready to serve them again. No
+    /// reader is answered yet.
     pub(super) async fn adopt(
         &self,
         mut given: Descriptors,
@@ -254,7 +254,7 @@ impl Node {
         let (attachment, id) = match adopted {
             Some(attachment) => (attachment, id),
             // The connection died with its daemon; a new one takes its place.
-            None => self.attach(&image, &mut record, Place::DeadMount).await?,
+            None => self.attach(&image, &mut record, MountPoint::Dead).await?,
         };
         let mount = Mount::new(record, image, attachment, id, Fetched::default());
         self.mounts.insert(mount).await;
@@ -272,8 +272,12 @@ impl Node {
         let key = mount_key(&mountpoint);
         if let Some(left) = fuse::Left::find(given, &key) {
             let image = record.manifest_digest;
-            let place =
-                fuse::MountTarget { mountpoint: &mountpoint, key: &key, image, place: Place::Free };
+            let place = fuse::MountTarget {
+                mountpoint: &mountpoint,
+                key: &key,
+                image,
+                place: MountPoint::Free,
+            };
             match served.resume_fuse(place, left, record.journal, &self.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {

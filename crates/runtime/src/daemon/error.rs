@@ -1,4 +1,4 @@
-//! Why a request was not carried out.
+//! Errors of requests to the daemon.
 
 use std::{io, path::PathBuf, sync::Arc};
 

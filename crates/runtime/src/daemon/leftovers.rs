@@ -1,5 +1,5 @@
-//! What an image leaves that containerd has removed: its metadata, and the blobs that no other
-//! image on the node has.
+//! Removes leftovers of images that containerd has removed: metadata, and blobs that no other image
+//! on the node has.
 //!
 //! containerd removes an image while its last container ends, so that a file system of it may live
 //! a moment longer, and a worker that takes over needs the metadata as long as that. What cannot go

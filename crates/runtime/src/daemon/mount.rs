@@ -19,7 +19,7 @@ use super::{
 use crate::{
     image::{Fetched, StoredImage},
     kernel::{
-        fuse::Place,
+        fuse::MountPoint,
         mount::{self, Suid},
     },
     path_error::At as _,
@@ -31,7 +31,7 @@ use crate::{
 pub(super) enum InUse {
     /// Leave it, and name its users.
     Refuse,
-    /// Take it away from under its users, who are served until they are done.
+    /// Detach it under its users: open files are served until they are closed.
     Detach,
 }
 
@@ -132,7 +132,7 @@ impl Node {
             backing: None,
             journal: false,
         };
-        let attached = self.attach(&image, &mut record, Place::Free).await;
+        let attached = self.attach(&image, &mut record, MountPoint::Free).await;
         let (attachment, id) =
             attached.inspect_err(|_| self.mounts.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
@@ -148,7 +148,7 @@ impl Node {
         &self,
         image: &Arc<ServedImage>,
         record: &mut MountRecord,
-        place: Place,
+        place: MountPoint,
     ) -> Result<(Attachment, u64), DaemonError> {
         let mountpoint = record.request.mountpoint.clone();
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };

@@ -1,4 +1,4 @@
-//! What is mounted where, in memory and on disk.
+//! The mount table, in memory and on disk.
 
 use std::{
     collections::{BTreeMap, HashMap},

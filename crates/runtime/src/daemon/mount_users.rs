@@ -1,4 +1,4 @@
-//! Which processes keep a mount busy, for messages.
+//! Finds the processes that keep a mount busy, for messages.
 
 use std::{fs, path::Path};
 

@@ -166,7 +166,7 @@ impl Node {
         })
     }
 
-    /// Makes a fanotify session, if this machine can. Nobody is answered before [`Node::answer`]:
+    /// Makes a fanotify session, if this machine can. No event is answered before [`Node::answer`]:
     /// what the kernel kept from holes is told by which chunks are missing, so none may arrive
     /// before it is gone.
     pub(super) fn start_fanotify(&mut self) {

@@ -1,4 +1,4 @@
-//! What is mounted, on disk: how a worker finds the mounts of its predecessor again.
+//! Records of mounts, by which a worker finds those of its predecessor.
 //!
 //! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A
 //! record is written before what it speaks of can be used, and removed after it is gone. A

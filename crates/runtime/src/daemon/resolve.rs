@@ -1,4 +1,4 @@
-//! Which manifest is served for a name: a lazy image's own, or that of an index that may be used.
+//! Resolves a name to the manifest to serve: a lazy image's own, or that of a trusted index.
 
 use std::sync::Arc;
 

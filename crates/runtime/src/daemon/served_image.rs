@@ -32,7 +32,7 @@ use crate::{
     kernel::{
         blobfs,
         fanotify::{self, Watch},
-        fuse::{self, ImageFilesystem, MountTarget, Place},
+        fuse::{self, ImageFilesystem, MountPoint, MountTarget},
         mount::{Erofs, Suid},
     },
     prefetch,
@@ -345,7 +345,7 @@ impl ServedImage {
         mountpoint: &Path,
         name: &str,
         suid: Suid,
-        place: Place,
+        place: MountPoint,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
         let filesystem = self.filesystem()?;

@@ -2,8 +2,8 @@
 //! to the holes of blob files, and keeps zeros where the image has something else.
 //!
 //! What is wrong can only be in pages of chunks that were not here then. They are dropped. A page
-//! that a program has mapped survives that, for everybody; so if one is left, the kernel is told to
-//! reclaim all of its page cache, mapped or not.
+//! that a program has mapped survives that, for all programs; so if one is left, the kernel is told
+//! to reclaim all of its page cache, mapped or not.
 
 use std::{
     fs::File,
@@ -105,7 +105,7 @@ fn forget_holes(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
     blobs: &[Arc<CachedBlob>],
-) -> io::Result<Vec<Doubtful>> {
+) -> io::Result<Vec<StaleRanges>> {
     let mut left = Vec::new();
     let mut pending = vec![(bootstrap.root(), at.to_owned())];
     while let Some((dir, path)) = pending.pop() {
@@ -131,10 +131,10 @@ fn forget_holes(
 }
 
 /// Parts of a file that were not here.
-type Doubtful = (PathBuf, Vec<Range<u64>>);
+type StaleRanges = (PathBuf, Vec<Range<u64>>);
 
 /// Pages of them that a reader can see.
-fn seen(doubtful: &[Doubtful]) -> io::Result<u64> {
+fn seen(doubtful: &[StaleRanges]) -> io::Result<u64> {
     doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible)).sum()
 }
 

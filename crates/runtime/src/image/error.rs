@@ -1,4 +1,4 @@
-//! Why an image cannot be used.
+//! Errors of images.
 
 use std::{io, path::PathBuf};
 
@@ -8,7 +8,7 @@ use lazuli_registry::RegistryError;
 use super::unpack::UnpackError;
 use crate::path_error::PathError;
 
-/// Why an image cannot be used.
+/// Errors of images.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// It could not be fetched.

@@ -1,4 +1,4 @@
-//! Why there is no keeper, and how one ended.
+//! Errors of keepers, and how a keeper can end.
 
 use std::{io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! How descriptors pass from one keeper to the next.
+//! Passes descriptors from one keeper to the next.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! What a keeper reports about itself and its worker.
+//! A keeper's report on itself and its worker.
 
 use std::io;
 

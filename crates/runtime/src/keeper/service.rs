@@ -1,5 +1,5 @@
-//! What systemd, if it started us, is told: sd_notify(3). It also keeps copies of the descriptors
-//! in its store for the case that keeper and worker die at the same time.
+//! Notifies systemd, where it started the daemon: sd_notify(3). systemd also keeps copies of the
+//! descriptors in its store for the case that keeper and worker die at the same time.
 
 use std::{
     env, io,

@@ -1,4 +1,4 @@
-//! How a keeper begins: as the first one of a root directory, or with a worker whose keeper died.
+//! Starts a keeper: the first one of a root directory, or one for a worker whose keeper died.
 
 use std::{
     fs::{DirBuilder, File, TryLockError},

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_message() {
+    fn malformed_messages_are_refused() {
         let (one, two) = Channel::pair().unwrap();
         for bytes in [&[0][..], &[200, b'x'], &[1, 0xff], &[1; LIMIT + 1]] {
             rustix::io::write(&two, bytes).unwrap();

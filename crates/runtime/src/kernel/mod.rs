@@ -1,17 +1,17 @@
-//! How the kernel gets to the bytes of an image.
+//! The kernel drivers.
 //!
-//! Every driver asks [`CachedBlob::ensure`](crate::CachedBlob::ensure), and has the same rooms:
+//! Every driver asks [`CachedBlob::ensure`](crate::CachedBlob::ensure), and has the same files:
 //!
-//! | room | what it has | fanotify | blobfs | fuse |
+//! | file | content | fanotify | blobfs | fuse |
 //! |---|---|---|---|---|
-//! | `mod` | what the driver is, needs and promises | ✓ | ✓ | ✓ |
+//! | `mod` | the driver, its needs and promises | ✓ | ✓ | ✓ |
 //! | `abi` | bytes of the kernel interface, pure | ✓ | ✓ | `fuse-backend-rs` |
-//! | `probe` | whether it works here, found out by trying | ✓ | ✓ | ✓ |
-//! | `session` | what lives as long as the process, and what a successor gets | ✓ | ✓ | ✓ |
-//! | `journal` | questions without an answer, for the successor | ✓ | of fuse | ✓ |
+//! | `probe` | a trial with a real mount | ✓ | ✓ | ✓ |
+//! | `session` | state of the process, and its handover to a successor | ✓ | ✓ | ✓ |
+//! | `journal` | unanswered questions, for the successor | ✓ | of fuse | ✓ |
 //! | `mount` | one image, mounted | ✓ | ✓ | ✓ |
-//! | `answer` | what the kernel is told | ✓ | ✓ | ✓ |
-//! | the rest | what this interface has and others have not | `groups`, `listener`, `slots`, `watch` | `disk`, `helper` | `connection`, `filesystem`, `threads` |
+//! | `answer` | answers to the kernel | ✓ | ✓ | ✓ |
+//! | the rest | parts of this interface alone | `groups`, `listener`, `slots`, `watch` | `disk`, `helper` | `connection`, `filesystem`, `threads` |
 
 pub mod blobfs;
 pub mod errno;

@@ -1,4 +1,4 @@
-//! Which driver works on this machine, found out by trying.
+//! Probes which driver works on this machine.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Where threads of this machine are, and which of them cgroup v1 has frozen.
+//! Finds threads in the kernel, and those that cgroup v1 has frozen.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ const FANOTIFY: &str = "fanotify";
 
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
+pub(crate) enum ThreadState {
     /// It sleeps in the kernel's wait for an answer, or is frozen there. A reader that a cgroup v1
     /// freezer has frozen stays in this wait after the answer, until it is thawed.
     Waits,
@@ -21,7 +21,7 @@ pub(crate) enum Whereabouts {
 }
 
 /// Where the thread with this number is.
-pub(crate) fn find(thread: i32) -> Whereabouts {
+pub(crate) fn find(thread: i32) -> ThreadState {
     at(&Path::new("/proc").join(thread.to_string()))
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn frozen() -> io::Result<Vec<i32>> {
             })
             .collect(),
     };
-    Ok(threads.into_iter().filter(|thread| find(*thread) == Whereabouts::Waits).collect())
+    Ok(threads.into_iter().filter(|thread| find(*thread) == ThreadState::Waits).collect())
 }
 
 /// Where the groups of the freezer are, in a table like /proc/self/mounts.
@@ -79,17 +79,17 @@ fn numbers_in(dir: &Path) -> impl Iterator<Item = i32> + use<> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-fn at(thread: &Path) -> Whereabouts {
-    let Ok(stat) = fs::read_to_string(thread.join("stat")) else { return Whereabouts::Gone };
+fn at(thread: &Path) -> ThreadState {
+    let Ok(stat) = fs::read_to_string(thread.join("stat")) else { return ThreadState::Gone };
     match state(&stat) {
-        Some('Z' | 'X') => Whereabouts::Gone,
+        Some('Z' | 'X') => ThreadState::Gone,
         // Killable and frozen sleepers look like this. The kernel names the function only if it was
         // built with names.
         Some('D') => match fs::read_to_string(thread.join("wchan")) {
-            Ok(name) if name != "0" && !name.starts_with(FANOTIFY) => Whereabouts::Elsewhere,
-            _ => Whereabouts::Waits,
+            Ok(name) if name != "0" && !name.starts_with(FANOTIFY) => ThreadState::Elsewhere,
+            _ => ThreadState::Waits,
         },
-        _ => Whereabouts::Elsewhere,
+        _ => ThreadState::Elsewhere,
     }
 }
 
@@ -123,8 +123,8 @@ mod tests {
     fn a_running_thread_is_elsewhere() {
         let own = fs::read_link("/proc/thread-self").unwrap();
         let own = own.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        assert_eq!(find(own), Whereabouts::Elsewhere);
+        assert_eq!(find(own), ThreadState::Elsewhere);
         // Above the largest number that Linux gives.
-        assert_eq!(find(1 << 30), Whereabouts::Gone);
+        assert_eq!(find(1 << 30), ThreadState::Gone);
     }
 }

@@ -18,7 +18,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_registry::CONNECTIONS;
 
-use super::courtesy::{HASTE, courtesy};
+use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
 use crate::{
     cache::{Ahead, Cache, CachedBlob},
     error::ReadError,
@@ -203,7 +203,7 @@ pub(super) async fn fetch_by(
                 return Ok(());
             }
             Purpose::Hint(_) => {}
-            Purpose::Order(cache) => courtesy(cache, HASTE).await,
+            Purpose::Order(cache) => yield_to_readers(cache, LONGEST_DELAY).await,
         }
         if manner.is_beside_readers() {
             size = BESIDE;

@@ -12,18 +12,18 @@ use tokio::sync::mpsc;
 use super::{
     Image, Prefetcher,
     ahead::{self, Blobs, ChunkAt, Purpose},
-    escalate::Heard,
+    escalate::MissListener,
     guess::{self, Content, Piece},
     lessons,
 };
 
 /// Fetches what a start most likely reads, from the image alone. The listener for misses is told
 /// what is going to be asked for.
-pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, heard: &Heard) {
+pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listener: &MissListener) {
     let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
     let (found_by_guess, mut found) = mpsc::unbounded_channel();
     let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.clone());
-    let content = Files { bootstrap, blobs, prefetcher, found: found_by_guess, heard };
+    let content = Files { bootstrap, blobs, prefetcher, found: found_by_guess, listener };
     let guess = async move {
         let wanted = |pieces: Vec<Piece>| {
             content.send(pieces.iter().flat_map(|piece| content.places(piece)).collect());
@@ -52,13 +52,13 @@ struct Files<'a> {
     blobs: Blobs,
     prefetcher: &'a Prefetcher,
     found: mpsc::UnboundedSender<Vec<ChunkAt>>,
-    heard: &'a Heard,
+    listener: &'a MissListener,
 }
 
 impl Files<'_> {
     /// Has these fetched. The fetching task outlives the finding one.
     fn send(&self, places: Vec<ChunkAt>) {
-        self.heard.foresee(&places);
+        self.listener.foresee(&places);
         let _ = self.found.send(places);
     }
 

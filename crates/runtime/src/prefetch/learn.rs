@@ -1,4 +1,4 @@
-//! What starts teach: asked of registries, kept on this node, and told to other nodes.
+//! Gets traces and lessons from registries, keeps them on this node, and publishes them.
 
 use std::{sync::Arc, time::Duration};
 

@@ -5,8 +5,8 @@
 //!                                                     └─▶ of each program that ran ─▶ images with the same program
 //! ```
 //!
-//! What programs were seen to read is shared between repositories only if anyone may read the one
-//! that it comes from. A lesson is a hint: a wrong one costs bytes, up to
+//! What programs were seen to read is shared between repositories only if every client may read the
+//! one that it comes from. A lesson is a hint: a wrong one costs bytes, up to
 //! [`Settings::escalate_bytes`](super::Settings::escalate_bytes), and fades.
 
 use std::{

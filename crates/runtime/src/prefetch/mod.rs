@@ -1,11 +1,11 @@
-//! Prefetching: fetches what readers are going to ask for.
+//! Prefetching: fetches data ahead of its readers.
 //!
 //! ```text
 //! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ lessons and guess
 //!                               └──▶ ahead: windows in that order, several in flight ──▶ cache
 //! readers ──▶ escalate: what most likely follows, in a start that nothing foresaw ──▶ ahead
 //!    └──────▶ recorder ── quiet for 5 s ──▶ traces, lessons ──▶ registry, if wished
-//!                                             └──▶ whole: the rest, politely
+//!                                             └──▶ whole: the rest, with low priority
 //! ```
 //!
 //! An order is a hint: every byte is checked as always, what the image does not have is ignored,
@@ -13,9 +13,9 @@
 
 pub(crate) mod ahead;
 mod content;
-mod courtesy;
 mod escalate;
 mod guess;
+mod yield_to_readers;
 #[cfg(fuzzing)]
 pub(crate) use guess::fuzz;
 mod learn;
@@ -40,7 +40,7 @@ pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Pace, Purpose},
-    escalate::{Escalation, Heard},
+    escalate::{Escalation, MissListener},
     learn::ask_for_lesson,
     lessons::Lessons,
     orders::{baked, first_of, of_maker, of_trace},
@@ -180,10 +180,10 @@ impl Prefetcher {
     /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let prefetcher = self.clone();
-        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), Heard::of(&blobs));
+        let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), MissListener::of(&blobs));
         let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
         let image = Arc::new(image);
-        let Some((recorder, heard)) = wanted.map(listen) else {
+        let Some((recorder, listener)) = wanted.map(listen) else {
             tokio::spawn(async move { prefetcher.bring_the_rest(&image.blobs).await });
             return;
         };
@@ -200,9 +200,9 @@ impl Prefetcher {
                 drop(over);
                 start
             };
-            let ahead = prefetcher.fetch_ahead(&image, known, &heard, is_over);
+            let ahead = prefetcher.fetch_ahead(&image, known, &listener, is_over);
             let (is_news, start) = tokio::join!(ahead, record);
-            let (touched, missed) = heard.counts();
+            let (touched, missed) = listener.counts();
             let name = image.repository.describe();
             tracing::info!(
                 image = name,
@@ -225,14 +225,14 @@ impl Prefetcher {
         tokio::spawn(async move { prefetcher.bring_the_rest(&blobs).await });
     }
 
-    /// Fetches what the start will most likely read; without a trace also what follows from what is
-    /// `heard` of its misses, until it `is_over`. Returns whether a trace of it would be news for
-    /// the registry.
+    /// Fetches the chunks that the start most likely reads; without a trace also those that follow
+    /// from its misses, which the `listener` reports, until it `is_over`. Returns whether the registry
+    /// lacks a trace.
     async fn fetch_ahead(
         &self,
         image: &Image,
         known: Known,
-        heard: &Heard,
+        listener: &MissListener,
         is_over: oneshot::Receiver<()>,
     ) -> bool {
         if self.settings.ahead == Ahead::Record {
@@ -268,7 +268,7 @@ impl Prefetcher {
         if !is_foreseen {
             let escalate = async {
                 tokio::select! {
-                    () = escalate::escalate(heard, self, image) => {}
+                    () = escalate::escalate(listener, self, image) => {}
                     _ = is_over => {}
                 }
             };
@@ -278,10 +278,10 @@ impl Prefetcher {
                     (lesson, _) => lesson,
                 };
                 let places = lesson.and_then(|lesson| self.places(image, &lesson));
-                heard.foresee(places.as_deref().unwrap_or_default());
+                listener.foresee(places.as_deref().unwrap_or_default());
                 bring(places.unwrap_or_default()).await;
             };
-            let guess = content::fetch_guessed(self, image, heard);
+            let guess = content::fetch_guessed(self, image, listener);
             tokio::join!(lesson, guess, escalate);
         }
         is_asked && trace.is_none()
@@ -295,7 +295,7 @@ impl Prefetcher {
 
     async fn bring_the_rest(&self, blobs: &Blobs) {
         if self.settings.rest_bytes_per_second > 0 {
-            whole::polite(self, blobs, self.settings.rest_bytes_per_second).await;
+            whole::in_background(self, blobs, self.settings.rest_bytes_per_second).await;
         }
     }
 }

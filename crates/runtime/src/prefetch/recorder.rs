@@ -1,4 +1,4 @@
-//! What readers of an image touch while it starts.
+//! Records the chunks that readers touch during a start.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! Where traces are kept: on the node, and beside the image in its registry.
+//! Storage of traces: on the node, and beside the image in its registry.
 //!
 //! In the registry a trace is an artifact whose subject is the image's manifest (OCI 1.1,
 //! *referrers*). It is an annotation of the artifact's manifest, and nothing else: registries

@@ -1,5 +1,4 @@
-//! Fetching everything that an image has: politely when its start is over, or as fast as the link
-//! allows.
+//! Fetches whole images: with low priority after their start, or as fast as the link allows.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{
     Prefetcher,
     ahead::{self, Blobs, Purpose},
-    courtesy::courtesy,
+    yield_to_readers::yield_to_readers,
 };
 use crate::{
     cache::{Ahead, CachedBlob},
@@ -59,9 +58,9 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
 
 /// Fetches everything that is missing at `rate` stored bytes per second, one request at a time for
 /// all images, while no reader waits and the disk has room.
-pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
+pub(super) async fn in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
     loop {
-        match try_politely(prefetcher, blobs, rate).await {
+        match try_in_background(prefetcher, blobs, rate).await {
             Ok(()) => return,
             Err(Pause) => sleep(RETRY).await,
         }
@@ -71,7 +70,7 @@ pub(super) async fn polite(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
 /// It does not go on now.
 struct Pause;
 
-async fn try_politely(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
+async fn try_in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
     // Again as long as that brings anything: what turned out not to be in another blob was left
     // out.
     let mut before = usize::MAX;
@@ -102,7 +101,7 @@ async fn bring(
     rate: u64,
 ) -> Result<(), Pause> {
     while !rest.is_empty() {
-        courtesy(&prefetcher.cache, COURTESY).await;
+        yield_to_readers(&prefetcher.cache, COURTESY).await;
         let Some(alive) = blobs.upgrade() else { return Ok(()) };
         let (piece, later) = rest.split_at(piece(rest, &alive));
         rest = later;

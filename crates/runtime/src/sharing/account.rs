@@ -1,4 +1,4 @@
-//! Which image is charged for work on a blob.
+//! Accounts: which image is charged for work on a blob.
 
 use std::{
     collections::HashMap,

@@ -1,6 +1,6 @@
-//! What the images of a node share, and how fairly.
+//! Fair sharing between the images of a node.
 //!
-//! Whatever runs short is shared out by [`Account`]: memory for answers, processors, requests to a
+//! Each scarce resource is shared out by [`Account`]: memory for answers, processors, requests to a
 //! server, waiting events, and the disk.
 
 pub(crate) mod account;

@@ -1,4 +1,4 @@
-//! What all fetches of a node share: threads that decode, check and write chunks, and room for
+//! Resources of all fetches of a node: threads that decode, check and write chunks, and memory for
 //! answers.
 
 use std::{

@@ -1,4 +1,4 @@
-//! What every source has to do, as one function that is run against each of them.
+//! The contract of sources, as one test that runs against each of them.
 
 use std::{
     ops::Range,

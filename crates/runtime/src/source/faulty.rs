@@ -135,7 +135,7 @@ impl BlobSource for Faulty {
         suits
     }
 
-    fn endpoint(&self) -> Option<&Arc<Health>> {
+    fn server_health(&self) -> Option<&Arc<Health>> {
         self.server.as_ref()
     }
 }

@@ -66,7 +66,7 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
     }
 
     /// How the server behind it has done so far, if there is one. Sources of one server share it.
-    fn endpoint(&self) -> Option<&Arc<Health>> {
+    fn server_health(&self) -> Option<&Arc<Health>> {
         None
     }
 }

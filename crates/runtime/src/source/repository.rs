@@ -71,7 +71,7 @@ impl BlobSource for RepositorySource {
         self.policy.hedge_after()
     }
 
-    fn endpoint(&self) -> Option<&Arc<Health>> {
+    fn server_health(&self) -> Option<&Arc<Health>> {
         self.policy.health()
     }
 }

@@ -93,12 +93,12 @@ impl TrackedSource {
 
     /// Whether there is no reason to ask elsewhere first.
     pub(crate) fn is_well(&self) -> bool {
-        self.health.is_well() && self.source.endpoint().is_none_or(|server| server.is_well())
+        self.health.is_well() && self.source.server_health().is_none_or(|server| server.is_well())
     }
 
     /// Whether its server failed since then, or had enough to do.
     pub(crate) fn has_failed_since(&self, since: Instant) -> bool {
-        let server = self.source.endpoint().map_or(&self.health, |server| server);
+        let server = self.source.server_health().map_or(&self.health, |server| server);
         server.has_failed_since(since)
     }
 
@@ -114,14 +114,14 @@ impl TrackedSource {
 
     /// Until when it asked to be left alone.
     pub(crate) fn asked_until(&self) -> Option<Instant> {
-        let server = self.source.endpoint().and_then(|server| server.asked_until());
+        let server = self.source.server_health().and_then(|server| server.asked_until());
         server.max(self.health.asked_until())
     }
 
     /// An attempt that began at `started` delivered, or failed. What is final says nothing about
     /// other blobs there.
     pub(crate) fn note(&self, started: Instant, error: Option<&SourceError>) {
-        let server = self.source.endpoint().map(Arc::as_ref);
+        let server = self.source.server_health().map(Arc::as_ref);
         match error {
             None => server.into_iter().for_each(Health::worked),
             Some(SourceError::AskOthers { .. }) => {}
@@ -151,7 +151,7 @@ impl TrackedSource {
     ) -> Result<(Bytes, Permit), SourceError> {
         let RangeRequest { range, room, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
-        let server = self.source.endpoint().map(Arc::as_ref);
+        let server = self.source.server_health().map(Arc::as_ref);
         let urgency = if claim.is_wanted() { Urgency::Demand } else { Urgency::Prefetch };
         if !self.source.suits(range, urgency).await {
             return Err(SourceError::AskOthers { source_name: self.describe() });

@@ -39,7 +39,7 @@ async fn on_a_full_disk_readers_wait_get_errors_and_go_on_when_there_is_room() {
     let started = Instant::now();
     is_eio(node.read(|at| fs::read(at.join("a"))).await);
     assert!(started.elapsed() >= deadline / 2, "a reader waits before it gets an error");
-    // Somebody makes room while a reader waits.
+    // Space is freed while a reader waits.
     let late = {
         let at = node.path("a");
         tokio::task::spawn_blocking(move || fs::read(at))

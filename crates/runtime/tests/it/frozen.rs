@@ -129,7 +129,7 @@ async fn thaw_late() {
     let output = tokio::task::spawn_blocking(|| reader.wait_with_output().unwrap()).await.unwrap();
     assert!(output.stdout == node.sample.files["frozen"], "zeros, or other bytes");
     let is_gone = || node.blobs[0].stats().chunks_ready == 0;
-    read_others_until(&node, "nobody needs it any more", is_gone).await;
+    read_others_until(&node, "no reader needs it any more", is_gone).await;
 }
 
 /// To a cache that was opened later, a reader that is frozen in the wait may be one of its own that

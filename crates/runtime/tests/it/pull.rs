@@ -181,7 +181,7 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
 /// What the layers of an image have to be called is told by their content, also of an image that an
 /// earlier version fetched.
 #[tokio::test(flavor = "multi_thread")]
-async fn chain_ids_are_of_what_was_unpacked() {
+async fn chain_ids_are_those_of_the_unpacked_layers() {
     let pushed = Pushed::new();
     let directory = tempfile::tempdir().unwrap();
     let (images, repository) = (directory.path(), pushed.open());
@@ -225,8 +225,8 @@ async fn bootstrap_is_fetched_from_any_place_that_has_it() {
     let layer = pushed.registry.blob("app", &pushed.bootstrap).unwrap();
     mirror.put_blob("app", &layer);
     mirror.fault("GET", &pushed.bootstrap.to_string(), 2, Fault::WrongBytes);
-    let liar = format!("http://{}", mirror.host());
-    let repository = pushed.open_behind(&[&liar, "http://127.0.0.1:1"]);
+    let corrupting = format!("http://{}", mirror.host());
+    let repository = pushed.open_behind(&[&corrupting, "http://127.0.0.1:1"]);
     let directory = tempfile::tempdir().unwrap();
     let (image, _) = pull(&repository, directory.path()).await.unwrap();
     assert_eq!(image.manifest_digest, pushed.digest);

@@ -1,4 +1,4 @@
-//! How readers wait for space on a full disk.
+//! Delays readers on a full disk until there is space.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
-//! Whether the kernel asks before it reads a blob's file.
+//! Guards: events for reads of a blob's file.
 //!
-//! It stops to ask when the blob is complete. Before a chunk of such a blob may go, the kernel has
-//! to ask again: each driver sets a [`Guard`] that sees to it.
+//! The kernel sends none once the blob is complete. Before a chunk of such a blob is evicted, the
+//! driver's [`Guard`] turns them on again.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Listeners that hear what drivers ask about.
+//! Listeners for the ranges that drivers request.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! Which chunks of a blob are in its file, on their way there, or in doubt.
+//! Residency: which chunks of a blob are in its file, in flight, or suspect.
 //!
 //! A chunk is *ready* (in the file, and checked by this process or sealed by an earlier one),
 //! *suspect* (in the file as far as the maps say, not checked yet), *in flight*, or missing. A

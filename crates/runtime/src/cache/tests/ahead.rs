@@ -18,7 +18,7 @@ async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<()
 }
 
 #[tokio::test]
-async fn what_is_wanted_first_is_asked_for_first() {
+async fn first_chunks_are_requested_first() {
     let node = Node::new(&[64 << 10; 96], 0);
     node.ensure(90..91).await.unwrap();
     // Chunk 90 is here. 80 to 84 have 256 KiB and fill the first window; the second has two runs.

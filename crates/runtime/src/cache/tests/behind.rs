@@ -208,7 +208,7 @@ proptest! {
     /// However processes end, whatever they give up and whatever is written in between: what
     /// `ensure` has said is right.
     #[test]
-    fn nobody_reads_what_somebody_else_wrote(
+    fn a_reader_never_sees_bytes_of_another_writer(
         lives in prop::collection::vec((prop::collection::vec(step(), 0..8), between()), 1..6),
     ) {
         let dir = tempfile::tempdir().unwrap();

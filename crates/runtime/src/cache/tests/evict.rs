@@ -135,7 +135,7 @@ async fn unused_blobs_go_first_the_one_used_longest_ago_first_of_all() {
 
 /// Another use of the disk is no reason to fetch again what readers use.
 #[tokio::test]
-async fn full_disk_costs_only_what_no_image_uses() {
+async fn a_full_disk_evicts_unused_blobs_only() {
     let dir = tempfile::tempdir().unwrap();
     let samples: Vec<_> = (1..3).map(|n| Sample::new(&[CHUNK - n; 4])).collect();
     let times = Settings {

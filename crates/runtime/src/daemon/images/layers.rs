@@ -1,5 +1,5 @@
-//! What the layers of a lazy image have to be called, for the snapshot service to compare with what
-//! containerd calls them.
+//! The expected names of a lazy image's layers, which the snapshot service compares with
+//! containerd's.
 
 use std::sync::Arc;
 

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_proven_is_not_replaced_by_what_is_stated() {
+    fn a_statement_never_replaces_a_proven_index() {
         let (_directory, store) = store();
         let record = |tar, is_proven| LayerRecord {
             diff_id: digest(tar),

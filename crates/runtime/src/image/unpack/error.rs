@@ -1,4 +1,4 @@
-//! Why a bootstrap layer is refused, and the limits that it has to keep.
+//! Errors of bootstrap layers, and their limits.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Whether this driver works here, found out by trying.
+//! Probes this driver with a real mount.
 
 use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, slice, sync::Arc};
 

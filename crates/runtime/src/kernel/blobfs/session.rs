@@ -1,4 +1,4 @@
-//! The file system that has a file for each blob, and what the keeper holds of it.
+//! The file system with a file for each blob, and the keeper's descriptors of it.
 //!
 //! It is mounted nowhere: the keeper has its root directory, and loop devices have its files. It
 //! ends with the last of them. When keeper and worker are gone, every read of it fails; the next

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_successor_finds_what_was_noted_and_not_struck_out() {
+    fn a_successor_finds_unanswered_requests() {
         let journal = Journal::create().unwrap();
         // Numbers that nothing in this test process has.
         for number in [900, 901, 950, 999] {

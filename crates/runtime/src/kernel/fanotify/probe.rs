@@ -1,4 +1,4 @@
-//! Whether this driver works here, found out by trying.
+//! Probes this driver with a real mount.
 
 use std::{
     fs::{self, File},

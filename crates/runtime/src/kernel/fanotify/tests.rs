@@ -39,7 +39,7 @@ fn reads_what_the_kernel_writes() {
 }
 
 #[test]
-fn refuses_what_it_cannot_answer() {
+fn requests_without_an_answer_are_refused() {
     let good = event(PRE_ACCESS, &range(0, 1));
     for len in 0..good.len() {
         assert!(parse(&good[..len]).is_err(), "first {len} bytes");

@@ -1,4 +1,4 @@
-//! Why a FUSE mount could not be made, served or removed.
+//! Errors of FUSE mounts.
 
 use std::{io, path::PathBuf};
 

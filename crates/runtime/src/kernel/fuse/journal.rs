@@ -1,9 +1,8 @@
 //! Requests that were read and not answered, in memory that outlives the process.
 //!
 //! The kernel sends a request once. When the process that read it dies, the reader that caused it
-//! waits until the kernel gets an answer over the same connection, which the keeper holds, from
-//! whoever gives it. So every thread reads requests into a slot of memory that the keeper holds as
-//! well:
+//! waits until the kernel gets an answer over the same connection, which the keeper holds, from any
+//! process. So every thread reads requests into a slot of memory that the keeper holds as well:
 //!
 //! ```text
 //! empty the slot ─▶ read into it ─▶ ensure … ─▶ answer ─▶ empty the slot
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_finds_what_was_read_and_not_answered() {
+    fn a_successor_finds_unanswered_events() {
         let journal = Journal::create(SHAPE).unwrap();
         let slots: Vec<_> = std::iter::from_fn(|| journal.take()).collect();
         assert_eq!(slots.len(), SLOTS);

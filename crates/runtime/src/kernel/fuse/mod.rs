@@ -29,4 +29,4 @@ pub use filesystem::{BlobReader, ImageFilesystem};
 pub(super) use mount::create_filesystem;
 pub use mount::{KIND, detach};
 pub use probe::can_resend;
-pub use session::{HELD, Left, MountTarget, Place, Session};
+pub use session::{HELD, Left, MountPoint, MountTarget, Session};

@@ -1,4 +1,4 @@
-//! What FUSE does on this machine, found out by trying.
+//! Probes FUSE on this machine.
 
 use std::{
     fs::File,

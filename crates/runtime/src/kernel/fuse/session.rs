@@ -66,16 +66,16 @@ pub struct MountTarget<'a> {
     /// The manifest of the image, which is charged for threads.
     pub image: Digest,
     /// What is there already.
-    pub place: Place,
+    pub place: MountPoint,
 }
 
 /// What is at a mount point before a mount is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MountPoint {
     /// No mount of ours.
     Free,
     /// A mount whose connection is closed: the new one takes its place.
-    DeadMount,
+    Dead,
 }
 
 /// What an earlier worker left of one mount.
@@ -122,8 +122,8 @@ impl Session {
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, target, link);
         let device = session.connection.device();
         let mounted = match target.place {
-            Place::DeadMount => replace_directly(device, mountpoint, source, suid),
-            Place::Free => mount_directly(device, mountpoint, source, suid),
+            MountPoint::Dead => replace_directly(device, mountpoint, source, suid),
+            MountPoint::Free => mount_directly(device, mountpoint, source, suid),
         };
         match mounted {
             Err(FuseError::Mount { error, .. })

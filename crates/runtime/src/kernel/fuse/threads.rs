@@ -1,4 +1,4 @@
-//! How many threads the mounts of a process may have, shared out by image.
+//! Limits the threads of a process's mounts, and shares them out by image.
 //!
 //! A read of missing data holds its thread until the data is there. An image whose registry hangs,
 //! with many mounts and many readers, takes a thread for each of them, and a machine, a control

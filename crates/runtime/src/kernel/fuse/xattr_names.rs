@@ -1,4 +1,4 @@
-//! Which extended attributes the files of an image have, by name.
+//! Names of the extended attributes in an image.
 
 use std::{collections::BTreeSet, ops::ControlFlow};
 

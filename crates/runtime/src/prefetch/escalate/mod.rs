@@ -14,7 +14,7 @@
 //! start.
 
 mod files;
-mod heard;
+mod miss_listener;
 mod ranking;
 
 use std::{
@@ -27,7 +27,7 @@ use std::{
 
 use tokio::time::Instant;
 
-pub(crate) use self::heard::Heard;
+pub(crate) use self::miss_listener::MissListener;
 use self::{
     files::Files,
     ranking::{Ranking, Scope},
@@ -103,23 +103,23 @@ impl Escalation {
 /// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is
 /// not served any more, or a server has enough to do. Not when the start is over: nothing tells
 /// that here.
-pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Image) {
+pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, image: &Image) {
     let escalation = &prefetcher.escalation;
     let left = prefetcher.settings.escalate_bytes;
     if left == 0 {
         return;
     }
-    let mut known = heard.take();
+    let mut known = listener.take();
     while known.missed.is_empty() {
-        heard.more().await;
-        let more = heard.take();
+        listener.more().await;
+        let more = listener.take();
         known.touched.extend(more.touched);
         known.missed = more.missed;
     }
     let begun = Instant::now();
     let Some(ranking) = rank(image).await else { return };
     let mut start = Start {
-        heard,
+        listener,
         image,
         escalation,
         begun,
@@ -136,7 +136,7 @@ pub(super) async fn escalate(heard: &Heard, prefetcher: &Prefetcher, image: &Ima
     let mut gauge = Gauge::resume(&escalation.pace);
     while start.left > 0 && !start.is_refused {
         if start.credit == 0 {
-            heard.more().await;
+            listener.more().await;
             start.listen();
             continue;
         }
@@ -169,7 +169,7 @@ async fn rank(image: &Image) -> Option<Ranking> {
 
 /// A start that escalates.
 struct Start<'a> {
-    heard: &'a Heard,
+    listener: &'a MissListener,
     image: &'a Image,
     escalation: &'a Escalation,
     begun: Instant,
@@ -190,13 +190,13 @@ struct Start<'a> {
 impl Start<'_> {
     /// Takes in what readers did meanwhile.
     fn listen(&mut self) {
-        let news = self.heard.take();
+        let news = self.listener.take();
         if !news.touched.is_empty() {
             self.learn(news);
         }
     }
 
-    fn learn(&mut self, news: heard::News) {
+    fn learn(&mut self, news: miss_listener::News) {
         let (scope, was_idle) = (self.ranking.scope(), self.credit == 0);
         for place in &news.touched {
             self.ranking.note_read(*place);

@@ -1,4 +1,4 @@
-//! Which files a start most likely reads next.
+//! Ranks files by how likely a start reads them next.
 //!
 //! A file is as likely as others of its kind in its directory were so far; where these say little,
 //! as those of its package, and then as those of its kind in the whole image. So what a start has
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_of_a_kind_decides_what_is_likely() {
+    fn files_of_a_kind_that_was_read_rank_first() {
         let mut example = Example::of(&FILES);
         for path in [FILES[8], FILES[5], FILES[0], FILES[1], FILES[4]] {
             example.miss(path);

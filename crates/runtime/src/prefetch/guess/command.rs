@@ -1,4 +1,4 @@
-//! What a container runs, as its image's config says.
+//! The command line in an image's config.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What the dynamic linker and the kernel read of a program or library when it starts.
+//! ELF: the parts of a program or library that the kernel and the dynamic linker read at its start.
 
 use std::{cell::Cell, ops::Range};
 

@@ -1,5 +1,4 @@
-//! What programs and libraries are known to read when they start, besides themselves and their
-//! libraries.
+//! Files that well-known programs and libraries read at their start, besides libraries.
 
 use super::paths::{Found, matches};
 
@@ -16,7 +15,7 @@ struct Habit {
 }
 
 /// What every container reads: users and groups for the runtime, the rest for C libraries.
-pub(super) const EVERYBODY: [&str; 4] =
+pub(super) const EVERY_CONTAINER: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/measurements/prefetch.md.

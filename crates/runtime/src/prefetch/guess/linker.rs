@@ -1,4 +1,4 @@
-//! Where the dynamic linkers look for libraries: glibc's and musl's.
+//! The library search of glibc's and musl's dynamic linkers.
 
 use std::sync::Arc;
 

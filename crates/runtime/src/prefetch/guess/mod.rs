@@ -1,4 +1,4 @@
-//! What a container reads when it starts, guessed from its image alone.
+//! Guesses from the image alone what a container's start reads.
 //!
 //! The config names the program. The program names its dynamic linker and its libraries, or its
 //! interpreter; libraries name libraries. What else is read follows from names: of locales in the

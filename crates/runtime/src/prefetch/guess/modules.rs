@@ -1,4 +1,4 @@
-//! What follows from scripts and modules: programs that they run, and modules that they load.
+//! Follows scripts and modules to the programs that they run and the modules that they load.
 
 use std::sync::Arc;
 

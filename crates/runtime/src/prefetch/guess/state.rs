@@ -1,4 +1,4 @@
-//! What is known of a start so far, and what follows from it.
+//! The state of a guess: known files, and those that follow from them.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -126,7 +126,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             unseen: VecDeque::new(),
         };
         guess.run(&guess.process.arguments.clone());
-        for path in habits::EVERYBODY {
+        for path in habits::EVERY_CONTAINER {
             let found = guess.paths.file(b"/", path.as_bytes());
             found.iter().for_each(|file| guess.want(file));
         }

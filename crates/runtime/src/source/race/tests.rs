@@ -1,4 +1,4 @@
-//! What a read costs and yields when its places misbehave. Time is simulated.
+//! Costs and results of reads from faulty sources. Time is simulated.
 
 use std::{
     iter::repeat_n,
@@ -57,7 +57,7 @@ impl Scene {
     /// Another blob at the same servers.
     fn another_blob(&mut self) {
         let place = |source: &Arc<Faulty>| {
-            let health = source.endpoint().unwrap();
+            let health = source.server_health().unwrap();
             let source = Faulty::new(Memory::new(contract::content()), []).at(health);
             Arc::new(source)
         };
@@ -317,13 +317,13 @@ async fn memory_and_requests_are_bounded() {
     let half = Duration::from_millis(500);
     assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "64 requests of one place");
     assert_eq!(crowd(400_000, &readers).await.0, half * 32, "room for four");
-    let nobody = [("prefetch", false); 128];
-    assert_eq!(crowd(1 << 30, &nobody).await.0, half * 4, "half of the requests");
-    assert_eq!(crowd(400_000, &nobody).await.0, half * 64, "half of the room");
+    let prefetches = [("prefetch", false); 128];
+    assert_eq!(crowd(1 << 30, &prefetches).await.0, half * 4, "half of the requests");
+    assert_eq!(crowd(400_000, &prefetches).await.0, half * 64, "half of the room");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_needed_in_parts_is_read_in_parts_at_the_same_time() {
+async fn separate_parts_are_read_concurrently() {
     let slow = Fault::Slow(Duration::from_millis(500));
     for (part, count, first) in
         [(u64::MAX, 1, 100_000), (50_000, 2, 50_000), (30_000, 4, 25_000), (1, 16, 6_250)]

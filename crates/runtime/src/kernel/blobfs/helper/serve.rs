@@ -24,7 +24,7 @@ use super::wire::{Answer, BLOCK, Order, receive, send};
 /// Bytes of the largest file that is read.
 const CONTENT: u64 = 1024;
 
-type Held = Arc<Mutex<HashMap<u64, OwnedFd>>>;
+type OpenDescriptors = Arc<Mutex<HashMap<u64, OwnedFd>>>;
 
 /// The life of the helper of a state directory. Its predecessor may have an order to carry out yet.
 pub fn run(root: &Path, orders: OwnedFd) -> io::Result<()> {
@@ -38,7 +38,7 @@ pub fn run(root: &Path, orders: OwnedFd) -> io::Result<()> {
 /// Carries out the orders that arrive at `orders`, each in a thread, until its other end is closed.
 /// The process is to end then, whatever its threads wait for.
 pub(super) fn serve(orders: OwnedFd) -> io::Result<()> {
-    let held = Held::default();
+    let held = OpenDescriptors::default();
     while let Some((order, mut descriptors)) = receive::<Order>(&orders)? {
         // The first one is where the answer goes to.
         if descriptors.is_empty() {
@@ -76,7 +76,7 @@ fn tell(to: &OwnedFd, answer: &Answer, file: Option<&OwnedFd>) {
 fn carry_out(
     order: Order,
     descriptors: Vec<OwnedFd>,
-    held: &Held,
+    held: &OpenDescriptors,
 ) -> io::Result<(Answer, Option<OwnedFd>)> {
     let mut descriptors = descriptors.into_iter();
     let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidInput);

@@ -1,5 +1,5 @@
-//! What worker and helper say to each other: one datagram each on Unix sockets of type
-//! SOCK_SEQPACKET, JSON with descriptors. Both are the same program.
+//! Messages between worker and helper: one datagram each on Unix sockets of type SOCK_SEQPACKET,
+//! JSON with descriptors. Both are the same program.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},

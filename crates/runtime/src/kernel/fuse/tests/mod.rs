@@ -23,7 +23,7 @@ use lazuli_testkit::{
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use super::{BlobReader, FuseError, ImageFilesystem, MountTarget, Place, Session};
+use super::{BlobReader, FuseError, ImageFilesystem, MountPoint, MountTarget, Session};
 use crate::{
     keeper::Link,
     kernel::mount::{self, Suid},
@@ -94,7 +94,7 @@ fn mount_at(
 ) -> Mounted {
     let filesystem = filesystem(source, ensure);
     let place =
-        MountTarget { mountpoint: dir.path(), key: "test", image: IMAGE, place: Place::Free };
+        MountTarget { mountpoint: dir.path(), key: "test", image: IMAGE, place: MountPoint::Free };
     let session =
         Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
     Mounted { session, dir }
@@ -306,7 +306,7 @@ fn waiting_readers_do_not_delay_others() {
 }
 
 #[test]
-fn unmounts_when_nobody_uses_it_and_ends_with_the_mount() {
+fn an_unused_mount_is_unmounted_and_its_session_ends() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;
     }

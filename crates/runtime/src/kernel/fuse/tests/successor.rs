@@ -29,7 +29,7 @@ use super::{
         probe::can_resend,
         session::{Left, SHAPE},
     },
-    FuseError, IMAGE, Link, MountTarget, Place, Session, Suid, filesystem, source_with,
+    FuseError, IMAGE, Link, MountPoint, MountTarget, Session, Suid, filesystem, source_with,
 };
 
 const LOOKUP: u32 = 1;
@@ -112,7 +112,7 @@ impl Predecessor {
 }
 
 fn place(mountpoint: &Path) -> MountTarget<'_> {
-    MountTarget { mountpoint, key: "test", image: IMAGE, place: Place::Free }
+    MountTarget { mountpoint, key: "test", image: IMAGE, place: MountPoint::Free }
 }
 
 /// Files `0`, `1`, … that contain their names.
@@ -138,7 +138,7 @@ impl Gate {
 }
 
 #[test]
-fn a_successor_answers_what_was_read_and_not_answered() {
+fn a_successor_answers_unanswered_events() {
     const READERS: usize = 12;
     if !require(Feature::Root) || !require(Feature::Fuse) {
         return;

@@ -1,4 +1,4 @@
-//! What a boot file of Erlang loads: modules, and the directories that they are in.
+//! Erlang's boot files: the modules that they load, and the directories of these.
 //!
 //! Boot files are terms in Erlang's external format: a script of `{primLoad, [Module…]}` and
 //! `{path, [Directory…]}`, up to `{kernel_load_completed}`, after which modules are loaded when

@@ -1,4 +1,4 @@
-//! What a Java archive says of itself: the archives that it needs.
+//! Manifests of Java archives: the archives that they need.
 
 use std::io::Read as _;
 

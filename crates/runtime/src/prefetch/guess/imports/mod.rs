@@ -1,5 +1,4 @@
-//! What scripts and modules load with them: the closure of what they import, as each language's
-//! interpreter looks for it.
+//! Imports of scripts and modules: their closure, with each language's own search.
 //!
 //! ```text
 //! interpreter ─▶ roots ─┐

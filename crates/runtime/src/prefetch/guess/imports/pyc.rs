@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_early_or_is_of_another_version_is_no_module() {
+    fn truncated_files_and_other_versions_are_no_modules() {
         let whole = compiled();
         for len in 0..whole.len() {
             assert_eq!(module(&whole[..len]), None, "{len} bytes");

@@ -1,4 +1,4 @@
-//! What a shell script would run, as far as its text says: commands with their variables filled in.
+//! Shell scripts: the commands in their text, with variables filled in.
 //!
 //! Lines are taken in the order of the text, whatever conditions and loops are around them. What
 //! only a run can tell is empty; the directory of the script, defaults of variables and the image's
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shells_do_themselves_is_no_command() {
+    fn builtins_of_shells_are_no_commands() {
         let mut text = "if test a; then echo b; fi\n".repeat(40);
         text.push_str("X=$(LC_ALL=C stat file) || exit 1\nchmod 755 file\n");
         let commands = texts(&script(&text, &[]).commands);

@@ -1,4 +1,4 @@
-//! What scripts name as text: words after `import` and `require`, quoted paths.
+//! Imports found as text: words after `import` and `require`, quoted paths.
 
 /// Names that are taken from one file.
 const NAMES: usize = 1024;

@@ -1,4 +1,4 @@
-//! What is guessed for real images, against what their starts read.
+//! Compares guesses for real images with what their starts read.
 
 use std::{
     collections::BTreeSet,

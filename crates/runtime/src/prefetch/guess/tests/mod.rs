@@ -181,7 +181,7 @@ fn java_brings_the_archives_beside_its_own() {
         .link("/opt/server/start.jar", "/usr/share/java/start.jar")
         .link("/opt/server/lib/ext/small.jar", "/usr/share/java/small.jar")
         .file("/usr/share/java/small.jar", &[0; 1 << 20])
-        .file("/usr/share/java/other.jar", b"nobody's")
+        .file("/usr/share/java/other.jar", b"unused")
         .file("/opt/server/lib/big.jar", &[0; 5 << 20]);
     let config =
         json!({ "config": { "Cmd": ["java", "-jar", "start.jar"], "WorkingDir": "/opt/server" } });
@@ -294,7 +294,7 @@ fn constants_of_big_libraries_come_last() {
 }
 
 #[test]
-fn what_cannot_be_read_ends_only_its_own_branch() {
+fn an_unreadable_directory_ends_only_its_own_branch() {
     struct Nothing;
     #[async_trait]
     impl Content for Nothing {

@@ -1,4 +1,4 @@
-//! Hears what readers of an image touch and miss.
+//! Listens for the chunks that readers of an image touch and miss.
 
 use std::{
     mem,
@@ -16,7 +16,7 @@ use crate::{
     sync::lock,
 };
 
-/// Touches and misses since they were last [taken](Heard::take).
+/// Touches and misses since they were last [taken](MissListener::take).
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// Chunks that readers touched for the first time, in order, those that they missed among them.
@@ -27,7 +27,7 @@ pub(super) struct News {
 
 /// Hears what readers of an image ask for. Each chunk is told once, so this is bounded by the
 /// image's chunks.
-pub(crate) struct Heard {
+pub(crate) struct MissListener {
     shared: Arc<Shared>,
     /// Kept alive for the blobs, which tell them.
     _listeners: Vec<Arc<Listener>>,
@@ -49,7 +49,7 @@ struct Chunks {
     foreseen: ReadyMap,
 }
 
-impl Heard {
+impl MissListener {
     /// Listens from now on.
     pub(crate) fn of(blobs: &[Arc<CachedBlob>]) -> Self {
         let maps = |blob: &Arc<CachedBlob>| {
@@ -71,7 +71,7 @@ impl Heard {
             blob.tell(&listener);
             listener
         };
-        Heard { _listeners: blobs.iter().enumerate().map(listener).collect(), shared }
+        MissListener { _listeners: blobs.iter().enumerate().map(listener).collect(), shared }
     }
 
     /// A miss of one of these is none: they are going to be asked for.
@@ -92,7 +92,7 @@ impl Heard {
         mem::take(&mut *self.shared.lock())
     }
 
-    /// Waits until something is heard that was not [taken](Heard::take).
+    /// Waits until something is heard that was not [taken](MissListener::take).
     pub(super) async fn more(&self) {
         self.shared.arrived.notified().await;
     }

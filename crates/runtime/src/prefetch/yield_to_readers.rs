@@ -8,13 +8,13 @@ use crate::cache::Cache;
 
 /// Longest wait of a prefetch that a client has asked for: long enough for a reader at a registry
 /// nearby. The prefetch goes on in small requests then.
-pub(super) const HASTE: Duration = STEP;
+pub(super) const LONGEST_DELAY: Duration = STEP;
 
 /// Pause between two looks whether readers still wait.
 const STEP: Duration = Duration::from_millis(10);
 
 /// Waits while readers wait, but not for longer than `longest`.
-pub(super) async fn courtesy(cache: &Cache, longest: Duration) {
+pub(super) async fn yield_to_readers(cache: &Cache, longest: Duration) {
     let begun = Instant::now();
     while cache.is_awaited() && begun.elapsed() < longest {
         sleep(STEP).await;

@@ -1,5 +1,5 @@
-//! Compiles the protocols of the CRI client and of the fake dfdaemon. The compiler is a crate, so
-//! that nobody has to install protoc.
+//! Compiles the protocols of the CRI client and of the fake dfdaemon. The compiler is a crate, so a
+//! build needs no protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

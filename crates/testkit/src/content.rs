@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The increment of SplitMix64; each word of the content is its output for one state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What is wrong with some bytes.
+/// The first difference of some bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
     /// Bytes that differ.

@@ -103,7 +103,7 @@ pub struct Pod {
     pub container: String,
 }
 
-/// What a command printed.
+/// The output of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// Its exit status.

@@ -1,4 +1,4 @@
-//! What the machine that runs a test can do.
+//! Features of the machine that runs a test.
 //!
 //! A test that needs root or a kernel feature asks [`require`] first and returns when the answer is
 //! no. On machines that must not skip anything, `LAZULI_REQUIRE_KERNEL=1` turns that answer into a

@@ -1,4 +1,4 @@
-//! Damage: what bad disks, bad networks and bad people do to bytes.
+//! Damages bytes as faulty disks, faulty networks and attackers do.
 
 use std::fmt;
 

@@ -15,8 +15,8 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The bridge, which has the network's first address. Whoever made it is there until it is dropped:
-/// what a thread starts or listens on is where the thread is.
+/// The bridge, which has the network's first address. The thread that made it is in the network
+/// until it is dropped: what a thread starts or listens on is where the thread is.
 #[derive(Debug)]
 pub struct Network {
     bridge: Namespace,

@@ -30,7 +30,7 @@ use fuse_backend_rs::{
 };
 use rustix::io::Errno;
 
-/// What the disk writes as a whole or not at all: a block of the file system, as today's disks do.
+/// The disk's atomic unit: a block of the file system, as on today's disks.
 const BLOCK: usize = 4096;
 
 /// The one file.
@@ -290,7 +290,7 @@ mod tests {
     /// fsync reaches the disk as a flush: what was synced survives every later cut, and what was
     /// not is lost in some.
     #[test]
-    fn what_was_synced_survives_every_cut() {
+    fn synced_bytes_survive_every_power_cut() {
         if !ext4::able() || !require(Feature::Fuse) {
             return;
         }

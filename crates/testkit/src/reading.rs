@@ -1,5 +1,5 @@
-//! What the program `reader` is told and what it says: files with known [content](crate::content),
-//! and one JSON object per line about the reads of them.
+//! Input and output of the program `reader`: files with known [content](crate::content), and one
+//! JSON object per line about the reads of them.
 
 use std::{
     path::PathBuf,
@@ -43,7 +43,7 @@ pub struct Readable {
     pub size: u64,
 }
 
-/// What a reader is told, as JSON on its standard input, on one line. It ends when the input does.
+/// Instructions for a reader: one line of JSON on its standard input. It ends with the input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     /// How it reads.
@@ -60,7 +60,7 @@ pub struct Task {
     pub once: bool,
 }
 
-/// What a reader says, one per line.
+/// Reports of a reader, one per line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Report {

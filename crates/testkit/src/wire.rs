@@ -200,7 +200,7 @@ struct Breadth {
 impl Breadth {
     /// Waits until the way takes more, and says when these bytes are through.
     fn pass(&self, bytes: usize) -> Instant {
-        /// What a device queues before the sender has to wait.
+        /// Bytes that a device queues before the sender has to wait.
         const QUEUE: Duration = Duration::from_millis(2);
         let through = {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);

@@ -91,7 +91,7 @@ impl Shared {
     }
 }
 
-/// What a reader keeps of a file.
+/// A reader's state for a file.
 enum Opened {
     File(File),
     Map(Map),

@@ -4,8 +4,8 @@
 //! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from
 //! `X-Dragonfly-Registry`, or from `ns`, and knows a blob by its digest alone. With
 //! `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
-//! the others have it from that one; without, each fetches what it needs by itself, and tells
-//! nobody. Only blobs are fetched.
+//! the others have it from that one; without, each fetches what it needs by itself, and announces
+//! nothing. Only blobs are fetched.
 //!
 //! ```no_run
 //! use lazuli_testkit::dragonfly::{Fault, Swarm};
@@ -37,7 +37,7 @@ use self::{pool::Pool, socket::Socket};
 /// Bytes of a piece of a blob of up to 2 GiB.
 const PIECE: u64 = 4 << 20;
 
-/// What is wrong with a daemon.
+/// A fault of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing listens, and requests under way have ended.

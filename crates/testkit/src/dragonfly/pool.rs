@@ -11,7 +11,7 @@ use super::{
     origin::{Origin, Refusal},
 };
 
-/// What the scheduler knows, and all daemons have.
+/// The scheduler's knowledge, and the pieces of all daemons.
 #[derive(Debug)]
 pub(super) struct Pool {
     /// Bytes of a piece.

@@ -1,4 +1,4 @@
-//! What clients of a daemon talk to.
+//! The daemon's HTTP proxy.
 
 use std::{
     io::BufReader,

@@ -1,4 +1,4 @@
-//! What clients on the same machine talk to: gRPC through a Unix socket, and files.
+//! The daemon's gRPC service on a Unix socket, for clients on the same machine.
 //!
 //! Blobs are in files of the fake's own, each piece at its place in the blob. A client that asks
 //! for a part is told its pieces, then when each is there, and reads them through a hard link.

@@ -220,7 +220,7 @@ fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
 }
 
-/// What is behind a redirect. It knows nothing of logins, only of signatures.
+/// The storage behind a redirect, which checks signatures instead of logins.
 fn from_storage(state: &mut State, request: &Request) -> Response {
     if request.header("authorization").is_some() {
         return state.violation(request, "credentials of the registry were sent to the storage");

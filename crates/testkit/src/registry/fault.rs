@@ -1,4 +1,4 @@
-//! What can go wrong on purpose.
+//! Faults to inject.
 
 use std::time::Duration;
 

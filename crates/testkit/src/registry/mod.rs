@@ -42,7 +42,7 @@ pub enum Login {
     /// With a user and a password in every request.
     Basic(String, String),
     /// With a token from the token server, which wants a user and a password; two empty strings let
-    /// everybody have one.
+    /// any client have one.
     Bearer(String, String),
     /// With a token from the token server, which wants this refresh token.
     Identity(String),

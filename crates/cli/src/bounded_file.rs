@@ -14,10 +14,10 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>> {
     let size = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).cannot("read", &path),
+        Err(error) => return Err(error).cannot("read", path),
     };
     if size > LIMIT {
         bail!("{} has {size} bytes, expected at most {LIMIT}", path.display());
     }
-    fs::read_to_string(path).map(Some).cannot("read", &path)
+    fs::read_to_string(path).map(Some).cannot("read", path)
 }

@@ -456,7 +456,7 @@ impl Config {
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
                 Ok(Self::default())
             }
-            Err(error) => Err(error).cannot("read", &file),
+            Err(error) => Err(error).cannot("read", file),
         }
     }
 }

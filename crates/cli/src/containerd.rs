@@ -1,4 +1,4 @@
-//! What the snapshot service needs of the node: images that the worker mounts.
+//! Connects the snapshot service to the worker, which mounts its images.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! The file among containerd's imports that names the snapshotter and says which pods use it.
+//! The drop-in of containerd's configuration that names the snapshotter and the pods that use it.
 
 use std::{
     fmt::Write as _,

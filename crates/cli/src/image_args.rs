@@ -1,4 +1,4 @@
-//! What users write where an image or a source is meant.
+//! Command-line arguments that name images and sources.
 
 use anyhow::Result;
 use clap::Args;

@@ -1,5 +1,4 @@
-//! What a signal that ends this process has to leave as it was: temporary files, and uploads that
-//! are half done.
+//! Clean-up on signals: removes temporary files, and cancels uploads.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What the command prints.
+//! Output on the terminal.
 //!
 //! Names, media types and messages come from images and registries, and a terminal obeys what it is
 //! sent. So control characters are shown as their escapes. A reader that has seen enough (`lazuli

@@ -1,4 +1,4 @@
-//! What could not be done with a path, as the context of an error.
+//! Contexts of errors that name the failed action and its path.
 
 use std::path::Path;
 

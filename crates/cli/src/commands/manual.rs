@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let directory = &arguments.directory;
-    write(directory).cannot("write to", &directory)
+    write(directory).cannot("write to", directory)
 }
 
 fn write(directory: &PathBuf) -> std::io::Result<()> {

@@ -93,7 +93,7 @@ fn save(path: &Path, trace: &Trace) -> Result<()> {
     if path.exists() {
         bail!("{} exists already", path.display());
     }
-    fs::write(path, trace.encode()).cannot("write", &path)
+    fs::write(path, trace.encode()).cannot("write", path)
 }
 
 fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {

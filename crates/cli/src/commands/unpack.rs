@@ -125,7 +125,7 @@ fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()>
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
-    let mut file = partial().tempfile_in(directory).cannot("write to", &directory)?;
+    let mut file = partial().tempfile_in(directory).cannot("write to", directory)?;
     let _undo = interrupt::remove(file.path());
     tar(plan, file.as_file_mut(), chunks)?;
     file.persist(&path).cannot("write", &path)?;

@@ -177,7 +177,7 @@ fn remove(root: &Path, directory: &Path, id: &str) -> Result<()> {
     }
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).cannot("remove", &directory)
+            Err(error).cannot("remove", directory)
         }
         _ => Ok(()),
     }

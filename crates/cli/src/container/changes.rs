@@ -1,4 +1,4 @@
-//! What containers have written, and on which image.
+//! Upper directories of containers, with the images below them.
 
 use std::path::PathBuf;
 

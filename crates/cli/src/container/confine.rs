@@ -1,5 +1,5 @@
-//! What a container may do: capabilities, system calls, limits and the parts of /proc and /sys that
-//! it does not see.
+//! Confinement of a container: capabilities, system calls, limits, and hidden parts of /proc and
+//! /sys.
 //!
 //! All of it is what `docker run` gives a container, since images are made with that in mind.
 

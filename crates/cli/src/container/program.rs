@@ -1,4 +1,4 @@
-//! Whether the image has the program that a container is to run, found out before runc tries.
+//! Looks up the container's program in the image, for a better error than runc's.
 
 use std::{fmt, path::Path};
 

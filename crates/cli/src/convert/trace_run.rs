@@ -70,7 +70,7 @@ pub(crate) async fn run(
     let policy = directory.path().join("policy.toml");
     let text = format!("policy = {policy:?}\n{CONFIG}");
     for (path, text) in [(&policy, POLICY), (&config, &text)] {
-        fs::write(path, text).cannot("write", &path)?;
+        fs::write(path, text).cannot("write", path)?;
     }
     let node = Node { root: directory.path().join("root"), config };
     let traced = node.run(&layout, &manifest, command).await;

@@ -1,4 +1,4 @@
-//! The file system of the state directory, and its room.
+//! Checks the file system of the state directory, and its free space.
 
 use indicatif::BinaryBytes;
 use rustix::fs::{statfs, statvfs};

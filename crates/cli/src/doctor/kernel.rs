@@ -1,4 +1,4 @@
-//! Which driver this kernel gives, and why not a better one.
+//! Checks which driver works on this kernel, and why no better one does.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What this node can do, what it lacks, and what to type for it.
+//! Diagnoses the node: abilities, faults, and the commands that repair them.
 //!
 //! A check looks at one thing of the node and makes a row. Checks only read; those that ask another
 //! process have a deadline.

@@ -1,4 +1,4 @@
-//! Whether the policy can be used.
+//! Checks the policy file.
 
 use lazuli_policy::Gate;
 

@@ -52,7 +52,7 @@ impl Sign {
     /// The key cannot be used, or there is no name that a signature could be for.
     pub(crate) fn signer(&self, target: &ImageName, access: &Options) -> Result<Option<Signer>> {
         let Some(path) = &self.sign else { return Ok(None) };
-        let key = read_key(path).cannot("sign with", &path)?;
+        let key = read_key(path).cannot("sign with", path)?;
         let reference = match (&self.sign_as, target) {
             (Some(name), _) => signed_name(name)?,
             (None, ImageName::Registry(reference)) => repository(reference),

@@ -1,4 +1,4 @@
-//! Where traces come from: this node, the registry, a file.
+//! Loads traces: from this node, the registry, or a file.
 
 use std::{fs::File, io::Read as _, path::Path};
 
@@ -29,5 +29,5 @@ pub(crate) fn read(path: &Path) -> Result<Trace> {
         Ok(Trace::decode(&bytes)?)
     };
     let read: Result<Trace> = read();
-    read.cannot("use", &path)
+    read.cannot("use", path)
 }

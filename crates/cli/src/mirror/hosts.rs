@@ -100,7 +100,7 @@ impl HostsDirectories {
 fn registries(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.cannot("read", &directory)?,
+        entries => entries.cannot("read", directory)?,
     };
     let mut found: Vec<_> = entries
         .flatten()
@@ -128,7 +128,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).cannot("read", &path),
+        Err(error) => Err(error).cannot("read", path),
     }
 }
 

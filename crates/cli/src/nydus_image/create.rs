@@ -170,7 +170,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         copy(own, &mut output).with_context(context)?;
     }
     let metadata = with_prefetch(&built, &options, &prefetch)?;
-    fs::write(path, metadata).cannot("write", &path)?;
+    fs::write(path, metadata).cannot("write", path)?;
     let blobs = built.blobs.iter().map(|blob| blob.record.blob.id);
     Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
 }
@@ -181,7 +181,7 @@ fn source(arguments: &Arguments) -> Result<LayerSource> {
         Kind::Directory | Kind::DirRafs => LayerSource::Directory(path.clone()),
         Kind::TarRafs | Kind::TargzRafs => {
             let file = File::open(path);
-            let file = file.cannot("read", &path)?;
+            let file = file.cannot("read", path)?;
             LayerSource::Tar(Box::new(file))
         }
     })

@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         _ => find(&combined.tree, &patterns),
     };
     let path = &arguments.bootstrap;
-    fs::write(path, combined.bootstrap(&prefetch)?).cannot("write", &path)?;
+    fs::write(path, combined.bootstrap(&prefetch)?).cannot("write", path)?;
     let blobs = combined.blobs.iter().map(|record| record.blob.id);
     Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
 }

@@ -1,4 +1,4 @@
-//! What `--output-json` writes.
+//! The file of `--output-json`.
 
 use std::{fs, path::Path};
 
@@ -38,6 +38,6 @@ impl Output {
     /// Writes it where it is wanted, if anywhere.
     pub(super) fn write(&self, path: Option<&Path>) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
-        fs::write(path, serde_json::to_vec_pretty(self)?).cannot("write", &path)
+        fs::write(path, serde_json::to_vec_pretty(self)?).cannot("write", path)
     }
 }

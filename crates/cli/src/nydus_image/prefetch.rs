@@ -1,4 +1,4 @@
-//! What is to be fetched first, as standard input says it.
+//! The list of files to prefetch, from standard input.
 
 use std::io::Read as _;
 

@@ -58,7 +58,7 @@ impl<'a> Chunks<'a> {
             ([], _) => None,
             ([blob], Some(path)) => {
                 let file = File::open(path);
-                Some((blob, file.cannot("read", &path)?))
+                Some((blob, file.cannot("read", path)?))
             }
             ([blob], None) => bail!("{from} has chunks in the blob {}: say --blob FILE", blob.id),
             (blobs, _) => {

@@ -1,5 +1,5 @@
-//! Who may fetch an image, and from where: pull secrets of containerd's clients, and its directory
-//! of registries.
+//! Which logins may fetch an image, and from where: pull secrets of containerd's clients, and its
+//! directory of registries.
 
 use std::{
     collections::HashMap,
@@ -103,7 +103,7 @@ impl Rig {
         Rig { lazuli, registry, daemon, runtime, manifest, layers }
     }
 
-    /// Who may fetch from now on, with this password. What was allowed before is not any more.
+    /// Accepts this password alone from now on. Tokens given for the one before are refused.
     fn require(&self, password: &str) {
         self.registry.require(Login::Bearer("joe-the-user".into(), password.into()));
         self.registry.expire_tokens();
@@ -214,7 +214,7 @@ fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     rig.registry.expire_tokens();
     assert!(read(&image, "three"));
 
-    // The password is changed while the image is in use. Somebody pulls it with the new one.
+    // The password is changed while the image is in use, and a client pulls with the new one.
     rig.require("hush-2");
     assert!(!read(&image, "four"));
     assert_eq!(rig.pull(Some("hush-2")).code(), Code::AlreadyExists);
@@ -229,7 +229,7 @@ fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     fs::write(rig.lazuli.path("auth.json"), entry).unwrap();
     wait("the new password", || read(&image, "five"));
 
-    // Nobody sees any of it.
+    // None of it is shown.
     let stat = StatSnapshotRequest { snapshotter: "lazuli".into(), key: rig.layers[1].clone() };
     let stat = rig.call(async |mut client| client.stat(stat).await).unwrap();
     let status = rig.lazuli.status();

@@ -151,7 +151,7 @@ fn errors_have_no_control_characters() {
     assert!(error.chars().all(|c| c == '\n' || !c.is_control()), "{error:?}");
 }
 
-/// As if the first line was all that somebody wanted to see.
+/// As a pager does that ends after the first line.
 #[test]
 fn a_closed_pipe_ends_the_command_silently() {
     let lazuli = Lazuli::new();

@@ -204,7 +204,7 @@ fn baked_chunks_arrive_before_they_are_read() {
                 let content = fs::read(mountpoint.join(name(number.into()))).unwrap();
                 assert!(content == odd::random(number.into(), SIZE));
             }
-            assert_eq!(registry.stats().requests, before, "nobody had to wait");
+            assert_eq!(registry.stats().requests, before, "no reader had to wait");
             listing::assert_equal(lazuli.path("source"), &mountpoint);
             lazuli.ok(["umount", path]);
             lazuli.ok(["stop"]);

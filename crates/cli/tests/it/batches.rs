@@ -51,7 +51,8 @@ fn copy(lazuli: &Lazuli, to: &str) {
     lazuli.ok(["copy", "oci:batched:latest", &format!("oci:{to}:latest")]);
 }
 
-/// Who asks for no batches has readers that know none: also where the version before has some.
+/// Without `--batch` the image has no batches, also where it reuses a version that has some: its
+/// readers may not know them.
 #[test]
 fn the_next_version_has_none_unless_it_is_asked_for() {
     let lazuli = Lazuli::new();
@@ -143,7 +144,7 @@ fn a_damaged_batch_is_noticed() {
     fs::write(&path, bad).unwrap();
     let error = lazuli.fails(["check", "oci:batched:latest"]);
     assert!(error.contains("chunk 0"), "{error}");
-    // Without its tables nobody knows where chunks are.
+    // Without its tables the places of chunks are unknown.
     fs::write(&path, good).unwrap();
     forget_places(&lazuli, "batched");
     Forge::new(lazuli.path("batched")).change_members(|members| {

@@ -1,4 +1,4 @@
-//! A cache with a budget: blobs that nobody uses go, and what is mounted stays.
+//! A cache with a budget: unused blobs are evicted, and mounted images stay.
 
 use std::{fs, path::PathBuf, thread, time::Duration};
 

@@ -101,7 +101,7 @@ const WRITES: &str = "
 ";
 
 #[test]
-fn a_commit_is_what_the_kernel_shows() {
+fn a_commit_equals_the_mounted_tree() {
     if !require(Feature::Root) {
         return;
     }
@@ -213,7 +213,7 @@ fn a_container_of_lazuli_run_is_committed() {
     let mut said = String::new();
     BufReader::new(container.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
     assert_eq!(said, "written\n");
-    // Somebody moves the tag: the container's image is still the one that it runs on.
+    // The tag is moved: the container's image is still the one that it runs on.
     lazuli.ok(["convert", &format!("dir:{}", empty(&lazuli).display()), "oci:lazy:base"]);
     let name = format!("lazuli-{}", container.id());
     lazuli.ok(["commit", &name, "oci:lazy:new"]);

@@ -165,7 +165,7 @@ fn every_platform_and_every_referrer() {
     same(&old, "copied/app");
     lazuli.ok(["copy", &second, &format!("{}/back:2", from.host())]);
     same(&from, "back");
-    // The list of referrers is in nobody's way.
+    // The list of referrers does not disturb a copy.
     lazuli.ok(["copy", "oci:layout", "oci:other:2"]);
 
     // Within a registry nothing travels but manifests.

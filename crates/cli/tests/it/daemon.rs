@@ -160,7 +160,7 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) {
     assert!(status.success(), "{program} {arguments:?}");
 }
 
-/// Mounts a tmpfs with a file in it, as somebody else would.
+/// Mounts a tmpfs with a file in it, as another program would.
 fn mount_theirs(mountpoint: &std::path::Path) {
     run("mount", &["-t".as_ref(), "tmpfs".as_ref(), "tmpfs".as_ref(), mountpoint.as_ref()]);
     std::fs::write(mountpoint.join("theirs"), "x").unwrap();
@@ -225,7 +225,7 @@ fn a_stale_mount_record_touches_nothing() {
     let worker = lazuli.worker();
     run("umount", &[mountpoint.as_ref()]);
     mount_theirs(&mountpoint);
-    // Nobody has told this worker; the next one finds the record.
+    // This worker does not know; the next one finds the record.
     lazuli.kill(worker);
     let other = lazuli.directory("other");
     lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);

@@ -35,7 +35,7 @@ fn is_right(mountpoint: &std::path::Path, seed: u64, name: &str) -> bool {
 }
 
 #[test]
-fn a_worker_that_starts_on_a_full_disk_serves_what_was_mounted() {
+fn a_worker_on_a_full_disk_serves_earlier_mounts() {
     let Some((lazuli, disk, mountpoint)) = on_a_disk() else { return };
     for driver in ["fanotify", "loop", "fuse"] {
         let at = mountpoint.to_str().unwrap();

@@ -139,7 +139,7 @@ fn an_index_goes_along_when_its_image_is_copied() {
     lazuli.ok(["umount", at]);
 }
 
-/// A node never shows what it could not check, whoever changed the layer.
+/// A node never shows bytes that it could not check, wherever the layer was changed.
 #[test]
 fn another_layer_under_the_same_index_gives_errors() {
     for (driver, compression) in

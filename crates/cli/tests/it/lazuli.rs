@@ -85,7 +85,7 @@ impl Lazuli {
         command.arg("--root").arg(self.root()).arg("--config").arg(self.path("config.toml"));
         command.args(arguments).current_dir(self.directory.path());
         command.env("XDG_CACHE_HOME", self.path("cache"));
-        // Not the logins of whoever runs the tests.
+        // Not the logins of the user that runs the tests.
         command.env("DOCKER_CONFIG", self.path("docker"));
         command
     }

@@ -137,7 +137,7 @@ fn a_complete_image_is_read_without_the_daemon() {
 }
 
 #[test]
-fn what_was_opened_before_both_died_is_served_again() {
+fn open_files_are_served_again_after_both_died() {
     let Some(node) = Node::new() else { return };
     let [upper, work, merged] = ["upper", "work", "merged"].map(|d| node.lazuli.directory(d));
     let options = format!(

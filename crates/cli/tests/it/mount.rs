@@ -83,7 +83,7 @@ fn odd_tree_with_fuse() {
     same_tree(directory.path(), "odd", "fuse", None);
 }
 
-/// A user of the node does not become root by an image that somebody mounted.
+/// A user of the node does not become root through a mounted image.
 #[test]
 fn set_user_id_programs_work_where_they_are_asked_for() {
     for driver in ["fanotify", "loop", "fuse"] {
@@ -95,7 +95,7 @@ fn set_user_id_programs_work_where_they_are_asked_for() {
         fs::copy("/usr/bin/id", &program).unwrap();
         fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
         lazuli.ok(["convert", "dir:source", "oci:image:1"]);
-        // As a place for everybody's eyes.
+        // A directory that all users can read.
         fs::set_permissions(lazuli.path("."), Permissions::from_mode(0o755)).unwrap();
         for (options, expected) in [(&[][..], "65534"), (&["--suid"], "0")] {
             let mountpoint = lazuli.directory("mnt");
@@ -211,7 +211,7 @@ fn mounts_without_root() {
     }
     let nobody = 65534;
     let lazuli = Lazuli::new();
-    // Distributions let everybody open it; bare machines do not, and get their mode back below.
+    // Distributions let all users open it; bare machines do not, and get their mode back below.
     let mode = std::fs::metadata("/dev/fuse").unwrap().permissions();
     std::fs::set_permissions("/dev/fuse", std::fs::Permissions::from_mode(0o666)).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_lazuli"), lazuli.path("lazuli")).unwrap();

@@ -109,7 +109,7 @@ fn teach(api: bool) {
     mount(&second, &image);
     let ready = || second.mount_status(&second.path("mnt"))["chunks_ready"].as_u64();
     wait("what the other node learned", || ready() == Some(READ.len() as u64));
-    // Nobody has read anything yet, and the node has the trace.
+    // Nothing has been read yet, and the node has the trace.
     assert_eq!(trace(&second, &image), learned);
     let log = registry.log();
     comes_from(&log, second_address);
@@ -126,7 +126,7 @@ fn teach(api: bool) {
 
     let before = registry.stats().requests;
     read_all(&second);
-    assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
+    assert_eq!(registry.stats().requests, before, "no reader had to wait");
     second.ok(["umount", second.path("mnt").to_str().unwrap()]);
     assert_eq!(registry.violations(), [""; 0]);
 }

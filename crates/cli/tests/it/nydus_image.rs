@@ -31,7 +31,7 @@ fn call(lazuli: &Lazuli, arguments: &[&str], input: &str) -> Output {
     command.env("TMPDIR", lazuli.path(""));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Who fails before it reads closes its end.
+    // A command that fails before it reads closes its end.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -206,7 +206,7 @@ fn layers_merge_to_the_tree_of_the_image() {
     Image::new(source).write_layout(&lazuli.path("source"), "x").unwrap();
     let (blobs, sources) = layers(&lazuli, &tars);
     let output = merge(&lazuli, &sources, &[]);
-    // The third layer has no content, and nobody needs the second file of the middle one.
+    // The third layer has no content, and the second file of the middle one is hidden.
     assert_eq!(output["blobs"], json!([blobs[0].hex(), blobs[1].hex()]));
     image(&lazuli, &blobs[..2]);
     lazuli.ok(["check", "oci:made:x", "--against", "oci:source:x"]);

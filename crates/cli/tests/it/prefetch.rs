@@ -1,5 +1,5 @@
-//! What is fetched before anybody asks: by traces, and the rest of an image. For traces of other
-//! nodes see [`crate::nodes`].
+//! Prefetching: by traces, and the rest of an image. For traces of other nodes see
+//! [`crate::nodes`].
 
 use std::{
     collections::BTreeSet,
@@ -303,7 +303,7 @@ fn the_second_start_uses_the_trace_of_the_first() {
     wait("what was learned", || chunks_ready(&lazuli) == READ.len() as u64);
     let before = registry.stats().requests;
     READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
-    assert_eq!(registry.stats().requests, before, "nobody had to wait for anything");
+    assert_eq!(registry.stats().requests, before, "no reader had to wait");
     // Another start reads something else as well: both are known afterwards.
     read(&lazuli, 17, SIZE);
     umount(&lazuli);

@@ -66,7 +66,7 @@ fn the_next_version_costs_what_changed() {
     assert!(again.contains("4 of them known") && stored(&again) == 0, "{again}");
 
     // A machine that remembers nothing reads the layers and stores as little. Blobs that are too
-    // small to be looked into are made again, and are the same: nobody stores them twice.
+    // small to be looked into are made again, and are the same: they are not stored twice.
     std::fs::remove_dir_all(lazuli.path("cache")).unwrap();
     let third = lazuli.ok(["convert", &versions[2], &image("1.2")]);
     assert!(!third.contains("known"), "{third}");

@@ -1,4 +1,4 @@
-//! The cache is read back, and what somebody has changed in it is found.
+//! The cache is read back, and changed bytes in it are found.
 
 use std::{fs::File, os::unix::fs::FileExt as _, path::PathBuf};
 
@@ -91,7 +91,7 @@ fn wrong_bytes_that_were_read_already_are_taken_back() {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     flip(&data);
-    assert!(!read_anew(), "nobody asks about a complete blob");
+    assert!(!read_anew(), "no event for a complete blob");
     finds_the_third_chunk(&lazuli);
     assert!(std::fs::read(&copy).unwrap() == odd::random(1, SIZE));
 }

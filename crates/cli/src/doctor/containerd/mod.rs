@@ -1,7 +1,8 @@
-//! What the running containerd has read of its configuration.
+//! Checks the configuration that the running containerd has read.
 //!
-//! Files say what the next containerd will do. So it is asked itself: which plugins it has, which
-//! runtimes, and which directory its images are in, by which its default snapshotter is known.
+//! Its files say what the next containerd will do, so the check asks the process: which plugins it
+//! has, which runtimes, and which directory its images are in, by which its default snapshotter is
+//! known.
 
 mod client;
 mod files;

@@ -1,7 +1,7 @@
 //! Images whose configurations claim layers that are other images' own.
 //!
-//! containerd names a layer by what the configuration of an image says, and asks nobody for a layer
-//! of whose name it has a snapshot. So what one image may be called decides what others show.
+//! containerd names a layer by what the configuration of an image says, and fetches no layer of
+//! whose name it has a snapshot. So what one image may be called decides what others show.
 
 use std::{fs, io::Read as _};
 
@@ -30,7 +30,7 @@ on_both!(
     an_annotation_that_names_a_file_of_the_node_is_refused,
 );
 
-/// What an image's containers say who they are.
+/// The command by which containers of an image tell which image it is.
 pub(super) const WHO: [&str; 2] = ["cat", "/etc/who"];
 
 /// A registry with an ordinary image that is attacked, and a lazy one that attacks.
@@ -224,8 +224,8 @@ fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) 
     scene.rig.nothing_left();
 }
 
-/// A client that adds no labels lets an image's own annotations pass for them. A pipe that nobody
-/// writes to is never opened.
+/// A client that adds no labels lets an image's own annotations pass for them. A pipe without a
+/// writer is never opened.
 fn an_annotation_that_names_a_file_of_the_node_is_refused(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd) else { return };
     let volume = scene.rig.lazuli.directory("volume");
@@ -235,7 +235,7 @@ fn an_annotation_that_names_a_file_of_the_node_is_refused(containerd: Containerd
     bootstrap["annotations"][label("image-ref")] = json!(format!("oci:{}", volume.display()));
     bootstrap["annotations"][label("manifest-digest")] = bootstrap["digest"].clone();
     let evil = scene.forge("file", &[bootstrap], &scene.made_diff_ids()[1..]);
-    // As it is where nobody has said otherwise.
+    // The default.
     let path = scene.rig.lazuli.path("containerd.toml");
     let configuration = fs::read_to_string(&path).unwrap();
     let [no, yes] = ["false", "true"].map(|is| format!("disable_snapshot_annotations = {is}"));

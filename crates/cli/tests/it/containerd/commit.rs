@@ -15,7 +15,7 @@ use crate::lazuli::corpus;
 on_both!(
     a_running_container_is_committed_as_an_image,
     a_snapshot_is_committed_and_a_container_runs_on_it,
-    what_a_container_wrote_becomes_a_lazy_image,
+    an_upper_directory_becomes_a_lazy_image,
 );
 
 /// What it did gets a time that a tar file can hold.
@@ -144,7 +144,7 @@ fn a_snapshot_is_committed_and_a_container_runs_on_it(containerd: Containerd) {
 }
 
 /// `lazuli commit`, of a container that runs, and of one whose task has ended.
-fn what_a_container_wrote_becomes_a_lazy_image(containerd: Containerd) {
+fn an_upper_directory_becomes_a_lazy_image(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let image = rig.push_lazy();
     rig.pull(&image).unwrap();

@@ -58,7 +58,7 @@ fn a_crowd_from_a_cold_image_fetches_every_chunk_once(containerd: Containerd) {
     assert_eq!(rig.mounts().len(), 1);
     let after_cold = rss(&rig);
     let rest = crowd.start(in_all - at_once, WAVE);
-    // What nobody has read comes in the background, between what is here.
+    // Unread chunks arrive in the background, between those that are here.
     let in_all_fetched = self::fetched(&registry);
     in_all_fetched.has_every_chunk_once();
     let up = rss(&rig);

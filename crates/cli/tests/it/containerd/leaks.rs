@@ -193,7 +193,7 @@ pub(super) fn end_containers(rig: &Rig) {
     }
 }
 
-/// The processes whose parent and command line somebody is looking for.
+/// All processes with parent and command line.
 fn processes(wanted: impl Fn(i32, &str) -> bool) -> Vec<Pid> {
     let numbers = names(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok());
     let found = numbers.filter(|number: &i32| {

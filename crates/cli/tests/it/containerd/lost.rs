@@ -54,7 +54,7 @@ fn a_new_containerd_gets_on_with_what_the_old_one_left(containerd: Containerd) {
     for old in olds {
         old.end(&rig.lazuli.path("old-state"));
     }
-    // The next removal finds that nobody has them any more.
+    // The next removal finds that they are unused.
     rig.pull(&images[1]).unwrap();
     rig.remove_images(&[&images[1]]);
     rig.nothing_left();

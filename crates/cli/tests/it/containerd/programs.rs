@@ -52,8 +52,7 @@ impl Containerd {
         command
     }
 
-    /// Its configuration: everything is kept in `directory`, and Lazuli is its snapshotter unless
-    /// somebody asks for another one.
+    /// Its configuration: everything is kept in `directory`, and Lazuli is its default snapshotter.
     pub(super) fn configuration(self, directory: &Path) -> String {
         let path = |name: &str| directory.join(name);
         let lazuli = path("root");
@@ -67,8 +66,7 @@ impl Containerd {
              [grpc]\naddress = {socket:?}\n[ttrpc]\naddress = {ttrpc:?}\n\
              [proxy_plugins.lazuli]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n"
         );
-        // A test may run where nobody may lower the score of its processes for the kernel's choice
-        // of a victim.
+        // A test may run without the privilege to lower the OOM scores of its processes.
         let own = match self {
             Containerd::Debian => format!(
                 "[plugins.\"io.containerd.grpc.v1.cri\"]\n\

@@ -64,7 +64,7 @@ fn containers_outlive_containerd_worker_and_keeper(containerd: Containerd) {
             rig.start_containerd();
         }),
     ];
-    for (part, (who, die)) in deaths.into_iter().enumerate() {
+    for (part, (process, die)) in deaths.into_iter().enumerate() {
         // Of Lazuli's own deaths a reader that waits meanwhile notices nothing, unless both are
         // gone.
         let meanwhile = part < 2;
@@ -74,11 +74,11 @@ fn containers_outlive_containerd_worker_and_keeper(containerd: Containerd) {
             reader.map(|reader| reader.join().unwrap())
         });
         let seen = seen.unwrap_or_else(|| sums(&pod.container, part));
-        assert_eq!(seen, expected[part], "after the death of {who}");
+        assert_eq!(seen, expected[part], "after the death of {process}");
         let another = rig.cri.start(&format!("after-{part}"), &lazy, &["sleep", "1000"]).unwrap();
-        assert_eq!(sums(&another.container, part), expected[part], "after the death of {who}");
+        assert_eq!(sums(&another.container, part), expected[part], "after the death of {process}");
         rig.cri.remove(&another.sandbox).unwrap();
-        assert_eq!(rig.mounts().len(), 1, "after the death of {who}");
+        assert_eq!(rig.mounts().len(), 1, "after the death of {process}");
     }
     rig.cri.remove(&pod.sandbox).unwrap();
     rig.remove_images(&[&lazy, &ordinary]);

@@ -278,7 +278,7 @@ impl Rig {
         listing
     }
 
-    /// What is seen of a snapshot that nobody has mounted.
+    /// What is seen of a snapshot before it is mounted.
     pub(super) fn active_tree(&self, snapshotter: &str, key: &str) -> Listing {
         let target = self.lazuli.directory(snapshotter);
         let path = target.to_str().unwrap();
@@ -328,7 +328,7 @@ impl Rig {
         self.wait_for(|pids| pids.keeper != 0 && pids.keeper != before.keeper);
     }
 
-    /// `kill -9` of keeper and worker. Nobody starts others.
+    /// `kill -9` of keeper and worker. No others are started.
     pub(super) fn kill_lazuli(&self) {
         let before = self.wait_for(|pids| pids.worker != 0 && pids.keeper != 0);
         processes::kill(before.keeper);
@@ -347,7 +347,7 @@ impl Rig {
     pub(super) fn start_daemon(&self) {
         self.processes().daemon = spawn_daemon(&self.lazuli);
         let socket = self.lazuli.root().join("daemon.sock");
-        // Who asks for the status before somebody listens starts a daemon as well.
+        // `status` starts a daemon when none listens.
         wait("the daemon", || {
             let mut processes = self.processes();
             // The dead may take a moment to let go of the lock.
@@ -428,8 +428,7 @@ impl Drop for Rig {
     }
 }
 
-/// Compares two trees. The time of the root is that of the moment when somebody made a directory
-/// for it.
+/// Compares two trees. The root's time is that of its mount directory.
 #[track_caller]
 pub(super) fn assert_same(a: &Listing, b: &Listing) {
     assert!(a.paths().eq(b.paths()));
@@ -448,8 +447,8 @@ fn chain(parent: &str, diff_id: &str) -> String {
     Algorithm::Sha256.digest(format!("{parent} {diff_id}").as_bytes()).to_string()
 }
 
-/// Unmounts what nobody uses any more. A program that another test is just starting has what was
-/// open here until it runs.
+/// Unmounts unused images. A program that another test is just starting has what was open here
+/// until it runs.
 #[track_caller]
 pub(super) fn unmount_free(mountpoint: &Path) {
     wait("an unmount", || match unmount(mountpoint, UnmountFlags::empty()) {

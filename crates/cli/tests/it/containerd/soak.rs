@@ -80,7 +80,7 @@ enum Meanwhile {
     Quiet,
     /// Lazuli: containers notice nothing, but containerd may be told that what it asks for failed.
     LazuliDies,
-    /// containerd: whoever asks it is told that it is gone.
+    /// containerd: its clients are told that it is gone.
     ContainerdDies,
 }
 
@@ -233,7 +233,7 @@ impl Node<'_> {
             }
             91..93 => {
                 self.count("both killed", 1);
-                // Nobody reads meanwhile: that would be let through, to what has not arrived.
+                // No reads meanwhile: the kernel would let them through to holes.
                 self.rig.kill_lazuli();
                 self.rig.start_daemon();
                 self.rig.reconnect();
@@ -398,7 +398,7 @@ impl Node<'_> {
         self.count("garbage collected", 1);
     }
 
-    /// Removes pods that nobody knows: of starts that were cut off.
+    /// Removes unknown pods: those of starts that were cut off.
     fn forget_strangers(&mut self) {
         for sandbox in self.rig.cri.sandboxes().unwrap() {
             if !self.pods.iter().any(|pod| pod.pod.sandbox == sandbox.id) {

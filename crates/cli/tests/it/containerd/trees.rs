@@ -7,7 +7,7 @@ use super::{
     rig::{Rig, assert_same},
 };
 
-on_both!(what_a_container_writes_is_what_it_writes_on_overlayfs);
+on_both!(writes_of_a_container_are_as_on_overlayfs);
 
 /// Writes of all kinds, each with its result: copy-up, deletion, directories that are renamed,
 /// replaced and emptied, links. What happened gets the same time everywhere.
@@ -46,7 +46,7 @@ find / -xdev -depth -newer /begin -exec touch -h -d @1000000000 {} + 2>/dev/null
 touch -d @1000000000 /begin /
 "#;
 
-fn what_a_container_writes_is_what_it_writes_on_overlayfs(containerd: Containerd) {
+fn writes_of_a_container_are_as_on_overlayfs(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let (ordinary, lazy) = (rig.push_ordinary(), rig.push_lazy());
     rig.ctr(&["image", "pull", "--plain-http", "--snapshotter", "overlayfs", &ordinary]);

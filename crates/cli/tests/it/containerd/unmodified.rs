@@ -159,7 +159,7 @@ fn an_index_without_a_valid_statement_is_left_to_containerd(containerd: Containe
     let evil = Signer::new(&rig.lazuli.directory(""), "evil");
     let of = |name: &str| [Layer::new(busybox(), Compression::Gzip), who(name)];
     let forged = |name: &str| push(registry, name, &of(name));
-    // Without an index, with one that nobody signed, and with another key.
+    // Without an index, with an unsigned one, and with another key.
     let mut images = vec![forged("none"), forged("unsigned"), forged("stranger")];
     rig.lazuli.ok(["index", &images[1]]);
     scene.index(&images[2], &evil);
@@ -266,7 +266,7 @@ fn stated(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> Value 
     })
 }
 
-/// Nobody has indexed it: the first node fetches every layer once, and starts from its cache.
+/// It has no index: the first node fetches every layer once, and starts from its cache.
 fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Containerd) {
     let publish = "first = \"pull\"\npublish = true\nkey = \"KEY\"";
     let Some(first) = Scene::new(containerd, publish) else { return };

@@ -318,7 +318,7 @@ fn mounts_go_around_a_mirror() {
     }
 }
 
-/// Who has mapped a file waits as who reads does, and gets a signal where that one gets EIO.
+/// A program that has mapped a file waits as a reader does, and gets a signal where that gets EIO.
 #[test]
 fn a_mapping_gets_a_signal() {
     if !able("fanotify") {

@@ -53,7 +53,7 @@ impl Scene {
         let lazuli = Lazuli::new();
         let start = || {
             let server = FakeRegistry::start().unwrap();
-            // Everybody gets a token, for a time.
+            // Any client gets a token, for a time.
             server.require(Login::Bearer(String::new(), String::new()));
             server.redirect_blobs();
             server

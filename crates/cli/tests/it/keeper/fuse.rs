@@ -14,7 +14,7 @@ use rustix::fs::Advice;
 
 use super::*;
 
-/// A part of the image that is read in one round of a test, and by nobody before.
+/// A part of the image that is read in one round of a test, and not before.
 const PART: usize = 256 << 10;
 
 /// Requests that workers took over from the ones before them, by the log.
@@ -211,7 +211,7 @@ fn a_mount_point_is_never_empty() {
     let file = node.mountpoint.join("a");
     let mut readers = Readers::default();
     readers.start(move |_| {
-        // While both are dead there are errors, but nobody sees the directory below.
+        // While both are dead there are errors, and the directory below stays hidden.
         let kind = std::fs::metadata(&file).err().map(|error| error.kind());
         assert_ne!(kind, Some(ErrorKind::NotFound));
     });

@@ -325,13 +325,13 @@ fn run(program: &str, arguments: &[&Path]) {
 /// A program that another test starts has copies of our open files until it is executed.
 fn unmount(path: &Path) {
     let unmounted = || Command::new("umount").arg(path).status().unwrap().success();
-    until("the mount is in nobody's use", unmounted);
+    until("the mount is unused", unmounted);
 }
 
 /// The same for an image.
 fn umount(lazuli: &Lazuli, path: &Path) {
     let unmounted = || lazuli.output([Path::new("umount"), path]).status.success();
-    until("the image is in nobody's use", unmounted);
+    until("the image is unused", unmounted);
 }
 
 fn is_gone(pid: Pid) -> bool {
@@ -349,7 +349,8 @@ fn process(node: &Node, flag: &str) -> Pid {
         let line = String::from_utf8_lossy(&line).into_owned();
         line.contains(root.to_str().unwrap()) && line.split('\0').any(|word| word == flag)
     };
-    Pid::from_raw(pids.find(is_it).unwrap_or_else(|| panic!("nobody runs with {flag}"))).unwrap()
+    Pid::from_raw(pids.find(is_it).unwrap_or_else(|| panic!("no process runs with {flag}")))
+        .unwrap()
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Case {
         let row = row(name, after, Some(next), directly, Some(again));
         let problem = format!("{row:#}");
         assert!((self.waits.0..=self.waits.1 + SLACK).contains(&after), "{problem}");
-        // Who has failed is not waited for a second time.
+        // A daemon that has failed is not waited for a second time.
         assert!(next <= 1.0 + SLACK, "{problem}");
         assert_eq!(directly > 0, self.is_replaced, "{problem}");
         assert!(again <= RESTS + SLACK, "{problem}");
@@ -164,8 +164,7 @@ fn without_scheduler() {
     Case { is_replaced: false, ..case }.check();
 }
 
-/// No fault of anybody, but nothing comes through the daemon, and it sees nothing that it should
-/// not.
+/// Not a fault, but nothing comes through the daemon, and it sees nothing that it should not.
 #[test]
 fn not_trusted_with_a_login() {
     let line = line!();

@@ -1,4 +1,4 @@
-//! Images that Dragonfly brings before anybody starts them.
+//! Images that Dragonfly brings before their first start.
 
 use lazuli_testkit::registry::Fault;
 

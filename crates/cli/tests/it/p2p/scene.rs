@@ -112,7 +112,7 @@ impl Image {
         self.registry.require(Login::Basic("joe".into(), "secret".into()));
     }
 
-    /// Wants a token from now on, which anybody gets, and which no login is shown for.
+    /// Wants a token from now on, which any client gets without a login.
     pub(super) fn require_token(&self, node: &Node) {
         self.registry.require(Login::Bearer(String::new(), String::new()));
         fs::remove_file(node.lazuli.path("docker/config.json")).unwrap();

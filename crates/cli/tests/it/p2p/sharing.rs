@@ -77,9 +77,9 @@ fn wrong_bytes_of_a_peer_are_found() {
         return;
     }
     let image = Image::new();
-    let [liar, node] = nodes(&image);
-    liar.read(1);
-    liar.daemon.set(Fault::WrongBytes);
+    let [corrupting, node] = nodes(&image);
+    corrupting.read(1);
+    corrupting.daemon.set(Fault::WrongBytes);
     image.registry.reset_stats();
     node.read(1);
     assert!(node.daemon.stats().from_peers > 0);
@@ -173,7 +173,7 @@ fn a_reader_asks_other_nodes_for_what_one_of_them_has() {
         node
     });
     let [peer] = nodes(&image);
-    // Nobody has it. A machine that is too busy to ask ends up at the daemon.
+    // No node has it. A machine that is too busy to ask ends up at the daemon.
     first.read(0);
     image.registry.reset_stats();
     first.daemon.reset_stats();

@@ -237,7 +237,7 @@ fn signatures_that_cannot_be_had_stop_starts_and_no_reader() {
     }
     registry.clear_faults();
     let again = scene.mount("again");
-    // From now on nobody is asked for them, also by another worker.
+    // From now on no registry is asked for them, also by another worker.
     for path in [".sig", "/referrers/"] {
         registry.fault("GET", path, 1000, Fault::Status(403));
     }

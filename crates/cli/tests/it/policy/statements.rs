@@ -52,7 +52,7 @@ fn digest_of_source(scene: &Scene) -> lazuli_image::Digest {
 }
 
 #[test]
-fn what_takes_an_ordinary_image_s_place_was_made_of_it_by_a_trusted_converter() {
+fn a_lazy_image_replaces_an_ordinary_one_only_by_a_trusted_statement() {
     let Some(scene) = Scene::new() else { return };
     let Scene { lazuli, registry, signer: author, .. } = &scene;
     let converter = Signer::new(&lazuli.directory(""), "converter");
@@ -60,7 +60,7 @@ fn what_takes_an_ordinary_image_s_place_was_made_of_it_by_a_trusted_converter() 
     let repository = format!("{}/source", registry.host());
     let name = format!("{repository}:1");
     author.tag(registry, "source", &source, &repository);
-    // Whoever may push puts a lazy image beside it.
+    // A client that may push puts a lazy image beside it.
     lazuli.ok(["convert", &name, &format!("{repository}:lazy")]);
     let raw = registry.manifest("source", "lazy").unwrap();
     let mut manifest: Value = serde_json::from_slice(&raw).unwrap();

@@ -12,8 +12,8 @@ use super::{
     soak,
 };
 
-/// Nobody holds the group any more, so the kernel lets waiting readers through: what they see until
-/// the next daemon is there is counted, what later ones see has to be right.
+/// No process holds the group any more, so the kernel lets waiting readers through: what they see
+/// until the next daemon is there is counted, what later ones see has to be right.
 #[test]
 fn after_both_died_nothing_wrong_is_left() {
     if !able("fanotify") {
@@ -43,7 +43,7 @@ fn after_both_died_nothing_wrong_is_left() {
             blows.push(Blow { at, back });
             pause(blows.len());
             let seen = readers.stop();
-            // Who lived through it reads right bytes again as well, also where wrong ones were
+            // A reader that lived through it reads right bytes again, also where wrong ones were
             // mapped.
             let late = seen.wrong.iter().filter(|(access, ..)| access.began > back);
             assert_eq!(late.collect::<Vec<_>>(), Vec::<&(Access, u64, u64)>::new());

@@ -105,7 +105,7 @@ fn readers_of_an_image_whose_registry_hangs_do_not_slow_another_one_down() {
             wait_for_events(&daemon, &hog, waiting);
             runs.push(start(&daemon, &victim, 1, files));
             let left = threads.iter().filter(|thread| !thread.is_finished()).count() as u64;
-            assert_eq!(left, waiting, "nobody is denied");
+            assert_eq!(left, waiting, "no reader is denied");
             drop(daemon);
             threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap_err()));
         }
@@ -141,7 +141,7 @@ fn an_image_is_served_at_once_beside_one_that_needs_all_slots() {
     let content = content.recv_timeout(Duration::from_secs(30)).expect("the other image is served");
     assert!(content == odd::random(seed(1, 0), FILE as usize));
     let left = threads.iter().filter(|thread| !thread.is_finished()).count() as u64;
-    assert_eq!(left, readers, "nobody is denied");
+    assert_eq!(left, readers, "no reader is denied");
     drop(daemon);
     threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap_err()));
 }

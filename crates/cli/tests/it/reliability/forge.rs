@@ -1,5 +1,4 @@
-//! Images as somebody with bad intentions would change them, with every digest that he can make
-//! right.
+//! Images as an attacker would change them, with every digest made right that can be.
 
 use std::{
     fs,

@@ -49,7 +49,7 @@ pub(crate) fn able(driver: &str) -> bool {
     features.iter().all(|feature| require(*feature))
 }
 
-/// Shows figures, and keeps them if somebody wants to.
+/// Shows figures, and keeps them on request.
 pub(crate) fn report(name: &str, figures: &Value) {
     eprintln!("{name}: {figures:#}");
     if let Some(directory) = std::env::var_os("LAZULI_RESULTS") {

@@ -107,7 +107,7 @@ fn the_daemon_survives_damaged_images() {
         let forge = Forge::new(lazuli.path("lazy"));
         let target = ["bootstrap", "meta", "blob"][number % 3];
         damage(&forge, target, &mut choices);
-        // Nobody hands the kernel a bootstrap that its digests do not vouch for; FUSE reads it
+        // The kernel never gets a bootstrap that its digests do not vouch for; FUSE reads it
         // itself.
         let driver = if target != "bootstrap" && number % 2 == 0 { "fanotify" } else { "fuse" };
         let began = Instant::now();

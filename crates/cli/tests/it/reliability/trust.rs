@@ -1,5 +1,5 @@
-//! Manifest digest → bootstrap → chunk table → chunk: whatever is forged on the way is found and
-//! named, and nobody reads a byte of it.
+//! Manifest digest → bootstrap → chunk table → chunk: a forgery anywhere on the way is found and
+//! named, and no byte of it is read.
 
 use std::{fs, path::Path};
 

@@ -84,7 +84,7 @@ impl Drop for Mount<'_> {
 
 #[test]
 #[ignore = "needs LAZULI_NYDUS, a directory with nydusd"]
-fn what_readers_of_nydusd_see_when_it_dies() {
+fn readers_of_nydusd_when_it_dies() {
     if !able("fuse") {
         return;
     }

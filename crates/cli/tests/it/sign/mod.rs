@@ -129,7 +129,7 @@ fn a_conversion_states_what_it_was_made_from() {
     lazuli.ok(["convert", &ordinary, &lazy, "--sign", &keys.private, "--batch", "64"]);
     assert_eq!(evidence(&lazuli, &lazy, &keys), found);
 
-    // Another version uses the blobs of the one before, which nobody has signed.
+    // Another version uses the blobs of the one before, which is unsigned.
     let [before, after] = [1, 2].map(|tag| format!("{}/plain:{tag}", registry.host()));
     lazuli.ok(["convert", &ordinary, &before]);
     let before = evidence(&lazuli, &before, &keys);
@@ -146,7 +146,7 @@ fn a_conversion_states_what_it_was_made_from() {
     assert_eq!((&second.source.name, second.source.digest), (&ordinary, next));
 }
 
-/// Whoever takes the index, the lazy or the ordinary image of it finds a signature of what he has.
+/// A client finds a signature of the index, and of the lazy and the ordinary image in it.
 #[test]
 fn both_images_of_a_tag_and_their_index_are_signed() {
     let lazuli = Lazuli::new();

@@ -1,8 +1,8 @@
-"""How long a reader waits for what nobody foresaw, by who has it.
+"""How long a reader waits after a miss, by which node has the bytes.
 
 Two nodes read files of one image, one file at a time; each file is one chunk of 256 KiB that does not compress, as much as a reader
 fetches at once by default, and each is in another piece of Dragonfly's, which has 4 MiB. Nothing is fetched ahead. The registry is behind a
-wire. The first node reads what nobody has. Then it fetches the whole image, and the second node reads the same files, which a peer has
+wire. The first node reads what no node has. Then it fetches the whole image, and the second node reads the same files, which a peer has
 now, each followed by one beside it, which its own dfdaemon has then.
 
   direct  no Dragonfly
@@ -63,7 +63,7 @@ def main(argv):
                 rows.append({"way": way, "settings": name} | one(way, SETTINGS.get(name, {}), server, work, args.reads))
                 print(line(rows[-1]), file=sys.stderr, flush=True)
                 results.write(args.json, "misses", argv, round_trip_ms=args.round_trip, megabits=args.megabits, read_bytes=SIZE, rows=rows)
-    print(table(["way", "settings", "nobody has it p50", "p90 ms", "a peer has it p50", "p90 ms", "dfdaemon has it p50", "p90 ms",
+    print(table(["way", "settings", "no node has it p50", "p90 ms", "a peer has it p50", "p90 ms", "dfdaemon has it p50", "p90 ms",
                  "registry × 1st", "× 2nd"], [line(row) for row in rows]))
 
 

@@ -91,7 +91,7 @@ class Bench:
             wait_until(lambda: any((node.root / "traces").glob("*")), 30, f"trace of {self.name}")
             node("optimize", lazy, self.server.reference(f"{self.name}:optimized"))
             shutil.copytree(node.root / "traces", self.traces)
-        # The registry runs already: what it answers is not read from its disk while somebody waits.
+        # The registry runs already: what it answers is not read from its disk while a reader waits.
         for system in LAZY:
             self.start(system, self.server.address)
 

@@ -1,4 +1,4 @@
-"""What the first start of an image costs that nobody trained: chunks, misses, requests, bytes, seconds.
+"""What the first start of an image costs without a trace: chunks, misses, requests, bytes, seconds.
 
 Each image starts with its own command until it is ready, on a node that has nothing of it, with the registry behind a wire. The counts
 are of the daemon and of the registry, and hardly depend on what else the machine does; seconds do.

@@ -212,7 +212,7 @@ def containerd_version():
 
 
 def listens(path):
-    """Whether somebody accepts connections at a Unix socket."""
+    """Whether a process accepts connections at a Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -98,7 +98,7 @@ def daemon(directory, namespace, name, seed=False, **changes):
                    f"metrics:\n  server:\n    ip: {namespace.address}\n    port: 4002\n")
     dynamic = configured("dfdaemon-dynconfig.yaml", directory, addrs=f'["{HUB}:8002"]')
     command = [binaries() / "dfdaemon", "--config", config, "--dynconfig", dynamic, "--log-dir", directory / "log", "--log-level", "warn"]
-    # The proxy, which nobody else can reach, comes last.
+    # The proxy, which only this node can reach, comes last.
     probe = namespace.inside("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4001 4<>/dev/tcp/127.0.0.1/4003")
 
     def ready():

@@ -1,4 +1,4 @@
-"""Nodes with network namespaces and addresses of their own, which reach each other and nobody else."""
+"""Nodes with network namespaces and addresses of their own, which reach each other and nothing else."""
 
 import contextlib
 import os

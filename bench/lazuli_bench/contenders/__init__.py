@@ -6,7 +6,7 @@ import shutil
 from lab import REPOSITORY
 from lab.containerd import Service as Service
 
-# Other ways that readers may look for, and why nobody measures them here.
+# Other ways that readers may look for, and why they are not measured here.
 ABSENT = {
     "SOCI": "its Go module, github.com/awslabs/soci-snapshotter, is not to be had from the Go module proxy that was used",
     "Nydus v3": "no release was found to build: nydus-snapshotter v0.16.1, its newest Go module, runs the nydusd of v2",

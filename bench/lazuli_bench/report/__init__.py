@@ -24,7 +24,7 @@ def hello_sections(result, palette):
     return [section for section in [*hello_times.sections(hello, palette), *hello_costs.sections(hello, palette)] if section]
 
 
-# Who makes the sections of a result, in the order of the page.
+# The modules that make the sections of a result, in the order of the page.
 SECTIONS = {"lazuli-bench/hello/1": hello_sections, "lazuli-bench/update/1": others.update,
             "lazuli-bench/scale/1": others.scale, "lazuli-bench/fs/1": others.fs,
             "lazuli-bench/density/1": others.density, "lazuli-bench/build/1": others.build}

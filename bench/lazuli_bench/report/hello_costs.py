@@ -109,9 +109,9 @@ def failures(hello, shape):
     found = []
     for image in hello.order:
         for name in hello.contenders:
-            error, who = hello.push_error(name, image), f"{image}, {hello.title[name]}: "
-            found += [f"{who}push: {error}"] if error is not None else []
-            found += [who + error for error in hello.errors.get((shape, name, image), [])]
+            error, prefix = hello.push_error(name, image), f"{image}, {hello.title[name]}: "
+            found += [f"{prefix}push: {error}"] if error is not None else []
+            found += [prefix + error for error in hello.errors.get((shape, name, image), [])]
     return list(dict.fromkeys(found))
 
 
@@ -136,13 +136,13 @@ def noise(hello):
 
 
 def method_section(hello):
-    """How it was measured, and who took part."""
+    """How it was measured, and which contenders took part."""
     result, rows = hello.result, []
     for contender in result["contenders"]:
         name = contender["name"]
         rows.append([escape(contender["title"]), escape(contender["version"]),
-                     str(len({image for _, who, image in hello.starts if who == name})),
-                     str(sum(len(errors) for (_, who, _), errors in hello.errors.items() if who == name))])
+                     str(len({image for _, contender, image in hello.starts if contender == name})),
+                     str(sum(len(errors) for (_, contender, _), errors in hello.errors.items() if contender == name))])
     missing = "; ".join(f"{escape(title)} ({escape(reason)})" for title, reason in result["missing"].items())
     return make_section("method", "How it was measured", f"{plural(hello.rounds(), 'round')}, {plural(len(hello.order), 'image')},"
                         f" {plural(len(hello.contenders), 'contender')}, {plural(len(hello.shapes), 'network')}",

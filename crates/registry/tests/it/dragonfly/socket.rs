@@ -180,10 +180,11 @@ async fn an_abandoned_read_leaves_no_link() {
 
 #[tokio::test]
 async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
-    for is_trusted in [false, true] {
+    for credentials in [PeerCredentials::Withheld, PeerCredentials::Shown] {
+        let is_trusted = credentials == PeerCredentials::Shown;
         let scene = Scene::start();
         scene.registry.require(Login::Basic("joe".into(), "secret".into()));
-        let image = scene.open_with_socket(is_trusted);
+        let image = scene.open_with_socket(credentials);
         image.manifest(None).await.unwrap();
         scene.daemon.set(Fault::ProxyGone);
         let came = scene.read(&image).await.1;

@@ -74,8 +74,8 @@ soak: ## the long forms of the reliability tests, thousands of kills and damaged
 check: ## rustfmt, clippy and rustdoc, warnings are errors
 	scripts/install-deps build
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+	cargo clippy --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked
 
 deny: ## licences, sources and duplicates of dependencies, and advisories where their database is
 	scripts/install-deps build
@@ -103,8 +103,8 @@ multimake: ## one C file with every compiler of Debian, each in a lazily started
 	$(MAKE) --no-print-directory binary wire
 	$(ROOT) examples/multimake/multimake
 
-fuzz: ## every fuzz target for a minute (FUZZ_SECONDS)
-	scripts/install-deps build
+fuzz: ## every fuzz target for a minute; FUZZ_SECONDS=10
+	scripts/install-deps fuzz
 	scripts/fuzz $(FUZZ_SECONDS)
 
 clean: ## remove what was built, also the corpus images

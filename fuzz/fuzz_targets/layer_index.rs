@@ -8,7 +8,7 @@ use std::io::Cursor;
 
 use lazuli_builder::index::{IndexLayer, index};
 use lazuli_image::{
-    Algorithm, BlobIndex,
+    Algorithm,
     codec::Decoder,
     rafs::{Bootstrap, ci_table_of, place},
 };
@@ -24,9 +24,13 @@ fuzz_target!(|data: &[u8]| {
     let Ok(index) = index(vec![layer], scratch, 1, &()) else { return };
     let Some(layer) = index.layers.first().filter(|_| index.beside.is_empty()) else { return };
     let tail = layer.record.tail;
-    let stored = &layer.bytes[..tail.meta_end() as usize];
-    let table = ci_table_of(stored, &tail).expect("it was written so");
-    let placed = place(&index.bootstrap, &[(BlobIndex(0), table)]).expect("it was written so");
+    // A layer without content is no blob of the image.
+    let unplaced = Bootstrap::open(&index.bootstrap[..]).expect("it was written so");
+    let tables = unplaced.unplaced().iter().map(|blob| {
+        let stored = &layer.bytes[..tail.meta_end() as usize];
+        (*blob, ci_table_of(stored, &tail).expect("it was written so"))
+    });
+    let placed = place(&index.bootstrap, &tables.collect::<Vec<_>>()).expect("it was written so");
     let mut bootstrap = index.bootstrap.clone();
     bootstrap[placed.at as usize..][..placed.table.len()].copy_from_slice(&placed.table);
     let mut bootstrap = Bootstrap::open(bootstrap).expect("it was written so");

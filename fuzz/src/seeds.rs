@@ -17,7 +17,8 @@ mod v5;
 
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source", "layer_index"] {
+    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source", "layer_index"]
+    {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
     let batched = support::batched_sample(Codec::None);
@@ -25,11 +26,9 @@ fn main() -> io::Result<()> {
     let size = (bare.len() as u32).to_le_bytes();
     let table = &batched.blobs[0].tail.meta_file[..batched.blobs[0].record.tail.ci_size as usize];
     fs::write(format!("{corpus}/batches/sample"), [&size, &bare[..], table].concat())?;
-    for (name, sample) in [
-        ("sample", support::sample()),
-        ("small", support::small_sample()),
-        ("batched", batched),
-    ] {
+    for (name, sample) in
+        [("sample", support::sample()), ("small", support::small_sample()), ("batched", batched)]
+    {
         fs::write(format!("{corpus}/bootstrap/{name}"), &sample.bootstrap)?;
         let blobs: Vec<_> = sample.blobs.iter().map(|blob| blob.record.blob.clone()).collect();
         let old = v5::write(&sample.tree, &blobs, &support::small_chunks());

@@ -63,4 +63,5 @@ pub use transport::{
     keyring::Keyring,
     preconnect::Preconnect,
     protocol::Timeouts,
+    traffic::{Failure, ServerKind, ServerTraffic, Traffic, TrafficCounts},
 };

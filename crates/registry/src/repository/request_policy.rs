@@ -8,7 +8,7 @@ use crate::{
     blob::Urgency,
     distribution::range,
     route::dragonfly,
-    transport::{client::Client, health::Health, preconnect::Preconnect},
+    transport::{client::Client, health::Health, preconnect::Preconnect, traffic::ServerTraffic},
 };
 
 /// How to use the server behind a place. The default is that of a directory: ask for anything, at
@@ -24,6 +24,8 @@ pub struct RequestPolicy {
     health: Option<Arc<Health>>,
     /// The peer-to-peer daemon that all requests go through.
     peer: Option<Arc<Client>>,
+    /// The counters of the only server.
+    traffic: Option<ServerTraffic>,
 }
 
 impl RequestPolicy {
@@ -34,6 +36,7 @@ impl RequestPolicy {
             preconnect: peer.is_none().then(|| client.clone()),
             health: Some(client.health().clone()),
             peer,
+            traffic: Some(client.traffic().clone()),
         }
     }
 
@@ -44,6 +47,7 @@ impl RequestPolicy {
             preconnect: first.and_then(|policy| policy.preconnect),
             health: record.and_then(|policy| policy.health),
             peer: None,
+            traffic: None,
         }
     }
 
@@ -91,6 +95,11 @@ impl RequestPolicy {
     /// How long the server may be silent before a hedged request; `None` for the usual time.
     pub fn hedge_after(&self) -> Option<Duration> {
         self.is_peer().then_some(dragonfly::HEDGE_AFTER)
+    }
+
+    /// Counters of the server; `None` for directories, and for several servers together.
+    pub fn traffic(&self) -> Option<&ServerTraffic> {
+        self.traffic.as_ref()
     }
 
     /// The server's record so far; `None` for directories.

@@ -32,6 +32,7 @@ use crate::{
         protocol::{Protocol, Timeouts},
         response::{DETAIL_LIMIT, detail, location, read_bounded, retry_after, stale},
         token::{Authorizer, Tried},
+        traffic::{ServerKind, ServerTraffic},
     },
 };
 
@@ -60,6 +61,7 @@ pub(crate) struct Client {
     server: Server,
     base: Url,
     health: Arc<Health>,
+    traffic: ServerTraffic,
     pool: ClientPool,
     manner: Protocol,
     http: reqwest::Client,
@@ -117,9 +119,16 @@ impl Client {
             // It is on this node, and has most of what a request costs it to do by itself.
             health.answered(Duration::ZERO);
         }
+        let kind = match () {
+            () if server.peer.is_some() => ServerKind::Peer,
+            () if is_registry => ServerKind::Registry,
+            () => ServerKind::Mirror,
+        };
+        let traffic = ServerTraffic { all: options.pool.traffic(), kind };
         Ok(Client {
             place,
             health,
+            traffic,
             pool: options.pool.clone(),
             reference,
             mirrors,
@@ -237,12 +246,22 @@ impl Client {
         object: &str,
     ) -> Result<Option<Bytes>, RegistryError> {
         let failed = |error| RegistryError::http(&self.place, object, error);
-        self.watch(object, async { response.chunk().await.map_err(failed) }).await
+        let chunk = self.watch(object, async { response.chunk().await.map_err(failed) }).await;
+        match &chunk {
+            Ok(bytes) => self.traffic.arrived(bytes.as_ref().map_or(0, Bytes::len)),
+            Err(error) => self.traffic.note(error),
+        }
+        chunk
     }
 
     /// How the server has done so far.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
+    }
+
+    /// Counts what it sends, and fails to send.
+    pub(crate) fn traffic(&self) -> &ServerTraffic {
+        &self.traffic
     }
 
     /// What must be allowed to read (and write) this repository, in the words of token servers.
@@ -297,7 +316,9 @@ impl Client {
         let mut url =
             url.map_err(|error| RegistryError::malformed(&self.place, &path, error.to_string()))?;
         self.name_registry(&mut url);
-        Ok(peer.daemon.by_socket(url, digest, range, &headers).await)
+        let bytes = peer.daemon.by_socket(url, digest, range, &headers).await;
+        self.traffic.arrived(bytes.as_ref().map_or(0, Bytes::len));
+        Ok(bytes)
     }
 
     /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered
@@ -322,13 +343,18 @@ impl Client {
             let sent = Instant::now();
             // What comes back may be an error that is not the last word.
             let sending = async { Ok(request.send().await) };
-            let response = match self.watch(call.object, sending).await? {
+            let sent_or_not = self.watch(call.object, sending).await;
+            let response = match sent_or_not.inspect_err(|error| self.traffic.note(error))? {
                 Ok(response) => response,
                 Err(error) if stale(&error) && call.body.is_none() && !resent => {
                     resent = true;
                     continue;
                 }
-                Err(error) => return Err(RegistryError::http(&self.place, call.object, error)),
+                Err(error) => {
+                    let error = RegistryError::http(&self.place, call.object, error);
+                    self.traffic.note(&error);
+                    return Err(error);
+                }
             };
             if ours {
                 self.health.answered(sent.elapsed());
@@ -376,7 +402,7 @@ impl Client {
         let kind = response.headers().get("x-dragonfly-error-type");
         let is_passed_on = self.server.peer.is_some() && kind.is_some_and(|kind| kind == "backend");
         let detail = detail(response).await;
-        match status {
+        let error = match status {
             StatusCode::NOT_FOUND => RegistryError::Missing { place, object },
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let host = self.reference.registry().to_owned();
@@ -393,6 +419,8 @@ impl Client {
                 detail,
                 retry_after,
             },
-        }
+        };
+        self.traffic.note(&error);
+        error
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol};
+use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol, traffic::Traffic};
 
 /// How long images share one client. A client reads the system's TLS roots once, and an added root
 /// must count without a restart. Idle connections end after 90 s.
@@ -52,6 +52,7 @@ struct Servers {
     /// When connections to a server were opened ahead.
     prepared: HashMap<String, Instant>,
     clients: Vec<SharedClient>,
+    traffic: Arc<Traffic>,
 }
 
 /// A connection pool and the settings of its servers: only servers with the same settings share a
@@ -74,6 +75,11 @@ impl ClientPool {
         let health = Arc::new(Health::new(origin));
         servers.health.insert(origin.to_owned(), Arc::downgrade(&health));
         health
+    }
+
+    /// What all of these servers sent, and failed to send.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        self.lock().traffic.clone()
     }
 
     /// The client for requests without a body, to servers that are spoken to like this: images

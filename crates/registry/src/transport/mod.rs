@@ -11,6 +11,7 @@ pub(crate) mod protocol;
 pub(crate) mod response;
 pub(crate) mod tls;
 pub(crate) mod token;
+pub(crate) mod traffic;
 
 /// Connections to a server that what a start needs is spread over: opened while it asks for the
 /// manifest, then used by parts of the bootstrap, and of the first chunks. A new connection carries

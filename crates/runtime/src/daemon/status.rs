@@ -28,6 +28,8 @@ impl Node {
             worker_pid: std::process::id(),
             restarts: keeper.restarts,
             last_exit: keeper.last_exit,
+            keeper_restarts: keeper.keeper_restarts,
+            takeovers: keeper.takeovers,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             root: self.root.clone(),
             uptime_seconds: self.started.elapsed().as_secs(),

@@ -11,10 +11,16 @@ pub struct KeeperInfo {
     pub pid: u32,
     /// Process that serves readers; none while it is being started again.
     pub worker_pid: Option<u32>,
-    /// Workers that died and were started again.
+    /// Workers that died and were started again, since the daemon was started.
     pub restarts: u64,
     /// How the last of them ended.
     pub last_exit: Option<String>,
+    /// Keepers that died, since then.
+    #[serde(default)]
+    pub keeper_restarts: u64,
+    /// Takeovers since then.
+    #[serde(default)]
+    pub takeovers: u64,
     /// Seconds until the next start, after several that failed.
     pub next_start_seconds: Option<f32>,
 }

@@ -21,6 +21,7 @@
 mod descriptors;
 mod error;
 mod handover;
+mod history;
 mod info;
 mod link;
 pub(crate) mod names;

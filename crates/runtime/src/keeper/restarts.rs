@@ -11,22 +11,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: how much later than necessary readers go on when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Restarts of workers so far, and the next one.
+/// Failures of workers, and the next start.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
     /// Workers in a row that did not settle.
     failures: u32,
-    deaths: u64,
-    last_exit: Option<String>,
     due: Option<Instant>,
 }
 
 impl Restarts {
-    /// Those of a keeper that goes on where another process has ended, and how that ended.
-    pub(super) fn after(last_exit: &str) -> Self {
-        Restarts { last_exit: Some(last_exit.to_owned()), ..Restarts::default() }
-    }
-
     /// When the next worker is to start, if there is to be one.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
@@ -42,22 +35,15 @@ impl Restarts {
         self.due = None;
     }
 
-    /// A worker died, or could not be started, because of `why`. Returns the pause until the next
-    /// one starts.
-    pub(super) fn fail(&mut self, why: String) -> Duration {
+    /// A worker died, or could not be started. Returns the pause until the next one starts.
+    pub(super) fn fail(&mut self) -> Duration {
         self.failures += 1;
         let pause = match self.failures.checked_sub(QUICK_RESTARTS + 1) {
             None => Duration::ZERO,
             Some(doublings) => LONGEST_PAUSE.min(FIRST_PAUSE * 2_u32.pow(doublings.min(10))),
         };
-        self.last_exit = Some(why);
         self.due = Some(Instant::now() + pause);
         pause
-    }
-
-    /// A worker died that was running.
-    pub(super) fn note_death(&mut self) {
-        self.deaths += 1;
     }
 
     /// A worker did what it was started for: later failures have another reason.
@@ -69,16 +55,6 @@ impl Restarts {
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
-
-    /// Workers that died.
-    pub(super) fn deaths(&self) -> u64 {
-        self.deaths
-    }
-
-    /// How the last worker ended.
-    pub(super) fn last_exit(&self) -> Option<&str> {
-        self.last_exit.as_deref()
-    }
 }
 
 #[cfg(test)]
@@ -88,11 +64,11 @@ mod tests {
     #[test]
     fn pauses_double_after_three_quick_restarts_and_are_bounded() {
         let mut restarts = Restarts::default();
-        let mut pause = || restarts.fail("signal 9".to_owned()).as_millis();
+        let mut pause = || restarts.fail().as_millis();
         assert_eq!([(); 7].map(|()| pause()), [0, 0, 0, 50, 100, 200, 400]);
         (0..100).for_each(|_| assert!(pause() <= LONGEST_PAUSE.as_millis()));
         assert_eq!(pause(), LONGEST_PAUSE.as_millis());
         restarts.settle();
-        assert_eq!(restarts.fail("signal 9".to_owned()), Duration::ZERO);
+        assert_eq!(restarts.fail(), Duration::ZERO);
     }
 }

@@ -13,6 +13,7 @@ use super::{
     descriptors::Descriptors,
     error::{KeeperError, ROOT_LIMIT},
     handover::receive_all,
+    history::{History, TOGETHER},
     names::{LISTENER, LOCK, LOG},
     programs::Programs,
     restarts::Restarts,
@@ -56,6 +57,7 @@ impl Keeper {
             Err(TryLockError::Error(source)) => return Err(KeeperError::Io { path, source }),
         }
         let mut keeper = Self::new(root, programs, descriptors)?;
+        keeper.history.begin();
         keeper.hold(LOCK, lock.into());
         let log = rustix::stdio::stderr().try_clone_to_owned();
         keeper.hold(LOG, log.at("standard error")?);
@@ -83,7 +85,7 @@ impl Keeper {
         }
         let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
         keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
-        keeper.restarts = Restarts::after("the keeper before this one died");
+        keeper.history.keeper_died();
         // The worker may have died meanwhile: then it is this keeper that goes on.
         if whole && let Ok(worker) = Worker::adopt(channel, pid) {
             let info = keeper.info(Some(worker.pid)).to_json();
@@ -92,6 +94,8 @@ impl Keeper {
             }
             keeper.worker = Some(worker);
             keeper.service.ready();
+        } else {
+            keeper.history.worker_died(TOGETHER.to_owned());
         }
         Ok(keeper)
     }
@@ -115,6 +119,7 @@ impl Keeper {
         };
         Ok(Keeper {
             signals: signals().at("signal handlers")?,
+            history: History::of(&root),
             root,
             programs,
             descriptors,

@@ -20,6 +20,7 @@ use super::{
     descriptors::Descriptors,
     error::{Ended, KeeperError},
     handover::Successor,
+    history::History,
     info::KeeperInfo,
     names::{GROUP, JOURNAL, LISTENER, LOCK, PREDECESSOR},
     programs::{Programs, Role},
@@ -53,6 +54,7 @@ pub struct Keeper {
     pub(super) worker: Option<Worker>,
     pub(super) successor: Option<Successor>,
     pub(super) restarts: Restarts,
+    pub(super) history: History,
     pub(super) stopping: bool,
     /// Whether something happened a moment ago.
     pub(super) awake: bool,
@@ -69,11 +71,12 @@ impl Keeper {
             let Some(ended) = self.step().at("poll")? else {
                 continue;
             };
-            if ended == Ended::Stopped
-                && let Some(lock) = self.descriptors.get(LOCK)
-            {
-                // The service manager may have a copy for a while yet.
-                let _ = rustix::fs::flock(lock, FlockOperation::Unlock);
+            if ended == Ended::Stopped {
+                self.history.end();
+                if let Some(lock) = self.descriptors.get(LOCK) {
+                    // The service manager may have a copy for a while yet.
+                    let _ = rustix::fs::flock(lock, FlockOperation::Unlock);
+                }
             }
             return Ok(ended);
         }
@@ -225,12 +228,13 @@ impl Keeper {
     }
 
     fn restart_later(&mut self, why: String) {
-        let pause = self.restarts.fail(why.clone());
+        let pause = self.restarts.fail();
         if !pause.is_zero() {
             let failures = self.restarts.failures();
             tracing::error!(?pause, failures, why, "workers keep ending");
             self.service.status(&format!("workers keep ending: {why}"));
         }
+        self.history.last_exit = Some(why);
     }
 
     /// Reads one message of the worker, or deals with its end.
@@ -273,7 +277,7 @@ impl Keeper {
             }
             self.successor = None;
         }
-        self.restarts.note_death();
+        self.history.worker_died(ended.clone());
         tracing::error!(pid = worker.pid, ended, "the worker died; readers wait for the next one");
         if worker.settled && worker.started.elapsed() > SETTLED {
             self.restarts.settle();
@@ -377,8 +381,10 @@ impl Keeper {
         KeeperInfo {
             pid: std::process::id(),
             worker_pid,
-            restarts: self.restarts.deaths(),
-            last_exit: self.restarts.last_exit().map(str::to_owned),
+            restarts: self.history.restarts,
+            last_exit: self.history.last_exit.clone(),
+            keeper_restarts: self.history.keeper_restarts,
+            takeovers: self.history.takeovers,
             next_start_seconds: pause.map(|pause| pause.as_secs_f32()),
         }
     }

@@ -80,6 +80,7 @@ impl Keeper {
             rustix::stdio::dup2_stderr(log).at(&root).map_err(KeeperError::from)?;
         }
         let mut keeper = Keeper::new(root, programs, descriptors)?;
+        keeper.history.takeovers += 1;
         match keeper.try_worker(&old) {
             Ok(worker) => {
                 // An old keeper that has died meanwhile is no reason to fail: nothing else would go
@@ -88,10 +89,14 @@ impl Keeper {
                     tracing::warn!(%error, "the old keeper is gone");
                 }
                 worker.tell(Kind::Confirmed);
+                keeper.history.save();
                 keeper.take(worker);
                 Ok(keeper)
             }
-            Err(_) if is_gone(&old) => Ok(keeper),
+            Err(_) if is_gone(&old) => {
+                keeper.history.save();
+                Ok(keeper)
+            }
             Err(error) => Err(error),
         }
     }

@@ -76,11 +76,18 @@ pub struct DaemonStatus {
     pub keeper_pid: u32,
     /// Process that serves readers.
     pub worker_pid: u32,
-    /// Workers that died and were started again since the keeper was started.
+    /// Workers that died and were started again since the daemon was started, also those that
+    /// died together with their keeper.
     pub restarts: u64,
     /// How the last one of them ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<String>,
+    /// Keepers that died since then.
+    #[serde(default)]
+    pub keeper_restarts: u64,
+    /// Takeovers since then.
+    #[serde(default)]
+    pub takeovers: u64,
     /// Version of both.
     pub version: String,
     /// State directory.

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 pub use crate::{
+    daemon::container_groups,
     image::fuzz::bootstrap_layer,
     keeper::fuzz::message,
     prefetch::fuzz::{elf, imports},

@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod image;
 pub mod keeper;
 pub mod kernel;
+pub mod metrics;
 mod path_error;
 mod plan;
 pub mod prefetch;

@@ -14,6 +14,7 @@ mod blob;
 mod budget;
 mod chunk_index;
 mod clock;
+mod failed_reads;
 mod import;
 mod keep_free;
 mod layout;
@@ -41,9 +42,11 @@ use std::{
 };
 
 use lazuli_image::{Blob, Digest};
+use tokio::sync::mpsc::Receiver;
 
 pub(crate) use self::{
     blob::{Ahead, Listener},
+    failed_reads::FailedRead,
     ready::ReadyMap,
 };
 pub use self::{
@@ -52,9 +55,11 @@ pub use self::{
     keep_free::KeepFree,
 };
 use self::{
-    budget::Budget, chunk_index::ChunkIndex, clock::Clock, layout::Layout, released::Released,
+    budget::Budget, chunk_index::ChunkIndex, clock::Clock, failed_reads::FailedReads,
+    layout::Layout, released::Released,
 };
 use crate::{
+    metrics::Metrics,
     path_error::{At as _, PathError},
     sharing::workers::Workers,
     source::BlobSource,
@@ -149,6 +154,8 @@ pub struct Cache {
     released: Arc<Released>,
     /// Since this process began to use it.
     clock: Arc<Clock>,
+    metrics: Arc<Metrics>,
+    failed_reads: FailedReads,
     own: Weak<Cache>,
     /// Locked as long as it is open anywhere; blobs can outlive the cache.
     lock: Arc<File>,
@@ -190,6 +197,8 @@ impl Cache {
             chunk_index: ChunkIndex::default(),
             released: Arc::default(),
             clock: Arc::new(Clock::new()),
+            metrics: Arc::default(),
+            failed_reads: FailedReads::new(),
             own: own.clone(),
             lock: Arc::new(lock),
         }))
@@ -211,6 +220,16 @@ impl Cache {
     pub fn take_back(&self) -> Vec<File> {
         let mut given = lock(&self.given);
         given.drain().map(|(_, file)| file).collect()
+    }
+
+    /// Where reads are reported that ended with an error, as far as they are; once.
+    pub(crate) fn failed_reads(&self) -> Option<Receiver<FailedRead>> {
+        self.failed_reads.listen()
+    }
+
+    /// Counters of its process.
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// Whether any reader waits for data.

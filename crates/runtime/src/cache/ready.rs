@@ -47,10 +47,17 @@ impl ReadyMap {
 
     /// Clears the bit of a chunk.
     pub(crate) fn clear(&self, chunk: usize) {
+        self.take(chunk);
+    }
+
+    /// The same, and returns whether it was set before.
+    pub(crate) fn take(&self, chunk: usize) -> bool {
         let before = self.words[chunk / 64].fetch_and(!bit(chunk), Ordering::AcqRel);
-        if before & bit(chunk) != 0 {
+        let was_set = before & bit(chunk) != 0;
+        if was_set {
             self.ready.fetch_sub(1, Ordering::Release);
         }
+        was_set
     }
 
     /// Sets every bit that is set in `words`.
@@ -71,6 +78,11 @@ impl ReadyMap {
             cleared += (word.fetch_and(keep, Ordering::AcqRel) & !keep).count_ones() as usize;
         }
         self.ready.fetch_sub(cleared, Ordering::Release);
+    }
+
+    /// Number of chunks, ready or not.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunks
     }
 
     /// Number of chunks that are ready.

@@ -24,13 +24,13 @@ impl Blobs {
 }
 
 impl BlobReader for Blobs {
-    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()> {
+    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>, reader: i32) -> io::Result<()> {
         let blob = self.get(blob)?;
         if blob.is_ready(&range) {
             return Ok(());
         }
-        self.runtime.block_on(blob.ensure(range)).map_err(|error| {
-            tracing::error!(%error, "a reader gets an error");
+        self.runtime.block_on(blob.ensure(range.clone())).map_err(|error| {
+            blob.report_failed_read(&range, &error, Some(reader));
             errno(&error).into()
         })
     }

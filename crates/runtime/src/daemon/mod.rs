@@ -5,6 +5,7 @@
 //! ROOT/
 //!   lock          held by the daemon
 //!   helper.lock   held by the worker's helper, if it has one
+//!   history.json  how often its processes died or were replaced
 //!   keeper.sock   where a successor of the keeper asks for everything
 //!   daemon.sock   control socket, one JSON object per line
 //!   cache/        see [`crate::cache`]
@@ -24,16 +25,19 @@ mod adopt;
 mod api;
 mod attachment;
 mod client;
+mod container;
 mod driver;
 mod error;
 mod expected;
 mod explanation;
+mod failed_reads;
 mod fetch_locks;
 mod filesystems;
 mod fuse_blobs;
 mod images;
 mod leftovers;
 mod logins;
+mod measurements;
 mod mount;
 mod mount_table;
 mod mount_users;
@@ -81,9 +85,12 @@ pub use api::{
     ScrubbedChunk, SnapshotStatus, SnapshotsStatus, Status, UnusedBlob,
 };
 pub use client::{Client, ClientError};
+#[cfg(fuzzing)]
+pub use container::fuzz as container_groups;
 pub use error::DaemonError;
 pub use explanation::{Explain, MirrorActivity};
 pub use images::Images;
+pub use measurements::Measurements;
 use node::{Fanotify, Node};
 pub use occupied::Occupied;
 pub use ordinary::state::IndexSettings;
@@ -224,6 +231,9 @@ impl Worker {
         }
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
+        if let Some(reads) = node.cache.failed_reads() {
+            tokio::spawn(failed_reads::log(Arc::downgrade(&node), reads));
+        }
         tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node), wrong));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");

@@ -1,6 +1,6 @@
 //! Mounts images, and takes mounts away.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc, time::Instant};
 
 use lazuli_registry::{ImageName, IndexTrust, Platform};
 use lazuli_sys::mountinfo;
@@ -45,7 +45,9 @@ impl Node {
         let mountpoint = mount::real_path(&request.mountpoint).at(&request.mountpoint)?;
         request.mountpoint.clone_from(&mountpoint);
         self.mounts.reserve(&mountpoint).await?;
+        let begun = Instant::now();
         let result = self.mount_reserved(request, cancelled).await;
+        self.count_start(&result, begun.elapsed());
         if result.is_err() {
             self.mounts.free(&mountpoint).await;
         }

@@ -1,7 +1,7 @@
 //! The mount table, in memory and on disk.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,7 +17,7 @@ use super::{
     record::{MountRecord, Records, mount_key},
     served_image::{Counters, ServedImage},
 };
-use crate::image::Fetched;
+use crate::{image::Fetched, metrics::Driver};
 
 /// All mounts of a node, with their records.
 #[derive(Debug)]
@@ -125,6 +125,25 @@ impl MountTable {
     pub(super) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
         let mounts = self.mounts.lock().await;
         mounted(&mounts).map(|(at, mount)| (at.clone(), mount.image.clone())).collect()
+    }
+
+    /// What clients called these images when they were mounted.
+    pub(super) async fn names_of(&self, images: &[Arc<ServedImage>]) -> BTreeSet<String> {
+        let mounts = self.mounts.lock().await;
+        let is_meant = |mount: &Mount| images.iter().any(|image| Arc::ptr_eq(image, &mount.image));
+        let meant = mounted(&mounts).filter(|(_, mount)| is_meant(mount));
+        meant.map(|(_, mount)| mount.record.request.name().to_owned()).collect()
+    }
+
+    /// How many mounts each driver serves, by its number.
+    pub(super) async fn by_driver(&self) -> [u64; Driver::ALL.len()] {
+        let mut count = [0; Driver::ALL.len()];
+        for (_, mount) in mounted(&*self.mounts.lock().await) {
+            if let Some(driver) = mount.record.driver.of_mounts() {
+                count[driver as usize] += 1;
+            }
+        }
+        count
     }
 
     /// Returns when all FUSE mounts have answered what an earlier worker left.

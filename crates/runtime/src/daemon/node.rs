@@ -5,7 +5,7 @@ use std::{
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use lazuli_policy::{Gate, Verified};
@@ -84,6 +84,8 @@ pub(super) struct Node {
     /// Other parts of the worker that `status` asks.
     pub(super) explanation: Explanation,
     pub(super) started: Instant,
+    /// The same by the calendar.
+    pub(super) started_at: SystemTime,
 }
 
 impl Node {
@@ -163,6 +165,7 @@ impl Node {
             working: Arc::default(),
             explanation: Explanation::default(),
             started: Instant::now(),
+            started_at: SystemTime::now(),
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -9,7 +10,7 @@ use std::{
     },
 };
 
-use lazuli_image::Digest;
+use lazuli_image::{BlobIndex, Decoded, Digest};
 use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     cache::{Cache, CachedBlob},
-    image::StoredImage,
+    image::{self, StoredImage},
     keeper::Link,
     kernel::{
         blobfs,
@@ -252,6 +253,26 @@ impl ServedImage {
     pub(super) fn blob_of_index(&self, index: &Digest) -> Option<Arc<CachedBlob>> {
         let mut blobs = self.blobs.iter();
         blobs.find(|blob| self.index_of(&blob.id()) == Some(*index)).cloned()
+    }
+
+    /// Whether it has the blob with this digest.
+    pub(super) fn has_blob(&self, blob: &Digest) -> bool {
+        self.blobs.iter().any(|own| own.id() == *blob)
+    }
+
+    /// Adds the paths of its files that have bytes of `range` in this blob, until there are `most`.
+    pub(super) fn files_with(
+        &self,
+        blob: &Digest,
+        range: &Range<Decoded>,
+        most: usize,
+        files: &mut Vec<String>,
+    ) {
+        let positions = self.blobs.iter().zip(0..).filter(|(own, _)| own.id() == *blob);
+        for (_, position) in positions {
+            let position = BlobIndex(position);
+            image::files_with(&self.stored.bootstrap, position, range, most, files);
+        }
     }
 
     /// Its blobs in the cache.

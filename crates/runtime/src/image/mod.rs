@@ -19,12 +19,14 @@ pub mod chain;
 mod directory;
 mod error;
 mod fetch;
+mod files;
 mod point_files;
 pub(crate) mod prefix;
 pub(crate) mod removed;
 mod rows;
 mod tables;
 mod unpack;
+mod walk;
 #[cfg(fuzzing)]
 pub(crate) use unpack::fuzz;
 
@@ -52,6 +54,7 @@ use self::{
     point_files::Unusable,
     rows::Purpose,
 };
+pub(crate) use self::{files::files_with, walk::walk};
 use crate::path_error::At as _;
 
 /// An image whose metadata is on this node.

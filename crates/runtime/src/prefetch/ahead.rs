@@ -218,6 +218,7 @@ pub(super) async fn fetch_by(
             window
         };
         let held = match early {
+            None if matches!(manner, Purpose::Order(_)) => Ahead::Rest,
             None => Ahead::Fetch,
             Some(early) if is_first => Ahead::EarlyAndAgain(early),
             Some(early) => Ahead::Early(early),

@@ -118,7 +118,7 @@ async fn bring(
         let fetch = async {
             let begun = Instant::now();
             let mut bytes = 0;
-            for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Fetch) {
+            for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Rest) {
                 bytes += size;
                 match request.await {
                     // Told in the log; bytes that no source has right are left to their readers.

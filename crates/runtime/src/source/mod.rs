@@ -23,7 +23,7 @@ use std::{error::Error, fmt, ops::Range, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::Stored;
-use lazuli_registry::{Health, Urgency};
+use lazuli_registry::{Health, ServerTraffic, Urgency};
 
 pub(crate) use self::no_route::NoRoute;
 pub use self::{memory::Memory, repository::RepositorySource};
@@ -62,6 +62,11 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
 
     /// How long it may bring nothing before others are asked as well, if not as long as usual.
     fn hedge_after(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Counters of the server behind it, if there is one.
+    fn traffic(&self) -> Option<&ServerTraffic> {
         None
     }
 

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use lazuli_image::{Digest, Stored};
-use lazuli_registry::{Health, Pull, RegistryError, RequestPolicy, Urgency};
+use lazuli_registry::{Health, Pull, RegistryError, RequestPolicy, ServerTraffic, Urgency};
 
 use super::{BlobSource, Progress, SourceError};
 
@@ -69,6 +69,10 @@ impl BlobSource for RepositorySource {
 
     fn hedge_after(&self) -> Option<Duration> {
         self.policy.hedge_after()
+    }
+
+    fn traffic(&self) -> Option<&ServerTraffic> {
+        self.policy.traffic()
     }
 
     fn server_health(&self) -> Option<&Arc<Health>> {

@@ -12,14 +12,17 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use lazuli_image::Stored;
-use lazuli_registry::{CONNECTIONS, Health, Urgency, range};
+use lazuli_registry::{CONNECTIONS, Failure, Health, ServerTraffic, Urgency, range};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
 
 use super::{BlobSource, Progress, SourceError, request::RangeRequest};
-use crate::sharing::priority_semaphore::{Permit, PrioritySemaphore};
+use crate::{
+    metrics::Origin,
+    sharing::priority_semaphore::{Permit, PrioritySemaphore},
+};
 
 /// Requests that one place gets for one blob at a time. Background work gets half: requests that
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
@@ -91,6 +94,11 @@ impl TrackedSource {
         self.source.describe()
     }
 
+    /// Where its bytes come from.
+    pub(crate) fn origin(&self) -> Origin {
+        self.source.traffic().map(ServerTraffic::kind).into()
+    }
+
     /// Whether there is no reason to ask elsewhere first.
     pub(crate) fn is_well(&self) -> bool {
         self.health.is_well() && self.source.server_health().is_none_or(|server| server.is_well())
@@ -122,6 +130,11 @@ impl TrackedSource {
     /// other blobs there.
     pub(crate) fn note(&self, started: Instant, error: Option<&SourceError>) {
         let server = self.source.server_health().map(Arc::as_ref);
+        let is_silent =
+            matches!(error, Some(SourceError::Silent { .. } | SourceError::Slow { .. }));
+        if let Some(traffic) = self.source.traffic().filter(|_| is_silent) {
+            traffic.failed(Failure::Silent);
+        }
         match error {
             None => server.into_iter().for_each(Health::worked),
             Some(SourceError::AskOthers { .. }) => {}

@@ -65,5 +65,6 @@ fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
     }
     blob.keep(at, &bytes)?;
     blob.counters.bytes_copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    blob.metrics.copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     Ok(true)
 }

@@ -46,6 +46,11 @@ impl CachedBlob {
     /// # Errors
     /// The range could not be brought in; a later call tries again. Parts of it may be ready.
     pub async fn ensure(self: &Arc<Self>, range: Range<Decoded>) -> Result<(), ReadError> {
+        let ready = self.make_ready(range).await;
+        ready.inspect_err(|error| self.metrics.read_failed(error))
+    }
+
+    async fn make_ready(self: &Arc<Self>, range: Range<Decoded>) -> Result<(), ReadError> {
         if range.end.0 > self.layout.file_size() || range.start > range.end {
             let (blob, size) = (self.id(), self.layout.file_size());
             return Err(ReadError::OutOfRange { blob, range, size });
@@ -60,7 +65,7 @@ impl CachedBlob {
             return Ok(());
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-        let _reader = self.workers.reader(self.account());
+        let (_reader, _wait) = (self.workers.reader(self.account()), self.metrics.wait());
         let mut waiting = WaitForSpace::new(self.settings.deadline);
         let deadline = Instant::now() + self.settings.deadline;
         for _ in 0..TAKEOVERS {
@@ -93,6 +98,7 @@ impl CachedBlob {
     fn hear(&self, chunks: Range<usize>) {
         self.residency.asked().note(chunks.clone());
         self.listeners.tell(&chunks);
+        self.foresight.heard(chunks, |at| self.stored_bytes(at));
     }
 
     /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.

@@ -321,9 +321,13 @@ impl CachedBlob {
     fn show_completeness(&self, durable: &Durable) {
         let all = ReadyMap::new(self.layout.chunks().len(), &durable.words).is_full();
         // Under the lock, since a doubt may come in between.
-        let _state = self.file.lock_state();
+        let state = self.file.lock_state();
         if all && self.residency.is_full() {
             self.guarded.has_all();
+        }
+        drop(state);
+        if self.guarded.is_open() && self.has_guard() {
+            self.foresight.ends(|at| self.stored_bytes(at));
         }
     }
 
@@ -336,6 +340,7 @@ impl CachedBlob {
             self.guarded.is_incomplete();
             for at in chunks.iter().copied() {
                 self.residency.gone(at);
+                self.foresight.gone(at);
                 self.note(&state, at / 64);
             }
             self.withdraw_offers(chunks);

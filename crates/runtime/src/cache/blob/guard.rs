@@ -33,6 +33,8 @@ pub(in crate::cache) enum Hold {
 /// See the module.
 pub(super) struct Guarded {
     guards: Mutex<BTreeMap<&'static str, Guard>>,
+    /// Whether there are any: the lock is held while they work, and they may wait for a flush.
+    has_guards: AtomicBool,
     /// Whether every chunk is ready and on the disk, and none is going to be given up.
     complete: watch::Sender<bool>,
     /// Whether the kernel may read the file without asking: it has been complete.
@@ -47,6 +49,7 @@ impl Guarded {
     pub(super) fn new(is_complete: bool) -> Self {
         Guarded {
             guards: Mutex::default(),
+            has_guards: AtomicBool::new(false),
             complete: watch::Sender::new(is_complete),
             is_open: AtomicBool::new(is_complete),
             since: AtomicU32::new(0),
@@ -100,11 +103,12 @@ impl CachedBlob {
     /// Without a guard the file is read only through [`CachedBlob::ensure`].
     pub fn set_guard(&self, driver: &'static str, guard: Guard) {
         lock(&self.guarded.guards).insert(driver, guard);
+        self.guarded.has_guards.store(true, Ordering::Release);
     }
 
     /// Whether the kernel lets readers through to the blob's file.
     pub(in crate::cache) fn has_guard(&self) -> bool {
-        !lock(&self.guarded.guards).is_empty()
+        self.guarded.has_guards.load(Ordering::Acquire)
     }
 
     /// Has the kernel ask again about a file that was complete. Blocks.

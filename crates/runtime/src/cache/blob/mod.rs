@@ -10,6 +10,7 @@ mod disk_full;
 mod ensure;
 mod evict;
 mod file;
+mod foresight;
 mod guard;
 mod listeners;
 mod prefetch;
@@ -34,7 +35,8 @@ use lazuli_image::{Chunk, Decoded, Digest};
 
 pub(in crate::cache) use self::guard::Hold;
 use self::{
-    file::BlobFile, guard::Guarded, listeners::Listeners, residency::Residency, stats::Counters,
+    file::BlobFile, foresight::Foresight, guard::Guarded, listeners::Listeners,
+    residency::Residency, stats::Counters,
 };
 pub use self::{
     guard::Guard,
@@ -52,6 +54,7 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::Fetch,
+    metrics::Metrics,
     sharing::{
         Account, Owner,
         account::Owners,
@@ -80,6 +83,8 @@ pub struct CachedBlob {
     /// What readers go through.
     runs: Runs,
     counters: Counters,
+    metrics: Arc<Metrics>,
+    foresight: Foresight,
     listeners: Listeners,
     /// The images in use that have it.
     owners: Owners,
@@ -109,6 +114,8 @@ impl CachedBlob {
             sources: Sources::default(),
             runs: Runs::default(),
             counters: Counters::default(),
+            metrics: cache.metrics.clone(),
+            foresight: Foresight::new(chunks, cache.metrics.clone()),
             listeners: Listeners::default(),
             owners: Owners::default(),
             workers: cache.workers.clone(),
@@ -167,6 +174,20 @@ impl CachedBlob {
         self.owners.account(self.id())
     }
 
+    /// Has it said in the log that a reader gets an error. `thread` is what the kernel calls it; 0
+    /// says nothing.
+    pub(crate) fn report_failed_read(
+        &self,
+        range: &Range<Decoded>,
+        error: &ReadError,
+        thread: Option<i32>,
+    ) {
+        if let Some(cache) = self.cache.upgrade() {
+            let thread = thread.filter(|thread| *thread > 0);
+            cache.failed_reads.report(self.id(), range, error, thread);
+        }
+    }
+
     /// Runs `job` for the blob on a thread that may block. Panics when the job does.
     async fn run<R: Send + 'static>(
         &self,
@@ -201,6 +222,11 @@ impl CachedBlob {
 
     pub(crate) fn chunk(&self, at: usize) -> &Chunk {
         &self.layout.chunks()[at]
+    }
+
+    /// The stored bytes of a chunk.
+    fn stored_bytes(&self, at: usize) -> u64 {
+        self.chunk(at).stored_share()
     }
 
     pub(super) fn key(&self) -> BlobKey {

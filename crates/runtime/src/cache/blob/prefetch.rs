@@ -27,6 +27,9 @@ pub(crate) type Fetched = Result<(), ReadError>;
 pub(crate) enum Ahead<'a> {
     /// There are none.
     Fetch,
+    /// The same for what no start is expected to read: nothing is learned from whether readers ask
+    /// for it.
+    Rest,
     /// They take the place of requests.
     Early(&'a Early),
     /// The same, but little that the start needs first is asked for once more, see
@@ -37,7 +40,7 @@ pub(crate) enum Ahead<'a> {
 impl Ahead<'_> {
     fn bytes(self, blob: &CachedBlob, range: &Range<Stored>) -> Option<EarlyBytes> {
         match self {
-            Ahead::Fetch => None,
+            Ahead::Fetch | Ahead::Rest => None,
             Ahead::Early(early) => early.parts(&blob.id(), range),
             Ahead::EarlyAndAgain(early) => early.parts(&blob.id(), range).map(|mut bytes| {
                 bytes.is_needed_first = range.end.0 - range.start.0 <= FIRST_NEEDED;
@@ -69,6 +72,9 @@ impl CachedBlob {
             // What is wanted soon is not what eviction takes first.
             missing.iter().for_each(|at| self.residency.asked().note(*at..at + 1));
             let in_other_blobs = self.take_from_other_blobs(&mut missing);
+            if !matches!(ahead, Ahead::Rest) {
+                missing.iter().for_each(|at| self.foresight.expect(*at, self.stored_bytes(*at)));
+            }
             let mut start = |at: usize| residency.start(at, Priority::Background);
             copies = in_other_blobs.into_iter().map(&mut start).collect();
             for request in PLANNER.requests(missing.iter().map(|at| &all[*at])) {
@@ -96,7 +102,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.prefetch(&every, LEAST_PART, Ahead::Fetch) {
+            for (_, request) in self.prefetch(&every, LEAST_PART, Ahead::Rest) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.residency.any_in_flight(chunks.clone()) {

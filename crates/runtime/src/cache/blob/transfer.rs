@@ -113,6 +113,7 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
     }
     let wrong_source = answer.place.clone();
     wrong_source.was_wrong(answer.started);
+    blob.metrics.wrong(wrong_source.origin());
     // Gives its memory back, which the repairs need.
     drop(answer);
     let repairs = wrong
@@ -178,6 +179,7 @@ async fn fetch_again(
             }
         }
         place.was_wrong(started);
+        blob.metrics.wrong(place.origin());
         places.retain(|other| !Arc::ptr_eq(other, &place));
         from = place;
     }

@@ -22,7 +22,7 @@ use super::{
     guard::Hold,
     settle::settle,
 };
-use crate::{error::ReadError, sharing::workers::Priority};
+use crate::{error::ReadError, metrics::Origin, sharing::workers::Priority};
 
 /// Pause before chunks are checked in the background: what starts with the daemon goes
 /// first.
@@ -68,6 +68,7 @@ impl CachedBlob {
         drop(state);
         if !right {
             self.counters.wrong.fetch_add(1, Ordering::Relaxed);
+            self.metrics.wrong(Origin::Cache);
             self.residency.report_wrong(at);
             let chunk = self.chunk(at);
             tracing::warn!(path = %self.path().display(), chunk = chunk.number, from = %chunk.decoded,

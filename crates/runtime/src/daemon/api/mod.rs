@@ -93,6 +93,13 @@ pub struct MountRequest {
     pub nosuid: bool,
 }
 
+impl MountRequest {
+    /// What the client called the image.
+    pub fn name(&self) -> &str {
+        self.asked.as_deref().unwrap_or(&self.image)
+    }
+}
+
 /// An answer, one per line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "lowercase")]

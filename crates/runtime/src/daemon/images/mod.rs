@@ -14,6 +14,7 @@ use super::{
     DaemonError,
     api::MountRequest,
     explanation::{Explain, MirrorActivity},
+    measurements::Measurements,
     mount::InUse,
     node::Node,
     occupied::{self, Occupied},
@@ -34,6 +35,11 @@ impl Images {
     /// Has `status` say what mounts are for. The first caller is asked.
     pub fn explained_by(&self, explain: Arc<Explain>) {
         self.0.explanation.set_snapshots(explain);
+    }
+
+    /// What there is to count and to measure of the daemon at this moment.
+    pub async fn measurements(&self) -> Measurements {
+        self.0.measurements().await
     }
 
     /// Has `status` show what the mirror does.

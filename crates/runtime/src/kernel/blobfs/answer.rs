@@ -97,7 +97,7 @@ impl Shared {
         // more than its loop device has reads under way.
         self.runtime.spawn(async move {
             if let Err(error) = disk.blob.ensure(range.clone()).await {
-                error!(%error, "a reader gets an error");
+                disk.blob.report_failed_read(&range, &error, None);
                 pending.refuse(errno(&error));
                 return;
             }

@@ -232,9 +232,7 @@ impl Miss {
         match self.blob.ensure(self.range.clone()).await {
             Ok(()) => self.allow(),
             Err(error) => {
-                let Miss { range, thread, .. } = &self;
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::error!(thread, ?range, %error, cause, "a read fails");
+                self.blob.report_failed_read(&self.range, &error, Some(self.thread));
                 self.pending.deny();
             }
         }

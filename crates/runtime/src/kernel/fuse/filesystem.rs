@@ -23,10 +23,10 @@ use lazuli_image::{
     rafs::{Bootstrap, Extent},
 };
 use rustix::io::Errno;
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
+
 
 use super::{
-    walk::path_of,
     xattr_names::{ACLS, XattrNames},
 };
 
@@ -39,8 +39,9 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Blocks the calling thread. Blobs are those of the bootstrap's blob table.
 pub trait BlobReader: Send + Sync {
     /// Returns when every byte of `range` is in [`BlobReader::file`] and checked. An error that is
-    /// not of the operating system reaches the reader as EIO.
-    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()>;
+    /// not of the operating system reaches the reader as EIO. `reader` is the process that reads, 0
+    /// if the kernel does not say.
+    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>, reader: i32) -> io::Result<()>;
 
     /// The file with the decoded bytes of `blob` at their decoded addresses.
     fn file(&self, blob: BlobIndex) -> io::Result<&File>;
@@ -161,8 +162,9 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         Ok(Some(piece))
     }
 
-    fn copy(&self, piece: Extent, writer: &mut dyn ZeroCopyWriter) -> io::Result<()> {
-        self.blobs.ensure(piece.blob, piece.start..Decoded(piece.start.0 + piece.len))?;
+    fn copy(&self, piece: Extent, writer: &mut dyn ZeroCopyWriter, reader: i32) -> io::Result<()> {
+        let range = piece.start..Decoded(piece.start.0 + piece.len);
+        self.blobs.ensure(piece.blob, range, reader)?;
         // The writer wants a file of its own. To duplicate the descriptor costs less than a
         // microsecond and, other than a lock around the file, makes no reader wait for another
         // one's disk.
@@ -254,7 +256,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
 
     fn read(
         &self,
-        _: &Context,
+        context: &Context,
         node: u64,
         _: u64,
         writer: &mut dyn ZeroCopyWriter,
@@ -270,14 +272,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
             let Some(piece) = self.piece(file, offset + done, size - done).map_err(damaged)? else {
                 break;
             };
-            self.copy(piece, writer).map_err(|failure| {
-                let blob = &self.bootstrap.blobs()[usize::from(piece.blob.0)].id;
-                let (path, len) = (path_of(&self.bootstrap, file), piece.len);
-                error!(
-                    "cannot read {path} at {}: {blob}, {len} bytes at {}: {failure}",
-                    offset + done,
-                    piece.start
-                );
+            self.copy(piece, writer, context.pid).map_err(|failure| {
+                debug!("cannot read {file} at {}: {failure}", offset + done);
                 io::Error::from_raw_os_error(
                     failure.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
                 )

@@ -20,7 +20,6 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod threads;
-mod walk;
 mod xattr_names;
 
 pub(super) use answer::WITHOUT_ANSWER;

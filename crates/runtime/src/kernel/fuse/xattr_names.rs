@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::ControlFlow};
 
 use lazuli_image::{erofs::Xattr, rafs::Bootstrap};
 
-use super::walk::walk;
+use crate::image::walk;
 
 /// The attributes that hold ACLs.
 pub(super) const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];

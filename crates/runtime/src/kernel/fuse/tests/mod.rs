@@ -40,7 +40,7 @@ struct Blob {
 }
 
 impl BlobReader for Blob {
-    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>) -> io::Result<()> {
+    fn ensure(&self, blob: BlobIndex, range: Range<Decoded>, _: i32) -> io::Result<()> {
         assert_eq!(blob, BlobIndex(0));
         (self.ensure)(range)
     }

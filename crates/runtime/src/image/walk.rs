@@ -1,27 +1,18 @@
-//! Walks through the names of an image.
+//! Every name in an image.
 
 use std::ops::ControlFlow;
 
 use lazuli_image::{
-    erofs::{self, FileType, Nid, layout::Dirent},
+    erofs::{DirEntry, FileType, layout::Dirent},
     rafs::Bootstrap,
 };
 
-/// The name of `file` for a log line. Requests do not carry it.
-pub(super) fn path_of<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, file: Nid) -> String {
-    let found = walk(bootstrap, String::new(), |parent, entry| {
-        let path = format!("{parent}/{}", entry.name.escape_ascii());
-        if entry.nid == file { ControlFlow::Break(path) } else { ControlFlow::Continue(path) }
-    });
-    found.unwrap_or_else(|| file.to_string())
-}
-
-/// Visits every name in the image until `visit` breaks. What `visit` continues with for a directory
-/// it gets again with each name in that directory. Skips what is damaged.
-pub(super) fn walk<B: AsRef<[u8]>, T, R>(
+/// Visits every name but the root's, with what the visit of its directory returned, until a visit
+/// ends it. Names in damaged directories are left out, and a tree without end is cut.
+pub(crate) fn walk<B: AsRef<[u8]>, T, R>(
     bootstrap: &Bootstrap<B>,
     root: T,
-    mut visit: impl FnMut(&T, &erofs::DirEntry<'_>) -> ControlFlow<R, T>,
+    mut visit: impl FnMut(&T, &DirEntry<'_>) -> ControlFlow<R, T>,
 ) -> Option<R> {
     // Entries of sound directories do not overlap, so no more of them than this fit in the image.
     let mut budget = bootstrap.bytes().len() / size_of::<Dirent>();

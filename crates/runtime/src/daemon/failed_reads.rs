@@ -1,0 +1,82 @@
+//! Says in the log which container could not read which file of which image, and why.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    path::Path,
+    sync::{Arc, Weak},
+};
+
+use tokio::sync::mpsc::Receiver;
+
+use super::{
+    container::{Container, LOGS},
+    node::Node,
+    served_image::ServedImage,
+};
+use crate::{cache::FailedRead, metrics::ReadFailure};
+
+/// Files and images of one read that are named.
+const SHOWN: usize = 3;
+
+/// Writes what arrives to the log, as long as there is a node.
+pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
+    while let Some(read) = reads.recv().await {
+        let Some(node) = node.upgrade() else { return };
+        let found = node.images.all().await;
+        let images: Vec<_> = found.into_iter().filter(|image| image.has_blob(&read.blob)).collect();
+        let names = node.mounts.names_of(&images).await;
+        drop(node);
+        let described = tokio::task::spawn_blocking(move || describe(&read, &names, &images));
+        if let Err(error) = described.await {
+            tracing::error!(%error, "a failed read cannot be described");
+        }
+    }
+}
+
+/// Writes a line. Blocks.
+fn describe(read: &FailedRead, names: &BTreeSet<String>, images: &[Arc<ServedImage>]) {
+    let FailedRead { blob, range, error, thread, groups, unreported } = read;
+    let Container { id, name, pod } = Container::of(groups, Path::new(LOGS));
+    let mut files = Vec::new();
+    for image in images {
+        // One more than is shown says that there are others.
+        image.files_with(blob, range, SHOWN + 1, &mut files);
+    }
+    tracing::error!(
+        image = shown(names.iter().cloned().collect()),
+        file = shown(files),
+        pod,
+        container = name.or(id),
+        thread,
+        %blob,
+        bytes = %format_args!("{}..{}", range.start, range.end),
+        cause = ReadFailure::of(error).name(),
+        error = chain(error),
+        unreported = (*unreported > 0).then_some(unreported),
+        "a read fails",
+    );
+}
+
+/// At most [`SHOWN`] of them; nothing if there are none.
+fn shown(mut names: Vec<String>) -> Option<String> {
+    let all = names.len();
+    names.truncate(SHOWN);
+    let more = if all > SHOWN { " and others" } else { "" };
+    (all > 0).then(|| format!("{}{more}", names.join(", ")))
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,13 @@
+//! Parsers of bytes from outside, as the fuzz targets call them.
+#![allow(missing_docs)]
+
+/// What a client sends: a request, and where to listen.
+pub fn request(bytes: &[u8]) {
+    // A pipe holds so much, and nothing reads the rest.
+    crate::server::request(&bytes[..bytes.len().min(1 << 16)]);
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(address) = text.parse::<crate::Address>()
+    {
+        assert_eq!(address.to_string().parse(), Ok(address));
+    }
+}

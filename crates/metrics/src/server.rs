@@ -1,0 +1,227 @@
+//! The server: few connections, each answered once and soon over.
+
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Mutex,
+    task::AbortHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    address::{Address, Listener},
+    family::{Family, encode},
+};
+
+/// Measures everything.
+pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
+
+/// Connections at a time. One more ends the oldest: a scrape takes milliseconds, so what is still
+/// there is stuck or means harm.
+const CONNECTIONS: usize = 64;
+
+/// How long a connection may take from its beginning to the last byte of its answer. Prometheus
+/// waits no longer by default.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// How long the head of a request may take.
+const HEAD: Duration = Duration::from_secs(5);
+
+/// Largest head of a request, in bytes; the least that the HTTP library takes.
+const HEAD_LIMIT: usize = 8 << 10;
+
+/// How long one text answers everybody. To measure the cache reads directories.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Pause between two connections: hundreds a second cost a node nothing that its readers notice.
+const PACE: Duration = Duration::from_millis(2);
+
+/// Pause before an address that is taken is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The content type of OpenMetrics.
+const OPENMETRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// Answers clients at `address` until `leaving` ends. An address that is taken is tried again and
+/// again: nothing else depends on it.
+pub async fn serve(address: Address, measure: Arc<Measure>, leaving: impl Future<Output = ()>) {
+    tokio::pin!(leaving);
+    let serving = async {
+        let listener = listen(&address).await;
+        tracing::info!(%address, "serving metrics");
+        accept_all(listener, Arc::new(Page::new(measure))).await;
+    };
+    tokio::select! {
+        () = serving => {}
+        () = &mut leaving => {}
+    }
+}
+
+async fn listen(address: &Address) -> Listener {
+    let mut said = None;
+    loop {
+        match address.listen().await {
+            Ok(listener) => return listener,
+            Err(error) if said == Some(error.kind()) => {}
+            Err(error) => {
+                tracing::error!(%address, %error, "metrics are not served, trying again");
+                said = Some(error.kind());
+            }
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn accept_all(listener: Listener, page: Arc<Page>) {
+    let mut open = Open::default();
+    loop {
+        let accepted = match &listener {
+            Listener::Tcp(tcp) => tcp.accept().await.map(|(stream, _)| open.begin(stream, &page)),
+            Listener::Unix(unix) => {
+                unix.accept().await.map(|(stream, _)| open.begin(stream, &page))
+            }
+        };
+        if let Err(error) = accepted {
+            tracing::debug!(%error, "no connection for metrics");
+        }
+        // Also when descriptors ran out: it would fail again at once.
+        sleep(PACE).await;
+    }
+}
+
+/// Connections that are answered, the oldest first. They end with it.
+#[derive(Debug, Default)]
+struct Open(VecDeque<AbortHandle>);
+
+impl Open {
+    fn begin(
+        &mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        page: &Arc<Page>,
+    ) {
+        self.0.retain(|connection| !connection.is_finished());
+        if self.0.len() >= CONNECTIONS
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        let page = page.clone();
+        let task = tokio::spawn(async move {
+            match timeout(LONGEST, converse(stream, page)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a client of metrics went away"),
+                Err(_) => tracing::debug!("a client of metrics is too slow"),
+            }
+        });
+        self.0.push_back(task.abort_handle());
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Answers one request.
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    page: Arc<Page>,
+) -> Result<(), hyper::Error> {
+    let service = service_fn(move |request| {
+        let page = page.clone();
+        async move { Ok::<_, Infallible>(respond(&request, &page).await) }
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .keep_alive(false)
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_LIMIT)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}
+
+async fn respond<B>(request: &Request<B>, page: &Page) -> Response<Full<Bytes>> {
+    let (status, kind, body) = match (request.method(), request.uri().path()) {
+        (&(Method::GET | Method::HEAD), "/metrics") => match page.text().await {
+            Ok(text) => (StatusCode::OK, OPENMETRICS, text),
+            Err(error) => {
+                tracing::error!(%error, "metrics have no text");
+                let problem = Bytes::from_static(b"the metrics have no text\n");
+                (StatusCode::INTERNAL_SERVER_ERROR, plain(), problem)
+            }
+        },
+        (&(Method::GET | Method::HEAD), _) => {
+            let hint = Bytes::from_static(b"metrics are at /metrics\n");
+            (StatusCode::NOT_FOUND, plain(), hint)
+        }
+        _ => (StatusCode::METHOD_NOT_ALLOWED, plain(), Bytes::from_static(b"expected GET\n")),
+    };
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    response
+}
+
+fn plain() -> HeaderValue {
+    HeaderValue::from_static("text/plain; charset=utf-8")
+}
+
+/// The text of now.
+struct Page {
+    measure: Arc<Measure>,
+    last: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Page {
+    fn new(measure: Arc<Measure>) -> Self {
+        Page { measure, last: Mutex::default() }
+    }
+
+    async fn text(&self) -> Result<Bytes, std::fmt::Error> {
+        // Clients that ask meanwhile wait for this one's text.
+        let mut last = self.last.lock().await;
+        if let Some((when, text)) = &*last
+            && when.elapsed() < FRESH
+        {
+            return Ok(text.clone());
+        }
+        let text = Bytes::from(encode((self.measure)().await)?);
+        *last = Some((Instant::now(), text.clone()));
+        Ok(text)
+    }
+}
+
+/// What a client sends; it is answered, or refused, and the connection ends.
+#[cfg(fuzzing)]
+pub(crate) fn request(bytes: &[u8]) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
+        return;
+    };
+    runtime.block_on(async {
+        let (mut client, server) = duplex(1 << 20);
+        let page = Arc::new(Page::new(Arc::new(|| Box::pin(async { Vec::new() }))));
+        if client.write_all(bytes).await.is_ok() && client.shutdown().await.is_ok() {
+            let _ = converse(server, page).await;
+            let mut answer = Vec::new();
+            let _ = client.read_to_end(&mut answer).await;
+            assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."));
+        }
+    });
+}

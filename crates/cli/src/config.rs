@@ -21,7 +21,7 @@ use lazuli_runtime::{
 };
 use serde::Deserialize;
 
-use crate::path_context::PathContext as _;
+use crate::{metrics::Metrics, path_context::PathContext as _};
 
 /// Where the configuration is unless `--config` says otherwise.
 pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
@@ -57,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) snapshotter: Option<Snapshotter>,
     /// Whether pulls are answered.
     pub(crate) mirror: Option<Mirror>,
+    /// Whether metrics are served.
+    pub(crate) metrics: Option<Metrics>,
 }
 
 /// The `[mirror]` table.
@@ -449,6 +451,7 @@ impl Config {
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
                         config.mirror.as_ref().map_or(Ok(()), Mirror::check)?;
+                        config.metrics.as_ref().map(Metrics::address).transpose()?;
                         Ok(config)
                     })
                     .with_context(|| format!("{} is not valid", file.display()))
@@ -628,6 +631,20 @@ mod tests {
             let error = format!("{:#}", mirror(text).check().unwrap_err());
             assert!(error.contains(key), "{error}");
         }
+    }
+
+    #[test]
+    fn metrics_are_off_unless_an_address_is_given() {
+        assert!(toml::from_str::<Config>("").unwrap().metrics.is_none());
+        assert!(toml::from_str::<Config>("[metrics]\n").is_err());
+        let metrics = |listen: &str| {
+            let config: Config =
+                toml::from_str(&format!("[metrics]\nlisten = '{listen}'\n")).unwrap();
+            config.metrics.unwrap().address()
+        };
+        metrics("0.0.0.0:9445").unwrap();
+        let error = format!("{:#}", metrics("localhost:9445").unwrap_err());
+        assert!(error.contains("metrics.listen"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Write as _},
     os::fd::AsFd as _,
     process::{Command, ExitCode, Stdio},
@@ -15,7 +16,7 @@ use lazuli_runtime::{
     kernel::blobfs,
 };
 
-use crate::{Session, containerd, daemon as processes, exit, mirror};
+use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
 
 /// Run the node's daemon in the foreground
 ///
@@ -67,6 +68,8 @@ impl Arguments {
 const SERVING: &str = "serving";
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
+    // The kernel has called it `exe`, after the link in /proc that it was started by.
+    let _ = fs::write("/proc/self/comm", "lazuli");
     let root = &session.root;
     match arguments.role {
         Roles { takeover: true, .. } => take_over(session, arguments.readers())?,
@@ -168,11 +171,12 @@ fn work(session: &Session) -> Result<ExitCode> {
         let mirror = mirror::serve(session, &settings.registry, &mut worker);
         let (mirror, pulls) = mirror.unzip();
         let first = session.config.index.first;
+        let metrics = metrics::serve(session.config.metrics.as_ref(), &worker);
         let snapshots = containerd::serve(&session.root, driver, first, mirror, &mut worker);
         let ended = worker.serve().await.context("the worker ended")?;
         if ended == Ended::Left {
             // Answers that are being written.
-            let services = pulls.into_iter().chain(snapshots);
+            let services = pulls.into_iter().chain(snapshots).chain(metrics);
             let _ = tokio::time::timeout(LAST_WORDS, join_all(services)).await;
         }
         anyhow::Ok(ended)

@@ -7,6 +7,7 @@ pub(crate) mod containerd;
 mod disk;
 mod dragonfly;
 mod kernel;
+mod metrics;
 mod mirror;
 mod policy;
 pub(crate) mod service;
@@ -84,6 +85,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("mirror", mirror::listening),
     ("hosts", mirror::hosts),
     ("certificates", mirror::certificates),
+    ("metrics", metrics::serving),
     ("dragonfly", dragonfly::proxy),
     ("policy", policy::rules),
 ];

@@ -22,6 +22,7 @@ mod lazuli;
 mod lessons;
 mod loops;
 mod merge;
+mod metrics;
 mod mirror;
 mod mount;
 mod nodes;

@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test e2e-kubernetes test-kernels soak check deny compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test e2e-kubernetes test-kernels soak check deny compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -50,6 +50,11 @@ package-test: deb ## the package, and the DaemonSet's container, on Debian syste
 	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" "$$(scripts/earlier-package $(EARLIER))" \
 		target/release/cri "$$(scripts/corpus redis busybox)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
+
+metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
+	scripts/install-deps metrics-test
+	$(MAKE) --no-print-directory binary
+	$(ROOT) tests/metrics/run target/release/lazuli
 
 e2e-kubernetes: ## a cluster of one node with the DaemonSet: pods, evictions, kills, upgrades (10 minutes, the first time also builds Kubernetes: 10 more)
 	scripts/install-deps e2e-kubernetes

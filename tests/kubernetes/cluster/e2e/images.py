@@ -46,10 +46,12 @@ class Images:
         layout = self.scratch / f"node-{tag}"
         shutil.copytree(self.corpus / "debian-slim", layout)
         files, unit_edit = {}, None
+        sent = (REPOSITORY / ".dockerignore").read_text().splitlines()
         for line in (REPOSITORY / "dist/kubernetes/Dockerfile").read_text().splitlines():
             match line.split(maxsplit=1):
                 case ["COPY", paths]:
                     source, target = paths.split()
+                    assert f"!{source}" in sent, f".dockerignore keeps {source} from docker"
                     content = program if source == "target/release/lazuli" else (REPOSITORY / source).read_bytes()
                     files[target.lstrip("/")] = content
                 case ["RUN", command]:

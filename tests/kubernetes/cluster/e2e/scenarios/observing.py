@@ -61,9 +61,12 @@ def failed_read(cluster):
     image = cluster.images.variant("busybox", "observed", 8 << 20)
     with observed(cluster):
         cluster.run("reader", image)
+        read = "cat {} > /dev/null 2>&1 || echo failed"
+        # The program itself has to be there.
+        expect(cluster.exec("reader", "sh", "-c", read.format("/bin/busybox")) == "", "a file cannot be read")
         cluster.node.run("systemctl", "stop", "registry@open")
         try:
-            said = cluster.exec("reader", "sh", "-c", "cat /ballast > /dev/null 2>&1 || echo failed")
+            said = cluster.exec("reader", "sh", "-c", read.format("/ballast"))
             expect(said == "failed", "everything was there")
             journal = "journalctl -u lazuli --no-pager -o cat | grep 'a read fails' | grep observed"
             line = wait(30, "a line in the log", lambda: cluster.node.sh(journal)).splitlines()[-1]

@@ -44,7 +44,7 @@ pub struct Measurements {
 
 impl Node {
     pub(super) async fn measurements(&self) -> Measurements {
-        let (cache, traffic) = (self.cache.clone(), self.registry.endpoints.traffic());
+        let (cache, traffic) = (self.cache.clone(), self.registry.pool.traffic());
         let used = tokio::task::spawn_blocking(move || cache.usage().ok()).await;
         Measurements {
             started_at: self.started_at,

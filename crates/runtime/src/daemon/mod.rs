@@ -225,6 +225,7 @@ impl Worker {
         settings.images.iter().for_each(|image| node.preload(image.clone()));
         tokio::spawn(leftovers::clear(Arc::downgrade(&node)));
         tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node), wrong));
+        tokio::spawn(ordinary::afterwards::keep_indexing(Arc::downgrade(&node)));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).at(&path)?;

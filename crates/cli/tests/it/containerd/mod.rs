@@ -11,11 +11,13 @@ mod mirror;
 mod programs;
 mod removal;
 mod restarts;
+mod resumed;
 mod rig;
 mod signed;
 mod soak;
 mod trees;
 mod unmodified;
+mod unpacked;
 
 use std::{fs, path::Path};
 

@@ -6,10 +6,7 @@ use lazuli_image::{Digest, oci::Descriptor};
 use lazuli_policy::SignedIndex;
 use lazuli_registry::Repository;
 
-use super::{
-    pull::{Pull, PullError},
-    state::Ordinary,
-};
+use super::{pull::Pull, state::Ordinary, whole_layer::LayerError};
 use crate::daemon::{logins::Lent, node::Node};
 
 impl Node {
@@ -42,13 +39,14 @@ impl Node {
                 repository: repository.clone(),
                 cache: self.cache.clone(),
                 store: store.clone(),
+                place: place.clone(),
             };
             let (pulls, login) = (self.ordinaries.pulls.clone(), login.clone());
             tokio::spawn(async move {
                 let _login = login;
                 let pulled = match pulls.turn(&place).await {
                     Some(_turn) => pull.layer(&layer, diff_id).await,
-                    None => Err(PullError::Busy),
+                    None => Err(LayerError::Busy),
                 };
                 match &pulled {
                     Ok(()) => tracing::info!(layer = %layer.digest, "pulled and indexed"),

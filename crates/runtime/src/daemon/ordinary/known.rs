@@ -7,13 +7,13 @@ use bytes::Bytes;
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{
     Digest,
-    oci::{Descriptor, ImageConfig, media_type},
+    oci::{Descriptor, media_type},
 };
 use lazuli_policy::{SignedIndex, StatedLayer};
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository, config,
 };
-use tokio::{io::AsyncReadExt as _, sync::OnceCell};
+use tokio::io::AsyncReadExt as _;
 
 use super::{
     state::Ordinary,
@@ -48,14 +48,7 @@ impl Node {
                 config(&*repository, &manifest).await?
             }
         };
-        let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
-        // A configuration that cannot be read is containerd's to complain about.
-        let diff_ids = parsed.unwrap_or_default();
-        let is_whole = diff_ids.len() == manifest.parsed.layers.len();
-        let diff_ids = if is_whole { diff_ids } else { Vec::new() };
-        let (signed, published) = (OnceCell::new(), OnceCell::new());
-        let image = Ordinary { asked, manifest, config, diff_ids, signed, published };
-        Ok(self.ordinaries.remember(image))
+        Ok(self.ordinaries.remember(Ordinary::new(asked, manifest, config)))
     }
 
     /// Whether a key is trusted to state what is in layers of the image.
@@ -88,6 +81,9 @@ impl Node {
 
     /// Keeps what it takes to start the image without its registry.
     pub(super) fn keep_ordinary(&self, image: &Ordinary) {
+        if self.ordinaries.store.image(&image.manifest.digest).is_some() {
+            return;
+        }
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
         let record = ImageRecord {
             media_type: image.manifest.media_type.clone(),

@@ -19,7 +19,7 @@ use lazuli_runtime::{
     daemon::{DriverChoice, IndexSettings},
     prefetch,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// Where the configuration is unless `--config` says otherwise.
 pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
@@ -240,6 +240,17 @@ pub(crate) struct Index {
     key: Option<PathBuf>,
     /// containerd's content store.
     content_store: Option<PathBuf>,
+    /// Has indexes by the digests of their layers.
+    #[serde(deserialize_with = "repository")]
+    repository: Option<ImageName>,
+}
+
+/// A repository, without tag and digest.
+fn repository<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ImageName>, D::Error> {
+    let text = String::deserialize(from)?;
+    let is_one = TrustedReferrers::parse(std::slice::from_ref(&text));
+    is_one.map_err(|(_, error)| D::Error::custom(error))?;
+    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 /// Where containerd keeps what it has pulled.
@@ -272,7 +283,8 @@ impl Index {
     pub(crate) fn settings(&self) -> IndexSettings {
         let content = || self.content_store.clone().unwrap_or_else(|| CONTENT_STORE.into());
         let content = self.first.indexes_afterwards().then(content);
-        IndexSettings { publish: self.publish, key: self.key.clone(), content }
+        let (key, repository) = (self.key.clone(), self.repository.clone());
+        IndexSettings { publish: self.publish, key, content, repository }
     }
 }
 
@@ -613,7 +625,13 @@ mod tests {
             assert_eq!(first.pulls_in("k8s.io"), kubernetes, "{text}");
             assert_eq!(first.pulls_in("default"), others, "{text}");
         }
-        for text in ["first = 'kubernetes'", "trust = 'everybody'", "more = 1"] {
+        for text in [
+            "first = 'kubernetes'",
+            "trust = 'everybody'",
+            "more = 1",
+            "repository = 'r.example/indexes:1'",
+            "repository = 'oci:/srv'",
+        ] {
             assert!(index(text).is_err(), "{text}");
         }
         index("publish = true\nkey = '/k'").unwrap().index.check().unwrap();

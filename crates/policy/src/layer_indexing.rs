@@ -35,6 +35,15 @@ pub struct LayerIndexing {
     pub layer: StatedLayer,
 }
 
+/// A layer, as manifest and configuration of an image name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerDigests {
+    /// SHA-256 of it as stored.
+    pub layer: Digest,
+    /// SHA-256 of its tar.
+    pub diff_id: Digest,
+}
+
 /// An index of a layer that a key vouches for which the policy trusts.
 #[derive(Clone, Debug)]
 pub struct SignedLayer {
@@ -64,8 +73,9 @@ impl Statement {
 }
 
 impl Gate {
-    /// What a key that is trusted for the image `name` states of a layer, of which `manifest`, found
-    /// at `place`, has an index. `None` if there is no such statement.
+    /// What a key that is trusted for the image `name` states of a layer, whose tar has the digest
+    /// `diff_id`, and of which `manifest`, found at `place`, has an index. `None` if there is no
+    /// such statement.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -74,7 +84,7 @@ impl Gate {
         name: &ImageName,
         place: &ImageName,
         manifest: Manifest,
-        layer: &Digest,
+        layer: LayerDigests,
         options: &Options,
     ) -> Result<Option<SignedLayer>, GateError> {
         let Some(policy) = self.policy()? else { return Ok(None) };
@@ -98,7 +108,7 @@ impl Gate {
         name: &ImageName,
         place: &ImageName,
         manifest: &Manifest,
-        layer: &Digest,
+        layer: LayerDigests,
         bundles: &[Bytes],
     ) -> Result<Option<StatedLayer>, GateError> {
         let Some(policy) = self.policy()? else { return Ok(None) };
@@ -113,16 +123,17 @@ fn agreed(
     name: &ImageName,
     place: &ImageName,
     manifest: &Manifest,
-    layer: &Digest,
+    layer: LayerDigests,
     bundles: &[Bytes],
 ) -> Option<(StatedLayer, Vec<Bytes>)> {
     let (_, Rule::Require(requirement)) = policy.rule(&Asked::of(name)) else { return None };
-    let index = manifest.parsed.layer_index(layer)?.digest;
+    let index = manifest.parsed.layer_index(&layer.layer)?.digest;
     let states = |bundle: &Bytes| {
         let keys = &requirement.converters.keys;
         let (signers, statement) = Document::Bundle(bundle).statement(keys).ok()?;
         let stated = stated(place, &manifest.digest, &statement)?;
-        let fits = stated.layer == *layer && stated.index == index;
+        let LayerDigests { layer, diff_id } = layer;
+        let fits = stated == StatedLayer { layer, diff_id, index };
         fits.then(|| (signers, stated, bundle.clone()))
     };
     let all: Vec<_> = bundles.iter().filter_map(states).collect();
@@ -158,11 +169,8 @@ mod tests {
     #[test]
     fn a_statement_is_about_one_manifest_in_one_repository() {
         let digest = |text: &str| Algorithm::Sha256.digest(text.as_bytes());
-        let layer = StatedLayer {
-            layer: digest("layer"),
-            diff_id: digest("tar"),
-            index: digest("index"),
-        };
+        let layer =
+            StatedLayer { layer: digest("layer"), diff_id: digest("tar"), index: digest("index") };
         let converter = Converter { version: "0".to_owned(), program: None };
         let indexing = LayerIndexing { converter, layer };
         let place: ImageName = "r.example/indexes:tag".parse().unwrap();

@@ -57,15 +57,13 @@ impl Images {
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
         let options = self.0.options(request);
         let repository = lazuli_registry::open(&name, &options)?;
-        let indexing = self.0.indexing(&image, &repository, &options).await?;
+        let vouched = self.0.vouched(&image, &repository, &options).await?;
         if may_pull {
-            self.0.begin_pulls(&image, indexing.as_ref(), &repository, login.clone());
+            self.0.begin_pulls(&image, &vouched, &repository, login.clone());
         }
         for (layer, diff_id) in image.layers().take(at + 1) {
-            let is_known = || async {
-                let known = self.0.known_layer(layer, diff_id, indexing.as_ref(), &repository);
-                known.await.is_some()
-            };
+            let is_known =
+                || async { self.0.known_layer(layer, diff_id, &vouched).await.is_some() };
             // A pull may end in between.
             let pulled = async || {
                 let pulls = &self.0.ordinaries.pulls;
@@ -84,7 +82,7 @@ impl Images {
         }
         self.0.keep_ordinary(&image);
         if at + 1 == chain.len() {
-            self.0.publish_once(&image, indexing.is_some(), &repository, login);
+            self.0.publish_once(&image, vouched.is_beside, &repository, login);
         }
         Ok(u32::try_from(at + 1).ok())
     }
@@ -103,7 +101,7 @@ impl Images {
 }
 
 /// Whether containerd would unpack the image.
-fn is_ordinary(manifest: &Manifest) -> bool {
+pub(super) fn is_ordinary(manifest: &Manifest) -> bool {
     let manifest = &manifest.parsed;
     manifest.lazy_base().is_none() && manifest.artifact_type.is_none()
 }

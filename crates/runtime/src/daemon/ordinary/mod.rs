@@ -30,4 +30,5 @@ mod pulls;
 mod spool;
 pub(super) mod state;
 mod store;
+mod vouched;
 mod whole_layer;

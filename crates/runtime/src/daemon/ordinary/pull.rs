@@ -128,15 +128,13 @@ impl Pull {
                 Ok(part) => (Ok(part), None),
                 Err(error) => (Err(io::Error::other(error.to_string())), Some(error)),
             };
-            let (parts, mut own) = (parts.clone(), spool.take());
+            let (parts, own) = (parts.clone(), spool.take());
             // The reader may be slow, and is on a thread of its own.
             let sent = tokio::task::spawn_blocking(move || {
-                if let (Ok(part), Some(spool)) = (&part, &mut own)
-                    && let Err(error) = spool.append(part)
-                {
-                    tracing::debug!(%error, "a pull cannot be continued");
-                    own.take().map(Spool::remove);
-                }
+                let own = match &part {
+                    Ok(part) => own.and_then(|spool| append(spool, part)),
+                    Err(_) => own,
+                };
                 (own, parts.send(part).is_ok())
             });
             let (own, is_sent) = sent.await.unwrap_or((None, false));
@@ -149,6 +147,18 @@ impl Pull {
             }
         }
         Ok(())
+    }
+}
+
+/// Adds a part to a spool; without a spool the pull goes on, but cannot be continued.
+fn append(mut spool: Spool, part: &[u8]) -> Option<Spool> {
+    match spool.append(part) {
+        Ok(()) => Some(spool),
+        Err(error) => {
+            tracing::debug!(%error, "the pull cannot be continued");
+            spool.remove();
+            None
+        }
     }
 }
 

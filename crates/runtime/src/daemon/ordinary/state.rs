@@ -16,7 +16,7 @@ use lazuli_policy::SignedIndex;
 use lazuli_registry::{ImageName, Manifest};
 use tokio::sync::OnceCell;
 
-use super::{afterwards::Waiting, pulls::Pulls, store::IndexStore};
+use super::{afterwards::Waiting, pulls::Pulls, store::IndexStore, vouched::Unknown};
 use crate::{cache::Cache, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
@@ -32,6 +32,8 @@ pub struct IndexSettings {
     pub key: Option<PathBuf>,
     /// containerd's content store, if images that containerd has unpacked are indexed afterwards.
     pub content: Option<PathBuf>,
+    /// A repository that has indexes by the digests of their layers.
+    pub repository: Option<ImageName>,
 }
 
 /// What the node knows of ordinary images.
@@ -42,13 +44,14 @@ pub(in crate::daemon) struct Ordinaries {
     pub(super) pulls: Arc<Pulls>,
     pub(super) settings: IndexSettings,
     pub(super) waiting: Waiting,
+    pub(super) unknown: Unknown,
 }
 
 impl Ordinaries {
     pub(in crate::daemon) fn open(root: PathBuf, settings: IndexSettings) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root)?);
-        let (recent, pulls, waiting) = Default::default();
-        Ok(Ordinaries { store, recent, pulls, settings, waiting })
+        let (recent, pulls, waiting, unknown) = Default::default();
+        Ok(Ordinaries { store, recent, pulls, settings, waiting, unknown })
     }
 
     /// Has indexes that nothing uses given up with what is in the cache.

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use lazuli_image::{
     Digest,
-    oci::{Descriptor, layer_index_tag, media_type},
+    oci::{layer_index_tag, media_type},
 };
-use lazuli_policy::{SignedIndex, SignedLayer, StatedLayer};
+use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Manifest, Options, Parsed, RegistryError, Repository,
 };
@@ -50,7 +50,7 @@ pub(super) struct Vouched {
 }
 
 /// Layers of images that the repository of indexes does not have, and since when that is known.
-pub(super) type Unknown = Mutex<HashMap<(String, Digest), Instant>>;
+pub(super) type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
 impl Vouched {
     /// What the index of an image says, which is beside it in `repository`.
@@ -66,8 +66,7 @@ impl Vouched {
 
     /// What is stated of a layer whose tar has the digest `diff_id`.
     pub(super) fn of(&self, layer: &Digest, diff_id: &Digest) -> Option<&VouchedLayer> {
-        let is_it =
-            |it: &&VouchedLayer| it.stated.layer == *layer && it.stated.diff_id == *diff_id;
+        let is_it = |it: &&VouchedLayer| it.stated.layer == *layer && it.stated.diff_id == *diff_id;
         self.layers.iter().find(is_it)
     }
 }
@@ -92,7 +91,10 @@ impl Node {
         }
         let store = &self.ordinaries.store;
         let unproven = image.layers().filter(|(layer, id)| !store.has_proven(&layer.digest, id));
-        let looks = unproven.map(|(layer, diff_id)| self.vouched_layer(image, place, layer, diff_id));
+        let looks = unproven.map(|(layer, diff_id)| {
+            let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
+            self.vouched_layer(image, place, layer)
+        });
         let layers = join_all(looks).await.into_iter().flatten().collect();
         Ok(Vouched { layers, is_beside: false })
     }
@@ -101,18 +103,17 @@ impl Node {
         &self,
         image: &Ordinary,
         place: &ImageName,
-        layer: &Descriptor,
-        diff_id: &Digest,
+        layer: LayerDigests,
     ) -> Option<VouchedLayer> {
-        let place = place.tagged(&layer_index_tag(&layer.digest))?;
+        let place = place.tagged(&layer_index_tag(&layer.layer))?;
         let repository = lazuli_registry::open(&place, &self.registry).ok()?;
-        let found = match self.kept_layer(image, &place, &layer.digest) {
+        let found = match self.kept_layer(image, &place, layer) {
             Some(kept) => kept,
-            None => self.look_for_layer(image, &place, &layer.digest, &*repository).await?,
+            None => self.look_for_layer(image, &place, layer, &*repository).await?,
         };
         let (manifest, stated) = found;
-        let size = manifest.parsed.layer_index(&layer.digest)?.size;
-        (stated.diff_id == *diff_id).then_some(VouchedLayer { stated, size, repository })
+        let size = manifest.parsed.layer_index(&layer.layer)?.size;
+        Some(VouchedLayer { stated, size, repository })
     }
 
     /// What was found earlier, if it still counts.
@@ -120,9 +121,9 @@ impl Node {
         &self,
         image: &Ordinary,
         place: &ImageName,
-        layer: &Digest,
+        layer: LayerDigests,
     ) -> Option<(Manifest, StatedLayer)> {
-        let Stated { manifest, bundles } = self.ordinaries.store.stated(layer)?;
+        let Stated { manifest, bundles } = self.ordinaries.store.stated(&layer.layer)?;
         let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
         let Ok(Parsed::Image(manifest)) = document.parse("this node") else { return None };
         let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
@@ -134,10 +135,10 @@ impl Node {
         &self,
         image: &Ordinary,
         place: &ImageName,
-        layer: &Digest,
+        layer: LayerDigests,
         repository: &dyn Repository,
     ) -> Option<(Manifest, StatedLayer)> {
-        let key = (image.asked.to_string(), *layer);
+        let key = (image.asked.to_string(), layer);
         let unknown = &self.ordinaries.unknown;
         if lock(unknown).get(&key).is_some_and(|since| since.elapsed() < UNKNOWN) {
             return None;
@@ -151,8 +152,10 @@ impl Node {
         let found = match found.await {
             Ok(Ok(Some(found))) => found,
             other => {
-                if let Ok(Err(error)) = other && !error.is_missing() {
-                    tracing::warn!(%layer, %error, "its index is not looked for");
+                if let Ok(Err(error)) = other
+                    && !error.is_missing()
+                {
+                    tracing::warn!(layer = %layer.layer, %error, "its index is not looked for");
                 }
                 let mut unknown = lock(unknown);
                 if unknown.len() >= MOST_UNKNOWN {
@@ -164,9 +167,9 @@ impl Node {
         };
         let SignedLayer { manifest, stated, bundles } = found;
         if let Some(kept) = Stated::of(&manifest, &bundles)
-            && let Err(error) = self.ordinaries.store.note_stated(layer, &kept)
+            && let Err(error) = self.ordinaries.store.note_stated(&layer.layer, &kept)
         {
-            tracing::warn!(%layer, %error, "a statement is looked for again");
+            tracing::warn!(layer = %layer.layer, %error, "a statement is looked for again");
         }
         Some((manifest, stated))
     }

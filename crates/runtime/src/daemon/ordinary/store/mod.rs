@@ -5,7 +5,8 @@
 //!   blobs/HEX         the index with this digest
 //!   layers/HEX        which index the layer with this digest has, and the digest of its tar
 //!   ordinary/HEX      the image with this manifest: manifest and configuration
-//!   images/HEX        the index of the image with this manifest, and the statements about it
+//!   images/HEX        the index of the image with this manifest, or of the layer with this digest,
+//!                     and the statements about it
 //!   wrong/HEX         indexes that were found to lead to other bytes than the layer has
 //!   spools/HEX        stored bytes of a layer that is being pulled, see `spool`
 //!   unpacked/HEX      the image with this manifest: containerd unpacks it, and it is to be indexed
@@ -23,7 +24,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use lazuli_image::{Algorithm, Digest};
+use lazuli_registry::Manifest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::daemon::api::MountRequest;
@@ -74,6 +77,15 @@ pub(super) struct Stated {
     pub(super) manifest: String,
     /// The bundles, JSON.
     pub(super) bundles: Vec<String>,
+}
+
+impl Stated {
+    /// What `bundles` state of an index; `None` if it cannot be kept.
+    pub(super) fn of(manifest: &Manifest, bundles: &[Bytes]) -> Option<Self> {
+        let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).ok();
+        let manifest = text(&manifest.raw)?;
+        Some(Stated { manifest, bundles: bundles.iter().map(text).collect::<Option<_>>()? })
+    }
 }
 
 /// An image that is to be indexed when containerd has all of it.

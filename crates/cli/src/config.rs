@@ -19,7 +19,7 @@ use lazuli_runtime::{
     daemon::{DriverChoice, IndexSettings},
     prefetch,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{metrics::Metrics, path_context::PathContext as _};
 
@@ -242,7 +242,23 @@ pub(crate) struct Index {
     publish: bool,
     /// The private key that states what these are of.
     key: Option<PathBuf>,
+    /// containerd's content store.
+    content_store: Option<PathBuf>,
+    /// Has indexes by the digests of their layers.
+    #[serde(deserialize_with = "repository")]
+    repository: Option<ImageName>,
 }
+
+/// A repository, without tag and digest.
+fn repository<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ImageName>, D::Error> {
+    let text = String::deserialize(from)?;
+    let is_one = TrustedReferrers::parse(std::slice::from_ref(&text));
+    is_one.map_err(|(_, error)| D::Error::custom(error))?;
+    text.parse().map(Some).map_err(D::Error::custom)
+}
+
+/// Where containerd keeps what it has pulled.
+const CONTENT_STORE: &str = "/var/lib/containerd/io.containerd.content.v1.content";
 
 impl Index {
     fn check(&self) -> Result<()> {
@@ -251,13 +267,28 @@ impl Index {
                 bail!("index.key is {}, expected an absolute path", key.display())
             }
             Some(_) if !self.publish => bail!("index.key is for index.publish = true"),
+            _ => self.check_content_store(),
+        }
+    }
+
+    fn check_content_store(&self) -> Result<()> {
+        match &self.content_store {
+            Some(path) if !path.is_absolute() => {
+                bail!("index.content_store is {}, expected an absolute path", path.display())
+            }
+            Some(_) if !self.first.indexes_afterwards() => {
+                bail!("index.content_store is for index.first = \"leave\"")
+            }
             _ => Ok(()),
         }
     }
 
     /// What the runtime is told.
     pub(crate) fn settings(&self) -> IndexSettings {
-        IndexSettings { publish: self.publish, key: self.key.clone() }
+        let content = || self.content_store.clone().unwrap_or_else(|| CONTENT_STORE.into());
+        let content = self.first.indexes_afterwards().then(content);
+        let (key, repository) = (self.key.clone(), self.repository.clone());
+        IndexSettings { publish: self.publish, key, content, repository }
     }
 }
 
@@ -272,11 +303,17 @@ pub(crate) enum FirstPull {
     Kubernetes,
     /// This node.
     Pull,
-    /// containerd.
+    /// containerd; this node indexes them afterwards.
     Leave,
 }
 
 impl FirstPull {
+    /// Whether this node indexes what containerd has pulled. Not by default: where images are built
+    /// and pushed, it would make each of them lazy at its second pull.
+    fn indexes_afterwards(self) -> bool {
+        matches!(self, FirstPull::Leave)
+    }
+
     /// Whether this node pulls for a namespace of containerd.
     pub(crate) fn pulls_in(self, namespace: &str) -> bool {
         match self {
@@ -597,13 +634,22 @@ mod tests {
             assert_eq!(first.pulls_in("k8s.io"), kubernetes, "{text}");
             assert_eq!(first.pulls_in("default"), others, "{text}");
         }
-        for text in ["first = 'kubernetes'", "trust = 'everybody'", "more = 1"] {
+        for text in [
+            "first = 'kubernetes'",
+            "trust = 'everybody'",
+            "more = 1",
+            "repository = 'r.example/indexes:1'",
+            "repository = 'oci:/srv'",
+        ] {
             assert!(index(text).is_err(), "{text}");
         }
         index("publish = true\nkey = '/k'").unwrap().index.check().unwrap();
-        for (text, problem) in
-            [("publish = true\nkey = 'k'", "absolute path"), ("key = '/k'", "index.publish")]
-        {
+        for (text, problem) in [
+            ("publish = true\nkey = 'k'", "absolute path"),
+            ("key = '/k'", "index.publish"),
+            ("first = 'leave'\ncontent_store = 'c'", "absolute path"),
+            ("content_store = '/c'", "index.first"),
+        ] {
             let error = index(text).unwrap().index.check().unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }

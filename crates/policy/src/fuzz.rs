@@ -6,7 +6,7 @@ use std::path::Path;
 use lazuli_registry::ImageName;
 
 use crate::{
-    Bundle, Payload, Policy, PublicKey, Statement,
+    Bundle, LayerIndexing, Payload, Policy, PublicKey, Statement,
     evidence::{Certified, SignatureLayer},
     keyless, media_type,
     name::Asked,
@@ -36,6 +36,7 @@ pub fn documents(raw: &[u8]) {
     }
     if let Ok(statement) = Statement::parse(raw) {
         let _ = statement.conversion();
+        let _ = serde_json::from_value::<LayerIndexing>(statement.predicate.clone());
         let _ = Statement::parse(&statement.to_json());
     }
     if let Ok(text) = std::str::from_utf8(raw) {

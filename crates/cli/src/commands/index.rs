@@ -16,6 +16,7 @@ use lazuli_image::{
 use lazuli_policy::StatedLayer;
 use lazuli_registry::{
     BlobContent, Document, ImageName, Manifest, Options, PushBy, Repository, Source,
+    TrustedReferrers,
 };
 use tokio::runtime::Runtime;
 
@@ -26,6 +27,7 @@ use crate::{
         statement::Origin,
     },
     image::{
+        index_repository::{StoredLayers, store_layers},
         push,
         scratch::Scratch,
         sign::{Sign, Signer},
@@ -52,6 +54,10 @@ pub(crate) struct Arguments {
     /// `statements` use the index
     #[arg(long, value_name = "KEY")]
     sign: Option<PathBuf>,
+    /// Store the index of each layer here, by the digest of the layer, instead of an index of the
+    /// image beside it: `[index] repository` of nodes names it
+    #[arg(long, value_name = "REPOSITORY")]
+    to: Option<String>,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -65,7 +71,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let Opened { layers, digests, config, image, .. } = opened;
     let (manifest, _) = image.context("an image of a registry or oci:DIR was expected")?;
     must_be_ordinary(&name, &manifest)?;
-    let signer = signer(arguments.sign.clone(), &name, &access)?;
+    let to = arguments.to.as_deref().map(index_repository).transpose()?;
+    let signer = signer(arguments.sign.clone(), to.as_ref().unwrap_or(&name), &access)?;
     let stored: u64 = manifest.parsed.layers.iter().map(|layer| layer.size).sum();
     let layer = |(layer, digest): (lazuli_builder::Layer, Option<Digest>)| match layer.source {
         LayerSource::Tar(source) => {
@@ -83,6 +90,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     let indexed = indexed?;
     check_diff_ids(&name, &config, &indexed.diff_ids)?;
+    if let Some(to) = to {
+        let stated = stated(&manifest, &indexed)?;
+        let storing = store_layers(&to, &access, &indexed.layers, &stated, signer.as_ref());
+        let done = runtime.block_on(storing)?;
+        report_layers(&name, &to, &done, stored, started);
+        return Ok(());
+    }
     let bootstrap = bootstrap_layer(&indexed);
     let document = describe(&manifest, &indexed, &bootstrap)?;
     let target = lazuli_registry::open(&name, &access)?;
@@ -112,6 +126,31 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         BinaryBytes(uploaded)
     );
     Ok(())
+}
+
+/// `--to`: a repository of a registry.
+fn index_repository(text: &str) -> Result<ImageName> {
+    let is_one = TrustedReferrers::parse(&[text.to_owned()]);
+    is_one.map_err(|(_, error)| anyhow::anyhow!("--to: {error}"))?;
+    Ok(text.parse()?)
+}
+
+fn report_layers(
+    name: &ImageName,
+    to: &ImageName,
+    done: &StoredLayers,
+    stored: u64,
+    started: Instant,
+) {
+    let StoredLayers { bytes, uploaded, left_out } = done;
+    let percent = *bytes as f64 * 100.0 / stored.max(1) as f64;
+    println!("{name}");
+    println!("  indexes   {} ({percent:.2} %) in {to}", BinaryBytes(*bytes));
+    for layer in left_out {
+        println!("  left out  {layer}: it has content that cannot be read where it is");
+    }
+    let (seconds, uploaded) = (started.elapsed().as_secs_f64(), BinaryBytes(*uploaded));
+    println!("  time      {seconds:.1} s, uploaded {uploaded}");
 }
 
 /// What states whose the index is, if that is wanted.

@@ -72,7 +72,8 @@ impl Origin {
     }
 }
 
-fn this_program() -> Result<Converter> {
+/// What makes statements.
+pub(crate) fn this_program() -> Result<Converter> {
     let program = digest_of("/proc/self/exe").context("cannot read this program")?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
     Ok(Converter { version, program: Some(program) })

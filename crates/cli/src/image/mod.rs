@@ -1,6 +1,7 @@
 //! One image: opening, reading, signing and storing it. Nothing here prints, except progress.
 
 pub(crate) mod hot_blob;
+pub(crate) mod index_repository;
 pub(crate) mod open;
 pub(crate) mod push;
 pub(crate) mod read_chunks;

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use lazuli_image::oci::Descriptor;
 use lazuli_policy::{
-    Conversion, Indexing, Payload, Statement,
+    Conversion, Indexing, LayerIndexing, Payload, Statement,
     key::KEY_LIMIT,
     media_type,
     sign::{SignatureManifest, SignedPayload, SigningKey, attach},
@@ -134,6 +134,20 @@ impl Signer {
         let statement = Statement::indexed(self.reference.clone(), subject.digest, indexing)?;
         let attached = self.attach(to, &subject, &statement).await;
         attached.with_context(|| format!("cannot state what the index of {} is", self.target))
+    }
+
+    /// States beside the manifest `document`, which `to` has, of which layer it has the index.
+    pub(crate) async fn state_layer(
+        &self,
+        to: &dyn Repository,
+        document: &Document,
+        indexing: &LayerIndexing,
+    ) -> Result<()> {
+        let subject = describe(document);
+        let statement = Statement::indexed_layer(self.reference.clone(), subject.digest, indexing)?;
+        let attached = self.attach(to, &subject, &statement).await;
+        let layer = indexing.layer.layer;
+        attached.with_context(|| format!("cannot state what the index of layer {layer} is"))
     }
 
     /// Puts signatures beside `document`, which `to` has.

@@ -46,16 +46,7 @@ impl IndexImage {
         beside: &[BlobLayer],
         bootstrap: BlobLayer,
     ) -> Result<Self, OciError> {
-        let index = |index: &IndexedLayer| {
-            let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
-            let notes = [
-                (annotation::DATA_BLOB, "true"),
-                (annotation::INDEX_OF, layer.as_str()),
-                (annotation::INDEX_TABLES, tables.as_str()),
-            ];
-            Descriptor::new(media_type::DATA_BLOB, index.digest, index.size, &notes)
-        };
-        let mut layers: Vec<_> = indexes.iter().map(index).collect();
+        let mut layers: Vec<_> = indexes.iter().map(index_layer).collect();
         layers.extend(beside.iter().map(data_layer));
         layers.push(super::bootstrap_layer(&bootstrap));
         let manifest = Manifest {
@@ -77,7 +68,55 @@ impl IndexImage {
     }
 }
 
+/// The configuration of manifests that need none.
+pub const EMPTY_CONFIG: &[u8] = b"{}";
+
+/// The tag under which a repository of indexes has that of `layer`.
+pub fn layer_index_tag(layer: &Digest) -> String {
+    format!("{}-{}.index", layer.algorithm.name(), layer.hex())
+}
+
+/// The manifest for the index of a single layer, whatever image has it. The same input gives the
+/// same bytes.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub fn layer_index_manifest(index: &IndexedLayer) -> Result<Vec<u8>, OciError> {
+    let config = Algorithm::Sha256.digest(EMPTY_CONFIG);
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::MANIFEST.to_owned()),
+        artifact_type: Some(media_type::LAYER_INDEX.to_owned()),
+        config: Descriptor::plain(media_type::EMPTY, config, EMPTY_CONFIG.len() as u64),
+        layers: vec![index_layer(index)],
+        subject: None,
+        annotations: Default::default(),
+    };
+    let document = "manifest";
+    serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })
+}
+
+/// What a manifest says about the index of a layer.
+fn index_layer(index: &IndexedLayer) -> Descriptor {
+    let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
+    let notes = [
+        (annotation::DATA_BLOB, "true"),
+        (annotation::INDEX_OF, layer.as_str()),
+        (annotation::INDEX_TABLES, tables.as_str()),
+    ];
+    Descriptor::new(media_type::DATA_BLOB, index.digest, index.size, &notes)
+}
+
 impl Manifest {
+    /// The index of `layer`, if this is a manifest for it and nothing else.
+    pub fn layer_index(&self, layer: &Digest) -> Option<&Descriptor> {
+        let [index] = &self.layers[..] else { return None };
+        let is_it = self.artifact_type.as_deref() == Some(media_type::LAYER_INDEX)
+            && self.subject.is_none()
+            && index.index_of() == Some(*layer);
+        is_it.then_some(index)
+    }
+
     /// Whether this is an index of `image`, of its very configuration and of no layers but its own.
     pub fn is_index_of(&self, digest: &Digest, image: &Manifest) -> bool {
         let is_its_layer = |layer: Digest| image.layers.iter().any(|own| own.digest == layer);
@@ -128,6 +167,22 @@ mod tests {
         assert!(index.is_index_of(&digest("image"), &image));
         assert_eq!(index.layers[0].index_tables(), Some(digest("tables")));
         assert_eq!(index.lazy_base().unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn a_layers_own_index_is_of_that_layer() {
+        let [layer, index, tables] = ["layer", "index", "tables"].map(digest);
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
+        let written = layer_index_manifest(&indexed).unwrap();
+        let manifest = Manifest::parse(&written).unwrap();
+        assert_eq!(manifest.layer_index(&layer).unwrap().digest, index);
+        assert!(manifest.layer_index(&digest("another layer")).is_none());
+        let mut of_image = manifest.clone();
+        of_image.subject = Some(Descriptor::plain(media_type::MANIFEST, digest("image"), 9));
+        assert!(of_image.layer_index(&layer).is_none());
+        assert!(!manifest.is_index_of(&digest("image"), &ordinary()));
+        let tag = layer_index_tag(&layer);
+        assert!(tag.len() <= 128 && tag.ends_with(".index"), "{tag}");
     }
 
     #[test]

@@ -13,7 +13,9 @@ mod index_image;
 mod platform;
 
 pub use config::ImageConfig;
-pub use index_image::{IndexImage, IndexedLayer};
+pub use index_image::{
+    EMPTY_CONFIG, IndexImage, IndexedLayer, layer_index_manifest, layer_index_tag,
+};
 pub use platform::{InvalidPlatform, Platform};
 
 use std::collections::BTreeMap;

@@ -12,7 +12,7 @@ use std::{
         Arc, Mutex, OnceLock, TryLockError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use lazuli_image::{Algorithm, Digest};
@@ -59,6 +59,22 @@ pub(super) struct Budget {
     bytes: AtomicU64,
 }
 
+impl Budget {
+    /// Counts what was given up.
+    pub(super) fn count_bytes(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Something that may go.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Unused {
+    /// The directory of a blob.
+    Blob(PathBuf),
+    /// A file beside the cache.
+    Beside(PathBuf),
+}
+
 /// What was given up since the cache was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
@@ -70,7 +86,7 @@ pub struct EvictionStats {
     pub chunks: u64,
     /// Blobs that were not in use.
     pub blobs: u64,
-    /// Bytes of both.
+    /// Bytes of both, and of files beside the cache.
     pub bytes: u64,
 }
 
@@ -166,14 +182,23 @@ impl Cache {
         freed
     }
 
-    /// Gives up about `bytes` of blobs that are not open, and returns how many it were.
+    /// Gives up about `bytes` of blobs that are not open, and of files beside them that nothing
+    /// uses, and returns how many it were.
     fn free_unused(&self, bytes: u64) -> u64 {
+        let blobs = self.unused_since().into_iter().map(|(last, dir)| (last, Unused::Blob(dir)));
+        let beside = self.unused_beside().into_iter();
+        let beside = beside.map(|(last, path)| (last, Unused::Beside(path)));
+        let mut all: Vec<_> = blobs.chain(beside).collect();
+        all.sort();
         let mut freed = 0;
-        for dir in self.unused() {
+        for (_, unused) in all {
             if freed >= bytes {
                 break;
             }
-            freed += self.try_remove(&dir);
+            freed += match unused {
+                Unused::Blob(dir) => self.try_remove(&dir),
+                Unused::Beside(path) => self.remove_beside(&path),
+            };
         }
         freed
     }
@@ -209,15 +234,20 @@ impl Cache {
 
     /// Directories of blobs that are not open, the one that was used longest ago first.
     fn unused(&self) -> Vec<PathBuf> {
+        let mut dirs = self.unused_since();
+        dirs.sort();
+        dirs.into_iter().map(|(_, dir)| dir).collect()
+    }
+
+    /// Directories of blobs that are not open, and when each was used last.
+    fn unused_since(&self) -> Vec<(SystemTime, PathBuf)> {
         let open = lock(&self.blobs);
         let is_open = |key: &str| open.get(key).is_some_and(|blob| blob.strong_count() > 0);
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let unused = entries.filter(|entry| !entry.file_name().to_str().is_some_and(is_open));
-        let mut dirs: Vec<_> = unused
-            .filter_map(|entry| Some((Store::last_use(&entry.path()).ok()?, entry.path())))
-            .collect();
-        dirs.sort();
-        dirs.into_iter().map(|(_, dir)| dir).collect()
+        let since =
+            |entry: fs::DirEntry| Some((Store::last_use(&entry.path()).ok()?, entry.path()));
+        unused.filter_map(since).collect()
     }
 
     /// Removes the files of a blob unless it is open. Returns the bytes that they

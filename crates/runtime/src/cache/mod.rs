@@ -10,6 +10,7 @@
 //! in the blob's file and every chunk of it was checked against its digest. Files are shared by all
 //! images that say the same about a blob. docs/cache.md explains what survives which crash.
 
+mod beside;
 mod blob;
 mod budget;
 mod chunk_index;
@@ -37,7 +38,7 @@ use std::{
         unix::fs::{DirBuilderExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, OnceLock, Weak},
     time::Duration,
 };
 
@@ -45,6 +46,7 @@ use lazuli_image::{Blob, Digest};
 use tokio::sync::mpsc::Receiver;
 
 pub(crate) use self::{
+    beside::Beside,
     blob::{Ahead, Listener},
     failed_reads::FailedRead,
     ready::ReadyMap,
@@ -81,8 +83,8 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// What stays free on the disk, as far as giving up blobs that no image uses can help.
     pub keep_free: Option<KeepFree>,
-    /// A directory with a directory for each image, whose files count as well.
-    pub metadata: Option<PathBuf>,
+    /// Directories of directories, whose files count as well.
+    pub metadata: Vec<PathBuf>,
     /// How long a chunk of a blob in use must not have been asked for before it may be given up.
     /// Has to be longer than any reader needs from the kernel's question to the page.
     pub grace: Duration,
@@ -98,7 +100,7 @@ impl Default for Settings {
             deadline: Duration::from_secs(60),
             max_bytes: None,
             keep_free: None,
-            metadata: None,
+            metadata: Vec::new(),
             grace: Duration::from_secs(60),
         }
     }
@@ -148,6 +150,8 @@ pub struct Cache {
     /// See [`Cache::give`], by device and inode.
     given: store::Given,
     budget: Arc<Budget>,
+    /// See [`Cache::evict_beside`].
+    beside: OnceLock<Arc<dyn Beside>>,
     /// What a blob can have from another one.
     chunk_index: ChunkIndex,
     /// Readers that may be on their way to a page.
@@ -194,6 +198,7 @@ impl Cache {
             blobs: Mutex::default(),
             given: Mutex::default(),
             budget: Arc::default(),
+            beside: OnceLock::new(),
             chunk_index: ChunkIndex::default(),
             released: Arc::default(),
             clock: Arc::new(Clock::new()),
@@ -336,8 +341,8 @@ impl Cache {
             blobs += 1;
             bytes += occupied(&blob.path()).0;
         }
-        let images = self.settings.metadata.iter().flat_map(fs::read_dir).flatten().flatten();
-        bytes += images.map(|image| occupied(&image.path()).0).sum::<u64>();
+        let beside = self.settings.metadata.iter().flat_map(fs::read_dir).flatten().flatten();
+        bytes += beside.map(|directory| occupied(&directory.path()).0).sum::<u64>();
         Ok((blobs, bytes))
     }
 

@@ -86,6 +86,13 @@ impl Node {
                 Some(manifest) => manifest.into(),
                 None => self.resolve(&name, &*repository, platform.as_ref(), &options).await?,
             };
+            if !request.base
+                && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
+            {
+                let (stored, verified, manifest, pin) = shown;
+                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
+                return Ok((stored, verified, Fetched::default(), known, pin));
+            }
             let manifest = &resolved.manifest;
             preconnect.done().await;
             // Until there is a record of the mount.

@@ -117,11 +117,12 @@ impl Node {
             deadline: settings.deadline.unwrap_or(defaults.deadline),
             max_bytes: settings.max_bytes,
             keep_free: settings.keep_free,
-            metadata: Some(root.join("images")),
+            metadata: vec![root.join("images"), indexes.clone()],
             ..defaults
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
+        ordinaries.evict_with(&cache);
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let mut probe = match fanotify {
             Fanotify::Proven => Probe::of_successor(),

@@ -1,5 +1,6 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod by_layer;
 mod chain_ids;
 mod commit;
 mod crowd;
@@ -11,11 +12,13 @@ mod mirror;
 mod programs;
 mod removal;
 mod restarts;
+mod resumed;
 mod rig;
 mod signed;
 mod soak;
 mod trees;
 mod unmodified;
+mod unpacked;
 
 use std::{fs, path::Path};
 

@@ -39,19 +39,23 @@ on_both!(
 );
 
 /// A node whose policy trusts a key for what it states of layers, and a registry.
-struct Scene {
-    rig: Rig,
-    registry: FakeRegistry,
-    signer: Signer,
+pub(super) struct Scene {
+    pub(super) rig: Rig,
+    pub(super) registry: FakeRegistry,
+    pub(super) signer: Signer,
 }
 
 impl Scene {
-    fn new(containerd: Containerd, index: &str) -> Option<Self> {
+    pub(super) fn new(containerd: Containerd, index: &str) -> Option<Self> {
         let registry = FakeRegistry::start().unwrap();
         Self::with(containerd, index, registry)
     }
 
-    fn with(containerd: Containerd, index: &str, registry: FakeRegistry) -> Option<Self> {
+    pub(super) fn with(
+        containerd: Containerd,
+        index: &str,
+        registry: FakeRegistry,
+    ) -> Option<Self> {
         Self::driven(containerd, index, registry, "auto")
     }
 
@@ -71,7 +75,9 @@ impl Scene {
             let path = lazuli.path("policy.toml");
             let rule = format!("default = {{ accept = true, statements = [{:?}] }}", made.public());
             fs::write(&path, rule).unwrap();
+            let content = lazuli.path("containerd/io.containerd.content.v1.content");
             let index = index.replace("KEY", made.private().to_str().unwrap());
+            let index = index.replace("CONTENT", content.to_str().unwrap());
             signer = Some(made);
             format!("policy = {path:?}\n[index]\n{index}")
         };
@@ -84,19 +90,19 @@ impl Scene {
         self.rig.lazuli.ok(["index", image, "--sign", signer.private().to_str().unwrap()]);
     }
 
-    fn run(&self, image: &str, command: &[&str]) -> String {
+    pub(super) fn run(&self, image: &str, command: &[&str]) -> String {
         let name = self.rig.own(&image.replace(['/', ':', '@'], "-"));
         let output = self.rig.cri.run(&name, image, command).unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Bytes of a layer that were asked for.
-    fn fetched(&self, layer: &Layer) -> u64 {
+    pub(super) fn fetched(&self, layer: &Layer) -> u64 {
         fetched(&self.registry, layer)
     }
 }
 
-fn fetched(registry: &FakeRegistry, layer: &Layer) -> u64 {
+pub(super) fn fetched(registry: &FakeRegistry, layer: &Layer) -> u64 {
     let stored = layer.stored().unwrap();
     let digest = lazuli_image::Algorithm::Sha256.digest(&stored).to_string();
     let of_layer = |it: &&Logged| it.method == "GET" && it.target.contains(&digest);
@@ -113,7 +119,7 @@ fn big() -> Layer {
     Layer::new(tarball::write(&files), Compression::Gzip)
 }
 
-fn layers() -> [Layer; 3] {
+pub(super) fn layers() -> [Layer; 3] {
     [Layer::new(busybox(), Compression::Gzip), big(), who("me")]
 }
 
@@ -210,7 +216,7 @@ fn an_index_without_a_valid_statement_is_left_to_containerd(containerd: Containe
 }
 
 /// The digest of the index beside an image.
-fn index_of(registry: &FakeRegistry, repository: &str) -> Digest {
+pub(super) fn index_of(registry: &FakeRegistry, repository: &str) -> Digest {
     let (digest, _) = index(registry, repository);
     digest
 }
@@ -225,7 +231,7 @@ fn index(registry: &FakeRegistry, repository: &str) -> (Digest, Value) {
 }
 
 /// What a list says that refers to a manifest.
-fn referrers(registry: &FakeRegistry, repository: &str, subject: &Digest) -> Vec<Value> {
+pub(super) fn referrers(registry: &FakeRegistry, repository: &str, subject: &Digest) -> Vec<Value> {
     let mut stream = TcpStream::connect(registry.host()).unwrap();
     let target = format!("/v2/{repository}/referrers/{subject}");
     let host = registry.host();

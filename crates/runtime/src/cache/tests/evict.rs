@@ -9,7 +9,7 @@ use std::{
 use lazuli_image::Digest;
 
 use super::*;
-use crate::cache::KeepFree;
+use crate::cache::{Beside, KeepFree};
 
 const CHUNK: usize = 64 << 10;
 
@@ -170,10 +170,53 @@ async fn metadata_of_images_counts() {
     let images = dir.path().join("images");
     std::fs::create_dir_all(images.join("one")).unwrap();
     std::fs::write(images.join("one/bootstrap"), [1; 100_000]).unwrap();
-    let limits = Settings { metadata: Some(images), ..settings(0) };
+    let limits = Settings { metadata: vec![images], ..settings(0) };
     let cache = Cache::open(&dir.path().join("cache"), limits).unwrap();
     let (blobs, bytes) = cache.usage().unwrap();
     assert!(blobs == 0 && bytes >= 100_000, "{bytes}");
+}
+
+/// Files in a directory, all of which may go.
+#[derive(Debug)]
+struct Files(std::path::PathBuf);
+
+impl Beside for Files {
+    fn unused(&self) -> Vec<(std::time::SystemTime, std::path::PathBuf)> {
+        let entries = std::fs::read_dir(&self.0).unwrap().flatten();
+        entries.map(|it| (it.metadata().unwrap().modified().unwrap(), it.path())).collect()
+    }
+
+    fn remove(&self, path: &std::path::Path) -> std::io::Result<u64> {
+        let bytes = std::fs::metadata(path)?.len();
+        std::fs::remove_file(path).map(|()| bytes)
+    }
+}
+
+#[tokio::test]
+async fn unused_files_beside_the_cache_go_oldest_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let beside = dir.path().join("beside");
+    let kind = beside.join("kind");
+    std::fs::create_dir_all(&kind).unwrap();
+    let sample = Sample::new(&[CHUNK; 4]);
+    let size = 4 * CHUNK as u64;
+    for name in ["old", "young"] {
+        std::fs::write(kind.join(name), vec![1; size as usize]).unwrap();
+    }
+    let an_hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    let old = std::fs::File::options().append(true).open(kind.join("old")).unwrap();
+    old.set_modified(an_hour_ago).unwrap();
+    let limits = Settings { metadata: vec![beside], ..limited(size * 5 / 2, Duration::ZERO) };
+    let cache = Cache::open(&dir.path().join("cache"), limits).unwrap();
+    cache.evict_beside(std::sync::Arc::new(Files(kind.clone())));
+    let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+    blob.ensure(sample.all()).await.unwrap();
+    blob.completed().await;
+    cache.start_evicting();
+    until("the old file goes", || !kind.join("old").exists()).await;
+    cache.enforce().unwrap();
+    assert!(kind.join("young").exists() && sample.is_right(&blob, &sample.all()));
+    assert_eq!(cache.evictions().bytes, size);
 }
 
 #[tokio::test]

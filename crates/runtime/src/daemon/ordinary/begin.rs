@@ -3,13 +3,9 @@
 use std::{sync::Arc, time::Instant};
 
 use lazuli_image::{Digest, oci::Descriptor};
-use lazuli_policy::SignedIndex;
 use lazuli_registry::Repository;
 
-use super::{
-    pull::{Pull, PullError},
-    state::Ordinary,
-};
+use super::{pull::Pull, state::Ordinary, vouched::Vouched, whole_layer::LayerError};
 use crate::daemon::{logins::Lent, node::Node};
 
 impl Node {
@@ -17,7 +13,7 @@ impl Node {
     pub(super) fn begin_pulls(
         &self,
         image: &Arc<Ordinary>,
-        signed: Option<&SignedIndex>,
+        vouched: &Vouched,
         repository: &Arc<dyn Repository>,
         login: Option<Arc<Lent>>,
     ) {
@@ -25,12 +21,9 @@ impl Node {
         for (layer, diff_id) in image.layers() {
             let is_here = |index: &Digest| !store.is_wrong(index);
             let record = store.layer(&layer.digest).filter(|record| record.is_proven);
-            let is_stated = signed.is_some_and(|signed| {
-                let mut stated = signed.indexing.layers.iter();
-                stated.any(|it| {
-                    it.layer == layer.digest && it.diff_id == *diff_id && is_here(&it.index)
-                })
-            });
+            let is_stated = vouched
+                .of(&layer.digest, diff_id)
+                .is_some_and(|vouched| is_here(&vouched.stated.index));
             let is_proven = record.is_some_and(|record| store.index(&record.index).is_some());
             if is_proven || is_stated || !is_readable(layer) {
                 continue;
@@ -42,13 +35,14 @@ impl Node {
                 repository: repository.clone(),
                 cache: self.cache.clone(),
                 store: store.clone(),
+                place: place.clone(),
             };
             let (pulls, login) = (self.ordinaries.pulls.clone(), login.clone());
             tokio::spawn(async move {
                 let _login = login;
                 let pulled = match pulls.turn(&place).await {
                     Some(_turn) => pull.layer(&layer, diff_id).await,
-                    None => Err(PullError::Busy),
+                    None => Err(LayerError::Busy),
                 };
                 match &pulled {
                     Ok(()) => tracing::info!(layer = %layer.digest, "pulled and indexed"),

@@ -7,17 +7,18 @@ use bytes::Bytes;
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{
     Digest,
-    oci::{Descriptor, ImageConfig, media_type},
+    oci::{Descriptor, media_type},
 };
-use lazuli_policy::{SignedIndex, StatedLayer};
+use lazuli_policy::SignedIndex;
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository, config,
 };
-use tokio::{io::AsyncReadExt as _, sync::OnceCell};
+use tokio::io::AsyncReadExt as _;
 
 use super::{
     state::Ordinary,
     store::{ImageRecord, LayerRecord, Stated},
+    vouched::{Vouched, VouchedLayer},
 };
 use crate::daemon::{DaemonError, api::MountRequest, node::Node};
 
@@ -48,14 +49,7 @@ impl Node {
                 config(&*repository, &manifest).await?
             }
         };
-        let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
-        // A configuration that cannot be read is containerd's to complain about.
-        let diff_ids = parsed.unwrap_or_default();
-        let is_whole = diff_ids.len() == manifest.parsed.layers.len();
-        let diff_ids = if is_whole { diff_ids } else { Vec::new() };
-        let (signed, published) = (OnceCell::new(), OnceCell::new());
-        let image = Ordinary { asked, manifest, config, diff_ids, signed, published };
-        Ok(self.ordinaries.remember(image))
+        Ok(self.ordinaries.remember(Ordinary::new(asked, manifest, config)))
     }
 
     /// Whether a key is trusted to state what is in layers of the image.
@@ -88,6 +82,9 @@ impl Node {
 
     /// Keeps what it takes to start the image without its registry.
     pub(super) fn keep_ordinary(&self, image: &Ordinary) {
+        if self.ordinaries.store.image(&image.manifest.digest).is_some() {
+            return;
+        }
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
         let record = ImageRecord {
             media_type: image.manifest.media_type.clone(),
@@ -117,11 +114,7 @@ impl Node {
             let search =
                 self.gate.signed_index(&image.asked, &image.manifest, &**repository, options);
             let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
-            let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).ok();
-            let stated = Stated {
-                manifest: text(&found.manifest.raw)?,
-                bundles: found.bundles.iter().map(text).collect::<Option<_>>()?,
-            };
+            let stated = Stated::of(&found.manifest, &found.bundles)?;
             let kept = self.ordinaries.store.note_stated(&image.manifest.digest, &stated);
             if let Err(error) = kept {
                 tracing::warn!(%error, "a statement is looked for again");
@@ -161,8 +154,7 @@ impl Node {
         &self,
         layer: &Descriptor,
         diff_id: &Digest,
-        signed: Option<&SignedIndex>,
-        repository: &Arc<dyn Repository>,
+        vouched: &Vouched,
     ) -> Option<KnownLayer> {
         let known = |index| KnownLayer {
             digest: layer.digest,
@@ -177,17 +169,15 @@ impl Node {
             let bytes = store.index(&index).filter(|_| proven == *diff_id)?;
             return Some(known(bytes));
         }
-        let signed = signed?;
-        let layers = &signed.indexing.layers;
-        let is_it = |it: &&StatedLayer| it.layer == layer.digest && it.diff_id == *diff_id;
-        let StatedLayer { index, .. } = *layers.iter().find(is_it)?;
+        let vouched = vouched.of(&layer.digest, diff_id)?;
+        let index = vouched.stated.index;
         if store.is_wrong(&index) {
             return None;
         }
         let bytes = match store.index(&index) {
             Some(bytes) => bytes,
             None => {
-                let fetched = self.fetch_index(signed, &index, repository).await;
+                let fetched = self.fetch_index(vouched).await;
                 let failed = |error: &DaemonError| {
                     tracing::warn!(error = error.for_people(), "a signed index cannot be had");
                 };
@@ -202,18 +192,13 @@ impl Node {
         Some(known(bytes))
     }
 
-    async fn fetch_index(
-        &self,
-        signed: &SignedIndex,
-        index: &Digest,
-        repository: &Arc<dyn Repository>,
-    ) -> Result<Vec<u8>, DaemonError> {
+    async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {
         let io = |source| DaemonError::Io { path: self.root.join("indexes"), source };
-        let layers = &signed.manifest.parsed.layers;
-        let size = layers.iter().find(|layer| layer.digest == *index).map(|layer| layer.size);
-        let size = size.filter(|size| *size <= INDEX_LIMIT);
-        let size = size.ok_or_else(|| io(io::Error::other("the index is too big")))?;
-        let mut reader = repository.blob(index, size).await?;
+        let VouchedLayer { stated, size, repository } = vouched;
+        if *size > INDEX_LIMIT {
+            return Err(io(io::Error::other("the index is too big")));
+        }
+        let mut reader = repository.blob(&stated.index, *size).await?;
         let mut bytes = Vec::new();
         reader.read_to_end(&mut bytes).await.map_err(io)?;
         self.ordinaries.store.keep_index(&bytes).map_err(io)?;

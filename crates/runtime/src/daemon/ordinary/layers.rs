@@ -22,6 +22,20 @@ impl Images {
         layer: &Digest,
         may_pull: bool,
     ) -> Result<Option<u32>, DaemonError> {
+        let shown = self.find_layer(request, login, layer, may_pull).await;
+        if !may_pull && !matches!(shown, Ok(Some(_))) {
+            self.0.index_afterwards(request, login);
+        }
+        shown
+    }
+
+    async fn find_layer(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+        layer: &Digest,
+        may_pull: bool,
+    ) -> Result<Option<u32>, DaemonError> {
         if self.0.registry.indexes == IndexTrust::Nothing {
             return Ok(None);
         }
@@ -29,7 +43,7 @@ impl Images {
         if !may_pull && !self.0.ordinaries.store.knows_layers() && !self.0.may_be_signed(&name) {
             return Ok(None);
         }
-        let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        let login = login.map(|login| Arc::new(self.0.logins.lend(&name, login.clone())));
         let manifest = self.recent_manifest(request, &name).await?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
             return Ok(None);
@@ -43,15 +57,13 @@ impl Images {
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
         let options = self.0.options(request);
         let repository = lazuli_registry::open(&name, &options)?;
-        let indexing = self.0.indexing(&image, &repository, &options).await?;
+        let vouched = self.0.vouched(&image, &repository, &options).await?;
         if may_pull {
-            self.0.begin_pulls(&image, indexing.as_ref(), &repository, login.map(Arc::new));
+            self.0.begin_pulls(&image, &vouched, &repository, login.clone());
         }
         for (layer, diff_id) in image.layers().take(at + 1) {
-            let is_known = || async {
-                let known = self.0.known_layer(layer, diff_id, indexing.as_ref(), &repository);
-                known.await.is_some()
-            };
+            let is_known =
+                || async { self.0.known_layer(layer, diff_id, &vouched).await.is_some() };
             // A pull may end in between.
             let pulled = async || {
                 let pulls = &self.0.ordinaries.pulls;
@@ -68,15 +80,18 @@ impl Images {
         if !repository.has_blob(&own.digest).await? {
             return Ok(None);
         }
+        self.0.keep_ordinary(&image);
         if at + 1 == chain.len() {
-            self.0.keep_ordinary(&image);
-            self.0.publish_once(&image, indexing.is_some(), &repository);
+            self.0.publish_once(&image, vouched.is_beside, &repository, login);
         }
         Ok(u32::try_from(at + 1).ok())
     }
 
     /// Has everything of an ordinary image go that nothing else uses.
     pub async fn ordinary_removed(&self, manifest: Digest) {
+        if let Err(error) = self.0.ordinaries.store.forget_image(&manifest) {
+            tracing::warn!(%manifest, %error, "its indexes stay in the cache");
+        }
         let images = self.0.root.join("images");
         let find = move || removed::indexes_of(&images, &manifest);
         for prefix in tokio::task::spawn_blocking(find).await.unwrap_or_default() {
@@ -86,7 +101,7 @@ impl Images {
 }
 
 /// Whether containerd would unpack the image.
-fn is_ordinary(manifest: &Manifest) -> bool {
+pub(super) fn is_ordinary(manifest: &Manifest) -> bool {
     let manifest = &manifest.parsed;
     manifest.lazy_base().is_none() && manifest.artifact_type.is_none()
 }

@@ -10,18 +10,25 @@
 //! ```text
 //! layers ─┬─ store      what is known of layers and images
 //!         ├─ begin ─ pull    layers without an index
+//!         ├─ afterwards  layers that containerd has pulled
 //!         ├─ publish    for other nodes
 //!         └─ prefix     what containerd has mounted
 //! check                 layers that have become complete
 //! ```
 
+pub(super) mod afterwards;
+mod background;
 mod begin;
 pub(super) mod check;
+mod content_store;
 mod known;
 mod layers;
 mod prefix;
 mod publish;
 mod pull;
 mod pulls;
+mod spool;
 pub(super) mod state;
 mod store;
+mod vouched;
+mod whole_layer;

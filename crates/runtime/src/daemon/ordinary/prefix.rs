@@ -3,9 +3,10 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use futures_util::future::join_all;
-use lazuli_policy::{SignedIndex, Verified};
-use lazuli_registry::{ImageName, Manifest};
+use lazuli_policy::Verified;
+use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
+use super::{layers::is_ordinary, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, api::MountRequest, node::Node, pins::Pin},
     image::{
@@ -13,6 +14,10 @@ use crate::{
         prefix::{Prefix, PrefixError},
     },
 };
+
+/// What is mounted: an image that this node has made, whose manifest, that of the ordinary image,
+/// and what keeps its files.
+type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
 
 impl Node {
     /// The lowest `count` layers of an ordinary image that containerd has, as an image: if all of
@@ -22,23 +27,52 @@ impl Node {
         request: &MountRequest,
         name: &ImageName,
         count: u32,
-    ) -> Result<(StoredImage, Verified, Arc<Manifest>, Pin), DaemonError> {
-        let options = self.options(request);
-        let repository = lazuli_registry::open(name, &options)?;
+    ) -> Result<Shown, DaemonError> {
         let (_, digest) = request.pinned()?;
         let manifest = self.ordinary_manifest(request, name, &digest).await?;
+        self.shown(request, name, manifest, count).await
+    }
+
+    /// All of an ordinary image, as an image: if keys state what is in its layers, each by itself.
+    pub(in crate::daemon) async fn by_layers(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        manifest: &Arc<Manifest>,
+    ) -> Result<Option<Shown>, DaemonError> {
+        let is_ordinary = is_ordinary(manifest);
+        let trusts = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
+        let may_be = trusts && self.may_be_signed(name);
+        if !is_ordinary || !may_be || self.ordinaries.settings.repository.is_none() {
+            return Ok(None);
+        }
+        let count = u32::try_from(manifest.parsed.layers.len()).unwrap_or(u32::MAX);
+        match self.shown(request, name, manifest.clone(), count).await {
+            Err(DaemonError::NotVouched { .. }) => Ok(None),
+            shown => shown.map(Some),
+        }
+    }
+
+    async fn shown(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        manifest: Arc<Manifest>,
+        count: u32,
+    ) -> Result<Shown, DaemonError> {
+        let options = self.options(request);
+        let repository = lazuli_registry::open(name, &options)?;
         let verified = self.admit(request, &manifest).await?;
         let image = self.ordinary(request, name, manifest).await?;
-        let known = async |signed: Option<&SignedIndex>| -> Option<Vec<_>> {
+        let known = async |vouched: &Vouched| -> Option<Vec<_>> {
             let layers = image.layers().take(count as usize);
-            let known = layers
-                .map(|(layer, diff_id)| self.known_layer(layer, diff_id, signed, &repository));
+            let known = layers.map(|(layer, diff_id)| self.known_layer(layer, diff_id, vouched));
             join_all(known).await.into_iter().collect()
         };
         // What is proven needs no registry.
-        let known = match known(None).await {
+        let known = match known(&Vouched::default()).await {
             Some(proven) => Some(proven),
-            None => known(self.indexing(&image, &repository, &options).await?.as_ref()).await,
+            None => known(&self.vouched(&image, &repository, &options).await?).await,
         };
         let known = known.filter(|known| known.len() == count as usize);
         let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;

@@ -14,7 +14,10 @@ use lazuli_policy::{
 use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
 use super::state::Ordinary;
-use crate::{daemon::node::Node, image::prefix::describe};
+use crate::{
+    daemon::{logins::Lent, node::Node},
+    image::prefix::describe,
+};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -26,6 +29,7 @@ impl Node {
         image: &Arc<Ordinary>,
         is_signed: bool,
         repository: &Arc<dyn Repository>,
+        login: Option<Arc<Lent>>,
     ) {
         if !self.ordinaries.settings.publish || is_signed || image.published.set(()).is_err() {
             return;
@@ -33,6 +37,7 @@ impl Node {
         let (image, repository) = (image.clone(), repository.clone());
         let (store, key) = (self.ordinaries.store.clone(), self.ordinaries.settings.key.clone());
         tokio::spawn(async move {
+            let _login = login;
             let known = image.layers().map(|(layer, diff_id)| {
                 let record = store.layer(&layer.digest).filter(|record| record.is_proven)?;
                 Some(KnownLayer {

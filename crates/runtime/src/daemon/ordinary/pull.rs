@@ -2,30 +2,30 @@
 //!
 //! ```text
 //! ranges, several at a time ─▶ stored SHA-256 ─▶ inflate ─▶ SHA-256 of the tar ─▶ tar ─┬─▶ cache
-//!                                                                                      └─▶ index
+//!          └─▶ spool                                                                   └─▶ index
 //! ```
 //! Nothing is unpacked, and memory is bounded by the ranges on their way. The layer counts if both
-//! digests are those that manifest and configuration have; else nothing of it is kept.
+//! digests are those that manifest and configuration have; else nothing of it is kept. A range that
+//! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
 
 use std::{
     io::{self, Read},
+    ops::Range,
     sync::{Arc, mpsc},
+    time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
 use futures_util::stream::{self, StreamExt as _};
-use lazuli_builder::{
-    BuildError,
-    index::{IndexLayer, KnownLayer, TakenLayer, take},
-};
-use lazuli_image::{Algorithm, Decoded, Digest, Hasher, Stored, oci::Descriptor};
+use lazuli_image::{Decoded, Digest, Stored, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
-use super::store::{IndexStore, LayerRecord};
-use crate::{
-    cache::{Cache, CacheError},
-    image::prefix::{PrefixError, blob_of},
+use super::{
+    spool::Spool,
+    store::IndexStore,
+    whole_layer::{self, LayerError},
 };
+use crate::{cache::Cache, image::prefix::blob_of};
 
 /// Stored bytes of one request.
 const PART: u64 = 2 << 20;
@@ -34,81 +34,157 @@ const PART: u64 = 2 << 20;
 const PARALLEL: usize = 4;
 const WAITING: usize = 2;
 
+/// Requests for the same part before the pull is given up, and the pause after the first, which
+/// doubles: 7.5 seconds together.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Decoded bytes after which free disk space is looked at again.
 const LOOK: u64 = 64 << 20;
-
-/// Why a layer was not pulled.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum PullError {
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    #[error(transparent)]
-    Prefix(#[from] PrefixError),
-    #[error("its tar has the digest {got}, and the image's configuration says {expected}")]
-    DiffId { got: Digest, expected: Digest },
-    #[error("there is too little room on the disk")]
-    NoRoom,
-    #[error("its index cannot be kept: {0}")]
-    Store(io::Error),
-    #[error("layers of other repositories take all turns")]
-    Busy,
-    #[error("the worker is ending")]
-    Ended,
-}
 
 /// What it takes to pull layers.
 pub(super) struct Pull {
     pub(super) repository: Arc<dyn Repository>,
     pub(super) cache: Arc<Cache>,
     pub(super) store: Arc<IndexStore>,
+    /// See [`place_of`](super::begin::place_of).
+    pub(super) place: String,
 }
 
 impl Pull {
     /// Pulls a layer whose tar has to have the digest `diff_id`.
-    pub(super) async fn layer(self, layer: &Descriptor, diff_id: Digest) -> Result<(), PullError> {
-        let Pull { repository, cache, store } = self;
-        let (digest, size) = (layer.digest, layer.size);
+    pub(super) async fn layer(self, layer: &Descriptor, diff_id: Digest) -> Result<(), LayerError> {
+        let mut spool = self.spool(layer);
+        let held = spool.as_ref().map_or(0, Spool::held);
+        if held > 0 {
+            tracing::info!(layer = %layer.digest, held, size = layer.size, "the pull goes on");
+        }
+        let mut pulled = self.fetch(layer, diff_id, &mut spool).await;
+        let is_wrong = matches!(pulled, Err(LayerError::Build(_) | LayerError::DiffId { .. }));
+        // A power cut may have damaged what was here.
+        if held > 0 && is_wrong && clear(&mut spool) {
+            pulled = self.fetch(layer, diff_id, &mut spool).await;
+        }
+        let goes_on = matches!(pulled, Err(LayerError::Registry(_)));
+        if !goes_on && let Some(spool) = spool {
+            spool.remove();
+        }
+        pulled
+    }
+
+    /// The layer's spool; none of a layer that is fetched by one request.
+    fn spool(&self, layer: &Descriptor) -> Option<Spool> {
+        if layer.size <= PART {
+            return None;
+        }
+        let path = self.store.spool(&self.place, &layer.digest);
+        let opened = Spool::open(path, layer.size);
+        let failed = |error: &io::Error| {
+            tracing::warn!(layer = %layer.digest, %error, "its pull cannot be continued");
+        };
+        opened.inspect_err(failed).ok().flatten()
+    }
+
+    async fn fetch(
+        &self,
+        layer: &Descriptor,
+        diff_id: Digest,
+        spool: &mut Option<Spool>,
+    ) -> Result<(), LayerError> {
+        let held = spool.as_ref().map_or(0, Spool::held);
+        let before = spool.as_ref().map(Spool::read_held).transpose();
+        let before: Box<dyn Read + Send> = match before.map_err(LayerError::Store)? {
+            Some(before) => Box::new(before),
+            None => Box::new(io::empty()),
+        };
         let (parts, arriving) = mpsc::sync_channel(WAITING);
-        let source = Arriving { arriving, part: Bytes::new(), hasher: Some(Hashed::new(digest)) };
-        let index = move || read(&cache, &store, digest, size, diff_id, source);
-        let indexing = tokio::task::spawn_blocking(index);
-        let ranges = (0..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
-        let mut requests = stream::iter(ranges)
-            .map(|range| {
-                let repository = repository.clone();
-                async move {
-                    let range = Stored(range.start)..Stored(range.end);
-                    repository.read(&digest, size, range, &|_| {}).await
-                }
-            })
-            .buffered(PARALLEL);
-        let mut failed = None;
+        let source = before.chain(Arriving { arriving, part: Bytes::new() });
+        let (cache, store) = (self.cache.clone(), self.store.clone());
+        let read = {
+            let layer = layer.clone();
+            move || read(&cache, &store, &layer, diff_id, source)
+        };
+        let indexing = tokio::task::spawn_blocking(read);
+        let fetched = self.send_parts(layer, held, spool, parts).await;
+        let indexed = indexing.await.unwrap_or(Err(LayerError::Ended));
+        fetched?;
+        indexed
+    }
+
+    /// Fetches what is behind the first `held` bytes, and hands it to the reader.
+    async fn send_parts(
+        &self,
+        layer: &Descriptor,
+        held: u64,
+        spool: &mut Option<Spool>,
+        parts: mpsc::SyncSender<io::Result<Bytes>>,
+    ) -> Result<(), RegistryError> {
+        let size = layer.size;
+        let ranges = (held..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
+        let fetch = |range| part(self.repository.clone(), layer.digest, size, range);
+        let mut requests = stream::iter(ranges).map(fetch).buffered(PARALLEL);
         while let Some(part) = requests.next().await {
-            let part = match part {
-                Ok(part) => Ok(part),
-                Err(error) => {
-                    let problem = io::Error::other(error.to_string());
-                    failed = Some(error);
-                    Err(problem)
-                }
+            let (part, failed) = match part {
+                Ok(part) => (Ok(part), None),
+                Err(error) => (Err(io::Error::other(error.to_string())), Some(error)),
             };
-            let parts = parts.clone();
-            let is_failed = part.is_err();
+            let (parts, own) = (parts.clone(), spool.take());
             // The reader may be slow, and is on a thread of its own.
-            let sent = tokio::task::spawn_blocking(move || parts.send(part).is_ok()).await;
-            if is_failed || !sent.unwrap_or(false) {
+            let sent = tokio::task::spawn_blocking(move || {
+                let own = match &part {
+                    Ok(part) => own.and_then(|spool| append(spool, part)),
+                    Err(_) => own,
+                };
+                (own, parts.send(part).is_ok())
+            });
+            let (own, is_sent) = sent.await.unwrap_or((None, false));
+            *spool = own;
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            if !is_sent {
                 break;
             }
         }
-        drop(parts);
-        let indexed = indexing.await.unwrap_or(Err(PullError::Ended));
-        match failed {
-            Some(error) => Err(error.into()),
-            None => indexed,
+        Ok(())
+    }
+}
+
+/// Adds a part to a spool; without a spool the pull goes on, but cannot be continued.
+fn append(mut spool: Spool, part: &[u8]) -> Option<Spool> {
+    match spool.append(part) {
+        Ok(()) => Some(spool),
+        Err(error) => {
+            tracing::debug!(%error, "the pull cannot be continued");
+            spool.remove();
+            None
+        }
+    }
+}
+
+/// Has a spool begin anew.
+fn clear(spool: &mut Option<Spool>) -> bool {
+    spool.as_mut().is_some_and(|spool| spool.clear().is_ok())
+}
+
+/// One part of a layer. What may work a little later is tried again.
+async fn part(
+    repository: Arc<dyn Repository>,
+    layer: Digest,
+    size: u64,
+    range: Range<u64>,
+) -> Result<Bytes, RegistryError> {
+    let mut pause = PAUSE;
+    let mut tries = 1;
+    loop {
+        let stored = Stored(range.start)..Stored(range.end);
+        match repository.read(&layer, size, stored, &|_| {}).await {
+            Err(error) if tries < TRIES && error.is_transient() => {
+                tracing::debug!(%layer, ?range, %error, "asked for again");
+                tokio::time::sleep(pause).await;
+                (tries, pause) = (tries + 1, pause * 2);
+            }
+            other => return other,
         }
     }
 }
@@ -117,14 +193,13 @@ impl Pull {
 fn read(
     cache: &Arc<Cache>,
     store: &IndexStore,
-    digest: Digest,
-    size: u64,
+    layer: &Descriptor,
     diff_id: Digest,
-    source: Arriving,
-) -> Result<(), PullError> {
+    source: impl Read + Send + 'static,
+) -> Result<(), LayerError> {
     // Layers unpack to two or three times as much.
-    if !cache.has_room_for_the_rest(size.saturating_mul(3)) {
-        return Err(PullError::NoRoom);
+    if !cache.has_room_for_the_rest(layer.size.saturating_mul(3)) {
+        return Err(LayerError::NoRoom);
     }
     let incoming = cache.incoming()?;
     let mut written = 0;
@@ -132,62 +207,29 @@ fn read(
         let before = written / LOOK;
         written += content.len() as u64;
         if written / LOOK > before && !cache.has_room_for_the_rest(LOOK) {
-            return Err(io::Error::other(PullError::NoRoom));
+            return Err(io::Error::other(LayerError::NoRoom));
         }
         incoming.write(at, content)
     };
-    let layer = IndexLayer { digest, stored_size: size, source: Box::new(source) };
-    let TakenLayer { index, diff_id: got } = take(layer, &mut sink)?;
-    if got != diff_id {
-        return Err(PullError::DiffId { got, expected: diff_id });
-    }
-    let known = KnownLayer { digest, stored_size: size, diff_id, index: index.bytes.clone() };
-    if let Some(blob) = blob_of(known)? {
+    let known = whole_layer::read(layer, diff_id, source, &mut sink)?;
+    if let Some(blob) = blob_of(known.clone())? {
         cache.import(incoming, &blob)?;
     }
-    let index = store.keep_index(&index.bytes).map_err(PullError::Store)?;
-    let record = LayerRecord { diff_id, index, is_proven: true };
-    store.note_layer(&digest, &record).map_err(PullError::Store)
+    whole_layer::keep(store, &known)
 }
 
-/// The SHA-256 of what is read.
-struct Hashed {
-    hasher: Hasher,
-    expected: Digest,
-}
-
-impl Hashed {
-    fn new(expected: Digest) -> Self {
-        Hashed { hasher: Algorithm::Sha256.hasher(), expected }
-    }
-}
-
-/// A layer as it arrives. Its end fails if it is another one.
+/// A layer as it arrives.
 struct Arriving {
     arriving: mpsc::Receiver<io::Result<Bytes>>,
     part: Bytes,
-    /// Until the end.
-    hasher: Option<Hashed>,
 }
 
 impl Read for Arriving {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.part.is_empty() && self.hasher.is_some() {
+        while self.part.is_empty() {
             match self.arriving.recv() {
-                Ok(part) => {
-                    self.part = part?;
-                    if let Some(hashed) = &mut self.hasher {
-                        hashed.hasher.update(&self.part);
-                    }
-                }
-                Err(mpsc::RecvError) => {
-                    let Some(Hashed { hasher, expected }) = self.hasher.take() else { break };
-                    let got = hasher.finish();
-                    if got != expected {
-                        let problem = format!("it has the digest {got}, expected {expected}");
-                        return Err(io::Error::other(problem));
-                    }
-                }
+                Ok(part) => self.part = part?,
+                Err(mpsc::RecvError) => return Ok(0),
             }
         }
         let count = buffer.len().min(self.part.len());

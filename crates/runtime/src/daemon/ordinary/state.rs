@@ -8,13 +8,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use lazuli_image::{Digest, oci::Descriptor};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, ImageConfig},
+};
 use lazuli_policy::SignedIndex;
 use lazuli_registry::{ImageName, Manifest};
 use tokio::sync::OnceCell;
 
-use super::{pulls::Pulls, store::IndexStore};
-use crate::sync::lock;
+use super::{afterwards::Waiting, pulls::Pulls, store::IndexStore, vouched::Unknown};
+use crate::{cache::Cache, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
 /// the other.
@@ -27,6 +30,10 @@ pub struct IndexSettings {
     pub publish: bool,
     /// The private key that states what they are of, PEM with PKCS#8.
     pub key: Option<PathBuf>,
+    /// containerd's content store, if images that containerd has unpacked are indexed afterwards.
+    pub content: Option<PathBuf>,
+    /// A repository that has indexes by the digests of their layers.
+    pub repository: Option<ImageName>,
 }
 
 /// What the node knows of ordinary images.
@@ -36,12 +43,20 @@ pub(in crate::daemon) struct Ordinaries {
     recent: Mutex<VecDeque<Arc<Ordinary>>>,
     pub(super) pulls: Arc<Pulls>,
     pub(super) settings: IndexSettings,
+    pub(super) waiting: Waiting,
+    pub(super) unknown: Unknown,
 }
 
 impl Ordinaries {
     pub(in crate::daemon) fn open(root: PathBuf, settings: IndexSettings) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root)?);
-        Ok(Ordinaries { store, recent: Mutex::default(), pulls: Arc::default(), settings })
+        let (recent, pulls, waiting, unknown) = Default::default();
+        Ok(Ordinaries { store, recent, pulls, settings, waiting, unknown })
+    }
+
+    /// Has indexes that nothing uses given up with what is in the cache.
+    pub(in crate::daemon) fn evict_with(&self, cache: &Cache) {
+        cache.evict_beside(self.store.clone());
     }
 
     /// The image with this manifest, as `asked` for, if it is remembered.
@@ -79,6 +94,16 @@ pub(super) struct Ordinary {
 }
 
 impl Ordinary {
+    pub(super) fn new(asked: ImageName, manifest: Arc<Manifest>, config: Bytes) -> Self {
+        let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
+        // A configuration that cannot be read is containerd's to complain about.
+        let diff_ids = parsed.unwrap_or_default();
+        let is_whole = diff_ids.len() == manifest.parsed.layers.len();
+        let diff_ids = if is_whole { diff_ids } else { Vec::new() };
+        let (signed, published) = (OnceCell::new(), OnceCell::new());
+        Ordinary { asked, manifest, config, diff_ids, signed, published }
+    }
+
     pub(super) fn layers(&self) -> impl Iterator<Item = (&Descriptor, &Digest)> {
         self.manifest.parsed.layers.iter().zip(&self.diff_ids)
     }

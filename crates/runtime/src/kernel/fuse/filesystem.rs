@@ -25,10 +25,7 @@ use lazuli_image::{
 use rustix::io::Errno;
 use tracing::{debug, error, warn};
 
-
-use super::{
-    xattr_names::{ACLS, XattrNames},
-};
+use super::xattr_names::{ACLS, XattrNames};
 
 /// How long the kernel may keep names and attributes, absent names included. The image never
 /// changes under a mount, so this only has to be longer than any mount lives.

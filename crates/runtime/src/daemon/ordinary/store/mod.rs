@@ -5,10 +5,15 @@
 //!   blobs/HEX         the index with this digest
 //!   layers/HEX        which index the layer with this digest has, and the digest of its tar
 //!   ordinary/HEX      the image with this manifest: manifest and configuration
-//!   images/HEX        the index of the image with this manifest, and the statements about it
+//!   images/HEX        the index of the image with this manifest, or of the layer with this digest,
+//!                     and the statements about it
 //!   wrong/HEX         indexes that were found to lead to other bytes than the layer has
+//!   spools/HEX        stored bytes of a layer that is being pulled, see `spool`
+//!   unpacked/HEX      the image with this manifest: containerd unpacks it, and it is to be indexed
 //! ```
 //! A file appears whole. What a power cut damages is as good as missing.
+
+mod eviction;
 
 use std::{
     fs::{self, DirBuilder},
@@ -16,23 +21,32 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use lazuli_image::{Algorithm, Digest};
+use lazuli_registry::Manifest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Bytes of indexes that are kept. They take a hundredth of the layers.
+use crate::daemon::api::MountRequest;
+
+/// Bytes of indexes above which those go that nothing uses. They take a hundredth of the layers.
 const KEPT: u64 = 1 << 30;
 
 /// Most files of another kind.
 const RECORDS: usize = 16_384;
+
+/// Most images that wait for being indexed.
+const MOST_UNPACKED: usize = 256;
 
 const BLOBS: &str = "blobs";
 const LAYERS: &str = "layers";
 const ORDINARY: &str = "ordinary";
 const IMAGES: &str = "images";
 const WRONG: &str = "wrong";
+const UNPACKED: &str = "unpacked";
+const SPOOLS: &str = "spools";
 
 /// What is known of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +79,26 @@ pub(super) struct Stated {
     pub(super) bundles: Vec<String>,
 }
 
+impl Stated {
+    /// What `bundles` state of an index; `None` if it cannot be kept.
+    pub(super) fn of(manifest: &Manifest, bundles: &[Bytes]) -> Option<Self> {
+        let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).ok();
+        let manifest = text(&manifest.raw)?;
+        Some(Stated { manifest, bundles: bundles.iter().map(text).collect::<Option<_>>()? })
+    }
+}
+
+/// An image that is to be indexed when containerd has all of it.
+#[derive(Clone, Debug)]
+pub(super) struct Unpacked {
+    /// The digest of its manifest.
+    pub(super) image: Digest,
+    /// How it was asked for.
+    pub(super) request: MountRequest,
+    /// Since when it waits.
+    pub(super) waited: Duration,
+}
+
 /// The directory.
 #[derive(Debug)]
 pub(super) struct IndexStore {
@@ -74,10 +108,12 @@ pub(super) struct IndexStore {
 impl IndexStore {
     /// Opens or creates `root`.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
-        for part in [BLOBS, LAYERS, ORDINARY, IMAGES, WRONG] {
+        for part in [BLOBS, LAYERS, ORDINARY, IMAGES, WRONG, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
-        Ok(IndexStore { root })
+        let store = IndexStore { root };
+        eviction::sweep_spools(&store)?;
+        Ok(store)
     }
 
     /// The index with this digest, if it is here.
@@ -90,11 +126,11 @@ impl IndexStore {
         Some(bytes)
     }
 
-    /// Keeps an index, in the place of those that were not used for the longest time.
+    /// Keeps an index, in the place of unused ones that were not used for the longest time.
     pub(super) fn keep_index(&self, bytes: &[u8]) -> io::Result<Digest> {
         let digest = Algorithm::Sha256.digest(bytes);
         self.write(BLOBS, &digest, bytes)?;
-        trim(&self.root.join(BLOBS), KEPT, RECORDS)?;
+        eviction::limit(self, KEPT)?;
         Ok(digest)
     }
 
@@ -106,6 +142,13 @@ impl IndexStore {
     /// What is known of a layer.
     pub(super) fn layer(&self, layer: &Digest) -> Option<LayerRecord> {
         self.read(LAYERS, layer)
+    }
+
+    /// Whether the node has hashed all of a layer, whose tar has the digest `diff_id`, and has its
+    /// index.
+    pub(super) fn has_proven(&self, layer: &Digest, diff_id: &Digest) -> bool {
+        let known = self.layer(layer).filter(|it| it.is_proven && it.diff_id == *diff_id);
+        known.is_some_and(|record| self.index(&record.index).is_some())
     }
 
     /// Notes what is known of a layer. What is proven stays.
@@ -129,6 +172,19 @@ impl IndexStore {
         trim(&self.root.join(ORDINARY), u64::MAX, RECORDS)
     }
 
+    /// Forgets an image that containerd has no more.
+    pub(super) fn forget_image(&self, manifest: &Digest) -> io::Result<()> {
+        remove(&self.path(ORDINARY, manifest))
+    }
+
+    /// The images that containerd was told to be here.
+    fn images(&self) -> Vec<ImageRecord> {
+        let entries = fs::read_dir(self.root.join(ORDINARY)).into_iter().flatten().flatten();
+        let digest =
+            |entry: fs::DirEntry| Digest::from_hex(Algorithm::Sha256, entry.file_name().to_str()?);
+        entries.filter_map(digest).filter_map(|digest| self.image(&digest)).collect()
+    }
+
     /// What was stated of an image.
     pub(super) fn stated(&self, image: &Digest) -> Option<Stated> {
         self.read(IMAGES, image)
@@ -150,6 +206,37 @@ impl IndexStore {
         self.write(WRONG, index, b"")
     }
 
+    /// Where the stored bytes of a layer are while they are fetched from `place`.
+    pub(super) fn spool(&self, place: &str, layer: &Digest) -> PathBuf {
+        let key = Algorithm::Sha256.digest(format!("{place}\n{layer}").as_bytes());
+        self.path(SPOOLS, &key)
+    }
+
+    /// Notes an image that is to be indexed when all of it is here, unless that is known.
+    pub(super) fn note_unpacked(&self, image: &Digest, request: &MountRequest) -> io::Result<()> {
+        if self.path(UNPACKED, image).exists() {
+            return Ok(());
+        }
+        self.write(UNPACKED, image, &serde_json::to_vec(request)?)?;
+        trim(&self.root.join(UNPACKED), u64::MAX, MOST_UNPACKED)
+    }
+
+    /// The images that are to be indexed.
+    pub(super) fn unpacked(&self) -> Vec<Unpacked> {
+        let entries = fs::read_dir(self.root.join(UNPACKED)).into_iter().flatten().flatten();
+        let read = |entry: fs::DirEntry| {
+            let image = Digest::from_hex(Algorithm::Sha256, entry.file_name().to_str()?)?;
+            let waited = entry.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+            Some(Unpacked { image, request: self.read(UNPACKED, &image)?, waited })
+        };
+        entries.filter_map(read).collect()
+    }
+
+    /// Forgets an image that was to be indexed.
+    pub(super) fn forget_unpacked(&self, image: &Digest) -> io::Result<()> {
+        remove(&self.path(UNPACKED, image))
+    }
+
     fn path(&self, part: &str, digest: &Digest) -> PathBuf {
         self.root.join(part).join(digest.hex())
     }
@@ -165,6 +252,14 @@ impl IndexStore {
         let partial = path.with_extension(format!("partial-{number}"));
         fs::write(&partial, content)?;
         fs::rename(&partial, path)
+    }
+}
+
+/// Removes a file, unless it is gone.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -184,10 +279,8 @@ fn trim(directory: &Path, bytes: u64, count: usize) -> io::Result<()> {
         if sum <= bytes && left <= count {
             break;
         }
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => (sum, left) = (sum - size, left - 1),
-        }
+        remove(&path)?;
+        (sum, left) = (sum - size, left - 1);
     }
     Ok(())
 }

@@ -1,0 +1,182 @@
+//! What of the store may be given up when there is too much on the disk.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use lazuli_image::{Digest, oci::Manifest};
+
+use super::{BLOBS, IndexStore, SPOOLS, remove};
+use crate::cache::Beside;
+
+/// How long an index must not have been used before it may go: an image that is being pulled is
+/// recorded only when its first layer is known.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// How long a spool is kept that no pull goes on with.
+const SPOOL_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Removes spools that no pull will go on with.
+pub(super) fn sweep_spools(store: &IndexStore) -> io::Result<()> {
+    for (last, path) in store.files(SPOOLS) {
+        if last.elapsed().is_ok_and(|since| since >= SPOOL_KEPT) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+impl Beside for IndexStore {
+    /// Indexes of layers that containerd has in no image, and spools that do not grow.
+    fn unused(&self) -> Vec<(SystemTime, PathBuf)> {
+        let used: HashSet<String> = used(self).iter().map(Digest::hex).collect();
+        let is_unused = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            !name.is_some_and(|name| used.contains(name))
+        };
+        let indexes = self.files(BLOBS).into_iter().filter(|(_, path)| is_unused(path));
+        let all = indexes.chain(self.files(SPOOLS));
+        all.filter(|(last, _)| is_old(*last)).collect()
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<u64> {
+        let metadata = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            metadata => metadata?,
+        };
+        if !is_old(metadata.modified()?) {
+            return Ok(0);
+        }
+        remove(path)?;
+        tracing::info!(path = %path.display(), "evicted what is not in use");
+        Ok(metadata.blocks() * 512)
+    }
+}
+
+impl IndexStore {
+    fn files(&self, part: &str) -> Vec<(SystemTime, PathBuf)> {
+        let entries = fs::read_dir(self.root.join(part)).into_iter().flatten().flatten();
+        let used = |entry: &fs::DirEntry| entry.metadata().ok()?.modified().ok();
+        entries.filter_map(|entry| Some((used(&entry)?, entry.path()))).collect()
+    }
+}
+
+/// Indexes that lead to layers of images that containerd has.
+fn used(store: &IndexStore) -> HashSet<Digest> {
+    let manifests = store
+        .images()
+        .into_iter()
+        .filter_map(|image| Manifest::parse(image.manifest.as_bytes()).ok());
+    let layers = manifests.flat_map(|manifest| manifest.layers);
+    layers.filter_map(|layer| store.layer(&layer.digest)).map(|record| record.index).collect()
+}
+
+fn is_old(last: SystemTime) -> bool {
+    last.elapsed().is_ok_and(|since| since >= GRACE)
+}
+
+/// Gives up the indexes that were used longest ago while all of them have more than `bytes`.
+pub(super) fn limit(store: &IndexStore, bytes: u64) -> io::Result<()> {
+    let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let mut sum: u64 = store.files(BLOBS).iter().map(|(_, path)| size(path)).sum();
+    if sum <= bytes {
+        return Ok(());
+    }
+    let mut unused = store.unused();
+    unused.sort();
+    for (_, path) in unused {
+        if sum <= bytes {
+            break;
+        }
+        sum = sum.saturating_sub(size(&path));
+        store.remove(&path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::Algorithm;
+
+    use super::{
+        super::{ImageRecord, LayerRecord},
+        *,
+    };
+
+    fn digest(text: &str) -> Digest {
+        Algorithm::Sha256.digest(text.as_bytes())
+    }
+
+    /// Has a file be old.
+    fn age(path: &Path, seconds: u64) {
+        let at = SystemTime::now() - Duration::from_secs(seconds);
+        fs::File::options().append(true).open(path).unwrap().set_modified(at).unwrap();
+    }
+
+    /// The image of one layer, and its index.
+    fn image(store: &IndexStore, layer: &str) -> (Digest, PathBuf) {
+        let index = store.keep_index(format!("index of {layer}").as_bytes()).unwrap();
+        let record = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
+        store.note_layer(&digest(layer), &record).unwrap();
+        let config = digest("config");
+        let manifest = format!(
+            r#"{{"schemaVersion":2,"config":{{"mediaType":"c","digest":"{config}","size":1}},
+               "layers":[{{"mediaType":"l","digest":"{}","size":1}}]}}"#,
+            digest(layer)
+        );
+        let record = ImageRecord {
+            media_type: "m".to_owned(),
+            manifest: manifest.clone(),
+            config: String::new(),
+        };
+        store.note_image(&digest(&manifest), &record).unwrap();
+        (digest(&manifest), store.path(BLOBS, &index))
+    }
+
+    #[test]
+    fn an_index_stays_while_containerd_has_its_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let ((first, old), (second, young)) = (image(&store, "a"), image(&store, "b"));
+        age(&old, 3600);
+        age(&young, 1800);
+        let unused = || store.unused().into_iter().map(|(_, path)| path).collect::<Vec<_>>();
+        assert_eq!(unused(), Vec::<PathBuf>::new());
+        limit(&store, 0).unwrap();
+        assert!(old.exists() && young.exists());
+        store.forget_image(&first).unwrap();
+        assert_eq!(unused(), std::slice::from_ref(&old));
+        limit(&store, 0).unwrap();
+        assert!(!old.exists() && young.exists());
+        store.forget_image(&second).unwrap();
+        // Looked at for an image that is being pulled.
+        let index = store.layer(&digest("b")).unwrap().index;
+        store.index(&index).unwrap();
+        assert_eq!((unused(), store.remove(&young).unwrap()), (Vec::new(), 0));
+        age(&young, 1800);
+        assert!(store.remove(&young).unwrap() > 0);
+        assert!(!young.exists());
+    }
+
+    #[test]
+    fn a_spool_goes_when_it_does_not_grow() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let spool = store.spool("r.example/a", &digest("layer"));
+        assert_ne!(spool, store.spool("r.example/b", &digest("layer")));
+        fs::write(&spool, "stored").unwrap();
+        assert!(store.unused().is_empty());
+        age(&spool, 120);
+        assert_eq!(store.unused().len(), 1);
+        let reopen = || IndexStore::open(directory.path().to_owned()).unwrap();
+        reopen();
+        assert!(spool.exists());
+        age(&spool, 2 * 24 * 3600);
+        reopen();
+        assert!(!spool.exists());
+    }
+}

@@ -1,0 +1,176 @@
+//! What keys that the policy trusts state of an image's layers: beside the image, or else by the
+//! layers' digests in the repository that the operator names.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use lazuli_image::{
+    Digest,
+    oci::{layer_index_tag, media_type},
+};
+use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
+use lazuli_registry::{
+    Document, ImageName, IndexTrust, Manifest, Options, Parsed, RegistryError, Repository,
+};
+
+use super::{state::Ordinary, store::Stated};
+use crate::{
+    daemon::{DaemonError, node::Node},
+    sync::lock,
+};
+
+/// How long a layer is looked for.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a layer is not looked for again, and of how many that is known.
+const UNKNOWN: Duration = Duration::from_secs(600);
+const MOST_UNKNOWN: usize = 4096;
+
+/// An index of a layer that a trusted key has stated.
+#[derive(Clone, Debug)]
+pub(super) struct VouchedLayer {
+    pub(super) stated: StatedLayer,
+    /// Bytes of the index.
+    pub(super) size: u64,
+    /// Which has it.
+    pub(super) repository: Arc<dyn Repository>,
+}
+
+/// Everything that is stated of an image's layers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Vouched {
+    layers: Vec<VouchedLayer>,
+    /// Whether it is by an index of the image.
+    pub(super) is_beside: bool,
+}
+
+/// Layers of images that the repository of indexes does not have, and since when that is known.
+pub(super) type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
+
+impl Vouched {
+    /// What the index of an image says, which is beside it in `repository`.
+    fn beside(signed: &SignedIndex, repository: &Arc<dyn Repository>) -> Self {
+        let listed = &signed.manifest.parsed.layers;
+        let layer = |stated: &StatedLayer| {
+            let size = listed.iter().find(|layer| layer.digest == stated.index)?.size;
+            Some(VouchedLayer { stated: *stated, size, repository: repository.clone() })
+        };
+        let layers = signed.indexing.layers.iter().filter_map(layer).collect();
+        Vouched { layers, is_beside: true }
+    }
+
+    /// What is stated of a layer whose tar has the digest `diff_id`.
+    pub(super) fn of(&self, layer: &Digest, diff_id: &Digest) -> Option<&VouchedLayer> {
+        let is_it = |it: &&VouchedLayer| it.stated.layer == *layer && it.stated.diff_id == *diff_id;
+        self.layers.iter().find(is_it)
+    }
+}
+
+impl Node {
+    /// What trusted keys state of the image's layers, if the operator wants to know.
+    pub(super) async fn vouched(
+        &self,
+        image: &Ordinary,
+        repository: &Arc<dyn Repository>,
+        options: &Options,
+    ) -> Result<Vouched, DaemonError> {
+        if let Some(signed) = self.indexing(image, repository, options).await? {
+            return Ok(Vouched::beside(&signed, repository));
+        }
+        let wants = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
+        let Some(place) = self.ordinaries.settings.repository.as_ref().filter(|_| wants) else {
+            return Ok(Vouched::default());
+        };
+        if !self.may_be_signed(&image.asked) {
+            return Ok(Vouched::default());
+        }
+        let store = &self.ordinaries.store;
+        let unproven = image.layers().filter(|(layer, id)| !store.has_proven(&layer.digest, id));
+        let looks = unproven.map(|(layer, diff_id)| {
+            let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
+            self.vouched_layer(image, place, layer)
+        });
+        let layers = join_all(looks).await.into_iter().flatten().collect();
+        Ok(Vouched { layers, is_beside: false })
+    }
+
+    async fn vouched_layer(
+        &self,
+        image: &Ordinary,
+        place: &ImageName,
+        layer: LayerDigests,
+    ) -> Option<VouchedLayer> {
+        let place = place.tagged(&layer_index_tag(&layer.layer))?;
+        let repository = lazuli_registry::open(&place, &self.registry).ok()?;
+        let found = match self.kept_layer(image, &place, layer) {
+            Some(kept) => kept,
+            None => self.look_for_layer(image, &place, layer, &*repository).await?,
+        };
+        let (manifest, stated) = found;
+        let size = manifest.parsed.layer_index(&layer.layer)?.size;
+        Some(VouchedLayer { stated, size, repository })
+    }
+
+    /// What was found earlier, if it still counts.
+    fn kept_layer(
+        &self,
+        image: &Ordinary,
+        place: &ImageName,
+        layer: LayerDigests,
+    ) -> Option<(Manifest, StatedLayer)> {
+        let Stated { manifest, bundles } = self.ordinaries.store.stated(&layer.layer)?;
+        let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
+        let Ok(Parsed::Image(manifest)) = document.parse("this node") else { return None };
+        let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
+        let stated = self.gate.recheck_layer(&image.asked, place, &manifest, layer, &bundles);
+        Some((*manifest, stated.ok()??))
+    }
+
+    async fn look_for_layer(
+        &self,
+        image: &Ordinary,
+        place: &ImageName,
+        layer: LayerDigests,
+        repository: &dyn Repository,
+    ) -> Option<(Manifest, StatedLayer)> {
+        let key = (image.asked.to_string(), layer);
+        let unknown = &self.ordinaries.unknown;
+        if lock(unknown).get(&key).is_some_and(|since| since.elapsed() < UNKNOWN) {
+            return None;
+        }
+        let found = tokio::time::timeout(LOOK_WITHIN, async {
+            let manifest = repository.manifest(None).await?;
+            let (asked, options) = (&image.asked, &self.registry);
+            let signed = self.gate.signed_layer(asked, place, manifest, layer, options).await;
+            Ok::<_, RegistryError>(signed.ok().flatten())
+        });
+        let found = match found.await {
+            Ok(Ok(Some(found))) => found,
+            other => {
+                if let Ok(Err(error)) = other
+                    && !error.is_missing()
+                {
+                    tracing::warn!(layer = %layer.layer, %error, "its index is not looked for");
+                }
+                let mut unknown = lock(unknown);
+                if unknown.len() >= MOST_UNKNOWN {
+                    unknown.clear();
+                }
+                unknown.insert(key, Instant::now());
+                return None;
+            }
+        };
+        let SignedLayer { manifest, stated, bundles } = found;
+        if let Some(kept) = Stated::of(&manifest, &bundles)
+            && let Err(error) = self.ordinaries.store.note_stated(&layer.layer, &kept)
+        {
+            tracing::warn!(layer = %layer.layer, %error, "a statement is looked for again");
+        }
+        Some((manifest, stated))
+    }
+}

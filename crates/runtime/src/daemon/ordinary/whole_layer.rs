@@ -1,0 +1,99 @@
+//! Layers that this node reads whole: their digests are computed, not believed.
+
+use std::io::{self, Read};
+
+use lazuli_builder::{
+    BuildError,
+    index::{ChunkSink, IndexLayer, KnownLayer, take},
+};
+use lazuli_image::{Algorithm, Digest, Hasher, oci::Descriptor};
+use lazuli_registry::RegistryError;
+
+use super::store::{IndexStore, LayerRecord};
+use crate::{cache::CacheError, image::prefix::PrefixError};
+
+/// Why a layer was not read, or is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LayerError {
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+    #[error("its tar has the digest {got}, and the image's configuration says {expected}")]
+    DiffId { got: Digest, expected: Digest },
+    #[error("there is too little room on the disk")]
+    NoRoom,
+    #[error("its index cannot be kept: {0}")]
+    Store(io::Error),
+    #[error("containerd's content store: {0}")]
+    Content(io::Error),
+    #[error("layers of other repositories take all turns")]
+    Busy,
+    #[error("the worker is ending")]
+    Ended,
+}
+
+/// Reads a layer from its first byte to its last, and indexes it. Its stored bytes have to be those
+/// of `layer`, and its tar that of `diff_id`. Blocks.
+pub(super) fn read<'a>(
+    layer: &Descriptor,
+    diff_id: Digest,
+    source: impl Read + Send + 'static,
+    sink: &'a mut ChunkSink<'a>,
+) -> Result<KnownLayer, LayerError> {
+    let (digest, stored_size) = (layer.digest, layer.size);
+    let source = Box::new(Checked::new(source, digest));
+    let taken = take(IndexLayer { digest, stored_size, source }, sink)?;
+    if taken.diff_id != diff_id {
+        return Err(LayerError::DiffId { got: taken.diff_id, expected: diff_id });
+    }
+    Ok(KnownLayer { digest, stored_size, diff_id, index: taken.index.bytes })
+}
+
+/// Keeps the index of a layer that was read whole.
+pub(super) fn keep(store: &IndexStore, layer: &KnownLayer) -> Result<(), LayerError> {
+    let index = store.keep_index(&layer.index).map_err(LayerError::Store)?;
+    let record = LayerRecord { diff_id: layer.diff_id, index, is_proven: true };
+    store.note_layer(&layer.digest, &record).map_err(LayerError::Store)
+}
+
+/// A reader whose end fails if what it read has another digest.
+struct Checked<R> {
+    inner: R,
+    /// Until the end.
+    hasher: Option<Hasher>,
+    expected: Digest,
+}
+
+impl<R> Checked<R> {
+    fn new(inner: R, expected: Digest) -> Self {
+        Checked { inner, hasher: Some(Algorithm::Sha256.hasher()), expected }
+    }
+}
+
+impl<R: Read> Read for Checked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let count = self.inner.read(buffer)?;
+        match (&mut self.hasher, count) {
+            (Some(hasher), 1..) => hasher.update(&buffer[..count]),
+            (_, 1..) => return Err(io::Error::other("it goes on behind its end")),
+            (None, 0) => {}
+            (Some(_), 0) => {
+                let got = self.hasher.take().map(Hasher::finish);
+                if got != Some(self.expected) {
+                    let (got, expected) = (got.unwrap_or(self.expected), self.expected);
+                    let problem = format!("it has the digest {got}, expected {expected}");
+                    return Err(io::Error::other(problem));
+                }
+            }
+        }
+        Ok(count)
+    }
+}

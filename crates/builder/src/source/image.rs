@@ -20,7 +20,7 @@ const MAX_PATHS: usize = 1 << 30;
 pub enum TreeOf {
     /// A whole image.
     Image,
-    /// A single layer: some names are [whiteouts](whiteout), and directories that the layer did not
+    /// A single layer: some names are whiteouts, and directories that the layer did not
     /// list are in it.
     Layer,
 }

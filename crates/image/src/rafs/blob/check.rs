@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{Blob, Digest, FormatError};
 
-/// [`Tail::meta_file`] of a blob that exists, checked as by [`check_blob`].
+/// [`Tail::meta_file`](super::Tail::meta_file) of a blob that exists, checked as by [`check_blob`].
 ///
 /// `tail` is the blob from [`TailInfo::ci_offset`] on, at least as far as [`TailInfo::meta_end`].
 pub fn meta_file(tail: &[u8], record: &BlobRecord) -> Result<Vec<u8>, FormatError> {

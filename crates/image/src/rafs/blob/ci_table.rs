@@ -59,8 +59,9 @@ pub(super) fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
     file
 }
 
-/// [`Tail::meta_file`] of a blob that [`blob_tail`] ended, from what a bootstrap says about it;
-/// `None` if it may have been another writer: they describe more, and list fewer chunks.
+/// [`Tail::meta_file`](super::Tail::meta_file) of a blob that [`blob_tail`](super::blob_tail)
+/// ended, from what a bootstrap says about it; `None` if it may have been another writer: they
+/// describe more, and list fewer chunks.
 pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
     let BlobRecord { blob, tail } = record;
     if tail.features != written_features(&blob.chunks)

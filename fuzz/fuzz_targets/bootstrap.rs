@@ -3,7 +3,7 @@
 //! refuses it.
 #![no_main]
 
-use lazuli_builder::{Part, combine};
+use lazuli_builder::{Part, TreeOf, combine};
 use lazuli_image::{
     Algorithm,
     rafs::{Bootstrap, BootstrapOptions, check, dump, set_id, write_bootstrap},
@@ -25,8 +25,8 @@ fuzz_target!(|data: &[u8]| {
         chunk_size: bootstrap.chunk_size(),
         digest: bootstrap.digest_algorithm(),
     };
-    for is_layer in [false, true] {
-        let part = Part { name: "image".into(), image: &bootstrap, is_layer };
+    for of in [TreeOf::Image, TreeOf::Layer] {
+        let part = Part { name: "image".into(), image: &bootstrap, of };
         if let Ok(combined) = combine(&[part]) {
             let _ = combined.bootstrap(&[]);
         }

@@ -5,9 +5,8 @@
 //! disk, and outlast the worker.
 
 use std::{
-    collections::HashMap,
     io,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -26,7 +25,7 @@ use super::{
 };
 use crate::{
     cache::Cache,
-    daemon::{DaemonError, api::MountRequest, logins::Lent, node::Node},
+    daemon::{DaemonError, api::MountRequest, node::Node},
     sync::lock,
 };
 
@@ -38,9 +37,6 @@ const GIVEN_UP: Duration = Duration::from_secs(3600);
 
 /// An index takes about a hundredth of its layer, and seldom more than this part.
 const PART_OF_LAYER: u64 = 32;
-
-/// Logins with which images came that wait for being indexed, by the digests of their manifests.
-pub(super) type Waiting = Mutex<HashMap<Digest, Arc<Lent>>>;
 
 /// Indexes images as containerd has unpacked them, for as long as the node serves.
 pub(in crate::daemon) async fn keep_indexing(node: Weak<Node>) {

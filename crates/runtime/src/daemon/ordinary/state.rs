@@ -1,10 +1,11 @@
 //! What the node keeps in memory about ordinary images.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io,
     path::PathBuf,
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -12,16 +13,22 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig},
 };
-use lazuli_policy::SignedIndex;
+use lazuli_policy::{LayerDigests, SignedIndex};
 use lazuli_registry::{ImageName, Manifest};
 use tokio::sync::OnceCell;
 
-use super::{afterwards::Waiting, pulls::Pulls, store::IndexStore, vouched::Unknown};
-use crate::{cache::Cache, sync::lock};
+use super::{pulls::Pulls, store::IndexStore};
+use crate::{cache::Cache, daemon::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
 /// the other.
 const REMEMBERED: usize = 32;
+
+/// Logins with which images came that wait for being indexed, by the digests of their manifests.
+type Waiting = Mutex<HashMap<Digest, Arc<Lent>>>;
+
+/// Layers of images that the repository of indexes does not have, and since when that is known.
+type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
 /// What the operator may set.
 #[derive(Clone, Debug, Default)]

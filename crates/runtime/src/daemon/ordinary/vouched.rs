@@ -2,8 +2,7 @@
 //! layers' digests in the repository that the operator names.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -48,9 +47,6 @@ pub(super) struct Vouched {
     /// Whether it is by an index of the image.
     pub(super) is_beside: bool,
 }
-
-/// Layers of images that the repository of indexes does not have, and since when that is known.
-pub(super) type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
 impl Vouched {
     /// What the index of an image says, which is beside it in `repository`.

@@ -3,15 +3,12 @@
 use std::{
     fmt, fs, io,
     net::SocketAddr,
-    os::unix::{
-        fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _},
-        net::UnixStream,
-    },
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// What fits into `sun_path`, with its end.
 const LONGEST: usize = 107;
@@ -69,14 +66,19 @@ impl Address {
     pub(crate) async fn listen(&self) -> io::Result<Listener> {
         match self {
             Address::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await?)),
-            Address::Unix(path) => listen_at(path).map(Listener::Unix),
+            Address::Unix(path) => listen_at(path).await.map(Listener::Unix),
         }
     }
 }
 
-fn listen_at(path: &Path) -> io::Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
+async fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    // A listener whose queue is full gives EAGAIN: only a refused connection says that none is there.
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Ok(_) | Err(_) => {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"));
+        }
     }
     if let Some(parent) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;

@@ -1,9 +1,17 @@
 //! The server: few connections, each answered once and soon over.
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -14,7 +22,6 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::Mutex,
     task::AbortHandle,
     time::{Instant, sleep, timeout},
 };
@@ -156,9 +163,8 @@ async fn converse(
 async fn respond<B>(request: &Request<B>, page: &Page) -> Response<Full<Bytes>> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
         (&(Method::GET | Method::HEAD), "/metrics") => match page.text().await {
-            Ok(text) => (StatusCode::OK, OPENMETRICS, text),
-            Err(error) => {
-                tracing::error!(%error, "metrics have no text");
+            Some(text) => (StatusCode::OK, OPENMETRICS, text),
+            None => {
                 let problem = Bytes::from_static(b"the metrics have no text\n");
                 (StatusCode::INTERNAL_SERVER_ERROR, plain(), problem)
             }
@@ -185,7 +191,13 @@ fn plain() -> HeaderValue {
 /// The text of now.
 struct Page {
     measure: Arc<Measure>,
-    last: Mutex<Option<(Instant, Bytes)>>,
+    last: Mutex<Option<Measurement>>,
+}
+
+/// A measurement that runs or has ended. Clients share it, and it outlives them.
+struct Measurement {
+    begun: Instant,
+    text: Shared<BoxFuture<'static, Option<Bytes>>>,
 }
 
 impl Page {
@@ -193,17 +205,33 @@ impl Page {
         Page { measure, last: Mutex::default() }
     }
 
-    async fn text(&self) -> Result<Bytes, std::fmt::Error> {
-        // Clients that ask meanwhile wait for this one's text.
-        let mut last = self.last.lock().await;
-        if let Some((when, text)) = &*last
-            && when.elapsed() < FRESH
-        {
-            return Ok(text.clone());
-        }
-        let text = Bytes::from(encode((self.measure)().await)?);
-        *last = Some((Instant::now(), text.clone()));
-        Ok(text)
+    /// `None` if there is none, for reasons that are in the log.
+    async fn text(&self) -> Option<Bytes> {
+        let text = {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_fresh =
+                |last: &Measurement| last.text.peek().is_none() || last.begun.elapsed() < FRESH;
+            if !last.as_ref().is_some_and(is_fresh) {
+                *last = Some(self.begin());
+            }
+            last.as_ref()?.text.clone()
+        };
+        text.await
+    }
+
+    fn begin(&self) -> Measurement {
+        let families = (self.measure)();
+        let measuring = tokio::spawn(async move { encode(families.await) });
+        let text = async move {
+            let problem = match measuring.await {
+                Ok(Ok(text)) => return Some(text.into()),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            tracing::error!(problem, "metrics have no text");
+            None
+        };
+        Measurement { begun: Instant::now(), text: text.boxed().shared() }
     }
 }
 

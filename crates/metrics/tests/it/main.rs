@@ -143,6 +143,35 @@ async fn a_crowd_is_answered_with_one_measurement_a_second() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_takes_no_measurement_with_it() {
+    let address = free_port().await;
+    let (asked, measured) = counting();
+    let (release, released) = tokio::sync::watch::channel(false);
+    let slow: Arc<Measure> = Arc::new(move || {
+        let (families, mut released) = (measured(), released.clone());
+        Box::pin(async move {
+            released.wait_for(|released| *released).await.unwrap();
+            families.await
+        })
+    });
+    tokio::spawn(serve(Address::Tcp(address), slow, std::future::pending()));
+    let mut first = connect(address).await;
+    first.write_all(GET).await.unwrap();
+    while asked.load(Ordering::Relaxed) == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(first);
+    let second = ask(connect(address).await, GET);
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        release.send(true).unwrap();
+    };
+    let (answer, ()) = tokio::join!(second, release);
+    assert!(answer.unwrap().contains("200 OK"));
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
 async fn an_address_that_is_taken_is_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, (_, measure)) = (taken.local_addr().unwrap(), counting());

@@ -1,7 +1,7 @@
 //! Reads that ended with an error, for the log: as many as say something new.
 //!
-//! Who read is looked up at once, since the reader may end with the error; everything else is left
-//! to the listener, which has time.
+//! The reader's control groups are read at once, since it may end with the error. Names are the
+//! listener's business, off the path of reads.
 
 use std::{
     fs,
@@ -86,8 +86,9 @@ impl FailedReads {
         };
         let (range, error, groups) = (range.clone(), error.clone(), groups(thread));
         let read = FailedRead { blob, range, error, thread, groups, unreported };
-        // One that does not fit is one of many.
-        let _ = self.reports.try_send(read);
+        if self.reports.try_send(read).is_err() {
+            lock(&self.state).unreported += unreported + 1;
+        }
     }
 
     /// Whether to report a read, and how many were not before it.

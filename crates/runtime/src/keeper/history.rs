@@ -61,7 +61,7 @@ impl History {
     /// A keeper starts that took nothing over: what is found here was left behind.
     pub(super) fn begin(&mut self) {
         if self.is_found {
-            self.keeper_restarts += 1;
+            self.keeper_restarts = self.keeper_restarts.saturating_add(1);
             self.worker_died(TOGETHER.to_owned());
         } else {
             self.save();
@@ -70,14 +70,14 @@ impl History {
 
     /// A worker died, as `exit` says.
     pub(super) fn worker_died(&mut self, exit: String) {
-        self.restarts += 1;
+        self.restarts = self.restarts.saturating_add(1);
         self.last_exit = Some(exit);
         self.save();
     }
 
     /// This keeper is in the place of one that died.
     pub(super) fn keeper_died(&mut self) {
-        self.keeper_restarts += 1;
+        self.keeper_restarts = self.keeper_restarts.saturating_add(1);
         self.last_exit = Some(KEEPER.to_owned());
         self.save();
     }

@@ -59,6 +59,19 @@ impl Scene {
         Self::driven(containerd, index, registry, "auto")
     }
 
+    /// Another node at the same registry, which trusts what this one has stated.
+    pub(super) fn succeeded_by(self, containerd: Containerd, index: &str) -> Option<Self> {
+        let public = fs::read(self.signer.public()).unwrap();
+        let registry = self.registry.clone();
+        drop(self);
+        let node = Self::with(containerd, index, registry)?;
+        let key = node.rig.lazuli.path("first.pub");
+        fs::write(&key, public).unwrap();
+        let rule = format!("default = {{ accept = true, statements = [{key:?}] }}");
+        fs::write(node.rig.lazuli.path("policy.toml"), rule).unwrap();
+        Some(node)
+    }
+
     fn driven(
         containerd: Containerd,
         index: &str,
@@ -297,14 +310,7 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     first.rig.pull(&image).unwrap();
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), [0; 3]);
     assert_eq!(first.run(&image, &WHO), "me\n");
-    let public = fs::read(first.signer.public()).unwrap();
-    let registry = first.registry.clone();
-    drop(first);
-    let Some(second) = Scene::with(containerd, "first = \"pull\"", registry) else { return };
-    let key = second.rig.lazuli.path("first.pub");
-    fs::write(&key, public).unwrap();
-    let rule = format!("default = {{ accept = true, statements = [{key:?}] }}");
-    fs::write(second.rig.lazuli.path("policy.toml"), rule).unwrap();
+    let Some(second) = first.succeeded_by(containerd, "first = \"pull\"") else { return };
     second.registry.reset_stats();
     second.rig.pull(&image).unwrap();
     assert_eq!(layers.each_ref().map(|layer| second.fetched(layer)), [0; 3]);

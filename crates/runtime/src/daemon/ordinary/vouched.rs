@@ -7,15 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use lazuli_image::{
     Digest,
     oci::{layer_index_tag, media_type},
 };
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
-use lazuli_registry::{
-    Document, ImageName, IndexTrust, Manifest, Options, Parsed, RegistryError, Repository,
-};
+use lazuli_registry::{Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository};
 
 use super::{state::Ordinary, store::Stated};
 use crate::{
@@ -26,8 +24,16 @@ use crate::{
 /// How long a layer is looked for.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a layer is not looked for again, and of how many that is known.
+/// How many layers of an image are looked for at a time.
+const LOOKS: usize = 8;
+
+/// How long a layer of which nothing is stated is not looked for again.
 const UNKNOWN: Duration = Duration::from_secs(600);
+
+/// The same after an error: registries recover.
+const UNREACHABLE: Duration = Duration::from_secs(30);
+
+/// Of how many layers that is remembered.
 const MOST_UNKNOWN: usize = 4096;
 
 /// An index of a layer that a trusted key has stated.
@@ -91,7 +97,8 @@ impl Node {
             let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
             self.vouched_layer(image, place, layer)
         });
-        let layers = join_all(looks).await.into_iter().flatten().collect();
+        let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(LOOKS);
+        let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
         Ok(Vouched { layers, is_beside: false })
     }
 
@@ -136,32 +143,35 @@ impl Node {
     ) -> Option<(Manifest, StatedLayer)> {
         let key = (image.asked.to_string(), layer);
         let unknown = &self.ordinaries.unknown;
-        if lock(unknown).get(&key).is_some_and(|since| since.elapsed() < UNKNOWN) {
+        if lock(unknown).get(&key).is_some_and(|until| Instant::now() < *until) {
             return None;
         }
         let found = tokio::time::timeout(LOOK_WITHIN, async {
-            let manifest = repository.manifest(None).await?;
+            let manifest = match repository.manifest(None).await {
+                Ok(manifest) => manifest,
+                Err(error) if error.is_missing() => return Ok(None),
+                Err(error) => return Err(DaemonError::from(error)),
+            };
             let (asked, options) = (&image.asked, &self.registry);
-            let signed = self.gate.signed_layer(asked, place, manifest, layer, options).await;
-            Ok::<_, RegistryError>(signed.ok().flatten())
+            Ok(self.gate.signed_layer(asked, place, manifest, layer, options).await?)
         });
-        let found = match found.await {
-            Ok(Ok(Some(found))) => found,
-            other => {
-                if let Ok(Err(error)) = other
-                    && !error.is_missing()
-                {
-                    tracing::warn!(layer = %layer.layer, %error, "its index is not looked for");
-                }
-                let mut unknown = lock(unknown);
-                if unknown.len() >= MOST_UNKNOWN {
-                    unknown.clear();
-                }
-                unknown.insert(key, Instant::now());
-                return None;
+        let (found, pause) = match found.await {
+            Ok(Ok(found)) => (found, UNKNOWN),
+            Ok(Err(error)) => {
+                let error = error.for_people();
+                tracing::warn!(layer = %layer.layer, error, "its index is not looked for");
+                (None, UNREACHABLE)
             }
+            Err(_) => (None, UNREACHABLE),
         };
-        let SignedLayer { manifest, stated, bundles } = found;
+        let Some(SignedLayer { manifest, stated, bundles }) = found else {
+            let mut unknown = lock(unknown);
+            if unknown.len() >= MOST_UNKNOWN {
+                unknown.clear();
+            }
+            unknown.insert(key, Instant::now() + pause);
+            return None;
+        };
         if let Some(kept) = Stated::of(&manifest, &bundles)
             && let Err(error) = self.ordinaries.store.note_stated(&layer.layer, &kept)
         {

@@ -41,6 +41,11 @@ impl ImageRoute {
         }
     }
 
+    /// Whether there is a repository at its end, and not a stand-in that says why there is none.
+    fn is_open(&self) -> bool {
+        self.repository.get().is_some()
+    }
+
     /// The repository at its end. Always the same one: over the connections that brought the
     /// metadata comes the first data.
     pub(super) fn open(&self) -> Result<Arc<dyn Repository>, RegistryError> {
@@ -118,7 +123,10 @@ impl ImageRoutes {
         if let Some(known) = &mut known {
             if known.route.route == route.route {
                 known.refused = None;
-                return;
+                // A file that the route names may have become readable.
+                if known.route.is_open() {
+                    return;
+                }
             }
             if known.refused.as_ref() == Some(&route.route) {
                 return;
@@ -127,8 +135,10 @@ impl ImageRoutes {
         let sources = match (route.open(), known) {
             (Ok(repository), _) => sources(&repository, blobs),
             (Err(error), Some(known)) => {
-                tracing::warn!(image = name, %error, "the image is fetched as before");
-                known.refused = Some(route.route);
+                if known.route.route != route.route {
+                    tracing::warn!(image = name, %error, "the image is fetched as before");
+                    known.refused = Some(route.route);
+                }
                 return;
             }
             (Err(error), None) => {

@@ -45,8 +45,12 @@ pub(in crate::daemon) async fn keep_indexing(node: Weak<Node>) {
         let Some(node) = node.upgrade() else { return };
         let Some(content) = node.ordinaries.settings.content.clone() else { return };
         let content = ContentStore::new(content);
-        let all = node.ordinaries.store.unpacked();
-        lock(&node.ordinaries.waiting).retain(|image, _| all.iter().any(|it| it.image == *image));
+        let all = {
+            let mut waiting = lock(&node.ordinaries.waiting);
+            let all = node.ordinaries.store.unpacked();
+            waiting.retain(|image, _| all.iter().any(|it| it.image == *image));
+            all
+        };
         for unpacked in all {
             if *node.leaving.borrow() {
                 return;
@@ -64,9 +68,11 @@ impl Node {
         if settings.content.is_none() {
             return;
         }
+        // Until the image is noted, too: logins of images that do not wait are dropped.
+        let mut waiting = lock(&self.ordinaries.waiting);
         if let (true, Some(login)) = (settings.publish, login) {
             let lend = || Arc::new(self.logins.lend(&name, login.clone()));
-            lock(&self.ordinaries.waiting).entry(image).or_insert_with(lend);
+            waiting.entry(image).or_insert_with(lend);
         }
         if let Err(error) = self.ordinaries.store.note_unpacked(&image, request) {
             tracing::warn!(image = %name, %error, "it is not indexed");

@@ -9,6 +9,7 @@
 //! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
 
 use std::{
+    cell::Cell,
     io::{self, Read},
     ops::Range,
     sync::{Arc, mpsc},
@@ -203,15 +204,21 @@ fn read(
     }
     let incoming = cache.incoming()?;
     let mut written = 0;
+    let is_full = Cell::new(false);
     let mut sink = |at: Decoded, content: &[u8]| {
         let before = written / LOOK;
         written += content.len() as u64;
-        if written / LOOK > before && !cache.has_room_for_the_rest(LOOK) {
-            return Err(io::Error::other(LayerError::NoRoom));
-        }
-        incoming.write(at, content)
+        let kept = if written / LOOK > before && !cache.has_room_for_the_rest(LOOK) {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            incoming.write(at, content)
+        };
+        is_full.set(kept.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull));
+        kept
     };
-    let known = whole_layer::read(layer, diff_id, source, &mut sink)?;
+    // The builder's error would mean that the layer is wrong, and worth a second pull.
+    let wrong_or_full = |error| if is_full.get() { LayerError::NoRoom } else { error };
+    let known = whole_layer::read(layer, diff_id, source, &mut sink).map_err(wrong_or_full)?;
     if let Some(blob) = blob_of(known.clone())? {
         cache.import(incoming, &blob)?;
     }

@@ -7,7 +7,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::PathBuf,
 };
 
@@ -26,11 +26,18 @@ impl Spool {
     pub(super) fn open(path: PathBuf, size: u64) -> io::Result<Option<Self>> {
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true).mode(0o600);
-        let file = options.open(&path)?;
-        if file.try_lock().is_err() {
-            return Ok(None);
-        }
-        let mut spool = Spool { held: file.metadata()?.len(), path, file };
+        let (file, held) = loop {
+            let file = options.open(&path)?;
+            if file.try_lock().is_err() {
+                return Ok(None);
+            }
+            let opened = file.metadata()?;
+            // A pull that has ended in between has taken the file away.
+            if fs::metadata(&path).is_ok_and(|there| there.ino() == opened.ino()) {
+                break (file, opened.len());
+            }
+        };
+        let mut spool = Spool { held, path, file };
         if spool.held > size {
             spool.clear()?;
         }

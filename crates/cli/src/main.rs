@@ -18,6 +18,7 @@ mod exit;
 mod image;
 mod image_args;
 mod interrupt;
+mod kubernetes;
 mod metrics;
 mod mirror;
 mod nydus_image;

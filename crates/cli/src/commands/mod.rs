@@ -13,6 +13,7 @@ mod inspect;
 mod manual;
 mod merge;
 mod mount;
+mod node_report;
 mod optimize;
 mod prefetch;
 mod preheat;
@@ -60,6 +61,8 @@ pub(crate) enum Verb {
     Stop(stop::Arguments),
     Setup(setup::Arguments),
     #[command(hide = true)]
+    NodeReport(node_report::Arguments),
+    #[command(hide = true)]
     Manual(manual::Arguments),
 }
 
@@ -90,6 +93,7 @@ impl Verb {
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
             Verb::Setup(arguments) => setup::run(session, &arguments).map(done),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
+            Verb::NodeReport(arguments) => node_report::run(&arguments).map(done),
             Verb::Manual(arguments) => manual::run(&arguments).map(done),
         }
     }
@@ -105,6 +109,6 @@ impl Verb {
 
     /// A daemon's log is read later, so it says more than an interactive command's.
     pub(crate) fn default_log_level(&self) -> &'static str {
-        if matches!(self, Verb::Daemon(_)) { "info" } else { "warn" }
+        if matches!(self, Verb::Daemon(_) | Verb::NodeReport(_)) { "info" } else { "warn" }
     }
 }

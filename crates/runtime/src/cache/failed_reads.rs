@@ -4,6 +4,7 @@
 //! listener's business, off the path of reads.
 
 use std::{
+    collections::HashMap,
     fs,
     ops::Range,
     sync::Mutex,
@@ -13,13 +14,17 @@ use std::{
 use lazuli_image::{Decoded, Digest};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::{error::ReadError, sync::lock};
+use crate::{error::ReadError, sharing::Account, sync::lock};
 
-/// Reads that are reported at once.
-const BURST: u32 = 10;
+/// What one image may report, so that one whose registry is away leaves the rest to others.
+const IMAGE: Rate = Rate { burst: 10, refill: Duration::from_secs(6) };
 
-/// After so long one more is reported.
-const REFILL: Duration = Duration::from_secs(6);
+/// What all of them may: four images can say everything.
+const NODE: Rate = Rate { burst: 40, refill: Duration::from_millis(1500) };
+
+/// Images whose reports are counted. Beyond this many the one that earned a report longest ago is
+/// forgotten: it has most likely a whole burst by now.
+const IMAGES: usize = 256;
 
 /// How long the same failure of the same reader is no news. For one read of a program the kernel
 /// asks up to six times.
@@ -53,18 +58,73 @@ pub(super) struct FailedReads {
     listener: Mutex<Option<Receiver<FailedRead>>>,
 }
 
+/// Reports at once, and how long it takes to earn one more.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    burst: u32,
+    refill: Duration,
+}
+
+/// What is left of a [`Rate`].
 #[derive(Debug)]
-struct State {
+struct Allowance {
+    rate: Rate,
     left: u32,
     refilled: Instant,
+}
+
+#[derive(Debug)]
+struct State {
+    node: Allowance,
+    images: HashMap<Account, ImageState>,
+}
+
+#[derive(Debug)]
+struct ImageState {
+    allowance: Allowance,
     unreported: u64,
-    last: Option<(Digest, Decoded, Option<i32>, Instant)>,
+    last: Option<(Question, Instant)>,
+}
+
+/// Where a read begins, and the thread that reads.
+type Question = (Digest, Decoded, Option<i32>);
+
+impl Allowance {
+    fn new(rate: Rate, now: Instant) -> Self {
+        Allowance { rate, left: rate.burst, refilled: now }
+    }
+
+    /// Adds what was earned by now.
+    fn earn(&mut self, now: Instant) {
+        let Rate { burst, refill } = self.rate;
+        let earned = now.saturating_duration_since(self.refilled).as_millis() / refill.as_millis();
+        if earned > 0 {
+            self.left = burst.min(self.left.saturating_add(earned.try_into().unwrap_or(burst)));
+            self.refilled = now;
+        }
+    }
+}
+
+impl State {
+    /// The state of one image, which another one gives way to if there are too many.
+    fn of(&mut self, image: Account, now: Instant) -> (&mut Allowance, &mut ImageState) {
+        if self.images.len() >= IMAGES && !self.images.contains_key(&image) {
+            let oldest = self.images.iter().min_by_key(|(_, state)| state.allowance.refilled);
+            if let Some(oldest) = oldest.map(|(image, _)| *image) {
+                self.images.remove(&oldest);
+            }
+        }
+        let new =
+            || ImageState { allowance: Allowance::new(IMAGE, now), unreported: 0, last: None };
+        (&mut self.node, self.images.entry(image).or_insert_with(new))
+    }
 }
 
 impl FailedReads {
     pub(super) fn new() -> Self {
-        let (reports, listener) = channel(BURST as usize);
-        let state = State { left: BURST, refilled: Instant::now(), unreported: 0, last: None };
+        let (reports, listener) = channel(NODE.burst as usize);
+        let node = Allowance::new(NODE, Instant::now());
+        let state = State { node, images: HashMap::new() };
         FailedReads { state: state.into(), reports, listener: Mutex::new(Some(listener)) }
     }
 
@@ -73,49 +133,47 @@ impl FailedReads {
         lock(&self.listener).take()
     }
 
-    /// Reports a read, unless too many are reported already.
+    /// Reports a read of an image's blob, unless too many are reported already.
     pub(super) fn report(
         &self,
+        image: Account,
         blob: Digest,
         range: &Range<Decoded>,
         error: &ReadError,
         thread: Option<i32>,
     ) {
-        let Some(unreported) = self.admit((blob, range.start, thread), Instant::now()) else {
+        let now = Instant::now();
+        let Some(unreported) = self.admit(image, (blob, range.start, thread), now) else {
             return;
         };
         let (range, error, groups) = (range.clone(), error.clone(), groups(thread));
         let read = FailedRead { blob, range, error, thread, groups, unreported };
         if self.reports.try_send(read).is_err() {
-            lock(&self.state).unreported += unreported + 1;
+            let mut state = lock(&self.state);
+            state.of(image, now).1.unreported += unreported + 1;
         }
     }
 
-    /// Whether to report a read, and how many were not before it.
-    fn admit(
-        &self,
-        (blob, start, thread): (Digest, Decoded, Option<i32>),
-        now: Instant,
-    ) -> Option<u64> {
+    /// Whether to report a read, and how many of the image were not before it.
+    fn admit(&self, image: Account, question: Question, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
-        if let Some((known_blob, known_start, known_thread, when)) = state.last
-            && (known_blob, known_start, known_thread) == (blob, start, thread)
+        let (node, image) = state.of(image, now);
+        if let Some((known, when)) = image.last
+            && known == question
             && now.saturating_duration_since(when) < SAME
         {
             return None;
         }
-        let earned = now.saturating_duration_since(state.refilled).as_secs() / REFILL.as_secs();
-        if earned > 0 {
-            state.left = BURST.min(state.left.saturating_add(earned.try_into().unwrap_or(BURST)));
-            state.refilled = now;
-        }
-        if state.left == 0 {
-            state.unreported += 1;
+        node.earn(now);
+        image.allowance.earn(now);
+        if node.left == 0 || image.allowance.left == 0 {
+            image.unreported += 1;
             return None;
         }
-        state.left -= 1;
-        state.last = Some((blob, start, thread, now));
-        Some(std::mem::take(&mut state.unreported))
+        node.left -= 1;
+        image.allowance.left -= 1;
+        image.last = Some((question, now));
+        Some(std::mem::take(&mut image.unreported))
     }
 }
 
@@ -135,22 +193,52 @@ mod tests {
         Digest::sha256([number; 32])
     }
 
+    fn image(number: u8) -> Account {
+        Account::Image(Digest::sha256([number; 32]))
+    }
+
     #[test]
     fn a_flood_is_counted_and_reported_slowly() {
         let (reads, begun) = (FailedReads::new(), Instant::now());
-        let admit = |start, after| reads.admit((blob(1), Decoded(start), None), begun + after);
+        let admit =
+            |start, after| reads.admit(image(1), (blob(1), Decoded(start), None), begun + after);
         let first = (0..100).filter(|start| admit(*start, Duration::ZERO).is_some()).count();
-        assert_eq!(first, BURST as usize);
-        assert_eq!(admit(100, REFILL), Some(90));
-        assert_eq!(admit(101, REFILL), None);
-        let later = (200..300).filter(|start| admit(*start, 100 * REFILL).is_some()).count();
-        assert_eq!(later, BURST as usize);
+        assert_eq!(first, IMAGE.burst as usize);
+        assert_eq!(admit(100, IMAGE.refill), Some(90));
+        assert_eq!(admit(101, IMAGE.refill), None);
+        let later = (200..300).filter(|start| admit(*start, 100 * IMAGE.refill).is_some()).count();
+        assert_eq!(later, IMAGE.burst as usize);
+    }
+
+    #[test]
+    fn the_flood_of_one_image_hides_no_other() {
+        let (reads, now) = (FailedReads::new(), Instant::now());
+        let admit =
+            |number, start| reads.admit(image(number), (blob(1), Decoded(start), None), now);
+        assert_eq!((0..1000).filter(|start| admit(1, *start).is_some()).count(), 10);
+        assert_eq!(admit(2, 0), Some(0), "another image, and not the first one's count");
+        let all = (0..1000).filter(|start| admit((start % 100) as u8 + 3, *start).is_some());
+        assert_eq!(all.count(), NODE.burst as usize - 11, "however many images fail");
+    }
+
+    #[test]
+    fn the_states_of_images_are_bounded() {
+        let (reads, begun) = (FailedReads::new(), Instant::now());
+        for number in 0..2 * IMAGES {
+            let mut digest = [0; 32];
+            digest[..8].copy_from_slice(&number.to_le_bytes());
+            let image = Account::Image(Digest::sha256(digest));
+            let after = u32::try_from(number).unwrap() * NODE.refill;
+            assert!(reads.admit(image, (blob(1), Decoded(0), None), begun + after).is_some());
+        }
+        assert_eq!(lock(&reads.state).images.len(), IMAGES);
     }
 
     #[test]
     fn a_question_that_is_repeated_is_no_news_for_a_while() {
         let (reads, begun) = (FailedReads::new(), Instant::now());
-        let admit = |thread, after| reads.admit((blob(1), Decoded(0), thread), begun + after);
+        let admit =
+            |thread, after| reads.admit(image(1), (blob(1), Decoded(0), thread), begun + after);
         assert_eq!(admit(Some(1), Duration::ZERO), Some(0));
         assert_eq!(admit(Some(1), Duration::ZERO), None);
         assert_eq!(admit(Some(2), Duration::ZERO), Some(0), "another reader");
@@ -164,8 +252,8 @@ mod tests {
         let own = own.file_name().unwrap().to_str().unwrap().parse().unwrap();
         let error = ReadError::Interrupted { blob: blob(1) };
         let mut listener = reads.listen().unwrap();
-        reads.report(blob(1), &(Decoded(0)..Decoded(1)), &error, Some(own));
-        reads.report(blob(2), &(Decoded(0)..Decoded(1)), &error, None);
+        reads.report(image(1), blob(1), &(Decoded(0)..Decoded(1)), &error, Some(own));
+        reads.report(image(1), blob(2), &(Decoded(0)..Decoded(1)), &error, None);
         let read = listener.try_recv().unwrap();
         assert_eq!(read.groups, fs::read_to_string("/proc/thread-self/cgroup").unwrap());
         assert_eq!(listener.try_recv().unwrap().groups, "");

@@ -26,8 +26,10 @@ pub(super) struct Container {
     pub(super) id: Option<String>,
     /// Its name in its pod.
     pub(super) name: Option<String>,
-    /// Its pod as `NAMESPACE/NAME`, or its uid.
+    /// Its pod as `NAMESPACE/NAME`.
     pub(super) pod: Option<String>,
+    /// The pod's uid.
+    pub(super) pod_uid: Option<String>,
 }
 
 impl Container {
@@ -35,10 +37,10 @@ impl Container {
     /// kubelet keeps its logs. Blocks.
     pub(super) fn of(groups: &str, logs: &Path) -> Self {
         let id = parts(groups).find_map(container_id);
-        let uid = parts(groups).find_map(pod_uid);
+        let pod_uid = parts(groups).find_map(pod_uid);
         let name = id.as_ref().and_then(|id| container_name(logs, id));
-        let pod = uid.map(|uid| pod_name(logs, &uid).unwrap_or(uid));
-        Container { id, name, pod }
+        let pod = pod_uid.as_ref().and_then(|uid| pod_name(logs, uid));
+        Container { id, name, pod, pod_uid }
     }
 }
 
@@ -90,9 +92,9 @@ fn container_name(logs: &Path, id: &str) -> Option<String> {
 /// A list of control groups.
 #[cfg(fuzzing)]
 pub fn fuzz(groups: &str) {
-    let Container { id, pod, .. } = Container::of(groups, Path::new("/nowhere"));
+    let Container { id, pod_uid, .. } = Container::of(groups, Path::new("/nowhere"));
     assert!(id.is_none_or(|id| id.len() == ID));
-    assert!(pod.is_none_or(|uid| !uid.contains(['/', '.'])));
+    assert!(pod_uid.is_none_or(|uid| !uid.contains(['/', '.'])));
 }
 
 #[cfg(test)]
@@ -121,6 +123,7 @@ mod tests {
             id: Some(id.clone()),
             name: Some("front-end".to_owned()),
             pod: Some("shop/web-5d9".to_owned()),
+            pod_uid: Some(POD.to_owned()),
         };
         let slice = POD.replace('-', "_");
         for groups in [
@@ -145,7 +148,8 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let id = "b".repeat(ID);
         let groups = format!("0::/kubepods/pod{POD}/{id}\n");
-        let expected = Container { id: Some(id), name: None, pod: Some(POD.to_owned()) };
+        let expected =
+            Container { id: Some(id), pod_uid: Some(POD.to_owned()), ..Container::default() };
         assert_eq!(Container::of(&groups, empty.path()), expected);
     }
 

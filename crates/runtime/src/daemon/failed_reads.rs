@@ -1,23 +1,49 @@
-//! Says in the log which container could not read which file of which image, and why.
+//! Says in the log and in `status` which container could not read which file of which image, and
+//! why.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     error::Error,
     path::Path,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use tokio::sync::mpsc::Receiver;
 
 use super::{
+    api::FailedReadStatus,
     container::{Container, LOGS},
     node::Node,
     served_image::ServedImage,
 };
-use crate::{cache::FailedRead, metrics::ReadFailure};
+use crate::{cache::FailedRead, metrics::ReadFailure, sync::lock};
 
 /// Files and images of one read that are named.
 const SHOWN: usize = 3;
+
+/// Failed reads that `status` has.
+const LATEST: usize = 16;
+
+/// The latest failed reads.
+#[derive(Debug, Default)]
+pub(super) struct LatestFailures(Mutex<VecDeque<FailedReadStatus>>);
+
+impl LatestFailures {
+    /// Adds one, with the number after the last one's.
+    fn add(&self, read: FailedReadStatus) {
+        let mut latest = lock(&self.0);
+        let number = latest.back().map_or(1, |last| last.number + 1);
+        if latest.len() == LATEST {
+            latest.pop_front();
+        }
+        latest.push_back(FailedReadStatus { number, ..read });
+    }
+
+    /// All of them, the oldest first.
+    pub(super) fn all(&self) -> Vec<FailedReadStatus> {
+        lock(&self.0).iter().cloned().collect()
+    }
+}
 
 /// Writes what arrives to the log, as long as there is a node.
 pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
@@ -26,36 +52,45 @@ pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
         let found = node.images.all().await;
         let images: Vec<_> = found.into_iter().filter(|image| image.has_blob(&read.blob)).collect();
         let names = node.mounts.names_of(&images).await;
+        let latest = node.latest_failures.clone();
         drop(node);
         let described = tokio::task::spawn_blocking(move || describe(&read, &names, &images));
-        if let Err(error) = described.await {
-            tracing::error!(%error, "a failed read cannot be described");
+        match described.await {
+            Ok(read) => latest.add(read),
+            Err(error) => tracing::error!(%error, "a failed read cannot be described"),
         }
     }
 }
 
-/// Writes a line. Blocks.
-fn describe(read: &FailedRead, names: &BTreeSet<String>, images: &[Arc<ServedImage>]) {
+/// Writes a line, and returns what it says, without a number. Blocks.
+fn describe(
+    read: &FailedRead,
+    names: &BTreeSet<String>,
+    images: &[Arc<ServedImage>],
+) -> FailedReadStatus {
     let FailedRead { blob, range, error, thread, groups, unreported } = read;
-    let Container { id, name, pod } = Container::of(groups, Path::new(LOGS));
+    let Container { id, name, pod, pod_uid } = Container::of(groups, Path::new(LOGS));
     let mut files = Vec::new();
     for image in images {
         // One more than is shown says that there are others.
         image.files_with(blob, range, SHOWN + 1, &mut files);
     }
+    let (image, file) = (shown(names.iter().cloned().collect()), shown(files));
+    let (container, cause) = (name.or(id), ReadFailure::of(error).name());
     tracing::error!(
-        image = shown(names.iter().cloned().collect()),
-        file = shown(files),
-        pod,
-        container = name.or(id),
+        image,
+        file,
+        pod = pod.as_ref().or(pod_uid.as_ref()),
+        container,
         thread,
         %blob,
         bytes = %format_args!("{}..{}", range.start, range.end),
-        cause = ReadFailure::of(error).name(),
+        cause,
         error = chain(error),
         unreported = (*unreported > 0).then_some(unreported),
         "a read fails",
     );
+    FailedReadStatus { number: 0, pod, pod_uid, container, image, file, cause: cause.to_owned() }
 }
 
 /// At most [`SHOWN`] of them; nothing if there are none.
@@ -79,4 +114,26 @@ fn chain(error: &dyn Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_failures_are_bounded_and_numbered() {
+        let latest = LatestFailures::default();
+        let read = FailedReadStatus {
+            number: 0,
+            pod: None,
+            pod_uid: None,
+            container: None,
+            image: None,
+            file: None,
+            cause: "timeout".to_owned(),
+        };
+        (0..100).for_each(|_| latest.add(read.clone()));
+        let numbers: Vec<_> = latest.all().iter().map(|read| read.number).collect();
+        assert_eq!(numbers, (85..=100).collect::<Vec<_>>());
+    }
 }

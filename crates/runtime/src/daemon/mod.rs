@@ -80,9 +80,9 @@ use tokio::{
 };
 
 pub use api::{
-    CacheStatus, DaemonStatus, DriverChoice, MirrorStatus, MountRequest, MountStatus, Mounted,
-    PrefetchRequest, PrefetchStatus, Request, Response, ScrubBlob, ScrubPlan, ScrubStep,
-    ScrubbedChunk, SnapshotStatus, SnapshotsStatus, Status, UnusedBlob,
+    CacheStatus, DaemonStatus, DriverChoice, FailedReadStatus, MirrorStatus, MountRequest,
+    MountStatus, Mounted, PrefetchRequest, PrefetchStatus, Request, Response, ScrubBlob, ScrubPlan,
+    ScrubStep, ScrubbedChunk, ServerStatus, SnapshotStatus, SnapshotsStatus, Status, UnusedBlob,
 };
 pub use client::{Client, ClientError};
 #[cfg(fuzzing)]

@@ -17,6 +17,7 @@ use super::{
     api::MountRequest,
     expected::Expected,
     explanation::Explanation,
+    failed_reads::LatestFailures,
     fetch_locks::FetchLocks,
     filesystems::{self, Filesystems},
     logins::Logins,
@@ -83,6 +84,7 @@ pub(super) struct Node {
     pub(super) working: Arc<RwLock<()>>,
     /// Other parts of the worker that `status` asks.
     pub(super) explanation: Explanation,
+    pub(super) latest_failures: Arc<LatestFailures>,
     pub(super) started: Instant,
     /// The same by the calendar.
     pub(super) started_at: SystemTime,
@@ -165,6 +167,7 @@ impl Node {
             leaving: watch::Sender::new(false),
             working: Arc::default(),
             explanation: Explanation::default(),
+            latest_failures: Arc::default(),
             started: Instant::now(),
             started_at: SystemTime::now(),
         })

@@ -1,8 +1,12 @@
 //! Answers `lazuli status`.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lazuli_registry::{Failure, ServerKind, TrafficCounts};
+
 use super::{
     DaemonError,
-    api::{CacheStatus, DaemonStatus, Status},
+    api::{CacheStatus, DaemonStatus, ServerStatus, Status},
     node::Node,
 };
 
@@ -15,7 +19,16 @@ impl Node {
             mounts: self.mounts.status(why).await,
             snapshots,
             mirror: self.explanation.mirror(),
+            servers: ServerKind::ALL.map(|kind| self.server_status(kind)).into(),
+            failed_reads: self.latest_failures.all(),
         })
+    }
+
+    fn server_status(&self, kind: ServerKind) -> ServerStatus {
+        let TrafficCounts { bytes, failures } = self.registry.pool.traffic().counts(kind);
+        let failures = Failure::ALL.iter().zip(failures).filter(|(_, count)| *count > 0);
+        let failures = failures.map(|(cause, count)| (cause.name().to_owned(), count)).collect();
+        ServerStatus { kind: kind.name().to_owned(), bytes, failures }
     }
 
     fn daemon_status(&self) -> Result<DaemonStatus, DaemonError> {
@@ -28,6 +41,7 @@ impl Node {
             worker_pid: std::process::id(),
             restarts: keeper.restarts,
             last_exit: keeper.last_exit,
+            last_exit_seconds_ago: keeper.last_exit_at.map(seconds_since),
             keeper_restarts: keeper.keeper_restarts,
             takeovers: keeper.takeovers,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -47,4 +61,10 @@ impl Node {
             },
         })
     }
+}
+
+/// Seconds since a time in seconds since 1970; none of a time to come.
+fn seconds_since(time: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs().saturating_sub(time)
 }

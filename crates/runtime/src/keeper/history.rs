@@ -7,6 +7,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ pub(super) struct History {
     pub(super) takeovers: u64,
     /// How the last worker ended, in words.
     pub(super) last_exit: Option<String>,
+    /// When, in seconds since 1970.
+    pub(super) last_exit_at: Option<u64>,
     #[serde(skip)]
     path: PathBuf,
     /// Whether it was found.
@@ -71,14 +74,21 @@ impl History {
     /// A worker died, as `exit` says.
     pub(super) fn worker_died(&mut self, exit: String) {
         self.restarts = self.restarts.saturating_add(1);
-        self.last_exit = Some(exit);
+        self.exited(exit);
         self.save();
+    }
+
+    /// A worker ended, or could not be started, as `exit` says.
+    pub(super) fn exited(&mut self, exit: String) {
+        self.last_exit = Some(exit);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.last_exit_at = Some(now.as_secs());
     }
 
     /// This keeper is in the place of one that died.
     pub(super) fn keeper_died(&mut self) {
         self.keeper_restarts = self.keeper_restarts.saturating_add(1);
-        self.last_exit = Some(KEEPER.to_owned());
+        self.exited(KEEPER.to_owned());
         self.save();
     }
 
@@ -121,6 +131,7 @@ mod tests {
         second.begin();
         assert_eq!((second.restarts, second.keeper_restarts), (2, 1));
         assert_eq!(second.last_exit.as_deref(), Some(TOGETHER));
+        assert!(second.last_exit_at >= first.last_exit_at && first.last_exit_at.is_some());
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub struct KeeperInfo {
     pub restarts: u64,
     /// How the last of them ended.
     pub last_exit: Option<String>,
+    /// When, in seconds since 1970.
+    #[serde(default)]
+    pub last_exit_at: Option<u64>,
     /// Keepers that died, since then.
     #[serde(default)]
     pub keeper_restarts: u64,

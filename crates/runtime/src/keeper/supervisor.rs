@@ -234,7 +234,7 @@ impl Keeper {
             tracing::error!(?pause, failures, why, "workers keep ending");
             self.service.status(&format!("workers keep ending: {why}"));
         }
-        self.history.last_exit = Some(why);
+        self.history.exited(why);
     }
 
     /// Reads one message of the worker, or deals with its end.
@@ -383,6 +383,7 @@ impl Keeper {
             worker_pid,
             restarts: self.history.restarts,
             last_exit: self.history.last_exit.clone(),
+            last_exit_at: self.history.last_exit_at,
             keeper_restarts: self.history.keeper_restarts,
             takeovers: self.history.takeovers,
             next_start_seconds: pause.map(|pause| pause.as_secs_f32()),

@@ -28,7 +28,7 @@ PLACES = {
     "site.toml": "etc/containerd/conf.d",
 }
 STARTED = ("share-mounts", "containerd", "registry@open", "registry@private", "etcd", "kube-apiserver",
-           "kube-controller-manager", "kube-scheduler", "kubelet")
+           "api-service", "kube-controller-manager", "kube-scheduler", "kubelet")
 
 
 class Node:

@@ -184,7 +184,7 @@ impl CachedBlob {
     ) {
         if let Some(cache) = self.cache.upgrade() {
             let thread = thread.filter(|thread| *thread > 0);
-            cache.failed_reads.report(self.id(), range, error, thread);
+            cache.failed_reads.report(self.account(), self.id(), range, error, thread);
         }
     }
 

@@ -19,8 +19,8 @@ pub use self::{
     prefetch::{PrefetchRequest, PrefetchStatus},
     scrub::{ScrubBlob, ScrubPlan, ScrubStep, ScrubbedChunk, UnusedBlob},
     status::{
-        CacheStatus, DaemonStatus, MirrorStatus, MountStatus, SnapshotStatus, SnapshotsStatus,
-        Status,
+        CacheStatus, DaemonStatus, FailedReadStatus, MirrorStatus, MountStatus, ServerStatus,
+        SnapshotStatus, SnapshotsStatus, Status,
     },
 };
 

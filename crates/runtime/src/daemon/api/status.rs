@@ -20,6 +20,47 @@ pub struct Status {
     /// What the mirror did, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorStatus>,
+    /// What servers did, of each kind, since the worker started.
+    #[serde(default)]
+    pub servers: Vec<ServerStatus>,
+    /// The latest failed reads that the log has, the oldest first, at most 16.
+    #[serde(default)]
+    pub failed_reads: Vec<FailedReadStatus>,
+}
+
+/// What all servers of one kind did since the worker started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// `registry`, `mirror` or `peer`.
+    pub kind: String,
+    /// Bytes of blobs that arrived.
+    pub bytes: u64,
+    /// Requests that failed, by the causes of docs/metrics.md; those that occurred.
+    pub failures: BTreeMap<String, u64>,
+}
+
+/// A read that ended with an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedReadStatus {
+    /// 1 for the first one that this worker logged, and one more for each.
+    pub number: u64,
+    /// The reader's pod as `NAMESPACE/NAME`, where the kubelet's logs have a name for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The pod's uid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// The container's name in the pod, or its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// Images that have the blob, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Files of them that have the bytes, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// One of the causes of docs/metrics.md.
+    pub cause: String,
 }
 
 /// What the mirror did since the worker started.
@@ -82,6 +123,9 @@ pub struct DaemonStatus {
     /// How the last one of them ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<String>,
+    /// Seconds since then, by the node's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_exit_seconds_ago: Option<u64>,
     /// Keepers that died since then.
     #[serde(default)]
     pub keeper_restarts: u64,

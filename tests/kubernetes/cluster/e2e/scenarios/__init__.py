@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass
 from typing import Callable
 
-from . import disk, installing, observing, pods, processes, removing, runtime_class
+from . import disk, installing, observing, pods, processes, removing, reporting, runtime_class
 
-MODULES = (installing, pods, disk, observing, processes, runtime_class, removing)
+MODULES = (installing, pods, disk, observing, reporting, processes, runtime_class, removing)
 
 
 @dataclass

@@ -33,6 +33,17 @@ def observed(cluster):
         cluster.node.run("systemctl", "reload", "lazuli")
 
 
+@contextlib.contextmanager
+def registry_away(cluster):
+    """The open registry does not answer."""
+    cluster.node.run("systemctl", "stop", "registry@open")
+    try:
+        yield
+    finally:
+        cluster.node.run("systemctl", "start", "registry@open")
+        wait(60, "the registry", lambda: cluster.node.sh("curl -s 127.0.0.1:5000/v2/ > /dev/null && echo yes"))
+
+
 def scrape(cluster):
     """The samples at the node's address, by name and labels."""
     page = cluster.node.run("curl", "--silent", "--fail", "http://10.123.0.1:9445/metrics")
@@ -64,15 +75,11 @@ def failed_read(cluster):
         read = "cat {} > /dev/null 2>&1 || echo failed"
         # The program itself has to be there.
         expect(cluster.exec("reader", "sh", "-c", read.format("/bin/busybox")) == "", "a file cannot be read")
-        cluster.node.run("systemctl", "stop", "registry@open")
-        try:
+        with registry_away(cluster):
             said = cluster.exec("reader", "sh", "-c", read.format("/ballast"))
             expect(said == "failed", "everything was there")
             journal = "journalctl -u lazuli --no-pager -o cat | grep 'a read fails' | grep observed"
             line = wait(30, "a line in the log", lambda: cluster.node.sh(journal)).splitlines()[-1]
-        finally:
-            cluster.node.run("systemctl", "start", "registry@open")
-            wait(60, "the registry", lambda: cluster.node.sh("curl -s 127.0.0.1:5000/v2/ > /dev/null && echo yes"))
         for part in ('pod="default/reader"', 'container="main"', 'file="/ballast"', 'cause="timeout"'):
             expect(part in line, f"{part} is not in {line}")
         failed = wait(30, "the failure to be counted", lambda: scrape(cluster)['lazuli_failed_reads_total{cause="timeout"}'])

@@ -2,10 +2,10 @@
 //! why.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     error::Error,
     path::Path,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
 };
 
 use tokio::sync::mpsc::Receiver;
@@ -16,34 +16,10 @@ use super::{
     node::Node,
     served_image::ServedImage,
 };
-use crate::{cache::FailedRead, metrics::ReadFailure, sync::lock};
+use crate::{cache::FailedRead, metrics::ReadFailure};
 
 /// Files and images of one read that are named.
 const SHOWN: usize = 3;
-
-/// Failed reads that `status` has.
-const LATEST: usize = 16;
-
-/// The latest failed reads.
-#[derive(Debug, Default)]
-pub(super) struct LatestFailures(Mutex<VecDeque<FailedReadStatus>>);
-
-impl LatestFailures {
-    /// Adds one, with the number after the last one's.
-    fn add(&self, read: FailedReadStatus) {
-        let mut latest = lock(&self.0);
-        let number = latest.back().map_or(1, |last| last.number + 1);
-        if latest.len() == LATEST {
-            latest.pop_front();
-        }
-        latest.push_back(FailedReadStatus { number, ..read });
-    }
-
-    /// All of them, the oldest first.
-    pub(super) fn all(&self) -> Vec<FailedReadStatus> {
-        lock(&self.0).iter().cloned().collect()
-    }
-}
 
 /// Writes what arrives to the log, as long as there is a node.
 pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
@@ -114,26 +90,4 @@ fn chain(error: &dyn Error) -> String {
         next = cause.source();
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_latest_failures_are_bounded_and_numbered() {
-        let latest = LatestFailures::default();
-        let read = FailedReadStatus {
-            number: 0,
-            pod: None,
-            pod_uid: None,
-            container: None,
-            image: None,
-            file: None,
-            cause: "timeout".to_owned(),
-        };
-        (0..100).for_each(|_| latest.add(read.clone()));
-        let numbers: Vec<_> = latest.all().iter().map(|read| read.number).collect();
-        assert_eq!(numbers, (85..=100).collect::<Vec<_>>());
-    }
 }

@@ -35,6 +35,7 @@ mod fetch_locks;
 mod filesystems;
 mod fuse_blobs;
 mod images;
+mod latest_failures;
 mod leftovers;
 mod logins;
 mod measurements;

@@ -6,6 +6,7 @@ NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
 BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
+MINUTES ?= 2
 # The version from which `package-test` upgrades.
 EARLIER := 6f5581c
 
@@ -56,11 +57,11 @@ metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
 	$(MAKE) --no-print-directory binary
 	$(ROOT) tests/metrics/run target/release/lazuli
 
-e2e-kubernetes: ## a cluster of one node with the DaemonSet: pods, evictions, kills, upgrades (10 minutes, the first time also builds Kubernetes: 10 more)
+e2e-kubernetes: ## a cluster of one node with the DaemonSet: pods, evictions, kills, upgrades (20 minutes, the first time also builds Kubernetes: 10 more); MINUTES=60 of pods that come and go
 	scripts/install-deps e2e-kubernetes
-	$(MAKE) --no-print-directory binary cri
-	$(ROOT) tests/kubernetes/cluster/run --table target/kubernetes/seen.md target/release/lazuli target/release/cri \
-		"$$(scripts/corpus busybox debian-slim redis redis-next)"
+	$(MAKE) --no-print-directory binary cri wire
+	$(ROOT) tests/kubernetes/cluster/run --minutes $(MINUTES) --table target/kubernetes/seen.md target/release/lazuli target/release \
+		"$$(scripts/corpus busybox debian-slim redis redis-next python-slim python)"
 
 p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (30 minutes, the first time also builds Dragonfly)
 	scripts/install-deps demo-fleet

@@ -17,8 +17,8 @@ READY = 90
 class Cluster:
     """`with` boots it and pushes its images."""
 
-    def __init__(self, lazuli, cri, corpus):
-        self.lazuli, self.cri, self.corpus = lazuli, cri, corpus
+    def __init__(self, lazuli, testkit, corpus):
+        self.lazuli, self.testkit, self.corpus = lazuli, testkit, corpus
         self.docs = Docs()
         self.installed = False
 
@@ -27,7 +27,7 @@ class Cluster:
             started = time.monotonic()
             self.node = stack.enter_context(Node(self.corpus))
             shutil.copytree(REPOSITORY / "dist", self.node.root / "test/dist")
-            self.images = Images(self.node, self.lazuli, self.cri, self.corpus, self.node.scratch)
+            self.images = Images(self.node, self.lazuli, self.testkit, self.corpus, self.node.scratch)
             wait(60, "the registries", lambda: self.node.sh("curl -s 127.0.0.1:5000/v2/ > /dev/null && echo yes"))
             self.images.push_all()
             wait(120, "the node to be Ready", self.node_is_ready)

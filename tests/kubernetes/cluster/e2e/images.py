@@ -1,6 +1,8 @@
 """Images for the scenarios, in the node's registries."""
 
+import hashlib
 import io
+import os
 import shutil
 import tarfile
 
@@ -15,21 +17,25 @@ LOGIN = "puller:secret"
 class Images:
     """What is pushed."""
 
-    def __init__(self, node, lazuli, cri, corpus, scratch):
-        self.node, self.lazuli, self.cri, self.corpus, self.scratch = node, lazuli, cri, corpus, scratch
+    def __init__(self, node, lazuli, testkit, corpus, scratch):
+        self.node, self.lazuli, self.testkit, self.corpus, self.scratch = node, lazuli, testkit, corpus, scratch
 
     def push_all(self):
         """Those that most scenarios use."""
-        run(self.cri, "pause", f"{OPEN}/pause:1", self.scratch / "pause.tar")
+        run(self.testkit / "cri", "pause", f"{OPEN}/pause:1", self.scratch / "pause.tar")
         self.copy(f"oci-archive:{self.scratch / 'pause.tar'}", f"{OPEN}/pause:1")
-        self.copy(f"oci:{self.corpus}/busybox:latest", f"{OPEN}/busybox:plain")
-        self.copy(f"oci:{self.corpus}/redis:latest", f"{OPEN}/redis:plain")
+        self.push("busybox")
+        self.push("redis")
         for name in ("busybox", "redis", "debian-slim"):
             self.convert(name, f"{OPEN}/{name}:lazy")
         self.convert("redis-next", f"{OPEN}/redis-next:both", "--keep-oci")
         self.convert("redis", f"{self.scratch}/private:1", layout=True)
         self.copy(f"oci:{self.scratch}/private:1", f"{PRIVATE}/redis:lazy", "--dest-creds", LOGIN)
         self.node_image("1", self.lazuli.read_bytes())
+
+    def push(self, name):
+        """Pushes an image of the corpus as it is."""
+        self.copy(f"oci:{self.corpus}/{name}:latest", f"{OPEN}/{name}:plain")
 
     def copy(self, source, target, *options):
         """Pushes an image as it is."""
@@ -70,17 +76,27 @@ class Images:
         for path in (layout, layer):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def variant(self, name, tag, size):
-        """A lazy image with a file of `size` random bytes that no other image has."""
+    def private(self, name, tag, size):
+        """The same in the registry that asks for a login."""
+        layout = self.scratch / "private-variant"
+        self.variant(name, tag, size, target=f"oci:{layout}:1")
+        self.copy(f"oci:{layout}:1", f"{PRIVATE}/{name}:{tag}", "--dest-creds", LOGIN)
+        shutil.rmtree(layout)
+        return f"{PRIVATE}/{name}:{tag}"
+
+    def variant(self, name, tag, size, target=None):
+        """A lazy image with a file of `size` random bytes that no other image has. Its MD5 sum is then in `ballast`."""
         layout = self.scratch / "variant"
         shutil.copytree(self.corpus / name, layout)
         layer = self.scratch / "variant.tar"
-        with tarfile.open(layer, "w") as tar, open("/dev/urandom", "rb") as noise:
+        noise = os.urandom(size)
+        self.ballast = hashlib.md5(noise).hexdigest()
+        with tarfile.open(layer, "w") as tar:
             member = tarfile.TarInfo("ballast")
             member.size = size
-            tar.addfile(member, noise)
+            tar.addfile(member, io.BytesIO(noise))
         run("umoci", "raw", "add-layer", "--image", f"{layout}:latest", layer)
-        target = f"{OPEN}/{name}:{tag}"
+        target = target or f"{OPEN}/{name}:{tag}"
         self.node.beside("env", f"TMPDIR={self.scratch}", self.lazuli, "--root", self.scratch / "convert", "convert", f"oci:{layout}:latest", target)
         shutil.rmtree(layout)
         layer.unlink()

@@ -19,12 +19,17 @@ rest_bytes_per_second = 0
 """
 
 
-@contextlib.contextmanager
 def observed(cluster):
     """Lazuli with metrics, a short deadline, and nothing that arrives by itself."""
+    return configured(cluster, ADDED)
+
+
+@contextlib.contextmanager
+def configured(cluster, added):
+    """Lazuli with more in the node's configuration."""
     config = cluster.node.root / "etc/lazuli/config.toml"
     before = config.read_text()
-    config.write_text(before + ADDED)
+    config.write_text(before + added)
     cluster.node.run("systemctl", "reload", "lazuli")
     try:
         yield

@@ -1,11 +1,11 @@
 """Pods of many kinds with lazy images."""
 
 import json
-import time
 
 from ..images import LOGIN, OPEN, PRIVATE
 from ..shell import wait
 from ..table import expect
+from .observing import configured
 
 
 def cold_and_warm(cluster):
@@ -85,14 +85,64 @@ def roll_out(cluster):
 def pull_secret(cluster):
     """imagePullSecrets reach Lazuli through the mirror, and only those who have them."""
     image = f"{PRIVATE}/redis:lazy"
-    user, password = LOGIN.split(":")
     cluster.start("without", image)
-    wait(60, "the pull without a secret to be refused", lambda: "pull" in waiting(cluster, "without").lower())
-    cluster.kubectl("create", "secret", "docker-registry", "login", f"--docker-server={PRIVATE}", f"--docker-username={user}", f"--docker-password={password}")
-    cluster.run("with", image, imagePullSecrets=[{"name": "login"}])
+    refused(cluster, "without")
+    log_in(cluster, *LOGIN.split(":"))
+    cluster.run("with", image, imagePullSecrets=SECRET)
     sums = cluster.exec("with", "sh", "-c", "md5sum /usr/bin/redis-server /usr/local/bin/redis-server 2>/dev/null | head -n 1")
     expect(sums, "the image's data cannot be read")
     return "refused without the secret, with it the data is read, too"
+
+
+def secret_rotated(cluster):
+    """Another password, and then no login at all, under a pod that reads."""
+    image = cluster.images.private("busybox", "rotated", 64 << 20)
+    always = {"container": {"imagePullPolicy": "Always"}, "imagePullSecrets": SECRET}
+    user, password = LOGIN.split(":")
+    passwords = cluster.node.root / "etc/registry/passwords"
+    before = passwords.read_text()
+    with configured(cluster, '\n[fetch]\ndeadline_seconds = 2\n\n[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'):
+        log_in(cluster, user, password)
+        cluster.run("first", image, **always)
+        read(cluster, "first", 8)
+        try:
+            cluster.node.run("htpasswd", "-Bb", "/etc/registry/passwords", user, "another")
+            cluster.start("late", image, **always)
+            refused(cluster, "late")
+            log_in(cluster, user, "another")
+            cluster.run("second", image, **always)
+            read(cluster, "first", 24)
+            cluster.node.run("htpasswd", "-D", "/etc/registry/passwords", user)
+            cluster.start("third", image, **always)
+            refused(cluster, "third")
+            read(cluster, "first", 8)
+            failed = cluster.exec("first", "sh", "-c", f"{READ.format(40)} 2>&1 || true")
+            expect("I/O error" in failed, f"what nobody may fetch is read: {failed}")
+        finally:
+            passwords.write_text(before)
+    return ("rotated: the old one is refused, and pods that run read on with the new one; withdrawn: new pods are refused, "
+            "those that run read what is there, and get EIO for the rest")
+
+
+SECRET = [{"name": "login"}]
+READ = "dd if=/ballast of=/dev/null bs=1M skip={} count=1"
+
+
+def read(cluster, name, at):
+    """Reads the MiB `at` of a pod's ballast."""
+    cluster.exec(name, "sh", "-c", READ.format(at))
+
+
+def log_in(cluster, user, password):
+    """Makes the secret, or changes it."""
+    cluster.kubectl("delete", "secret", "login", "--ignore-not-found")
+    cluster.kubectl("create", "secret", "docker-registry", "login", f"--docker-server={PRIVATE}", f"--docker-username={user}", f"--docker-password={password}")
+
+
+def refused(cluster, name):
+    """Waits until a pod's pull is refused, and takes the pod away."""
+    wait(60, f"the pull of {name} to be refused", lambda: "pull" in waiting(cluster, name).lower())
+    cluster.delete(name)
 
 
 def waiting(cluster, name):
@@ -153,23 +203,6 @@ def both_forms(cluster):
     return "the ordinary form without, the lazy one with `lazy` of the mirror"
 
 
-def thirty_at_once(cluster):
-    """Thirty pods of one image that the node does not have."""
-    times = {}
-    for name in ("lazy", "plain"):
-        cluster.remove_image(f"{OPEN}/redis:{name}")
-        labels = {"app": name}
-        container = {"name": "main", "image": f"{OPEN}/redis:{name}", "command": ["sleep", "infinity"]}
-        template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}}
-        started = time.monotonic()
-        cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
-                       "spec": {"replicas": 30, "progressDeadlineSeconds": 170, "selector": {"matchLabels": labels}, "template": template}})
-        cluster.kubectl("rollout", "status", "deployment", name, "--timeout=180s")
-        times[name] = time.monotonic() - started
-        cluster.tidy()
-    return f"{times['lazy']:.0f} s lazy, {times['plain']:.0f} s of the ordinary form (registry on the node)"
-
-
 SCENARIOS = [
     (cold_and_warm, "a pod cold and warm"),
     (init_and_sidecar, "init container and sidecar"),
@@ -177,8 +210,8 @@ SCENARIOS = [
     (static_pod, "static pod"),
     (roll_out, "roll-out"),
     (pull_secret, "pull secret"),
+    (secret_rotated, "pull secret, rotated and withdrawn"),
     (user_namespace, "`hostUsers: false`"),
     (fuse_beside_user_namespaces, "`hostUsers: false` beside an image served by FUSE"),
     (both_forms, "one tag with both forms"),
-    (thirty_at_once, "30 pods of one image at once"),
 ]

@@ -1,0 +1,77 @@
+"""Pods of many images come and go on a node whose cache has room for half of what they need."""
+
+import contextlib
+import itertools
+import time
+
+from ..shell import wait
+from ..table import expect
+from .observing import configured
+
+MIB = 1 << 20
+IMAGES, BALLAST = 30, 24 * MIB
+AT_ONCE = 20
+# The pods that run at once need twice as much.
+BUDGET = AT_ONCE * BALLAST // 2
+READ = 'while sum=$(md5sum < /ballast) && [ "$sum" = "$0" ]; do sleep 1; done; exit 1'
+# Seconds between a pod and the next one, a death of the worker and the next one.
+EACH, DEATH = 4, 45
+
+
+def churn(cluster):
+    """No read fails and none is wrong, the summary always answers, the disk stays within the kubelet's thresholds."""
+    images = []
+    for number in range(IMAGES):
+        image = cluster.images.variant("busybox", f"churn{number}", BALLAST)
+        images.append((image, cluster.images.ballast))
+    with configured(cluster, f"\n[cache]\nmax_bytes = {BUDGET}\n"):
+        return come_and_go(cluster, itertools.cycle(images))
+
+
+def come_and_go(cluster, images):
+    """Until the time is over."""
+    ends = time.monotonic() + cluster.minutes * 60
+    running, started, summaries, deaths, largest = [], 0, 0, 0, 0
+    killed = time.monotonic()
+    while time.monotonic() < ends:
+        next_pod = time.monotonic() + EACH
+        image, content = next(images)
+        name = f"pod{started}"
+        cluster.start(name, image, command=("sh", "-c", READ, f"{content}  -"), restartPolicy="Never")
+        running.append(name)
+        started += 1
+        if len(running) > AT_ONCE:
+            gone = running.pop(0)
+            expect(phase(cluster, gone) == "Running", f"{gone} is {phase(cluster, gone)}: {cluster.events(gone)}")
+            cluster.delete(gone)
+        if time.monotonic() - killed > DEATH:
+            killed = time.monotonic()
+            kill_worker(cluster)
+            deaths += 1
+        expect(cluster.summary()["node"]["runtime"]["imageFs"]["availableBytes"], "the summary does not count the images")
+        summaries += 1
+        expect(cluster.condition("DiskPressure") == "False", "the node is under disk pressure")
+        with contextlib.suppress(Exception):
+            largest = max(largest, cluster.status()["daemon"]["cache"]["bytes_used"])
+        time.sleep(max(0, next_pod - time.monotonic()))
+    for name in running:
+        wait(60, f"{name} to run", lambda name=name: phase(cluster, name) == "Running")
+    failed = cluster.status()["daemon"]["failed_reads"]
+    expect(not failed, f"reads failed: {failed}")
+    return (f"{started} pods of {IMAGES} images in {cluster.minutes} minutes, {AT_ONCE} at once, {deaths} deaths of the worker: no read failed or was wrong, "
+            f"{summaries} summaries answered, the cache had {largest // MIB} MiB at most with a limit of {BUDGET // MIB}")
+
+
+def phase(cluster, name):
+    """The state of a pod."""
+    return cluster.get("pod", name)["status"].get("phase")
+
+
+def kill_worker(cluster):
+    """kill -9, and waits for another one."""
+    before = cluster.status()["daemon"]["worker_pid"]
+    cluster.node.run("kill", "-KILL", before)
+    wait(30, "another worker", lambda: cluster.status()["daemon"]["worker_pid"] != before)
+
+
+SCENARIOS = [(churn, "pods of many images come and go, with room for half of what they need")]

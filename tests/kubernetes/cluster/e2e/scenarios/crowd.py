@@ -1,0 +1,76 @@
+"""Thirty pods of one image at once, cold, behind a network of 20 ms and 1 Gbit/s: Lazuli beside overlayfs."""
+
+import contextlib
+import subprocess
+import time
+
+from ..images import OPEN
+from ..shell import wait
+from ..table import expect
+
+NEEDS = ("installation", "crowd-with-overlayfs")
+
+# Images, and the most that Lazuli's last pod may take of the time of the last one with overlayfs.
+MOST = {"python-slim": 0.85, "python": 0.5}
+PODS = 30
+FAR = "127.0.0.1:5002"
+
+
+@contextlib.contextmanager
+def far_registry(cluster):
+    """The open registry, a long way off."""
+    command = [cluster.testkit / "wire", OPEN, "--round-trip", "20", "--megabits", "1000", "--at", FAR]
+    process = subprocess.Popen(["nsenter", "--target", str(cluster.node.pid), "--net", "--", *command], stdout=subprocess.DEVNULL)
+    try:
+        wait(10, "the far registry", lambda: cluster.node.sh(f"curl -s {FAR}/v2/ > /dev/null && echo yes"))
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ready(cluster, image):
+    """Seconds until the last of the pods has run a program of the image."""
+    said = {"exec": {"command": ["python3", "-c", "print('hello')"]}}
+    container = {"name": "main", "image": image, "command": ["sleep", "infinity"], "lifecycle": {"postStart": said}}
+    labels = {"app": "crowd"}
+    template = {"metadata": {"labels": labels},
+                "spec": {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False, "containers": [container]}}
+    started = time.monotonic()
+    cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "crowd"},
+                   "spec": {"replicas": PODS, "selector": {"matchLabels": labels}, "template": template}})
+    cluster.kubectl("rollout", "status", "deployment", "crowd", "--timeout=300s")
+    seconds = time.monotonic() - started
+    cluster.tidy()
+    return seconds
+
+
+def crowd_with_overlayfs(cluster):
+    """Before Lazuli is installed: cold, and once more with the image there."""
+    cluster.overlayfs = {}
+    with far_registry(cluster):
+        for name in MOST:
+            cluster.images.push(name)
+            image = f"{FAR}/{name}:plain"
+            cluster.overlayfs[name] = cold, warm = ready(cluster, image), ready(cluster, image)
+            cluster.remove_image(image)
+    return "; ".join(f"{name}: {cold:.1f} s, {warm:.1f} s with the image there" for name, (cold, warm) in cluster.overlayfs.items())
+
+
+def crowd(cluster):
+    """The same with Lazuli."""
+    said = []
+    with far_registry(cluster):
+        for name, most in MOST.items():
+            cluster.images.convert(name, f"{OPEN}/{name}:lazy")
+            image = f"{FAR}/{name}:lazy"
+            seconds = ready(cluster, image)
+            cluster.remove_image(image)
+            cold, warm = cluster.overlayfs[name]
+            share = seconds / cold
+            said.append(f"{name}: {seconds:.1f} s, {share:.2f} of overlayfs, of which the sandboxes alone are {warm / cold:.2f}")
+            expect(share <= most, f"{said[-1]}, at most {most}")
+    return "; ".join(said)
+
+
+SCENARIOS = [(crowd, "30 pods of one image at once, behind 20 ms and 1 Gbit/s")]

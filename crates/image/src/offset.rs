@@ -14,7 +14,7 @@ pub const BLOCK_SIZE: u64 = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stored(pub u64);
 
-/// Where bytes sit in a blob once decoded: what the kernel asks for. In bytes.
+/// An offset in a decoded blob, in bytes: the address space of the kernel's reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Decoded(pub u64);
 

@@ -23,7 +23,7 @@ pub struct DirEntry<'a> {
 }
 
 impl DirEntry<'_> {
-    /// Whether this is `.` or `..`.
+    /// Returns whether the entry is `.` or `..`.
     pub fn is_dot(&self) -> bool {
         matches!(self.name, b"." | b"..")
     }

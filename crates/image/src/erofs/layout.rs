@@ -13,7 +13,7 @@ pub const SUPERBLOCK_OFFSET: u64 = 1024;
 pub const SUPERBLOCK_MAGIC: u32 = 0xe0f5_e1e2;
 /// log2 of [`crate::BLOCK_SIZE`].
 pub const BLOCK_BITS: u8 = 12;
-/// `feature_compat` bit that says "a RAFS extended superblock follows".
+/// `feature_compat` bit: a RAFS extended superblock follows.
 pub const COMPAT_RAFS_V6: u32 = 0x4000_0000;
 /// `feature_incompat` bit: files may be made of chunks.
 pub const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
@@ -29,7 +29,7 @@ pub const MAX_DEVICES: usize = 254;
 pub const INODE_SLOT: u64 = 32;
 /// Bytes per directory entry before its name.
 pub const DIRENT_SIZE: usize = 12;
-/// The bit of the chunk format word that says "8-byte chunk indexes".
+/// Bit of the chunk format word: chunk indexes have 8 bytes.
 pub const CHUNK_INDEXES: u32 = 0x20;
 /// The bits of the chunk format word that hold log2(chunk size / block size).
 pub const CHUNK_BITS_MASK: u32 = 0x1f;
@@ -66,7 +66,7 @@ pub struct SuperBlock {
     pub uuid: [u8; 16],
     /// Label.
     pub volume_name: [u8; 16],
-    /// Features that a reader must know.
+    /// Features that a reader must support.
     pub feature_incompat: U32,
     /// Compression algorithms of EROFS itself; 0 in RAFS.
     pub compression: U16,
@@ -92,7 +92,7 @@ pub struct DeviceSlot {
     pub reserved: [u8; 56],
 }
 
-/// An inode in 64 bytes; what the writer makes.
+/// An inode in 64 bytes, the only form that the writer emits.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InodeExtended {

@@ -41,7 +41,7 @@ pub(crate) struct PlannedInode<'a> {
     pub(crate) content: Content<'a>,
 }
 
-/// What follows an inode or lies in blocks of its own.
+/// Data that the writer puts behind an inode or in blocks of its own.
 pub(crate) enum Content<'a> {
     Directory(Vec<DirBlock<'a>>),
     Symlink(&'a [u8]),

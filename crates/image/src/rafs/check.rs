@@ -11,7 +11,7 @@ use crate::{
     erofs::{FileType, InodeView, Nid, layout::INODE_SLOT},
 };
 
-/// What a bootstrap consists of.
+/// The counts of a bootstrap's parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Names, the root counted as one.

@@ -1,4 +1,4 @@
-//! Bootstraps that leave out where chunks are stored that lie in a unit with others.
+//! Completes bootstraps that leave out the stored places of chunks which share a unit.
 //!
 //! Upstream's do: what it knows about a batch, or about a piece of a gzip layer, is in the CI table
 //! of the blob only. Lazuli goes by the chunk table, which has the digests. So where such a
@@ -25,9 +25,9 @@ pub struct Placed {
     pub points: Vec<(BlobIndex, Points)>,
 }
 
-/// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and
-/// that are in one of `cis`, the decoded CI tables of some of its blobs. What else they say is not
-/// looked at.
+/// Returns the chunk table of the bootstrap `bytes`, completed with the places of all chunks that
+/// it leaves out and that are in one of `cis`, the decoded CI tables of some of its blobs. Other
+/// fields of `cis` are ignored.
 pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
     let (tables, chunk_table) = parse_blobs(bytes)?;
     let error = |object: Structure, problem: String| FormatError::new(object, 0, problem);

@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit as ClientUnit},
 };
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Grows until the process ends.
@@ -18,7 +18,7 @@ pub enum Kind {
     Gauge,
     /// How often something took how long.
     Histogram,
-    /// What does not change, as labels.
+    /// Constant information, as labels.
     Info,
 }
 
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// What is counted, at the end of a metric's name.
+/// The unit at the end of a metric's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// `_bytes`
@@ -80,11 +80,11 @@ pub struct Sample {
 pub struct Family {
     /// Its name without unit and suffix.
     pub name: &'static str,
-    /// What it means.
+    /// The description of the metric.
     pub help: &'static str,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// What it counts.
+    /// Its unit.
     pub unit: Option<Unit>,
     /// Its values.
     pub samples: Vec<Sample>,

@@ -34,8 +34,8 @@ use crate::{
 /// Measures everything.
 pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
 
-/// Connections at a time. One more ends the oldest: a scrape takes milliseconds, so what is still
-/// there is stuck or means harm.
+/// Maximum number of connections. One more closes the oldest: a scrape takes milliseconds, so an
+/// old connection is stuck or hostile.
 const CONNECTIONS: usize = 64;
 
 /// How long a connection may take from its beginning to the last byte of its answer. Prometheus
@@ -235,7 +235,7 @@ impl Page {
     }
 }
 
-/// What a client sends; it is answered, or refused, and the connection ends.
+/// Serves one connection with `bytes` as the client's input: answered or refused, then closed.
 #[cfg(fuzzing)]
 pub(crate) fn request(bytes: &[u8]) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};

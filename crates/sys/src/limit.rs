@@ -8,8 +8,8 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 /// bounds every table that has an entry for each number.
 pub const DESCRIPTORS: u32 = 1 << 16;
 
-/// Raises the number of descriptors that this process may open to its hard limit, which needs no
-/// privilege, but not above [`DESCRIPTORS`]; returns what holds now.
+/// Raises the limit on open descriptors to the hard limit, which needs no privilege, but not above
+/// [`DESCRIPTORS`]. Returns the new limit.
 ///
 /// Every event that waits for an answer holds a descriptor, every blob in use two more.
 pub fn raise_descriptors() -> io::Result<u32> {

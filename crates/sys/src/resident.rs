@@ -55,10 +55,9 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
     Ok(present.iter().filter(|page| **page & 1 != 0).count() as u64)
 }
 
-/// Gives the pages of program files back that this process has mapped, code and constants. They
-/// stay in the page cache, where other processes of the same program need them anyway, and come
-/// back one by one when they are used. For a process that did much at its start and does next to
-/// nothing afterwards.
+/// Drops this process's mapped pages of program files, code and constants. They stay in the page
+/// cache, where other processes of the program need them anyway, and fault in again on use. For a
+/// process that works hard at its start and is idle afterwards.
 ///
 /// # Errors
 /// This process has several threads: another one might replace a mapping between the look at it and
@@ -77,7 +76,7 @@ pub fn forget_program() -> io::Result<()> {
             found.extend(mapping.take());
         }
     }
-    // All at the end: the code above would come back at once.
+    // Drop all ranges last, or this very code would fault in again.
     for (start, end) in found {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a
         // private mapping of a file that cannot be written to and has no page of its own (relocated

@@ -52,9 +52,9 @@ pub(crate) fn basic(encoded: &str) -> Option<Login> {
 /// Why a client is asked for its login.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Challenge {
-    /// It has shown none.
+    /// The request has no login.
     NoLogin,
-    /// Its token has ended, or is not one of this mirror's.
+    /// The token has expired, or is not one of this mirror's.
     InvalidToken,
 }
 

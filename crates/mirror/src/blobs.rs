@@ -41,7 +41,7 @@ impl Mirror {
         if session.is_wrong(&digest) {
             return Err(Problem::Wrong(format!("blob {digest} had another digest")));
         }
-        // Whether a blob is there is for the registry to say, each time.
+        // A HEAD request asks whether the blob exists, and only the registry knows that.
         let known = session.size(&digest).filter(|_| !is_head);
         let size = match known {
             Some(size) => size,
@@ -125,7 +125,7 @@ impl Mirror {
     }
 }
 
-/// What part of the blob a request wants.
+/// Parses the range that a request asks for.
 fn wanted(headers: &HeaderMap, digest: &Digest, size: u64) -> Wanted {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     match text(IF_RANGE) {
@@ -134,7 +134,7 @@ fn wanted(headers: &HeaderMap, digest: &Digest, size: u64) -> Wanted {
     }
 }
 
-/// Says that an answer has a part of the blob.
+/// Marks the answer as part of a blob.
 fn part(answer: &mut Reply, range: &Range<u64>, size: u64) {
     *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
     content_range(answer, format!("bytes {}-{}/{size}", range.start, range.end - 1));

@@ -72,7 +72,7 @@ impl Seal {
         (seconds(now) < sealed.until).then_some(sealed.login)
     }
 
-    /// A name for several things together that does not tell what they are.
+    /// A name for several parts together that does not reveal them.
     pub(crate) fn name(&self, parts: &[&[u8]]) -> String {
         let mut context = hmac::Context::with_key(&self.names);
         for part in parts {

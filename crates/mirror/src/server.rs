@@ -93,9 +93,9 @@ impl Mirror {
         let _ = timeout(LAST_WORDS, ending.closed()).await;
     }
 
-    /// Answers the requests of a client, until it goes or, when `ending` says so, after an answer.
-    /// A connection without a request stays for its first one: a client that lost its last
-    /// connection as it sent a request would fail twice in a row.
+    /// Serves a connection until the client closes it or, once `ending` is signalled, after one
+    /// more answer. A connection without a request stays open for its first one: a client that lost
+    /// its last connection while it sent a request would otherwise fail twice in a row.
     async fn converse(
         self: Arc<Self>,
         stream: TlsStream<TcpStream>,
@@ -132,7 +132,7 @@ impl Mirror {
     }
 }
 
-/// How far a connection has come.
+/// The progress of a connection.
 #[derive(Debug, Default)]
 struct Phase {
     /// It has had a request.

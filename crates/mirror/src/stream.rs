@@ -1,9 +1,9 @@
-//! Bytes of a blob on their way from the registry to a client.
+//! Streams blobs from the registry to clients.
 //!
-//! Several parts are fetched at a time and delivered in order, hashed as they pass: the last part
-//! of a blob is kept back until the digest is known to be right, so that a client never has the
-//! whole of a wrong one. What is in memory is bounded over all clients; parts wait for room, in the
-//! order in which they were wanted.
+//! Several parts are fetched at a time and delivered in order, hashed as they pass. The last part
+//! of a blob is held back until its digest is verified, so that no client ever has the whole of a
+//! wrong blob. One memory limit covers all clients; parts wait for memory in the order in which
+//! they were requested.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use tokio::{
 };
 use tokio_util::io::ReaderStream;
 
-/// Bytes of the first part, which is asked for alone: one round trip, also over a new connection.
-/// It says that the registry delivers, and where: of many, storage behind a redirect.
+/// Bytes of the first part, which is requested alone: one round trip, even over a new connection.
+/// It shows that the registry delivers, and where: many redirect to storage.
 const FIRST: u64 = 8 << 10;
 
 /// Bytes of the other parts.
@@ -30,17 +30,17 @@ const PART: u64 = 2 << 20;
 /// Parts of one blob at a time, from a server that is far away.
 const FAR: usize = 6;
 
-/// The same from one nearby: one is delivered while the next arrives.
+/// Parts at a time from a nearby server: one is delivered while the next arrives.
 const NEAR: usize = 2;
 
-/// Bytes that all blobs on their way may take.
+/// Bytes in memory for all blobs in flight.
 const ROOM: u64 = 64 << 20;
 
-/// Bytes that are read at a time from a server that knows no ranges.
+/// Bytes per read from a server without range support.
 const CHUNK: u64 = 64 << 10;
 
-/// How long a part is asked for again after failures that may pass. containerd gives a pull up that
-/// brings nothing for a minute.
+/// How long a part is retried after transient failures. containerd gives up a pull that receives
+/// nothing for a minute.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
 /// The pause before a part is asked for again, at first and at last.
@@ -54,7 +54,7 @@ pub(crate) struct Blob {
     pub(crate) size: u64,
 }
 
-/// Room for what is on its way. Clones share it.
+/// The memory for blobs in flight. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Room(Arc<Semaphore>);
 
@@ -65,7 +65,7 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Waits for room for so many bytes. None if there is none any more, which does not happen.
+    /// Waits for `bytes` of memory. `None` only if the semaphore is closed, which never happens.
     async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         self.0.clone().acquire_many_owned(permits(bytes)).await.ok()
     }
@@ -103,8 +103,8 @@ pub(crate) enum Outcome {
     Wrong,
 }
 
-/// Delivers `range` of a blob, which is not empty. Returns when its first bytes are here; `ended`
-/// is told at the end.
+/// Delivers `range` of a blob, which must not be empty. Returns when its first bytes have arrived;
+/// `ended` is called at the end.
 ///
 /// # Errors
 /// The registry does not deliver the first part.
@@ -193,7 +193,7 @@ fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// One part; asked for again for so long when it fails for a reason that may pass.
+/// Fetches one part, and retries transient failures within `limit`.
 async fn read(
     blob: Blob,
     part: Range<u64>,
@@ -218,7 +218,7 @@ async fn read(
     Ok(Bytes::from_owner(BytesWithPermit { bytes, _room: held }))
 }
 
-/// The blob from a server that knows no ranges.
+/// Streams the blob from a server without range support.
 async fn in_one(blob: &Blob, range: Range<u64>, room: &Room) -> Result<Parts, RegistryError> {
     let held = room.take(2 * CHUNK).await;
     let reader = blob.repository.blob(&blob.digest, blob.size).await?;

@@ -77,8 +77,8 @@ async fn wrong_manifests_are_not_passed_on() {
     assert_eq!(scene.get("manifests/1").await.status(), 200);
 }
 
-/// Pods with `imagePullPolicy: Always` restart while the registry is away, each client's with what
-/// it was allowed to see.
+/// Pods with `imagePullPolicy: Always` restart while the registry is away. Each client gets only
+/// answers that its own login was given before.
 #[tokio::test]
 async fn manifests_are_answered_while_the_registry_is_away() {
     let scene = Scene::new().await;

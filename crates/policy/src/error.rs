@@ -6,7 +6,7 @@
 pub struct DocumentError {
     /// Which document: payload, envelope, statement, bundle.
     pub document: &'static str,
-    /// What is wrong with it, and what was expected.
+    /// The problem, with the expected value.
     pub problem: String,
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! ROOT/verdicts/<digest of the policy>/<digest of name and manifest>     empty files
 //! ```
-//! The directory is root's. Another policy has another directory; that of an earlier one goes.
+//! The directory is root's. Each policy has its own directory; those of earlier policies are
+//! removed.
 
 use std::{
     fs::{self, DirBuilder, File},

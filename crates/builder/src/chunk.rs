@@ -7,7 +7,7 @@ use std::{
 
 use lazuli_image::{BlobIndex, ChunkRef};
 
-/// Least bytes of a full batch: what one hand-over between threads carries.
+/// Minimum size of a full batch in bytes: the amount that one hand-over between threads carries.
 const BATCH: usize = 1 << 20;
 
 /// Most chunks of a batch, for trees of tiny files.
@@ -142,7 +142,7 @@ impl<'a> Cutter<'a> {
         self.batch.ends.last().copied().unwrap_or(0)
     }
 
-    /// Hands over what is left.
+    /// Hands over the last, partial batch.
     pub(crate) fn flush(&mut self) -> Result<(), Stopped> {
         if self.batch.ends.is_empty() {
             return Ok(());

@@ -28,7 +28,7 @@ pub(crate) struct Distinct {
     pub(crate) owner: Owner,
 }
 
-/// Where a chunk is stored. What is stored already comes before what is to be stored.
+/// The place of a chunk. Stored chunks order before those still to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     /// In this blob of the dictionary, under this number.
@@ -89,10 +89,10 @@ impl Index {
         Index { state: Mutex::new(State { ids, chunks }), entered: Condvar::new() }
     }
 
-    /// Enters consecutive chunks of a layer, given as digest and decoded size, when all before them
-    /// are entered; never if `stop` is set. Says which of them the layer has to store as far as is
-    /// known: the ones that no earlier place has. So every chunk is stored by its final owner, and
-    /// sometimes by a higher layer that was faster.
+    /// Enters consecutive chunks of a layer, given as digest and decoded size. Waits until all
+    /// chunks before them are entered, or `stop` is set. Returns the chunks that the layer has to
+    /// store as far as is known, because no earlier place has them. The final owner thus always
+    /// stores its chunks; a higher layer that was faster may have stored them as well.
     pub(crate) fn enter(
         &self,
         layer: u8,

@@ -2,15 +2,15 @@
 
 use std::{path::Path, time::Duration};
 
-/// Hears how a conversion goes on. Called from several threads.
+/// Receives the progress of a conversion. Called from several threads.
 pub trait Progress: Sync {
     /// `bytes` more stored bytes of the layer with this index were read.
     fn bytes_read(&self, layer: usize, bytes: u64);
     /// All of the layer with this index is read.
     fn layer_done(&self, layer: usize);
-    /// The first `bytes` bytes of `file` are the beginning of the lowest layer's blob, whatever
-    /// comes. They stay there until the image is dropped; the blob is left out if no file of the
-    /// image uses it. Not called in order.
+    /// The first `bytes` bytes of `file` are final: the beginning of the lowest layer's blob. The
+    /// file exists until the image is dropped; the blob is left out if no file of the image uses
+    /// it. Calls may arrive out of order.
     fn lowest_grown(&self, _file: &Path, _bytes: u64) {}
 }
 

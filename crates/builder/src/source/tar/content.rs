@@ -23,12 +23,12 @@ pub(super) struct Layout {
     pub(super) left: u64,
     /// Where in the file reading is.
     pub(super) at: u64,
-    /// Data segments that are not yet read, the next one last. `None`: not sparse.
+    /// Data segments still to be read, the next one last; `None` for a file that is not sparse.
     pub(super) segments: Option<Vec<Segment>>,
 }
 
 impl<R: Read> Archive<R> {
-    /// Finds out whether the member is sparse, and where its data goes.
+    /// Determines whether the member is sparse, and where its data goes.
     pub(super) fn sparse(
         &mut self,
         header: &Header<'_>,

@@ -26,9 +26,9 @@ use lazuli_image::{Algorithm, Digest};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}`: {problem}")]
 pub struct InvalidName {
-    /// What was given, shortened.
+    /// The text, shortened.
     pub text: String,
-    /// What is wrong, with an example of what is right.
+    /// The problem, with an example of a valid name.
     pub problem: String,
 }
 
@@ -38,12 +38,12 @@ impl InvalidName {
     }
 }
 
-/// Where an image to convert comes from.
+/// The source of an image to convert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A registry or a layout directory.
     Image(ImageName),
-    /// An archive as `docker save` writes it, and which of its images; `None` is the only one.
+    /// An archive by `docker save`, and one of its images by name; `None` if there is only one.
     DockerArchive(PathBuf, Option<String>),
     /// A tar of a root file system.
     Tar(PathBuf),
@@ -74,11 +74,11 @@ pub struct Reference {
 pub struct LayoutName {
     /// The directory that holds `index.json`.
     pub directory: PathBuf,
-    /// Which of its images; `None` is the only one.
+    /// The selected image; `None` if there is only one.
     pub image: Option<Selector>,
 }
 
-/// What picks an image out of a repository.
+/// Selects an image of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
     /// A name that can move.
@@ -97,7 +97,7 @@ impl fmt::Display for Selector {
 }
 
 impl ImageName {
-    /// What has this tag in the same place; `None` if no image there can have it.
+    /// The name with this tag in the same place; `None` if no image there can have it.
     pub fn tagged(&self, tag: &str) -> Option<Self> {
         match self {
             ImageName::Registry(reference) => reference.tagged(tag).map(ImageName::Registry),
@@ -108,7 +108,7 @@ impl ImageName {
         }
     }
 
-    /// What picks the image, if anything does.
+    /// The tag or digest, if the name has one.
     pub fn selector(&self) -> Option<Selector> {
         match self {
             ImageName::Registry(reference) => Some(reference.selector()),
@@ -124,7 +124,7 @@ impl ImageName {
         }
     }
 
-    /// Whether a digest decides: the name means one image for ever.
+    /// Returns whether the name has a digest, and so means one image for ever.
     pub fn is_pinned(&self) -> bool {
         matches!(self.selector(), Some(Selector::Digest(_)))
     }
@@ -160,7 +160,7 @@ impl Reference {
         }
     }
 
-    /// Whether both are images of one repository.
+    /// Returns whether both are images of one repository.
     pub(crate) fn is_same_repository(&self, other: &Self) -> bool {
         self.registry == other.registry && self.repository == other.repository
     }
@@ -170,7 +170,7 @@ impl Reference {
         Reference { digest: Some(digest), ..self.clone() }
     }
 
-    /// What has this tag in the same repository; `None` if it is no tag.
+    /// The name with this tag in the same repository; `None` if it is not a valid tag.
     fn tagged(&self, tag: &str) -> Option<Self> {
         is_tag(tag).then(|| Reference { tag: Some(tag.into()), digest: None, ..self.clone() })
     }
@@ -180,7 +180,8 @@ impl Reference {
         Reference { registry: registry.to_owned(), ..self.clone() }
     }
 
-    /// Whether the registry runs on this machine; docker and skopeo users expect plain HTTP there.
+    /// Returns whether the registry runs on this machine. Users of docker and skopeo expect plain
+    /// HTTP there.
     pub fn is_loopback(&self) -> bool {
         let host = match self.registry.strip_prefix('[') {
             Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -378,7 +379,7 @@ impl FromStr for Reference {
     }
 }
 
-/// What is wrong with the host and port of a registry.
+/// The problem with the host and port of a registry, if any.
 pub(crate) fn host_problem(registry: &str) -> Option<String> {
     let example = "as in quay.io, localhost:5000 or [::1]:5000";
     let (host_is_right, port) = match registry.strip_prefix('[') {
@@ -409,7 +410,8 @@ pub(crate) fn host_problem(registry: &str) -> Option<String> {
     (!port_is_right).then(|| format!("`{registry}` has no valid port, {example}"))
 }
 
-/// `path` is what the user wrote, `repository` the same with `library/`.
+/// The problem with a repository, if any. `path` is the user's spelling, `repository` the same with
+/// `library/`.
 fn repository_problem(path: &str, repository: &str) -> Option<String> {
     if path.is_empty() {
         return Some("the repository is missing, as in quay.io/org/app:1.2".to_owned());

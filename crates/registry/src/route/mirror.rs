@@ -53,7 +53,8 @@ impl fmt::Display for Mirror {
 pub struct Mirrors(BTreeMap<String, Vec<Mirror>>);
 
 impl Mirrors {
-    /// Sets the mirrors of a registry, `docker.io` or `registry.example:5000`, as images name it.
+    /// Sets the mirrors of a registry, `docker.io` or `registry.example:5000`, as image names spell
+    /// it.
     ///
     /// # Errors
     /// The host is none, has mirrors already, or there are more than [`MIRROR_LIMIT`].

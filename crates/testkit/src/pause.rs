@@ -1,6 +1,6 @@
 //! The image of a pod's sandbox: a program that waits.
 //!
-//! Kubernetes' own comes from a registry far away, which tests do not ask.
+//! Kubernetes' own image is in a distant registry, which tests must not use.
 
 use std::io;
 
@@ -58,7 +58,7 @@ pub fn archive(name: &str) -> io::Result<Vec<u8>> {
     image().write_layout(layout.path(), "latest")?;
     let index = std::fs::read(layout.path().join("index.json"))?;
     let mut index: Value = serde_json::from_slice(&index)?;
-    // What containerd looks at first.
+    // containerd reads this annotation first.
     index["manifests"][0]["annotations"]["io.containerd.image.name"] = json!(name);
     let mut entries = vec![
         Entry::file("oci-layout", std::fs::read(layout.path().join("oci-layout"))?),

@@ -31,7 +31,7 @@ impl Ports {
         Ok((Ports { addresses, state: Mutex::default() }, listeners))
     }
 
-    /// Where the first or the second one is.
+    /// Address of the first or the second port.
     pub(crate) fn address(&self, number: usize) -> SocketAddr {
         self.addresses[number]
     }

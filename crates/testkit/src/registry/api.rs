@@ -29,7 +29,7 @@ pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Whether it asks for nothing: clients do so to have a connection.
+/// Returns whether the request is for nothing: clients send such requests to open a connection.
 fn is_ping(request: &Request) -> bool {
     request.method == "GET" && request.path() == "/v2/"
 }
@@ -154,7 +154,7 @@ impl State {
         self.counter
     }
 
-    /// Refuses what no careful client does.
+    /// Refuses a request that no careful client sends.
     fn violation(&mut self, request: &Request, problem: &str) -> Response {
         self.violations.push(format!("{} {}: {problem}", request.method, request.target));
         Response::error(400, "VIOLATION")
@@ -168,7 +168,7 @@ impl State {
         }
     }
 
-    /// Whether the request may do `action` in `repository`.
+    /// Returns whether the request may do `action` in `repository`.
     fn allows(&self, request: &Request, repository: &str, action: &str) -> bool {
         let header = request.header("authorization").unwrap_or_default();
         match &self.login {

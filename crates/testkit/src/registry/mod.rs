@@ -41,10 +41,10 @@ pub enum Login {
     None,
     /// With a user and a password in every request.
     Basic(String, String),
-    /// With a token from the token server, which wants a user and a password; two empty strings let
-    /// any client have one.
+    /// A token from the token server, which asks for a user and a password. Two empty strings give
+    /// any client a token.
     Bearer(String, String),
-    /// With a token from the token server, which wants this refresh token.
+    /// A token from the token server, which asks for this refresh token.
     Identity(String),
 }
 
@@ -57,11 +57,11 @@ pub struct Logged {
     pub target: String,
     /// The Range header.
     pub range: Option<String>,
-    /// Whether it came with an Authorization header.
+    /// Whether the request had an Authorization header.
     pub authorized: bool,
-    /// Whether it came to the storage port.
+    /// Whether the storage port received it.
     pub storage: bool,
-    /// Where it came from.
+    /// Address of the client.
     pub peer: IpAddr,
 }
 
@@ -73,8 +73,7 @@ impl Logged {
     }
 }
 
-/// The runs of bytes that were asked for in parts that follow each other, by what they were asked
-/// of.
+/// Joins adjacent ranges that were requested, by their targets.
 ///
 /// # Panics
 /// If bytes were asked for twice.
@@ -95,7 +94,7 @@ pub fn runs(log: &[Logged]) -> Vec<(String, Range<u64>)> {
     runs
 }
 
-/// What the registry did so far.
+/// Counters of the registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests, storage included.
@@ -132,12 +131,12 @@ struct State {
     blobs: HashMap<(String, Digest), Arc<Vec<u8>>>,
     /// By repository and tag or digest.
     manifests: HashMap<(String, String), StoredManifest>,
-    /// By upload: repository and what arrived so far.
+    /// By upload: the repository, and the data received so far.
     uploads: HashMap<u64, (String, Vec<u8>)>,
     login: Login,
     /// Tokens that are good, with their scopes.
     tokens: HashMap<String, Vec<String>>,
-    /// Whether strangers get tokens that are good for nothing.
+    /// Whether unknown clients get tokens without any rights.
     empty_tokens: bool,
     redirect: bool,
     referrers: referrers::Behaviour,
@@ -264,8 +263,8 @@ impl FakeRegistry {
         self.shared.lock().tokens.clear();
     }
 
-    /// Gives tokens that allow nothing to those it does not know, as many token servers do, instead
-    /// of refusing.
+    /// Makes the token server give unknown logins tokens without rights, as many token servers do,
+    /// instead of refusing them.
     pub fn give_empty_tokens(&self) {
         self.shared.lock().empty_tokens = true;
     }
@@ -280,7 +279,7 @@ impl FakeRegistry {
         self.shared.lock().referrers.absent = true;
     }
 
-    /// Answers with so many referrers at a time.
+    /// Limits lists of referrers to this many entries per page.
     pub fn page_referrers(&self, entries: usize) {
         self.shared.lock().referrers.page = entries;
     }
@@ -295,7 +294,7 @@ impl FakeRegistry {
         self.shared.lock().signatures.clear();
     }
 
-    /// Lets the next `times` requests fail whose method is `method` (empty: any) and whose path
+    /// Makes the next `times` requests fail whose method is `method` (empty: any) and whose path
     /// contains `path`.
     pub fn fault(&self, method: &str, path: &str, times: usize, fault: Fault) {
         let (method, path) = (method.to_owned(), path.to_owned());
@@ -334,7 +333,7 @@ impl FakeRegistry {
         self.shared.ports.come_back();
     }
 
-    /// What was done since the start or the last [`FakeRegistry::reset_stats`].
+    /// Counters since the start or the last [`FakeRegistry::reset_stats`].
     pub fn stats(&self) -> Stats {
         self.shared.lock().stats.clone()
     }
@@ -351,7 +350,7 @@ impl FakeRegistry {
         state.log.clear();
     }
 
-    /// What clients did that a server may refuse.
+    /// Requests that a server may refuse.
     pub fn violations(&self) -> Vec<String> {
         self.shared.lock().violations.clone()
     }

@@ -19,7 +19,7 @@ const UID: usize = 32;
 /// Entries of a directory that are looked at. A node has some hundred pods.
 const MOST: usize = 10_000;
 
-/// A container, as far as it is known.
+/// The known properties of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Container {
     /// Its id at containerd.

@@ -1,4 +1,4 @@
-//! Images whose metadata are about to be used.
+//! Images whose metadata is about to be used.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use lazuli_image::Digest;
 
 use crate::{image::removed, sync::lock};
 
-/// Images whose metadata are about to be used.
+/// Images whose metadata is about to be used.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     pinned: Mutex<Pinned>,

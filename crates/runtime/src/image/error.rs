@@ -38,7 +38,7 @@ pub enum ImageError {
     Unpack {
         /// The image.
         image: String,
-        /// What is wrong.
+        /// The problem.
         source: UnpackError,
     },
     /// Its bootstrap breaks the format.
@@ -46,7 +46,7 @@ pub enum ImageError {
     Format {
         /// The image.
         image: String,
-        /// What is wrong, and where.
+        /// The problem, and its place.
         source: FormatError,
     },
     /// A blob of the bootstrap is not in the manifest, so its size and place are unknown.
@@ -76,7 +76,7 @@ pub enum ImageError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The node's disk.
@@ -84,7 +84,7 @@ pub enum ImageError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -46,7 +46,7 @@ impl Restarts {
         pause
     }
 
-    /// A worker did what it was started for: later failures have another reason.
+    /// Records that a worker did its work: later failures are counted anew.
     pub(super) fn settle(&mut self) {
         self.failures = 0;
     }

@@ -56,7 +56,7 @@ fn freezer_of(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// The threads of every group that is not thawed. A group that goes meanwhile has none.
+/// The threads of every group that is not thawed. A group that disappears meanwhile has none.
 fn frozen_below(root: PathBuf) -> Vec<i32> {
     let (mut groups, mut frozen) = (vec![root], Vec::new());
     while let Some(group) = groups.pop() {

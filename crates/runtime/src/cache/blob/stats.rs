@@ -17,7 +17,7 @@ pub(super) struct Counters {
     pub(super) wrong: AtomicU64,
 }
 
-/// Counters of a blob since it was opened, and how much of it is there.
+/// Counters of a blob since it was opened, and how much of it is present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlobStats {
     /// Stored bytes that arrived from sources, also those of answers that broke off.
@@ -45,7 +45,7 @@ pub struct BlobStats {
 }
 
 impl CachedBlob {
-    /// Counters since the blob was opened, and how much of it is there.
+    /// Counters since the blob was opened, and how much of it is present.
     pub fn stats(&self) -> BlobStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         BlobStats {

@@ -19,10 +19,10 @@ pub struct PrefetchRequest {
 /// How far it is.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct PrefetchStatus {
-    /// Bytes of chunks that are here, as stored.
+    /// Bytes of the chunks present, as stored.
     pub bytes_here: u64,
-    /// Bytes of all chunks, as stored; 0 until the image's metadata is here.
+    /// Bytes of all chunks, as stored; 0 until the image's metadata is present.
     pub bytes_total: u64,
-    /// Whether everything is here and on the disk.
+    /// Whether everything is present and on the disk.
     pub done: bool,
 }

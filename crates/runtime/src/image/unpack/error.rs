@@ -30,7 +30,7 @@ pub enum UnpackError {
     /// A name, or other words about a member, longer than there is reason for.
     #[error("the bootstrap layer has a tar header of {0} bytes; the limit is {EXTENSION_LIMIT}")]
     Extension(u64),
-    /// Readers would not agree what follows.
+    /// Readers could disagree about what follows.
     #[error("the bootstrap layer has {0}")]
     Ambiguous(&'static str),
     /// It unpacks to more than any bootstrap layer does.
@@ -50,7 +50,7 @@ pub enum UnpackError {
         /// How many it might have.
         left: u64,
     },
-    /// The bootstrap is none.
+    /// Not a valid bootstrap.
     #[error(transparent)]
     Format(FormatError),
     /// Another file of it contradicts the bootstrap.

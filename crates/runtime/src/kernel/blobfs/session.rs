@@ -29,7 +29,7 @@ use crate::{
     keeper::{Descriptors, KeptDescriptor, Link},
 };
 
-/// The keeper's names for what belongs to this driver.
+/// The keeper's names for this driver's descriptors.
 const CONNECTION: &str = "blobs-connection";
 const JOURNAL: &str = "blobs-journal";
 const ROOT: &str = "blobs-root";
@@ -46,7 +46,7 @@ pub struct Session {
     _held: [KeptDescriptor; 3],
 }
 
-/// What an earlier worker left of its session.
+/// The session of an earlier worker.
 #[derive(Debug)]
 pub struct Left {
     connection: OwnedFd,
@@ -55,8 +55,8 @@ pub struct Left {
 }
 
 impl Left {
-    /// Takes it out of `given`. What is not whole is of a worker that had not attached anything
-    /// yet, and goes.
+    /// Takes the session out of `given`. An incomplete one is of a worker that had not attached
+    /// anything yet, and is dropped.
     pub fn find(given: &mut Descriptors, link: &Link) -> Option<Self> {
         let [connection, journal, root] =
             [CONNECTION, JOURNAL, ROOT].map(|name| given.remove(name));
@@ -90,8 +90,8 @@ impl Session {
         Ok(Arc::new(Session { shared, connection, _held: held }))
     }
 
-    /// Goes on for a worker that is gone. `blobs` are those of mounts that live, with the numbers
-    /// of their loop devices; requests about others are answered with errors. Blocks.
+    /// Continues the session of a dead worker. `blobs` are those of live mounts, with the numbers
+    /// of their loop devices; requests for others are answered with errors. Blocks.
     ///
     /// # Panics
     /// Outside a tokio runtime: reads wait there.
@@ -141,7 +141,7 @@ impl Session {
         Ok(erofs.with_last(held))
     }
 
-    /// Whether mounts that were [kept](Session::keep) are about to go.
+    /// Returns whether mounts that were [kept](Session::keep) are about to go.
     pub fn is_releasing(&self) -> bool {
         self.shared.helper.is_releasing()
     }
@@ -156,7 +156,7 @@ impl Session {
         self.connection.caught_up()
     }
 
-    /// Requests of the kernel so far.
+    /// Number of requests of the kernel.
     pub fn requests(&self) -> u64 {
         self.connection.requests()
     }

@@ -21,7 +21,7 @@ pub enum FuseError {
         /// Why.
         error: io::Error,
     },
-    /// `fusermount3`, which mounts for users who are not root, refused.
+    /// `fusermount3`, which mounts for users other than root, refused.
     #[error("mounting at {} with fusermount3: {reason}", mountpoint.display())]
     Helper {
         /// Where.
@@ -29,7 +29,7 @@ pub enum FuseError {
         /// Why.
         reason: String,
     },
-    /// The mount is there, but there is no thread to serve it.
+    /// The mount exists, but no thread can be started to serve it.
     #[error("starting a thread for {}: {error}", mountpoint.display())]
     Thread {
         /// Which mount.

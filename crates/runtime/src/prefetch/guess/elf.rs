@@ -13,7 +13,7 @@ use object::{
 /// How ELF files begin.
 pub(super) const MAGIC: &[u8] = &elf::ELFMAG;
 
-/// What is missing is read in blocks of so many bytes.
+/// Missing bytes are read in blocks of this size.
 const BLOCK: u64 = 64 << 10;
 
 /// The most bytes that a table in the file may have: 4096 entries of the dynamic section, a
@@ -34,7 +34,7 @@ pub(super) struct Parts {
     missing: Cell<Option<(u64, u64)>>,
 }
 
-/// What an ELF file says about its start.
+/// The parts of an ELF file that matter to its start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Elf {
     /// Its PT_INTERP: the dynamic linker.
@@ -72,7 +72,7 @@ impl Parts {
         self.known.push((offset, bytes));
     }
 
-    /// What it says about its start.
+    /// Parses the file as far as its start needs it.
     pub(super) fn elf(&self) -> Result<Elf, Obstacle> {
         self.missing.take();
         let class = self.read_bytes_at(0, 5).map(|ident| elf::FileClass(ident[4]));
@@ -94,7 +94,8 @@ impl<'a> ReadRef<'a> for &'a Parts {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        // An empty segment needs no bytes of the file, and asking for none would never be answered.
+        // An empty segment needs no bytes of the file, and a request for none would never be
+        // answered.
         if size == 0 {
             return Ok(&[]);
         }
@@ -143,7 +144,7 @@ fn parse<H: FileHeader<Endian = Endianness>>(file: &Parts) -> Option<Elf> {
     let Some((_, strings)) = entries().find(|(tag, _)| *tag == elf::DT_STRTAB) else {
         return Some(elf);
     };
-    // The table's address; the file has it in one of the segments that are mapped.
+    // The address of the table, which lies in one of the mapped segments.
     let strings = segments.iter().find_map(|segment| {
         let start = segment.p_vaddr(endian).into();
         let len: u64 = segment.p_filesz(endian).into();

@@ -52,7 +52,7 @@ impl Linker {
         Linker { library_path, configured: Vec::new() }
     }
 
-    /// Takes the directories out of the text of one of the files in [`CONFIGURATION`].
+    /// Adds the directories in the text of one of the files in [`CONFIGURATION`].
     pub(super) fn configure(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n') {
             let line = line.split(|byte| *byte == b'#').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What of the store may be given up when there is too much on the disk.
+//! Eviction of files of the store when the disk is too full.
 
 use std::{
     collections::HashSet,
@@ -17,10 +17,10 @@ use crate::cache::Beside;
 /// recorded only when its first layer is known.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// How long a spool is kept that no pull goes on with.
+/// How long a spool is kept that no pull resumes.
 const SPOOL_KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes spools that no pull will go on with.
+/// Removes spools that no pull will resume.
 pub(super) fn sweep_spools(store: &IndexStore) -> io::Result<()> {
     for (last, path) in store.files(SPOOLS) {
         if last.elapsed().is_ok_and(|since| since >= SPOOL_KEPT) {

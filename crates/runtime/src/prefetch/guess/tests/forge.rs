@@ -57,7 +57,7 @@ impl Image {
         Packed { bootstrap, decoded: packed.decoded }
     }
 
-    /// What is guessed with `config`: paths without links, and bytes.
+    /// The guesses for `config`: paths without links, and ranges.
     pub(super) fn pieces(&self, config: &Value) -> Vec<(String, Range<u64>)> {
         let packed = self.pack();
         let mut pieces: Vec<Piece> = Vec::new();
@@ -116,7 +116,7 @@ pub(super) fn shared(needed: &[&str]) -> Vec<u8> {
     Forged { needed, ..Forged::default() }.bytes()
 }
 
-/// An ELF file; what is empty is not in it.
+/// An ELF file; empty fields are left out.
 #[derive(Default)]
 pub(super) struct Forged<'a> {
     pub(super) interpreter: &'a str,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{metrics::Metrics, path_context::PathContext as _};
 
-/// Where the configuration is unless `--config` says otherwise.
+/// Path of the configuration without `--config`.
 pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
 
 /// The file's content. Every key may be left out; unknown keys are refused, because a misspelt one
@@ -33,17 +33,17 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
 pub(crate) struct Config {
     /// State directory, as `--root`.
     pub(crate) root: Option<PathBuf>,
-    /// What is logged, as `--log`.
+    /// Log level, as in `--log`.
     pub(crate) log: Option<String>,
     /// How data is fetched.
     pub(crate) fetch: Fetch,
-    /// What is kept.
+    /// The cache.
     pub(crate) cache: Cache,
-    /// Where else the images of registries are.
+    /// Mirrors of registries.
     pub(crate) registry: Vec<Registry>,
-    /// What is fetched ahead of readers.
+    /// Fetching ahead of readers.
     pub(crate) prefetch: Prefetch,
-    /// Which images take another one's place.
+    /// Lazy images that replace ordinary ones.
     images: Images,
     /// Which indexes make ordinary images lazy ones.
     pub(crate) index: Index,
@@ -53,11 +53,11 @@ pub(crate) struct Config {
     pub(crate) hosts_dir: Option<String>,
     /// Which images may run, see `docs/policy.md`; has to be there if it is named.
     pub(crate) policy: Option<PathBuf>,
-    /// Whether containerd is served.
+    /// The snapshotter for containerd, if enabled.
     pub(crate) snapshotter: Option<Snapshotter>,
-    /// Whether pulls are answered.
+    /// The mirror for pulls, if enabled.
     pub(crate) mirror: Option<Mirror>,
-    /// Whether metrics are served.
+    /// The metrics server, if enabled.
     pub(crate) metrics: Option<Metrics>,
 }
 
@@ -107,7 +107,7 @@ impl Mirror {
 pub(crate) struct Snapshotter {
     /// The Unix socket that containerd connects to.
     pub(crate) address: PathBuf,
-    /// What serves the images of containers.
+    /// The driver for containers' images.
     pub(crate) driver: DriverChoice,
 }
 
@@ -124,7 +124,7 @@ impl Snapshotter {
         if !self.address.is_absolute() {
             bail!("snapshotter.address is {path}, expected an absolute path");
         }
-        // What fits into `sun_path`, with its end.
+        // Bytes that fit into `sun_path` before the final NUL.
         if self.address.as_os_str().len() > 107 {
             bail!("snapshotter.address is {path}, expected at most 107 bytes");
         }
@@ -148,13 +148,13 @@ pub(crate) struct Fetch {
 pub(crate) struct Cache {
     /// Bytes on the disk that decoded data may take.
     pub(crate) max_bytes: Option<u64>,
-    /// Whether the kernel may read decoded data past its page cache, whatever its release.
+    /// Whether the kernel may read decoded data with direct I/O, whatever its release.
     pub(crate) direct_io: Option<bool>,
-    /// What blobs that no image uses leave free on the disk: bytes, or a part of it as in `20%`.
+    /// Space that unused blobs leave free on the disk: bytes, or a percentage as in `20%`.
     keep_free: Option<Amount>,
 }
 
-/// A number of bytes, or a text that says which part of the whole.
+/// A number of bytes, or a percentage as text.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Amount {
@@ -169,13 +169,13 @@ const KEEP_FREE: KeepFree = KeepFree::Percent(20);
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Prefetch {
-    /// What is fetched for a start.
+    /// What to fetch for a start.
     ahead: prefetch::Ahead,
-    /// Whether traces are put beside their images.
+    /// Whether to publish traces beside their images.
     publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
     rest_bytes_per_second: Option<u64>,
-    /// Stored bytes that the misses of one start may bring beside what they ask for.
+    /// Stored bytes that the misses of one start may cause beyond their own chunks.
     escalate_bytes: Option<u64>,
     /// Images that are fetched whole when the daemon starts.
     pub(crate) images: Vec<String>,
@@ -199,7 +199,7 @@ impl Prefetch {
         }
     }
 
-    /// What the runtime is told.
+    /// The settings of the runtime.
     pub(crate) fn settings(&self) -> prefetch::Settings {
         let defaults = prefetch::Settings::default();
         let rest_bytes_per_second =
@@ -219,7 +219,7 @@ impl Prefetch {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Images {
-    /// Repositories in which a lazy image that refers to an ordinary one is taken for it.
+    /// Repositories in which a lazy image replaces the ordinary one that it refers to.
     referrers: Vec<String>,
 }
 
@@ -236,11 +236,11 @@ impl Images {
 pub(crate) struct Index {
     /// Which are used.
     trust: Trust,
-    /// What becomes of layers without an index.
+    /// How to pull layers without an index.
     pub(crate) first: FirstPull,
-    /// Whether indexes that the node makes are put beside their images.
+    /// Whether to publish the node's indexes beside their images.
     publish: bool,
-    /// The private key that states what these are of.
+    /// The private key that signs statements about them.
     key: Option<PathBuf>,
     /// containerd's content store.
     content_store: Option<PathBuf>,
@@ -257,7 +257,7 @@ fn repository<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ImageName>, D
     text.parse().map(Some).map_err(D::Error::custom)
 }
 
-/// Where containerd keeps what it has pulled.
+/// containerd's default content store.
 const CONTENT_STORE: &str = "/var/lib/containerd/io.containerd.content.v1.content";
 
 impl Index {
@@ -283,7 +283,7 @@ impl Index {
         }
     }
 
-    /// What the runtime is told.
+    /// The settings of the runtime.
     pub(crate) fn settings(&self) -> IndexSettings {
         let content = || self.content_store.clone().unwrap_or_else(|| CONTENT_STORE.into());
         let content = self.first.indexes_afterwards().then(content);
@@ -292,7 +292,7 @@ impl Index {
     }
 }
 
-/// What pulls an ordinary image whose layers have no index.
+/// The program that pulls an ordinary image whose layers have no index.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FirstPull {
@@ -308,13 +308,13 @@ pub(crate) enum FirstPull {
 }
 
 impl FirstPull {
-    /// Whether this node indexes what containerd has pulled. Not by default: where images are built
-    /// and pushed, it would make each of them lazy at its second pull.
+    /// Returns whether this node indexes images after containerd has pulled them. Not by default:
+    /// where images are built and pushed, it would make each of them lazy at its second pull.
     fn indexes_afterwards(self) -> bool {
         matches!(self, FirstPull::Leave)
     }
 
-    /// Whether this node pulls for a namespace of containerd.
+    /// Returns whether this node pulls for a namespace of containerd.
     pub(crate) fn pulls_in(self, namespace: &str) -> bool {
         match self {
             FirstPull::Kubernetes => namespace == "k8s.io",
@@ -328,7 +328,7 @@ impl FirstPull {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Trust {
-    /// None.
+    /// No indexes.
     Nothing,
     /// Indexes of layers that this node has hashed whole.
     Proven,
@@ -360,7 +360,7 @@ pub(crate) struct Registry {
     mirrors: Vec<String>,
 }
 
-/// What nodes share blobs with.
+/// The peer-to-peer engine between nodes.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Engine {
@@ -375,13 +375,13 @@ struct PeerToPeer {
     /// The proxy of this node's daemon.
     #[serde(default = "PeerToPeer::usual_proxy")]
     proxy: String,
-    /// Where it says that it lives.
+    /// URL of its health probe.
     health: Option<String>,
     /// Its Unix socket, and a directory on the file system of its storage, in which links to its
     /// files can be made.
     socket: Option<PathBuf>,
     links: Option<PathBuf>,
-    /// Whether it may see what registries are shown.
+    /// Whether it may see the node's registry credentials.
     #[serde(default)]
     credentials: bool,
 }
@@ -461,7 +461,7 @@ impl Config {
         Ok(())
     }
 
-    /// The same goes for the policy.
+    /// Checks the policy in the same way.
     fn check_policy(&self) -> Result<()> {
         match &self.policy {
             Some(policy) if !policy.is_absolute() => {
@@ -512,12 +512,12 @@ fn check(key: &str, value: Option<u64>, range: RangeInclusive<u64>) -> Result<()
 
 impl Cache {
     fn check(&self) -> Result<()> {
-        // Less than a few of the largest chunks (16 MiB) would be given up as fast as it comes.
+        // Less than a few of the largest chunks (16 MiB) would be evicted as fast as it arrives.
         check("cache.max_bytes", self.max_bytes, 64 << 20..=1 << 50)?;
         self.keep_free().map(drop)
     }
 
-    /// What stays free as far as unused blobs can help.
+    /// Space to keep free, as far as evicting unused blobs achieves it.
     pub(crate) fn keep_free(&self) -> Result<KeepFree> {
         match &self.keep_free {
             None => Ok(KEEP_FREE),

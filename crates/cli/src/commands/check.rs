@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// What the image was made from
+    /// The source of the image
     #[arg(long, value_name = "SOURCE")]
     against: Option<String>,
     #[command(flatten)]

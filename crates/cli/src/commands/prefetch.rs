@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Return when everything is here and on the disk, and not before
+    /// Wait until everything is in the cache and on the disk
     #[arg(long)]
     wait: bool,
     #[command(flatten)]

@@ -17,7 +17,7 @@ pub(crate) struct Written {
     pub(crate) layers: Vec<PathBuf>,
 }
 
-/// A container that the daemon knows, by the name that its engine gave it.
+/// A container known to the daemon, by its engine's name for it.
 struct Container<'a> {
     /// Of `lazuli run`, the name of its bundle; of containerd, `NAMESPACE/NUMBER/KEY`.
     name: String,

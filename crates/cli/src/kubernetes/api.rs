@@ -27,10 +27,10 @@ pub(super) struct ApiServer {
 }
 
 impl ApiServer {
-    /// The one that every pod's environment names.
+    /// The API server in the environment of every pod.
     ///
     /// # Errors
-    /// It does not.
+    /// The environment names none.
     pub(super) fn in_cluster(service_account: PathBuf) -> Result<Self> {
         let variable = |name: &str| {
             env::var(name).with_context(|| format!("{name} is not set: expected in a pod"))

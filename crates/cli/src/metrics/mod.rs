@@ -1,4 +1,4 @@
-//! What the daemon measures, for Prometheus.
+//! The daemon's metrics for Prometheus.
 
 mod families;
 
@@ -25,8 +25,8 @@ impl Metrics {
     }
 }
 
-/// Serves metrics, if the configuration says so. The task ends when another worker takes over.
-/// Nothing else depends on it.
+/// Serves metrics, if configured. The task ends when another worker takes over. Nothing else
+/// depends on it.
 pub(crate) fn serve(table: Option<&Metrics>, worker: &Worker) -> Option<JoinHandle<()>> {
     let address = table?.address();
     let address = address

@@ -78,7 +78,7 @@ fn a_pull_goes_on_where_the_worker_was_killed(containerd: Containerd) {
         let _ = pull.join();
         hangs.unwrap();
     });
-    // containerd may still be removing what its own failed pull has left.
+    // containerd may still be removing the remains of its own failed pull.
     wait("a pull", || scene.rig.pull(&image).is_ok());
     assert_eq!(scene.fetched(&layers[1]), size - 4 * PART);
     is_shown(&scene, &image);

@@ -20,7 +20,7 @@ pub(super) struct Marks {
 /// Removes the marks from `xattrs`.
 ///
 /// # Errors
-/// What a mark says cannot be known from this directory alone.
+/// The meaning of a mark depends on other directories.
 pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks, &'static str> {
     let mut marks = Marks { opaque: false };
     let names: Vec<_> = xattrs.keys().filter(|name| mark(name).is_some()).cloned().collect();

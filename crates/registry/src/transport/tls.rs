@@ -51,7 +51,7 @@ impl Clone for Identity {
 /// Parses the certificates in a PEM file.
 ///
 /// # Errors
-/// What is wrong, without the file's name.
+/// The problem, without the file's name.
 pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match all {
@@ -71,7 +71,7 @@ impl Identity {
     /// Parses a certificate's PEM file and that of its key, which may be the same.
     ///
     /// # Errors
-    /// What is wrong, without the files' names.
+    /// The problem, without the files' names.
     pub(crate) fn new(certificate: &[u8], key: &[u8]) -> Result<Self, String> {
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {

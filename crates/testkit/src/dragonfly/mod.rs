@@ -1,10 +1,10 @@
 //! A Dragonfly in this process: daemons that exchange pieces of blobs, with faults on demand.
 //!
-//! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from
-//! `X-Dragonfly-Registry`, or from `ns`, and knows a blob by its digest alone. With
-//! `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
-//! the others have it from that one; without, each fetches what it needs by itself, and announces
-//! nothing. Only blobs are fetched.
+//! Clients see the behaviour of dfdaemon 1.5: its proxy takes the registry from
+//! `X-Dragonfly-Registry`, or from `ns`, and identifies a blob by its digest alone. With
+//! `X-Dragonfly-Scheduling-Policy: always`, one daemon of the swarm fetches a piece from there, and
+//! the others get it from that one; without, each fetches its own pieces, and announces nothing.
+//! Only blobs are fetched.
 //!
 //! ```no_run
 //! use lazuli_testkit::dragonfly::{Fault, Swarm};

@@ -15,7 +15,9 @@
 
 mod api;
 mod fault;
+mod login;
 mod referrers;
+mod uploads;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -20,7 +20,7 @@ use crate::{
     range::Wanted,
     reply::{self, Problem, Reply},
     sessions::Session,
-    stream::{self, Blob, Outcome},
+    stream::{self, Blob},
 };
 
 /// The media type of blobs; manifests have their own types.
@@ -100,13 +100,9 @@ impl Mirror {
         let length = range.end - range.start;
         let blob = Blob { repository: session.repository.clone(), digest, size };
         let of = session.clone();
-        let ended = move |outcome| {
-            if outcome == Outcome::Wrong {
-                of.wrong(&digest);
-            }
-        };
+        let on_wrong = move || of.wrong(&digest);
         let problem =
-            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, ended)).await {
+            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, on_wrong)).await {
                 Ok(Ok(pieces)) => {
                     let counters = self.counters.clone();
                     let pieces = ReceiverStream::new(pieces).map(move |piece| {

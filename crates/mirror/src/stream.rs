@@ -90,21 +90,8 @@ impl AsRef<[u8]> for BytesWithPermit {
 
 type Parts = BoxStream<'static, Result<Bytes, RegistryError>>;
 
-/// How a delivery ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// All of it was delivered, right as far as can be told.
-    Delivered,
-    /// The client went away.
-    Abandoned,
-    /// The registry stopped delivering.
-    Broken,
-    /// Its digest is another one.
-    Wrong,
-}
-
-/// Delivers `range` of a blob, which must not be empty. Returns when its first bytes have arrived;
-/// `ended` is called at the end.
+/// Delivers `range` of a blob, which must not be empty. Returns when its first bytes have arrived.
+/// `on_wrong` is called if the blob turns out to have another digest.
 ///
 /// # Errors
 /// The registry does not deliver the first part.
@@ -112,7 +99,7 @@ pub(crate) async fn open(
     blob: Blob,
     range: Range<u64>,
     room: &Room,
-    ended: impl FnOnce(Outcome) + Send + 'static,
+    on_wrong: impl FnOnce() + Send + 'static,
 ) -> Result<mpsc::Receiver<io::Result<Bytes>>, RegistryError> {
     let mut parts = in_parts(&blob, range.clone(), room);
     let first = match parts.next().await {
@@ -126,18 +113,19 @@ pub(crate) async fn open(
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let parts = stream::iter([Ok(first)]).chain(parts).boxed();
-        ended(deliver(&blob, range, parts, &sender).await);
+        deliver(&blob, range, parts, &sender, on_wrong).await;
     });
     Ok(receiver)
 }
 
-/// Hands parts to the client, checked if they are the whole blob.
+/// Passes parts on to the client, checked if they are the whole blob.
 async fn deliver(
     blob: &Blob,
     range: Range<u64>,
     mut parts: Parts,
     client: &mpsc::Sender<io::Result<Bytes>>,
-) -> Outcome {
+    on_wrong: impl FnOnce(),
+) {
     let mut left = range.end - range.start;
     let mut hasher = (left == blob.size).then(|| blob.digest.algorithm.hasher());
     while left > 0 {
@@ -150,7 +138,7 @@ async fn deliver(
                 };
                 tracing::warn!(digest = %blob.digest, %error, "a blob breaks off");
                 let _ = client.send(Err(error)).await;
-                return Outcome::Broken;
+                return;
             }
         };
         left = left.saturating_sub(part.len() as u64);
@@ -161,13 +149,13 @@ async fn deliver(
             let place = blob.repository.describe();
             tracing::warn!(digest = %blob.digest, place, "a blob has another digest");
             let _ = client.send(Err(io::ErrorKind::InvalidData.into())).await;
-            return Outcome::Wrong;
+            return on_wrong();
         }
         if client.send(Ok(part)).await.is_err() {
-            return Outcome::Abandoned;
+            // The client has gone.
+            return;
         }
     }
-    Outcome::Delivered
 }
 
 /// The blob in parts: the first one, then several that are asked for at the same time.

@@ -93,8 +93,9 @@ impl CachedBlob {
         }
         for at in chunks.iter().copied() {
             match residency.withdraw(at, || self.is_old(at)) {
-                Withdrawn::Gone(lease) => leases.push(lease),
-                kept => spared.push(kept),
+                Some(Withdrawn::Gone(lease)) => leases.push(lease),
+                Some(Withdrawn::Spared(lease)) => spared.push(lease),
+                None => {}
             }
         }
         drop(residency);

@@ -208,12 +208,13 @@ impl LockedResidency<'_> {
     }
 
     /// Makes a chunk missing that is in the file, unless a reader has asked for it lately according
-    /// to `is_old`. Readers of the chunk wait until the lease is dropped.
-    pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Withdrawn {
+    /// to `is_old`. Readers of the chunk wait until the lease is dropped. `None` if the chunk is
+    /// missing or in flight.
+    pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Option<Withdrawn> {
         let residency = self.residency;
         let (was_ready, was_suspect) = (residency.ready.is_ready(at), residency.is_suspect(at));
         if self.flights.has(at) || !(was_ready || was_suspect) {
-            return Withdrawn::NotHere;
+            return None;
         }
         let lease = self.flights.start(at, Priority::Background);
         residency.ready.clear(at);
@@ -221,24 +222,22 @@ impl LockedResidency<'_> {
         fence(Ordering::SeqCst);
         if is_old() {
             residency.suspect.clear(at);
-            return Withdrawn::Gone(lease);
+            return Some(Withdrawn::Gone(lease));
         }
         if was_ready {
             residency.ready.set(at);
         }
-        Withdrawn::Spared(lease)
+        Some(Withdrawn::Spared(lease))
     }
 }
 
 /// The outcome of withdrawing a chunk.
 pub(super) enum Withdrawn {
-    /// It is missing now.
+    /// The chunk is missing now.
     Gone(Lease),
     /// A reader has asked for the chunk meanwhile, so it stays. The lease must not be dropped under
     /// the lock.
-    Spared(#[expect(dead_code, reason = "held until the lock is released")] Lease),
-    /// It was missing, or is in flight.
-    NotHere,
+    Spared(Lease),
 }
 
 /// When each chunk was asked for last.

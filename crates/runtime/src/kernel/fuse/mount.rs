@@ -164,12 +164,14 @@ pub fn detach(mountpoint: &Path) -> io::Result<()> {
 
 fn remove_with_helper(mountpoint: &Path, options: &[&str]) -> io::Result<()> {
     let mut command = Command::new("fusermount3");
-    let output = command.arg("-u").args(options).arg("--").arg(mountpoint).output()?;
+    command.arg("-u").args(options).arg("--").arg(mountpoint).env("LC_ALL", "C");
+    let output = command.output()?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    // The helper has words for it only.
+    // Only the helper's text tells: umount2 answers EPERM to this user before it looks whether the
+    // mount is in use, and a mount that stays in the mount table may stay for another reason.
     Err(match said.contains("busy") {
         true => io::Error::new(io::ErrorKind::ResourceBusy, said),
         false => io::Error::other(said),

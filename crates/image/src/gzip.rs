@@ -8,7 +8,7 @@ use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
 
 use crate::points::{NewPoint, Point};
 
-/// Most bytes of a member's header that are looked at: its name and comment may have any length.
+/// Limit of a member's header, in bytes: its name and comment may have any length.
 pub const MAX_HEADER: usize = 256 << 10;
 
 /// Bytes behind the last block of a member: CRC-32 and size.

@@ -101,7 +101,7 @@ impl Trace {
         self.starts
     }
 
-    /// The blobs that [`Touch::blob`] speaks of.
+    /// The blobs that [`Touch::blob`] indexes.
     pub fn blobs(&self) -> &[Digest] {
         &self.blobs
     }

@@ -11,7 +11,7 @@ use lazuli_registry::{Login, Reference};
 
 use crate::seal::Seal;
 
-/// Longest Authorization header that is looked at, in bytes.
+/// Limit of an Authorization header, in bytes.
 const HEADER_LIMIT: usize = 96 << 10;
 
 /// The login in a request.

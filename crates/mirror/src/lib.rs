@@ -67,8 +67,8 @@ use sessions::Sessions;
 use stream::Room;
 use target::{NoTarget, Target};
 
-/// Silence of a registry after which the client is told to ask it directly. containerd 2.4 would wait
-/// 30 s for an answer.
+/// Time without an answer from a registry after which the client gets 503, and asks it directly.
+/// containerd 2.4 would wait 30 s for an answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Biggest form that is sent to the token endpoint, in bytes.

@@ -20,8 +20,7 @@ pub(crate) const SECRET: usize = 64;
 /// How long a token is good. Clients get another one when it is not.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(300);
 
-/// Longest token that is looked at, in bytes: it holds a user's password, which may be a signed
-/// token.
+/// Limit of a token, in bytes: it holds a user's password, which may be a signed token.
 const TOKEN_LIMIT: usize = 64 << 10;
 
 /// The node's secret.

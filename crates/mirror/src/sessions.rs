@@ -105,7 +105,7 @@ impl Session {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Remembers sizes of blobs, by the word of a manifest.
+    /// Remembers the sizes of blobs that a manifest lists.
     pub(crate) fn know_sizes(&self, sizes: impl Iterator<Item = (Digest, u64)>) {
         let known = &mut self.lock().sizes;
         for (digest, size) in sizes {

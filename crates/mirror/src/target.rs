@@ -9,7 +9,7 @@
 use lazuli_image::Digest;
 use lazuli_registry::Reference;
 
-/// Longest name that is looked at, in bytes. The specification has 255 for repository and host.
+/// Limit of a name, in bytes. The specification has 255 for repository and host.
 const NAME_LIMIT: usize = 512;
 
 /// The registry of names without one.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{self, DocumentError};
 
-/// Most signatures of one envelope that are looked at.
+/// Limit of signatures to check in one envelope.
 const SIGNATURES: usize = 16;
 
 const DOCUMENT: &str = "envelope";

@@ -8,7 +8,7 @@ use lazuli_image::{
 
 use crate::{error, media_type, payload::Payload};
 
-/// Most signatures of one manifest that are looked at. Each key that signs an image again adds one.
+/// Limit of signatures to read for one manifest. Each key that signs an image again adds one.
 pub(crate) const SIGNATURES: usize = 32;
 
 /// Signatures and statements, unverified.

@@ -60,7 +60,7 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Gets a range, from `held` if that has the bytes already or on their way.
+    /// Gets a range, from `held` if that has the bytes already or in flight.
     ///
     /// # Errors
     /// No source delivers.

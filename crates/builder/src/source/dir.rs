@@ -26,7 +26,7 @@ use crate::{
 /// The role of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A file tree as it stands.
+    /// An ordinary file tree.
     Tree,
     /// The upper directory of an overlayfs, whose marks hide entries of lower layers.
     Upper,

@@ -138,7 +138,7 @@ fn describe(
     let blobs: Vec<_> = blobs.collect();
     let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
     let mut notes = base.manifest.parsed.annotations.clone();
-    // It speaks of the base alone.
+    // It describes only the base.
     notes.remove(annotation::SOURCE_DIGEST);
     Ok(oci::LazyImage::new(&config.committed()?, &blobs, layer, bootstrap.diff_id, notes)?)
 }

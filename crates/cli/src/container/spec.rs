@@ -67,7 +67,7 @@ impl ImageProcess {
         format!("/{}", self.working_dir.as_deref().unwrap_or_default().trim_start_matches('/'))
     }
 
-    /// The directories in which a command without a slash is looked for.
+    /// The directories that are searched for a command without a slash.
     pub(crate) fn search_path(&self) -> String {
         let own = self.env.iter().flatten().find(|entry| entry.starts_with("PATH="));
         own.map_or(DEFAULT_PATH, String::as_str)["PATH=".len()..].to_owned()

@@ -131,7 +131,7 @@ const DECODED: u64 = 16 << 20;
 /// Places for chunks in a window, which may repeat.
 const PLACES: usize = 1 << 16;
 
-/// Windows that are on their way or wait to be used.
+/// Windows that are in flight or not used yet.
 const AHEAD: usize = 2;
 
 /// The chunks of an image in order, fetched ahead of their use, decoded and checked.

@@ -191,7 +191,7 @@ fn only_new_chunks_are_stored() {
         assert!((1 << 20..1_100_000).contains(&stored(&said)), "{said}");
         lazuli.ok(["check", &image(target)]);
     }
-    // Another registry has nothing of it.
+    // Another registry has none of it.
     let fake = FakeRegistry::start().unwrap();
     let elsewhere = format!("{}/app:new", fake.host());
     let said = lazuli.ok(["commit", "upper", &elsewhere, "--base", &image("app:base")]);

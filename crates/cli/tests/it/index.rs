@@ -204,8 +204,8 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
     assert!(error.contains("its config says"), "{error}");
 }
 
-/// An index starts an image by the word of a key that the node's policy trusts for the image's
-/// name, and by no other.
+/// An index starts an image only if its statement is signed by a key that the node's policy trusts
+/// for the image's name.
 #[test]
 fn an_index_is_used_only_if_a_trusted_key_states_it() {
     if !able("fuse") || !require(Feature::Program("openssl")) {

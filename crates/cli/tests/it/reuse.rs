@@ -97,7 +97,7 @@ fn dict_reuses_the_chunks_of_a_named_image() {
     let registry = Registry::start();
     let (one, two) = (write(&lazuli, 0), write(&lazuli, 1));
     let image = |tag: &str| registry.image(&format!("app:{tag}"));
-    // Four tags: more than are looked at.
+    // Four tags: more than `convert` considers.
     lazuli.ok(["convert", &one, &image("zzz")]);
     for tag in ["a1", "a2", "a3"] {
         let other = lazuli.directory(tag);

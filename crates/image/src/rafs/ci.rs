@@ -23,7 +23,7 @@ mod flags {
     pub(super) const ZRAN: u8 = 0x2;
     pub(super) const BATCH: u8 = 0x4;
     pub(super) const ENCRYPTED: u8 = 0x8;
-    /// A CRC-32C in place of a batch; no digest, and not looked at.
+    /// A CRC-32C in place of a batch; no digest, and not read.
     const HAS_CRC32C: u8 = 0x10;
     pub(super) const KNOWN: u8 = COMPRESSED | ZRAN | BATCH | ENCRYPTED | HAS_CRC32C;
 }

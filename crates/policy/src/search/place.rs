@@ -1,4 +1,4 @@
-//! One repository in which evidence is looked for.
+//! One repository that is searched for evidence.
 
 use std::sync::Arc;
 

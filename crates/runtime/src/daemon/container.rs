@@ -16,7 +16,7 @@ const ID: usize = 64;
 /// Least digits of a pod's uid.
 const UID: usize = 32;
 
-/// Entries of a directory that are looked at. A node has some hundred pods.
+/// Limit of entries to read from a directory. A node has some hundred pods.
 const MOST: usize = 10_000;
 
 /// The known properties of a container.

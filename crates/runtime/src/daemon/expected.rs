@@ -32,7 +32,7 @@ impl Expected {
         Some(sender)
     }
 
-    /// Waits for metadata that are on their way; not long, because the fetch has deadlines.
+    /// Waits for metadata that are in flight; not long, because the fetch has deadlines.
     pub(super) async fn arrived(&self, image: &Digest) {
         let coming = self.lock().get(image).cloned();
         if let Some(mut coming) = coming {

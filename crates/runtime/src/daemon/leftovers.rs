@@ -12,7 +12,7 @@ use lazuli_image::Digest;
 use super::{Images, node::Node};
 use crate::image::removed;
 
-/// How often marked images are looked at.
+/// Interval for checking marked images.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Maximum wait of a removal for the disk. A longer one continues by itself.

@@ -14,8 +14,8 @@ use crate::{
     image::{self, StoredImage},
 };
 
-/// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks,
-/// which take four times as much memory for as long as that takes.
+/// Largest bootstrap of an image that is read without being mounted: some 200,000 chunks, which
+/// take four times as much memory for as long as that takes.
 const REMEMBERED: u64 = 16 << 20;
 
 /// How long the first mount waits for it: about a round trip.

@@ -81,7 +81,7 @@ pub(super) async fn fill<T, E: From<ImageError>>(
     Ok((content, admitted))
 }
 
-/// A bootstrap layer that is on its way, and the requests that this took.
+/// A bootstrap layer that is being fetched, and the number of requests for it.
 pub(super) struct Begun {
     reader: Box<dyn io::Read + Send>,
     requests: u64,

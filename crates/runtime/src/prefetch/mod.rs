@@ -153,7 +153,7 @@ impl Prefetcher {
         known
     }
 
-    /// Asks for stored bytes of blobs that this node has nothing of, if that saves waiting.
+    /// Requests stored bytes of blobs that are not on this node at all, if that saves waiting.
     fn ask_early(
         &self,
         early: &Early,

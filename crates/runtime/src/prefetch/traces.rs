@@ -19,7 +19,7 @@ pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
 /// Its annotation with the trace, in base64.
 pub const ANNOTATION: &str = "vnd.lazuli.trace";
 
-/// Artifacts of one image that are looked at.
+/// Limit of artifacts to read for one image.
 const ARTIFACTS: usize = 16;
 
 /// The traces that this node keeps.

@@ -10,7 +10,7 @@ use lazuli_testkit::{
     reading::{PAYLOAD, PLACEHOLDER},
 };
 
-/// Replaced in the file by content of the seed that the program is told.
+/// Replaced in the file by content made from the program's seed argument.
 static CONTENT: [u8; PAYLOAD] = [PLACEHOLDER; PAYLOAD];
 
 fn main() -> ExitCode {

@@ -31,7 +31,7 @@ pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Returns whether the request is for nothing: clients send such requests to open a connection.
+/// Returns whether the request only opens a connection.
 fn is_ping(request: &Request) -> bool {
     request.method == "GET" && request.path() == "/v2/"
 }

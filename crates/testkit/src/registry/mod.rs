@@ -107,8 +107,8 @@ pub struct Stats {
     pub connections: u64,
     /// Most requests that were in the registry at the same time.
     pub max_concurrency: u64,
-    /// Requests for the root of the API, which ask for nothing. They are counted and logged nowhere
-    /// else, and have no faults.
+    /// Requests for the root of the API, which clients send only to open a connection. They are
+    /// counted and logged nowhere else, and have no faults.
     pub pings: u64,
     /// Requests by path, without the query.
     pub by_path: BTreeMap<String, u64>,

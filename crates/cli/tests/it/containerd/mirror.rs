@@ -126,7 +126,7 @@ fn an_ordinary_pull_asks_the_registry_for_each_object_once(containerd: Container
     rig.nothing_left();
 }
 
-/// A layer on its way: the client asks the next worker for the rest.
+/// A layer in transit: the client asks the next worker for the rest.
 fn a_pull_goes_on_when_the_worker_dies(containerd: Containerd) {
     let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
     let registry = FakeRegistry::start().unwrap();
@@ -173,7 +173,7 @@ fn pulls_go_to_the_registry_when_the_mirror_cannot_answer(containerd: Containerd
     let mirror: String = rig.lazuli.status()["mirror"]["listen"].as_str().unwrap().to_owned();
     rig.kill_lazuli();
     wait("the port", || TcpStream::connect(&mirror).is_err());
-    // Takes whatever it is told, and never answers.
+    // Reads whatever is sent, and never answers.
     let impostor = TcpListener::bind(&mirror).unwrap();
     let told = std::thread::spawn(move || {
         let (mut stream, _) = impostor.accept().unwrap();

@@ -194,7 +194,7 @@ fn the_kubelet_is_told_where_images_are(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let directories = rig.cri.image_directories().unwrap();
     match containerd {
-        // It looks where snapshotters of its own are, whatever it is told.
+        // It looks where its own snapshotters are, whatever the configuration says.
         Containerd::Debian => assert_eq!(directories.len(), 1, "{directories:?}"),
         Containerd::Current => {
             assert_eq!(directories, [rig.lazuli.root()]);

@@ -53,7 +53,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// The longest wait that a registry can ask for with Retry-After.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// One blob on its way.
+/// The upload of one blob.
 #[derive(Debug)]
 struct Upload<'a> {
     client: &'a Client,
@@ -79,7 +79,7 @@ enum Content {
     Growing(Growing),
 }
 
-/// A blob on its way from another place, as far as it was read.
+/// A blob that is read from another place, as far as it has arrived.
 #[derive(Debug)]
 struct Passing {
     reader: BlobReader,

@@ -1,9 +1,9 @@
 //! Evicts chunks that have not been read for long, under a mounted image.
 //!
 //! A cleared bit takes effect for every reader that asks afterwards. A reader that has asked
-//! already and was let through may still be on its way to the page, and cannot be called back. So a
-//! chunk is evicted only if no reader asked for it during [`Settings::grace`], and only from a file
-//! whose reads the kernel reports; docs/cache.md has the whole argument.
+//! already and was let through may still be on the way to copying the page, and cannot be stopped.
+//! So a chunk is evicted only if no reader asked for it during [`Settings::grace`], and only from a
+//! file whose reads the kernel reports; docs/cache.md has the whole argument.
 //!
 //! [`Settings::grace`]: super::super::Settings::grace
 

@@ -1,4 +1,4 @@
-//! One request on its way into the cache.
+//! One request and its way into the cache.
 //!
 //! ```text
 //! planned range ─▶ fetch ─▶ commit ── right ──▶ ready

@@ -296,7 +296,7 @@ async fn one_corrupt_chunk_does_not_spoil_its_neighbours() {
         }
         other => panic!("{other}"),
     }
-    // The others may still be on their way when the first error is known.
+    // The others may still be in flight when the first error is known.
     for at in [0, 1, 2, 4] {
         blob.ensure(sample.chunks(at..at + 1)).await.unwrap();
         assert!(sample.is_right(&blob, &sample.chunks(at..at + 1)));

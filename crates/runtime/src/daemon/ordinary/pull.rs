@@ -4,7 +4,7 @@
 //! ranges, several at a time ─▶ stored SHA-256 ─▶ inflate ─▶ SHA-256 of the tar ─▶ tar ─┬─▶ cache
 //!          └─▶ spool                                                                   └─▶ index
 //! ```
-//! Nothing is unpacked, and memory is bounded by the ranges on their way. The layer counts if both
+//! Nothing is unpacked, and memory is bounded by the ranges in flight. The layer counts if both
 //! digests are those that manifest and configuration have; else nothing of it is kept. A range that
 //! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
 
@@ -40,7 +40,7 @@ const WAITING: usize = 2;
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Decoded bytes after which free disk space is looked at again.
+/// Decoded bytes after which free disk space is checked again.
 const LOOK: u64 = 64 << 20;
 
 /// The context of pulls.

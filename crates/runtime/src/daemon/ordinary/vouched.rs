@@ -21,13 +21,13 @@ use crate::{
     sync::lock,
 };
 
-/// How long a layer is looked for.
+/// Deadline for the search for a layer's index.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
-/// How many layers of an image are looked for at a time.
+/// Number of an image's layers that are looked up at a time.
 const LOOKS: usize = 8;
 
-/// How long a layer of which nothing is stated is not looked for again.
+/// Time before a layer without a statement is looked up again.
 const UNKNOWN: Duration = Duration::from_secs(600);
 
 /// The same after an error: registries recover.

@@ -14,7 +14,7 @@ use lazuli_image::{
 
 use super::error::UnpackError;
 
-/// Bytes of the CI table that are looked at together: a whole number of entries.
+/// Bytes of the CI table that are processed together: a whole number of entries.
 const STEP: u64 = 64 << 10;
 
 /// The blob that the file `name` belongs to, if it is a `.blob.meta` file.

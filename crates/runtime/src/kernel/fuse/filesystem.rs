@@ -49,7 +49,7 @@ pub trait BlobReader: Send + Sync {
 pub struct ImageFilesystem<B, R> {
     bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
-    /// Set when every inode has been looked at.
+    /// Set when every inode has been examined.
     names: Arc<OnceLock<XattrNames>>,
     /// Whether the kernel checks ACLs, and so asks for them even where there are none. It must not
     /// get an error then.

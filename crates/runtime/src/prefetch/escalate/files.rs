@@ -9,7 +9,7 @@ use lazuli_image::{
 
 use super::super::ahead::ChunkAt;
 
-/// Names that are looked at in one image. Real images have up to 150,000.
+/// Limit of names to examine in one image. Real images have up to 150,000.
 const NAMES: usize = 1 << 20;
 
 /// Chunks of files that are remembered of one image: 24 bytes each.

@@ -1,7 +1,7 @@
 //! Escalation: an unforeseen start may use the whole link for what it most likely reads next.
 //!
 //! ```text
-//! miss of a chunk that is neither here, nor on its way, nor foreseen
+//! miss of a chunk that is neither here, nor in flight, nor foreseen
 //!    ├─▶ buys bytes
 //!    └─▶ scope: directories of the misses ─▶ their packages ─▶ the image
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
@@ -178,7 +178,7 @@ struct Start<'a> {
     /// Bytes that it may have yet, and that its misses have bought.
     left: u64,
     credit: u64,
-    /// Files to fetch, the next one last, and how many chunks of that were looked at.
+    /// Files to fetch, the next one last, and the number of its chunks that were examined.
     order: Vec<u32>,
     place: usize,
     ordered: Option<Instant>,

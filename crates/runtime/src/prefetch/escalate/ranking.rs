@@ -106,7 +106,7 @@ impl Ranking {
         }
     }
 
-    /// Where files are looked for at this moment.
+    /// The current scope.
     pub(super) fn scope(&self) -> Scope {
         self.scope
     }

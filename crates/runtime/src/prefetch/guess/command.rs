@@ -45,7 +45,7 @@ impl Process {
         found.map(|(_, value)| value.as_slice())
     }
 
-    /// Where programs are looked for.
+    /// The directories that are searched for programs.
     pub(super) fn search_path(&self) -> Vec<Vec<u8>> {
         let path = self.variable("PATH").unwrap_or(PATH);
         path.split(|byte| *byte == b':').take(WORDS).map(<[u8]>::to_vec).collect()

@@ -65,7 +65,7 @@ pub(crate) trait Content: Send + Sync {
 /// Files that are looked into at the same time.
 const LOOKING: usize = 256;
 
-/// How much of a module or script is looked at.
+/// Limit of the bytes to read of a module or script.
 const TEXT: u64 = 128 << 10;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several

@@ -229,7 +229,7 @@ async fn readers_wait_for_a_registry_that_comes_back() {
     assert!(started.elapsed() <= outage + LONGEST_PAUSE * 2, "{:?}", started.elapsed());
     assert!(scene.asked()[0] < 600);
 
-    // A read that begins when the server is back waits for nothing.
+    // A read that begins when the server is back does not wait.
     scene.sources[0].plan(always(Fault::Transient));
     scene.read(DEADLINE).await.unwrap_err();
     scene.sources[0].plan([]);

@@ -19,7 +19,7 @@ const NAME: &[u8] = b"META-INF/MANIFEST.MF";
 const HEADER: usize = 30;
 const MAGIC: &[u8] = b"PK\x03\x04";
 
-/// Files of an archive that are looked at.
+/// Limit of files to examine in an archive.
 const FILES: usize = 16;
 
 /// The `Class-Path` of the manifest of an archive, of which the first bytes are given.

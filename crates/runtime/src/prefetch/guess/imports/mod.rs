@@ -117,7 +117,7 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
 #[derive(Debug)]
 pub(super) struct Imports {
     language: Language,
-    /// Directories in which modules are looked for, in order.
+    /// Directories that are searched for modules, in order.
     roots: Vec<Vec<u8>>,
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Batch {
     /// The chunks' bytes, back to back, and room behind them: a buffer keeps its length when it is
     /// used again, so that it is filled with zeros only once.
     pub(crate) data: Vec<u8>,
-    /// Where each chunk ends in `data`.
+    /// The end of each chunk in `data`.
     pub(crate) ends: Vec<usize>,
 }
 
@@ -44,9 +44,9 @@ impl Batch {
         (0..self.ends.len()).map(|position| self.chunk(position))
     }
 
-    /// Which chunks are compressed as one: small ones that follow each other, until they have
-    /// `most` bytes; any other is on its own. Depends on nothing but the layer, so that equal
-    /// layers give equal blobs whatever of them is stored elsewhere.
+    /// Returns the chunks that are compressed as one: consecutive small ones, until they have
+    /// `most` bytes; any other is on its own. Depends on the layer alone, so that equal layers give
+    /// equal blobs, whatever else is stored elsewhere.
     pub(crate) fn units(&self, most: usize) -> Vec<Range<usize>> {
         let mut units: Vec<Range<usize>> = Vec::new();
         let mut room = 0;

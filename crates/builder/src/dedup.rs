@@ -19,7 +19,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// A chunk that differs from all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Distinct {
-    /// Of the decoded bytes.
+    /// The digest of the decoded bytes.
     pub(crate) digest: Digest,
     /// Bytes once decoded.
     pub(crate) decoded_size: u32,
@@ -68,7 +68,7 @@ struct State {
 /// A chunk that is to be stored.
 pub(crate) struct Fresh {
     pub(crate) id: DistinctId,
-    /// Which of the chunks given to [`Index::enter`].
+    /// The position among the chunks given to [`Index::enter`].
     pub(crate) position: usize,
 }
 

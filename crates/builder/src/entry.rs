@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// One entry of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Where in the tree.
+    /// The entry's path in the tree.
     pub path: EntryPath,
     /// First byte of the entry in the unpacked archive, for messages; 0 for directory sources.
     pub offset: u64,

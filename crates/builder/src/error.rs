@@ -25,7 +25,7 @@ pub enum BuildError {
         layer: String,
         /// Path of the entry.
         entry: EntryPath,
-        /// Where the entry starts in the unpacked layer.
+        /// Offset of the entry in the unpacked layer.
         offset: u64,
         /// The violated expectation.
         problem: OverlayProblem,
@@ -78,7 +78,7 @@ pub enum BuildError {
     /// Images that are to become one are not alike.
     #[error("{image}: {what} is {found}, expected {expected} as in what is below it")]
     Unlike {
-        /// Which image, or which blob of it.
+        /// The image, or the blob of it.
         image: String,
         /// The property that differs.
         what: &'static str,
@@ -103,7 +103,7 @@ pub enum SourceError {
     Entry {
         /// Its name as found, bytes that are not printable ASCII escaped.
         entry: String,
-        /// Where it starts in the unpacked layer.
+        /// Offset in the unpacked layer.
         offset: u64,
         /// The value found, and the one expected.
         problem: String,
@@ -111,7 +111,7 @@ pub enum SourceError {
     /// The archive is wrong where there is no entry with a name.
     #[error("byte {offset}: {problem}")]
     Archive {
-        /// Where in the unpacked layer.
+        /// Offset in the unpacked layer.
         offset: u64,
         /// The value found, and the one expected.
         problem: String,

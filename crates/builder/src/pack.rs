@@ -223,7 +223,7 @@ impl Packed {
     }
 }
 
-/// Where each chunk of a blob is: stored unit by unit, decoded from block to block.
+/// Computes the place of each chunk of a blob: stored unit by unit, decoded from block to block.
 fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
     let (mut stored, mut stored_end, mut decoded) = (0, 0, 0);
     let place = |(number, &(id, InUnit { stored_size, part })): (usize, &Spooled)| {

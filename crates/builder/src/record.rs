@@ -93,7 +93,7 @@ impl LayerRecord {
         self.chunk_size
     }
 
-    /// Of the content of each chunk, in order.
+    /// Returns the digests of the chunks' content, in order.
     pub(crate) fn digests(&self) -> impl Iterator<Item = &[u8; DIGEST]> {
         self.chunks.iter().map(|(hash, _)| hash)
     }

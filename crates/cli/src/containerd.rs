@@ -72,7 +72,7 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,
-    /// Where layers without an index are pulled whole.
+    /// Selects the layers without an index that are pulled whole.
     first: FirstPull,
     /// Has the logins of pulled images.
     mirror: Option<Arc<Mirror>>,

@@ -22,7 +22,7 @@ const NAME: &str = "lazuli_setup.toml";
 const MARK: &str =
     "# Written by `lazuli setup containerd`; lines of your own belong in another file. ";
 
-/// Which pods get their images through Lazuli.
+/// The pods that get their images through Lazuli.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pods {
     /// Those whose runtime class has the handler `lazuli`

@@ -40,7 +40,7 @@ pub struct Chunk {
     pub decoded: Decoded,
     /// Decoded bytes, 1 to the image's chunk size.
     pub decoded_size: u32,
-    /// Where it lies in its unit, unless it is the whole unit.
+    /// Its place in its unit, unless it is the whole unit.
     pub part: Option<Part>,
 }
 
@@ -160,7 +160,8 @@ pub struct Blob {
     pub id: Digest,
     /// How compressed chunks are compressed.
     pub codec: Codec,
-    /// Where a decoder can begin; only with [`Codec::Gzip`], and only once they are known.
+    /// The points at which a decoder can begin; only with [`Codec::Gzip`], and only once they are
+    /// known.
     pub points: Points,
     /// Bytes of the whole blob as stored, chunks and tables.
     pub stored_size: u64,

@@ -196,7 +196,7 @@ pub enum DecodeError {
     /// The codec refused them.
     #[error("{codec} data is damaged: {reason}")]
     Damaged {
-        /// Which codec.
+        /// The codec.
         codec: Codec,
         /// The codec's message.
         reason: String,
@@ -204,7 +204,7 @@ pub enum DecodeError {
     /// The decoded size differs from the size in the image.
     #[error("{codec} data decodes to {actual} bytes, expected {expected}")]
     Size {
-        /// Which codec.
+        /// The codec.
         codec: Codec,
         /// Bytes that came out.
         actual: usize,

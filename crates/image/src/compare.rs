@@ -50,7 +50,7 @@ pub enum Aspect {
     Time,
     /// Extended attributes, ACLs among them.
     Xattr,
-    /// Which names are the same file.
+    /// The names that are the same file.
     Links,
 }
 
@@ -112,7 +112,7 @@ struct Comparison<'a> {
     right: &'a dyn Content,
     limit: usize,
     differences: Vec<Difference>,
-    /// Which inode of the other tree an inode was found equal to: hard links have to agree.
+    /// The inode of the other tree that an inode was found equal to: hard links have to agree.
     partners: [HashMap<InodeId, InodeId>; 2],
 }
 

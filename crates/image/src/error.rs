@@ -8,9 +8,9 @@ use crate::Digest;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{object} at byte {offset}: {problem}")]
 pub struct FormatError {
-    /// Which structure it is.
+    /// The structure.
     pub object: Structure,
-    /// Where it starts in its file.
+    /// The structure's offset in its file.
     pub offset: u64,
     /// The problem at that place.
     pub problem: Problem,

@@ -60,7 +60,7 @@ pub fn mark(digest: &Digest) -> Mark {
 pub struct Part {
     /// The path of the file from the root, without a slash before it.
     pub path: Arc<[u8]>,
-    /// Which chunk of the file.
+    /// The chunk's number in the file.
     pub part: u32,
     /// The beginning of its digest.
     pub mark: Mark,

@@ -10,7 +10,7 @@ use std::fmt;
 /// blocks.
 pub const BLOCK_SIZE: u64 = 4096;
 
-/// Where bytes sit in a blob as stored: compressed, as fetched over the network. In bytes.
+/// An offset, in bytes, in a blob as stored: compressed, as fetched over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stored(pub u64);
 

@@ -121,8 +121,8 @@ impl Trace {
         self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts)
     }
 
-    /// Where hot chunks are stored, as far as they were [located](Trace::locate), in the
-    /// order of their first touch.
+    /// Returns the stored places of hot chunks, as far as they were [located](Trace::locate), in
+    /// the order of their first touch.
     pub fn spans(&self) -> impl Iterator<Item = (Digest, Range<Stored>)> {
         let span = |span: &Span| {
             let range = Stored(span.range.start)..Stored(span.range.end);

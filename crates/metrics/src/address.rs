@@ -1,4 +1,4 @@
-//! Where the server listens.
+//! The address that the server listens at.
 
 use std::{
     fmt, fs, io,

@@ -48,12 +48,12 @@ pub type Labels = Vec<(&'static str, &'static str)>;
 /// One value of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Of a counter.
+    /// A counter's value.
     Count(u64),
-    /// Of a gauge.
+    /// A gauge's value.
     Level(f64),
-    /// Of a histogram: upper bounds with how many are in no bucket before, and in the last place
-    /// [`f64::INFINITY`] with the rest.
+    /// A histogram's buckets: upper bounds, each with how many are in no earlier bucket; the last
+    /// one, [`f64::INFINITY`], has the rest.
     Histogram {
         /// The buckets.
         buckets: Vec<(f64, u64)>,
@@ -62,7 +62,7 @@ pub enum Value {
         /// All of them together.
         sum: f64,
     },
-    /// Of an info, which has labels alone.
+    /// An info, which only has labels.
     Info,
 }
 

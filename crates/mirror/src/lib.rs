@@ -77,7 +77,7 @@ const FORM_LIMIT: usize = 64 << 10;
 /// The operator's settings, and the directory of the mirror.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where certificates and answers are kept.
+    /// The directory for certificates and answers.
     pub directory: PathBuf,
     /// The address of the mirror and of its token endpoint.
     pub address: SocketAddr,

@@ -40,7 +40,7 @@ pub(crate) struct Remembered {
     stored: AtomicU64,
 }
 
-/// Where an answer is.
+/// The file of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerFile {
     repository: PathBuf,
@@ -60,7 +60,7 @@ impl Remembered {
         Remembered { directory, lifetime, stored: AtomicU64::new(0) }
     }
 
-    /// Where the answer to `session` for `reference` is.
+    /// Returns the file of the answer to `session` for `reference`.
     pub(crate) fn place(
         &self,
         session: &Session,

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {document} {problem}")]
 pub struct DocumentError {
-    /// Which document: payload, envelope, statement, bundle.
+    /// The document: payload, envelope, statement, bundle.
     pub document: &'static str,
     /// The problem, with the expected value.
     pub problem: String,

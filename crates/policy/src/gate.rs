@@ -46,7 +46,7 @@ pub enum GateError {
     /// The verdict cannot be kept, or the caller is gone.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
@@ -59,7 +59,7 @@ pub struct Gate {
     path: PathBuf,
     /// Whether the configuration names the file, which must exist then.
     is_named: bool,
-    /// Where verdicts are kept, if they are.
+    /// The directory for verdicts, if they are kept.
     kept: Option<PathBuf>,
     loaded: Mutex<Option<Loaded>>,
 }

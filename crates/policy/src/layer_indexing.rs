@@ -56,7 +56,8 @@ pub struct SignedLayer {
 }
 
 impl Statement {
-    /// That the manifest with this digest, in the repository `name`, has the index of a layer.
+    /// States that the manifest with this digest, in the repository `name`, has the index of a
+    /// layer.
     ///
     /// # Errors
     /// JSON cannot have it.

@@ -118,7 +118,7 @@ impl Statement {
         Statement { subjects, predicate_type: SIGNED.to_owned(), predicate: serde_json::json!({}) }
     }
 
-    /// That the lazy image `name` with this digest was made by `conversion`.
+    /// States that the lazy image `name` with this digest was made by `conversion`.
     ///
     /// # Errors
     /// JSON cannot have it.

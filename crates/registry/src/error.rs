@@ -36,7 +36,7 @@ pub enum RegistryError {
     /// The place answered that it does not have the object.
     #[error("{place} has no {object}; check the name, and whether it was pushed")]
     Missing {
-        /// Where it was asked for.
+        /// The place that was asked.
         place: String,
         /// The requested object.
         object: String,
@@ -44,7 +44,7 @@ pub enum RegistryError {
     /// The credentials (or their absence) were refused.
     #[error("{place} refuses access to {object}: {detail}; try `docker login {host}`")]
     Denied {
-        /// Where access was refused.
+        /// The place that refused access.
         place: String,
         /// The requested object.
         object: String,
@@ -144,7 +144,7 @@ pub enum RegistryError {
     /// The answer has another length than the object.
     #[error("{object} from {place} has {got} bytes, expected {expected}")]
     WrongSize {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
         /// The object read.
         object: String,
@@ -156,7 +156,7 @@ pub enum RegistryError {
     /// The content's digest is not the requested one.
     #[error("{object} from {place} has digest {got}, expected {expected}; it is corrupt")]
     WrongDigest {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
         /// The object read.
         object: String,
@@ -168,7 +168,7 @@ pub enum RegistryError {
     /// An object that is read into memory is bigger than its bound.
     #[error("{object} from {place} is bigger than the {limit} bytes allowed for it")]
     TooLarge {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
         /// The object read.
         object: String,
@@ -178,7 +178,7 @@ pub enum RegistryError {
     /// The object breaks its format or the protocol.
     #[error("{object} from {place} is malformed: {problem}")]
     Malformed {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
         /// The object read.
         object: String,
@@ -220,7 +220,7 @@ pub enum RegistryError {
     /// A local file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,

@@ -78,7 +78,7 @@ impl Directories {
         self.root.join("metadata.redb")
     }
 
-    /// Where the files of a snapshot are: its own, or those of the image that is mounted for it.
+    /// The directory of a snapshot's files: its own, or those of the image that is mounted for it.
     pub(crate) fn fs(&self, number: u64) -> PathBuf {
         let lazy = self.image(number);
         if lazy.exists() { lazy.join("fs") } else { self.own(number) }

@@ -45,10 +45,11 @@ fn lines(mountinfo: &[u8]) -> impl Iterator<Item = &[u8]> {
     mountinfo.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
-/// Where snapshots are, as options of overlayfs and as the kernel's list of mounts spell it.
+/// The directory of snapshots, as it is spelled in options of overlayfs and in the kernel's list of
+/// mounts.
 struct StateDirectory {
     root: Vec<u8>,
-    /// Where images are mounted.
+    /// The directory of mounted images.
     lazy: Vec<u8>,
     /// The file system, as `MAJOR:MINOR`.
     device: Vec<u8>,

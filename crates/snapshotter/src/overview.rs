@@ -36,7 +36,7 @@ pub struct Contents {
 pub struct ImageSnapshot {
     /// Its name.
     pub name: String,
-    /// Where the image is mounted.
+    /// The image's mountpoint.
     pub mountpoint: PathBuf,
     /// Active snapshots of containers on top of it, by name: the upper directories of all snapshots
     /// between image and container, lowest first, as overlayfs keeps them. Empty if the files have

@@ -34,7 +34,7 @@ pub const INFO_RANGE_SIZE: usize = 24;
 /// never hold two events, so that one slow event does not delay another one read with it.
 pub const EVENT_BUFFER: usize = 88;
 
-/// Where `struct fanotify_event_metadata` has its `fd`.
+/// Offset of `fd` in `struct fanotify_event_metadata`.
 const FD_OFFSET: usize = 16;
 
 /// `FAN_NOFD`: the event has no descriptor.

@@ -140,7 +140,7 @@ impl LoopDevice {
         self.number
     }
 
-    /// Where the device is.
+    /// The path of the device.
     pub fn path(&self) -> PathBuf {
         path(self.number)
     }

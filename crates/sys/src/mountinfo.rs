@@ -7,7 +7,7 @@ use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf}
 pub struct MountEntry {
     /// Number of the mount; no two mounts at a time have the same.
     pub id: u64,
-    /// Where it is.
+    /// The mountpoint.
     pub target: PathBuf,
     /// `erofs`, `fuse.lazuli`, ….
     pub kind: String,

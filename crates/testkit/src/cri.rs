@@ -97,9 +97,9 @@ pub struct Login {
 /// A pod that was started, by the names that containerd gave.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// Of the sandbox.
+    /// The id of the sandbox.
     pub sandbox: String,
-    /// Of its container.
+    /// The id of its container.
     pub container: String,
 }
 

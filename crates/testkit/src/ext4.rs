@@ -60,7 +60,7 @@ impl Ext4 {
         Self::mount(image, mountpoint)
     }
 
-    /// Where it is mounted.
+    /// The mountpoint.
     pub fn path(&self) -> &Path {
         &self.mountpoint
     }

@@ -14,7 +14,7 @@ use crate::{
 /// `pause()` for ever: an x86-64 ELF file of one segment. As the first process of its namespace it
 /// gets no signal but SIGKILL.
 fn program() -> Vec<u8> {
-    /// Where the segment is mapped.
+    /// The address at which the segment is mapped.
     const BASE: u64 = 0x40_0000;
     /// Bytes of the two headers, after which the code begins.
     const HEADERS: u64 = 64 + 56;

@@ -68,14 +68,14 @@ pub enum Report {
     Wait(Access),
     /// It got other bytes than the file has.
     Wrong {
-        /// Which access.
+        /// The access.
         access: Access,
         /// How many.
         wrong: Wrong,
     },
     /// It got an error.
     Failed {
-        /// Which access.
+        /// The access.
         access: Access,
         /// The system's error.
         error: String,

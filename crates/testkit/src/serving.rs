@@ -17,7 +17,7 @@ pub(crate) struct Ports {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where connections are refused.
+    /// The addresses at which connections are refused.
     away: Vec<SocketAddr>,
     stopped: bool,
     open: Vec<TcpStream>,

@@ -70,7 +70,7 @@ pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + 'a;
 /// A layer while it is read.
 struct Reader<'a> {
     archive: Archive<Unpacked<'a>>,
-    /// Of the layer.
+    /// The number of the layer.
     number: u8,
     chunk_size: u32,
     found: Vec<Found>,

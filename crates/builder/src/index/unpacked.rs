@@ -40,7 +40,7 @@ pub(super) struct Whole {
     pub(super) diff_id: Digest,
     /// The points of a gzip layer.
     pub(super) marks: Vec<Mark>,
-    /// Where its members end, see [`Gunzip::finish`].
+    /// The ends of its members, see [`Gunzip::finish`].
     pub(super) ends: Vec<(u64, u64)>,
     /// The recorded part of the tar, see [`Unpacked::skeleton`]; empty if recording was given up.
     pub(super) skeleton: Vec<u8>,

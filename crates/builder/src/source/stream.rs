@@ -33,7 +33,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// That of a layer of `stored_size` bytes, of which nothing was read yet.
+    /// Starts with no bytes read of a layer of `stored_size` bytes.
     pub(crate) fn of(stored_size: u64) -> Self {
         Allowance { declared: stored_size, stored: Rc::default() }
     }

@@ -117,7 +117,7 @@ fn blob(
 /// begins.
 struct Ahead<R> {
     reader: R,
-    /// Where `bytes` begin.
+    /// The offset of `bytes`.
     start: u64,
     bytes: Vec<u8>,
 }

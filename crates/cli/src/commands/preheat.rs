@@ -148,7 +148,7 @@ fn hot(
     Ok(whole.chain(parts).collect())
 }
 
-/// Where an image is.
+/// The repositories to read an image from.
 struct Places {
     /// Dragonfly alone.
     shared: Arc<dyn Pull>,

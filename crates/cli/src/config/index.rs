@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Index {
-    /// Which are used.
+    /// The indexes that are used.
     pub(super) trust: Trust,
     /// How to pull layers without an index.
     pub(crate) first: FirstPull,
@@ -101,7 +101,7 @@ impl FirstPull {
     }
 }
 
-/// Which indexes are trusted.
+/// The indexes that are trusted.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Trust {

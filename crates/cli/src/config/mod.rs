@@ -44,13 +44,13 @@ pub(crate) struct Config {
     pub(crate) prefetch: Prefetch,
     /// Lazy images that replace ordinary ones.
     images: Images,
-    /// Which indexes make ordinary images lazy ones.
+    /// The rules for indexes of ordinary images.
     pub(crate) index: Index,
     /// The engine that shares blobs between nodes.
     p2p: Option<PeerToPeer>,
     /// containerd's directories of `hosts.toml` files, separated by colons.
     pub(crate) hosts_dir: Option<String>,
-    /// Which images may run, see `docs/policy.md`; has to be there if it is named.
+    /// The policy file, see `docs/policy.md`; it has to exist if it is named.
     pub(crate) policy: Option<PathBuf>,
     /// The snapshotter for containerd, if enabled.
     pub(crate) snapshotter: Option<Snapshotter>,

@@ -63,7 +63,7 @@ pub(super) struct PeerToPeer {
 }
 
 impl PeerToPeer {
-    /// Where dfdaemon listens.
+    /// dfdaemon's usual address.
     fn usual_proxy() -> String {
         "http://127.0.0.1:4001".to_owned()
     }

@@ -70,7 +70,7 @@ impl Bundle {
         &self.id
     }
 
-    /// Where the daemon mounts the image.
+    /// The directory at which the daemon mounts the image.
     pub(crate) fn lower(&self) -> PathBuf {
         self.directory.join("lower")
     }

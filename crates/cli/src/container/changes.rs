@@ -19,7 +19,7 @@ pub(crate) struct Written {
 
 /// A container known to the daemon, by its engine's name for it.
 struct Container<'a> {
-    /// Of `lazuli run`, the name of its bundle; of containerd, `NAMESPACE/NUMBER/KEY`.
+    /// For `lazuli run`, the name of its bundle; for containerd, `NAMESPACE/NUMBER/KEY`.
     name: String,
     mount: &'a MountStatus,
     layers: Vec<PathBuf>,

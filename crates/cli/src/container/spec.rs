@@ -62,7 +62,7 @@ impl ImageProcess {
         Ok(arguments)
     }
 
-    /// Where the process starts; docker takes relative directories from the root.
+    /// The process's working directory; docker resolves relative directories from the root.
     pub(crate) fn working_directory(&self) -> String {
         format!("/{}", self.working_dir.as_deref().unwrap_or_default().trim_start_matches('/'))
     }

@@ -23,7 +23,7 @@ const SIBLINGS: usize = 3;
 /// Requests at the same time.
 const REQUESTS: usize = 8;
 
-/// Where the image is stored, and how to reach it.
+/// The place that the image is stored in, and how to reach it.
 pub(crate) struct Target<'a> {
     pub(crate) name: &'a ImageName,
     pub(crate) repository: &'a Arc<dyn Repository>,

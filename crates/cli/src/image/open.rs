@@ -25,7 +25,7 @@ pub(crate) struct LazyImage {
     pub(crate) name: ImageName,
     pub(crate) manifest: Manifest,
     pub(crate) image: StoredImage,
-    /// Where its blobs are.
+    /// The repository with its blobs.
     pub(crate) repository: Arc<dyn Repository>,
     _scratch: Scratch,
 }

@@ -221,7 +221,7 @@ impl Content for Chunks<'_> {
     }
 }
 
-/// Where chunks of an image that was checked are.
+/// Returns the places of the chunks of a checked image.
 fn places<'a>(blobs: &'a [Blob], chunks: &[ChunkRef]) -> Vec<(&'a Blob, &'a Chunk)> {
     let place = |chunk: &ChunkRef| {
         let blob = &blobs[usize::from(chunk.blob.0)];

@@ -14,12 +14,12 @@ use tokio::task::JoinHandle;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Metrics {
-    /// Where they are served: an IP address with a port, or the path of a Unix socket.
+    /// The address to serve them at: an IP address with a port, or the path of a Unix socket.
     listen: String,
 }
 
 impl Metrics {
-    /// Where they are served.
+    /// Returns the address to serve them at.
     pub(crate) fn address(&self) -> Result<Address> {
         self.listen.parse().context("metrics.listen")
     }

@@ -1,4 +1,4 @@
-//! Which logins may fetch an image, and from where: pull secrets of containerd's clients, and its
+//! The logins that may fetch an image: pull secrets of containerd's clients, and containerd's
 //! directory of registries.
 
 use std::{
@@ -153,7 +153,7 @@ impl Rig {
         self.prepare("extract-2", data, labels(bootstrap, "nydus-bootstrap"))
     }
 
-    /// Where the image is mounted.
+    /// The directory at which the image is mounted.
     fn mounted(&self) -> PathBuf {
         let status = self.lazuli.status();
         let [mount] = &status["mounts"].as_array().unwrap()[..] else { panic!("{status:#}") };

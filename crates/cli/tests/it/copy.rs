@@ -1,4 +1,4 @@
-//! From one registry to another, with all that belongs to an image.
+//! Copies of an image and everything that belongs to it, from one registry to another.
 
 use std::fs;
 

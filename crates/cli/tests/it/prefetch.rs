@@ -32,7 +32,8 @@ const READ: [usize; 5] = [31, 3, 12, 22, 7];
 pub(crate) const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
                      [prefetch]\nrest_bytes_per_second = 0\n";
 
-/// From where on a registry is far: more than the first answer of a near one takes.
+/// The distance from which a registry counts as far: more than the first answer of a near one
+/// takes.
 const FAR: Duration = Duration::from_millis(20);
 
 /// A registry with an image, as its name.
@@ -396,7 +397,7 @@ fn an_unforeseen_miss_fetches_its_neighbourhood() {
     assert_eq!(chunks_ready(&lazuli), 4, "its bytes are spent");
 }
 
-/// Where the rest of an image is not wanted, no guess at it is.
+/// With `rest_bytes_per_second = 0`, escalation is off by default.
 #[test]
 fn misses_do_not_escalate_where_the_rest_is_not_wanted() {
     if !needs() {

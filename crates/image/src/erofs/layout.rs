@@ -7,7 +7,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-/// Where the superblock starts, in bytes.
+/// Offset of the superblock, in bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// First four bytes of the superblock.
 pub const SUPERBLOCK_MAGIC: u32 = 0xe0f5_e1e2;
@@ -72,7 +72,7 @@ pub struct SuperBlock {
     pub compression: U16,
     /// Number of device slots.
     pub device_count: U16,
-    /// Where the device table starts, in units of [`DEVICE_SLOT_SIZE`].
+    /// Offset of the device table, in units of [`DEVICE_SLOT_SIZE`].
     pub device_slot: U16,
     /// Later features; 0 in RAFS.
     pub rest: [u8; 38],
@@ -170,9 +170,9 @@ pub const INODE_EXTENDED: u16 = 1;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Dirent {
-    /// Which inode.
+    /// The inode's number.
     pub nid: U64,
-    /// Where the name starts in the block.
+    /// Offset of the name in the block.
     pub name_offset: U16,
     /// [`super::FileType`] number.
     pub file_type: u8,
@@ -198,7 +198,7 @@ pub struct XattrHeader {
 pub struct XattrEntry {
     /// Bytes of the name without its prefix.
     pub name_len: u8,
-    /// Which prefix, see [`XATTR_PREFIXES`].
+    /// Number of the prefix, see [`XATTR_PREFIXES`].
     pub prefix: u8,
     /// Bytes of the value.
     pub value_size: U16,

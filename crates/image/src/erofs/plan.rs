@@ -23,7 +23,7 @@ pub(crate) type Slot = usize;
 /// The inodes of an image in the order in which they are written; the root is first.
 pub(crate) struct Plan<'a> {
     pub(crate) inodes: Vec<PlannedInode<'a>>,
-    /// Where in `inodes` each inode of the tree is.
+    /// The position in `inodes` of each inode of the tree.
     pub(crate) slots: HashMap<InodeId, Slot>,
     /// Number of names, the root counted as one.
     pub(crate) names: u64,

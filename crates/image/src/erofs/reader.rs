@@ -56,7 +56,7 @@ pub struct InodeView {
     pub nlink: u32,
     /// Bytes of content: of a file, of a link's target, of a directory's entries.
     pub size: u64,
-    /// Where the inode starts in the bootstrap, in bytes.
+    /// Offset of the inode in the bootstrap, in bytes.
     pub offset: u64,
     pub(crate) layout: DataLayout,
     /// First block, device number or chunk format word.

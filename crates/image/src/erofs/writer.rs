@@ -27,7 +27,7 @@ pub(crate) enum Mark {
     End,
 }
 
-/// Where the marks are, in bytes.
+/// Offsets of the marks, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     blob_table: u64,

@@ -97,7 +97,7 @@ pub enum OciError {
     /// Bigger than [`MAX_DOCUMENT`].
     #[error("the {document} has {size} bytes, at most {MAX_DOCUMENT} are allowed")]
     TooBig {
-        /// Which document.
+        /// The document.
         document: &'static str,
         /// Its size in bytes.
         size: usize,
@@ -105,7 +105,7 @@ pub enum OciError {
     /// Not JSON, or JSON that violates the specification.
     #[error("the {document} cannot be read: {source}")]
     Json {
-        /// Which document.
+        /// The document.
         document: &'static str,
         /// The place and the problem.
         source: serde_json::Error,
@@ -113,7 +113,7 @@ pub enum OciError {
     /// Well-formed, but of no use.
     #[error("the {document} {problem}")]
     Invalid {
-        /// Which document.
+        /// The document.
         document: &'static str,
         /// The problem.
         problem: String,
@@ -140,7 +140,7 @@ pub struct Descriptor {
     /// Annotations by the packer.
     #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Where a manifest of an index runs.
+    /// The platform that a manifest of an index runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
     /// Type of an artifact, for manifests that are not ordinary images.
@@ -173,7 +173,8 @@ impl Descriptor {
             && version.is_none_or(|version| version == "6" || version == "5")
     }
 
-    /// Where a manifest of an index runs, with [`Platform::LAZY`] however that is said.
+    /// The platform that a manifest of an index runs on, with [`Platform::LAZY`] in whichever form
+    /// it is marked.
     pub fn runs_on(&self) -> Option<Platform> {
         let lazy = self.artifact_type.as_deref() == Some(media_type::LAZY_MANIFEST);
         let platform = self.platform.clone()?;

@@ -27,7 +27,7 @@ pub struct Bootstrap<B> {
 /// A piece of a file in a decoded blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Which blob.
+    /// The blob.
     pub blob: BlobIndex,
     /// First byte.
     pub start: Decoded,
@@ -167,8 +167,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         Ok(Chunks { inode: *inode, blobs: self.blobs(), indexes: indexes.iter() })
     }
 
-    /// Where the byte at `offset` of a regular file lies, and how many bytes follow it in the same
-    /// chunk; `None` at and after the end of the file.
+    /// Returns the place of the byte at `offset` of a regular file, and how many bytes follow it in
+    /// the same chunk; `None` at and after the end of the file.
     pub fn extent(&self, file: Nid, offset: u64) -> Result<Option<Extent>, FormatError> {
         let view = self.view();
         let inode = view.inode(file)?;

@@ -107,7 +107,7 @@ impl<'a> CiTable<'a> {
         self.decode_v2(entry).map_err(|problem| format!("entry {number}: {problem}"))
     }
 
-    /// Where a chunk of an unconverted layer is: its own stored bytes, and the first of
+    /// Returns the place of a chunk of an unconverted layer: its own stored bytes, and the first of
     /// its decoded ones in the unpacked layer.
     pub(super) fn own_place(&self, number: u32) -> Result<(CiEntry, u64), String> {
         let at = number as usize * CI_V2_ENTRY_SIZE as usize;
@@ -241,7 +241,7 @@ pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
     Ok(table)
 }
 
-/// Where in a piece of a gzip layer a chunk begins.
+/// The place of a chunk in a piece of a gzip layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceInPiece {
     pub(super) unit: u32,

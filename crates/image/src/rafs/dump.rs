@@ -8,8 +8,8 @@ use crate::{
     erofs::{FileType, InodeView},
 };
 
-/// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text
-/// and the memory for it stay in proportion to the image.
+/// Limit of [`dump`], in bytes of text: far beyond the needs of a valid image, so that the text and
+/// the memory for it stay in proportion to the image.
 const TEXT_PER_BYTE: usize = 64;
 const MIN_TEXT: usize = 1 << 20;
 

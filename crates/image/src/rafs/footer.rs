@@ -3,7 +3,7 @@
 /// Bytes of a footer.
 pub(super) const SIZE: u64 = 512;
 
-/// Where in a header its checksum is.
+/// Place of the checksum in a header.
 const CHECKSUM: std::ops::Range<usize> = 148..156;
 
 /// The footer of a section.

@@ -42,7 +42,7 @@ pub struct LayerIndex {
 /// A piece of a gzip layer: what follows a point, as far as there are chunks.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Where it begins.
+    /// The point at its beginning.
     pub point: NewPoint,
     /// The same place in the unpacked layer.
     pub decoded: u64,

@@ -10,9 +10,9 @@ use crate::chunk::Part;
 /// Label of a bootstrap of RAFS v5 that was [translated](super::v5).
 pub(super) const V5_LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
 
-/// Where the extended superblock starts, in bytes: right after the EROFS superblock.
+/// Offset of the extended superblock, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;
-/// Where the device table starts, in bytes.
+/// Offset of the device table, in bytes.
 pub const DEVICE_TABLE_OFFSET: u64 = 1408;
 /// Smallest and largest chunk size of an image, in bytes. A CI entry has 24 bits for a size.
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 0x1000..=0x100_0000;
@@ -237,7 +237,7 @@ pub const MAX_CI_V2: u64 = 256 << 20;
 pub struct Context {
     /// First whole stored byte.
     pub stored: U64,
-    /// Where in the unpacked file it begins.
+    /// Its offset in the unpacked file.
     pub decoded: U64,
     /// First byte of its window among the windows.
     pub window: U64,

@@ -46,7 +46,7 @@ pub struct BlobRecord {
     pub tail: TailInfo,
 }
 
-/// Where the tables at the end of a blob are.
+/// The places of the tables at the end of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailInfo {
     /// See [`layout::features`].
@@ -80,7 +80,7 @@ pub struct IndexBlob {
 }
 
 impl TailInfo {
-    /// That of a blob without a chunk table.
+    /// Describes a blob without a chunk table.
     const fn without_table(features: u32, chunk_count: u32, index: Option<IndexBlob>) -> Self {
         TailInfo {
             features,

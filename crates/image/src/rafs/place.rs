@@ -17,11 +17,11 @@ use crate::{BlobIndex, FormatError, Points, Structure};
 /// The chunk table of a bootstrap with everything placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where it is in the bootstrap.
+    /// Its offset in the bootstrap.
     pub at: u64,
     /// The table, of the same size as before.
     pub table: Vec<u8>,
-    /// Where decoders can begin in gzip layers.
+    /// The points at which decoders can begin in gzip layers.
     pub points: Vec<(BlobIndex, Points)>,
 }
 

@@ -39,7 +39,7 @@ pub enum PolicyError {
     /// The file cannot be read.
     #[error("policy {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
@@ -47,7 +47,7 @@ pub enum PolicyError {
     /// It is no TOML, or has other keys than a policy.
     #[error("policy {} is not valid: {problem}", path.display())]
     Syntax {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The place, and the problem.
         problem: String,
@@ -55,7 +55,7 @@ pub enum PolicyError {
     /// A rule cannot be used.
     #[error("policy {}: {rule}: {problem}", path.display())]
     Rule {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// `default`, or `images."NAME"`.
         rule: String,

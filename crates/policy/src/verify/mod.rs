@@ -68,7 +68,7 @@ pub struct Refused {
     pub image: String,
     /// The policy's file.
     pub policy: PathBuf,
-    /// Which of its rules.
+    /// The name of the rule.
     pub rule: String,
     /// The requirement of the rule.
     pub wanted: String,

@@ -149,7 +149,7 @@ fn a_signature_of_the_index_covers_what_it_lists_and_other_names_have_to_be_allo
     }
 }
 
-/// That `r.example/a` with digest 1 was made from `r.example/source:1`, digest 2.
+/// States that `r.example/a` with digest 1 was made from `r.example/source:1`, digest 2.
 fn conversion() -> Conversion {
     Conversion {
         source: Source {

@@ -56,7 +56,7 @@ pub enum Source {
     Directory(PathBuf),
 }
 
-/// Where an image is kept: conversion targets and mountable images.
+/// An image in a registry or a layout: conversion targets and mountable images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageName {
     /// In a registry.

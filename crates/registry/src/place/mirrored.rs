@@ -73,7 +73,7 @@ impl Mirrored {
         self.places.iter().filter(move |place| with(place.may()))
     }
 
-    /// Where pushes go.
+    /// Returns the registry that pushes go to.
     fn target(&self) -> Result<&Arc<Registry>, RegistryError> {
         let mut all = self.trusted(|may| may.push);
         let first = all.next();

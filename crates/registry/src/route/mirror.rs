@@ -15,7 +15,7 @@ pub const MIRROR_LIMIT: usize = 8;
 /// A server that holds images of a registry under the same repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Of its API, see [`crate::route::server::Server::root`].
+    /// The root of its API, see [`crate::route::server::Server::root`].
     pub(crate) root: Url,
     host: String,
 }

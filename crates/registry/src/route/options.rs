@@ -25,7 +25,7 @@ use crate::{
 pub struct Options {
     /// Speak HTTP without TLS, also to registries that are not on this machine.
     pub plain_http: bool,
-    /// Where to look for credentials, see [`credentials::default_files`].
+    /// The files to read credentials from, see [`credentials::default_files`].
     pub credential_files: Vec<PathBuf>,
     /// How long to wait.
     pub timeouts: Timeouts,

@@ -6,7 +6,7 @@ use crate::name::{ImageName, InvalidName, Reference};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedReferrers(Vec<Reference>);
 
-/// Which indexes of ordinary images are trusted.
+/// The indexes of ordinary images that are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexTrust {
     /// None.

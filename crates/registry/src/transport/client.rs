@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Where this is.
+    /// The server that is asked.
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }

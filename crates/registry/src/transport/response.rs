@@ -23,7 +23,7 @@ pub(crate) fn stale(error: &reqwest::Error) -> bool {
     error.is_request() && !error.is_connect() && !error.is_timeout()
 }
 
-/// Where the answer points, relative to where it came from.
+/// Returns the answer's redirect target, resolved against the URL that it came from.
 pub(crate) fn location(response: &Response) -> Option<Url> {
     let text = response.headers().get(LOCATION)?.to_str().ok()?;
     response.url().join(text).ok()

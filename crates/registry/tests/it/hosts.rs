@@ -14,7 +14,7 @@ use crate::support::{manifest, noise, options, push, read, sha256};
 /// A registry behind TLS, and a configuration directory for it.
 struct Rig {
     _server: FakeRegistry,
-    /// Of the TLS port.
+    /// The TLS port.
     port: u16,
     directory: tempfile::TempDir,
     blob: Vec<u8>,

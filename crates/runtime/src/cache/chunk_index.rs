@@ -34,7 +34,7 @@ struct Index {
     numbers: HashMap<Arc<str>, u32>,
 }
 
-/// Where the bytes of a chunk are.
+/// The place of a chunk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
     /// Position in [`Index::blobs`].

@@ -50,7 +50,7 @@ pub(crate) struct FailedRead {
     pub(crate) unreported: u64,
 }
 
-/// Where they are reported.
+/// The reporter of failed reads.
 #[derive(Debug)]
 pub(super) struct FailedReads {
     state: Mutex<State>,
@@ -86,7 +86,7 @@ struct ImageState {
     last: Option<(Question, Instant)>,
 }
 
-/// Where a read begins, and the thread that reads.
+/// The blob and offset at which a read begins, and the thread that reads.
 type Question = (Digest, Decoded, Option<i32>);
 
 impl Allowance {
@@ -128,7 +128,7 @@ impl FailedReads {
         FailedReads { state: state.into(), reports, listener: Mutex::new(Some(listener)) }
     }
 
-    /// Where they arrive, once.
+    /// Returns the receiving end, once.
     pub(super) fn listen(&self) -> Option<Receiver<FailedRead>> {
         lock(&self.listener).take()
     }

@@ -227,7 +227,8 @@ impl Cache {
         given.drain().map(|(_, file)| file).collect()
     }
 
-    /// Where reads are reported that ended with an error, as far as they are; once.
+    /// Returns the channel that reports reads that ended with an error, once. Not every such read
+    /// is reported.
     pub(crate) fn failed_reads(&self) -> Option<Receiver<FailedRead>> {
         self.failed_reads.listen()
     }

@@ -9,9 +9,9 @@ use crate::sharing::Account;
 pub(super) struct Idle {
     /// When it was asked for last.
     pub(super) last: u32,
-    /// Which blob it is of.
+    /// The position of its blob.
     pub(super) blob: usize,
-    /// Where it is in the blob.
+    /// Its place in the blob.
     pub(super) at: usize,
     pub(super) bytes: u64,
     pub(super) account: Account,

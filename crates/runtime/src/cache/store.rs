@@ -57,8 +57,8 @@ pub(crate) struct Store {
     binding: [u8; HASH],
 }
 
-/// Which file it is, and when it was last changed by any process, as the kernel keeps it. Reading
-/// leaves it alone; the file's owner cannot set it back (`st_ctime`).
+/// The identity of a file, and the time when any process last changed it, as the kernel keeps it.
+/// Reading leaves it alone; the file's owner cannot set it back (`st_ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     /// Seconds and nanoseconds since 1970.
@@ -186,7 +186,7 @@ impl Store {
         &self.data
     }
 
-    /// Where the decoded bytes of a blob with the directory `dir` are.
+    /// The path of the decoded bytes of a blob with the directory `dir`.
     pub(super) fn data_in(dir: &Path) -> PathBuf {
         dir.join(DATA)
     }

@@ -1,4 +1,4 @@
-//! Which container of Kubernetes a thread is in.
+//! The Kubernetes container that a thread is in.
 //!
 //! The kubelet and containerd put the container's id and the pod's uid into the names of control
 //! groups, and the kubelet has directories of logs that are named after pods. So nothing has to be
@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-/// Where the kubelet keeps logs: `pods/NAMESPACE_NAME_UID/CONTAINER/`, and links
+/// The kubelet's directory of logs: `pods/NAMESPACE_NAME_UID/CONTAINER/`, and links
 /// `containers/POD_NAMESPACE_CONTAINER-ID.log`.
 pub(super) const LOGS: &str = "/var/log";
 

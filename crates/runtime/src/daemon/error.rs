@@ -59,7 +59,7 @@ pub enum DaemonError {
         /// The blob.
         blob: Digest,
     },
-    /// Which image is meant has to be certain.
+    /// The name has no digest, so it may mean different images.
     #[error("{image}: expected a name with the digest of a manifest, as in r.example/a@sha256:…")]
     NoDigest {
         /// The name.
@@ -118,7 +118,7 @@ pub enum DaemonError {
         mountpoints.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     WouldEnd {
-        /// Where they are.
+        /// Their mountpoints.
         mountpoints: Vec<PathBuf>,
     },
     /// Something else is mounted on top.
@@ -153,7 +153,7 @@ pub enum DaemonError {
     Prefetch {
         /// The image.
         image: String,
-        /// Which part, and why.
+        /// The part, and why.
         source: ReadError,
     },
     /// Why something failed that several have asked for.

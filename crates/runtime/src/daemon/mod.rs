@@ -128,9 +128,9 @@ pub struct Settings {
     pub keep_free: Option<KeepFree>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
-    /// Where containerd's requests arrive, if they do: the path of a Unix socket.
+    /// The path of the Unix socket for containerd's requests, if they are served.
     pub snapshots: Option<PathBuf>,
-    /// Where clients of the node's mirror connect, if it has one.
+    /// The address of the node's mirror, if it has one.
     pub mirror: Option<SocketAddr>,
     /// What to fetch ahead of readers.
     pub prefetch: crate::prefetch::Settings,
@@ -138,7 +138,7 @@ pub struct Settings {
     pub index: IndexSettings,
     /// Images that are fetched whole when the daemon starts.
     pub images: Vec<String>,
-    /// Which images may run, see [`lazuli_policy::Gate`].
+    /// The policy file, see [`lazuli_policy::Gate`].
     pub policy: Option<PathBuf>,
 }
 
@@ -252,12 +252,12 @@ impl Worker {
         Images(self.node.clone())
     }
 
-    /// Where containerd's requests arrive, once; see [`Settings::snapshots`].
+    /// Returns the socket for containerd's requests, once; see [`Settings::snapshots`].
     pub fn snapshots(&mut self) -> Option<UnixListener> {
         self.snapshots.take()
     }
 
-    /// Where clients of the mirror connect, once; see [`Settings::mirror`].
+    /// Returns the socket for clients of the mirror, once; see [`Settings::mirror`].
     pub fn mirror(&mut self) -> Option<TcpListener> {
         self.mirror.take()
     }

@@ -76,7 +76,7 @@ pub(super) struct Node {
     pub(super) filesystems: Arc<Filesystems>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) prefetches: PrefetchJobs,
-    /// Which start of the kernel this is.
+    /// The kernel's boot id.
     pub(super) boot: String,
     /// Whether another worker is about to take over.
     pub(super) leaving: watch::Sender<bool>,

@@ -46,7 +46,7 @@ pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
     _owners: Vec<Owner>,
-    /// Where its blobs can be fetched.
+    /// The servers to fetch its blobs from.
     routes: ImageRoutes,
     on_files: Mutex<Weak<ErofsMount>>,
     on_disks: Mutex<Weak<ErofsMount>>,

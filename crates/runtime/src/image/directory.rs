@@ -29,7 +29,7 @@ pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Where an image's directory has the bootstrap.
+/// The bootstrap's path in an image's directory.
 pub fn bootstrap_path(directory: &Path) -> PathBuf {
     directory.join(BOOTSTRAP)
 }

@@ -57,7 +57,7 @@ pub enum ImageError {
         /// The blob.
         blob: Digest,
     },
-    /// Where its chunks are stored is said by tables that no digest covers, and they are wrong.
+    /// Chunk tables that no digest covers name the stored places of its chunks, and they are wrong.
     #[error(
         "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
     )]
@@ -66,9 +66,9 @@ pub enum ImageError {
         image: String,
         /// The blob.
         blob: Digest,
-        /// Where the tables came from.
+        /// The place that the tables came from.
         place: String,
-        /// Which chunk is not where it should be.
+        /// The chunk that is not where it should be.
         problem: String,
     },
     /// A file of it on this node is damaged or missing.

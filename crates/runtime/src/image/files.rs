@@ -1,4 +1,4 @@
-//! Which files of an image have some bytes of a blob.
+//! The files of an image that have given bytes of a blob.
 
 use std::ops::{ControlFlow, Range};
 

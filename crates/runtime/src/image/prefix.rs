@@ -38,7 +38,7 @@ pub(crate) enum PrefixError {
     Image(#[from] ImageError),
 }
 
-/// Where decoders can begin in the layers.
+/// The points at which decoders can begin in the layers.
 type LayerPoints = Vec<(BlobIndex, Points)>;
 
 /// The lower layers of an ordinary image, as an image.

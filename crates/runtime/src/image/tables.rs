@@ -38,7 +38,7 @@ const INDEX_LIMIT: u64 = 512 << 20;
 /// Tables of a blob, from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].
 pub(super) struct Tables {
     pub(super) bytes: Bytes,
-    /// Where they came from.
+    /// The place that they came from.
     pub(super) place: Mirror,
     /// Whether a digest covers the tables.
     pub(super) is_checked: bool,

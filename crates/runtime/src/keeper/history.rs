@@ -25,7 +25,7 @@ const KEEPER: &str = "the keeper before this one died";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct History {
-    /// Which start of the kernel this is of.
+    /// The boot id of the kernel that it was written under.
     boot: String,
     /// Workers that died and were started again.
     pub(super) restarts: u64,

@@ -20,7 +20,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 #[derive(Debug)]
 pub(super) struct Service(Option<UnixDatagram>);
 
-/// Where its socket is, in words; empty without one.
+/// Its socket's address in words; empty without one.
 pub(super) fn address() -> String {
     env::var_os("NOTIFY_SOCKET").unwrap_or_default().to_string_lossy().into_owned()
 }

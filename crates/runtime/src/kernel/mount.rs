@@ -92,8 +92,8 @@ impl Backing {
         self.0.is_empty() || self.0.iter().any(|name| is_alive(name))
     }
 
-    /// Of a file system on a loop device: `loop7-123`, with the number that the kernel gives each
-    /// file behind it anew.
+    /// Identifies a file system on a loop device: `loop7-123`, with the number that the kernel
+    /// gives anew to each file behind it.
     fn of_disk(device: &LoopDevice) -> io::Result<Self> {
         let name = format!("loop{}", device.number());
         let sequence = fs::read_to_string(Path::new(BLOCK).join(&name).join(SEQUENCE))?;

@@ -129,7 +129,7 @@ impl Driver {
     }
 }
 
-/// Where bytes came from.
+/// The source of fetched bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The registry.

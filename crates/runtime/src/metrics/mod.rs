@@ -52,7 +52,7 @@ pub struct MetricCounts {
     pub copied: u64,
     /// Stored bytes that were asked for ahead of the readers of a start.
     pub foreseen: u64,
-    /// Of these, the ones that a reader asked for.
+    /// The ones among these that a reader asked for.
     pub foreseen_read: u64,
     /// Those among them whose readers could not be seen, because their blob was complete.
     pub foreseen_unseen: u64,

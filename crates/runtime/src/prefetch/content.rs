@@ -73,7 +73,7 @@ impl Files<'_> {
         Some(lessons::places(&lesson, &self.bootstrap, &blobs, settings.escalate_bytes))
     }
 
-    /// Where the bytes of a piece are: position of the blob, place in it.
+    /// Returns the places of a piece's bytes: position of the blob, place in it.
     fn extents(&self, piece: &Piece) -> Vec<(usize, std::ops::Range<Decoded>)> {
         let mut extents = Vec::new();
         let mut at = piece.range.start;

@@ -49,7 +49,7 @@ const DEPTH: usize = 64;
 /// and their targets.
 const PROGRAMS: usize = 8;
 
-/// Which clients may read a repository.
+/// The clients that may read a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     /// All: its lessons may help images of other repositories.
@@ -222,7 +222,7 @@ fn by_path<B: AsRef<[u8]>>(
     Some((blob, blobs.get(blob)?.position(chunk.number)?))
 }
 
-/// Where the chunks with these marks are.
+/// Returns the places of the chunks with these marks.
 fn by_mark(marks: HashSet<Mark>, blobs: &[Arc<CachedBlob>]) -> HashMap<Mark, ChunkAt> {
     let mut found = HashMap::new();
     if marks.is_empty() {

@@ -115,7 +115,7 @@ impl Recorder {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) trace: Trace,
-    /// Of each blob of the trace.
+    /// For each blob of the trace, whether its reads were visible.
     asked: Vec<bool>,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct PrioritySemaphore {
 #[derive(Default)]
 struct State {
     taken: u64,
-    /// Of these, by background work.
+    /// The part of `taken` that background work has.
     background: u64,
     /// No account is without anything.
     shares: HashMap<Account, Share>,
@@ -78,7 +78,7 @@ struct Next {
     /// The amount that its account holds already.
     taken: u64,
     number: u64,
-    /// Where it is in the queue of its account.
+    /// Its position in the queue of its account.
     at: usize,
 }
 

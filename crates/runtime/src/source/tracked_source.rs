@@ -48,7 +48,7 @@ const USEFUL: f64 = 16_384.0;
 #[derive(Debug)]
 pub(crate) struct TrackedSource {
     source: Arc<dyn BlobSource>,
-    /// Of this blob there. That of the server is the source's.
+    /// The health of this blob there. The source has that of the server.
     health: Health,
     requests: Arc<PrioritySemaphore>,
 }

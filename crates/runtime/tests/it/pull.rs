@@ -33,7 +33,7 @@ struct Pushed {
     registry: FakeRegistry,
     config: Digest,
     bootstrap: Digest,
-    /// Of the tar in the bootstrap layer.
+    /// The DiffID of the bootstrap layer's tar.
     diff_id: Digest,
     digest: Digest,
 }

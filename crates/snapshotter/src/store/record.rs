@@ -40,7 +40,7 @@ pub(crate) struct Snapshot {
     pub(crate) labels: Labels,
     pub(crate) created: SystemTime,
     pub(crate) updated: SystemTime,
-    /// Of committed ones.
+    /// The usage of a committed snapshot.
     #[serde(default)]
     pub(crate) usage: Usage,
     /// The lazy image that is mounted in its directory.

@@ -145,7 +145,7 @@ struct Shared {
     /// Ports of the proxy and of the health probe.
     ports: Ports,
     pool: Arc<Pool>,
-    /// Which of the swarm's daemons it is.
+    /// The daemon's number in the swarm.
     number: usize,
     /// If one was requested.
     socket: Mutex<Option<Socket>>,

@@ -44,7 +44,7 @@ pub(super) struct Peer {
     pub(super) stats: Stats,
     pub(super) log: Vec<Logged>,
     pub(super) at_socket: Vec<Logged>,
-    /// Of blobs, by their digests.
+    /// Sizes of blobs, by their digests.
     sizes: HashMap<String, u64>,
     pieces: HashMap<(String, u64), Piece>,
     /// Blobs that it was told to fetch as a whole.

@@ -123,7 +123,7 @@ pub struct FakeRegistry {
 
 #[derive(Debug)]
 struct Shared {
-    /// Of the registry itself, and of the storage.
+    /// The ports of the registry itself, and of the storage.
     ports: Ports,
     state: Mutex<State>,
 }
@@ -174,12 +174,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Where the registry itself is.
+    /// The address of the registry itself.
     fn address(&self) -> SocketAddr {
         self.ports.address(0)
     }
 
-    /// Where the storage is.
+    /// The address of the storage.
     fn storage(&self) -> SocketAddr {
         self.ports.address(1)
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::error::SourceError;
 
-/// Where the rest of the content of the current member is.
+/// The places of the rest of the current member's content.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     /// Bytes until the next header, without `padding`.
@@ -21,7 +21,7 @@ pub(super) struct Layout {
     pub(super) padding: u64,
     /// Bytes of the file, holes included, that are not yet read.
     pub(super) left: u64,
-    /// Where in the file reading is.
+    /// The current reading position in the file.
     pub(super) at: u64,
     /// Data segments still to be read, the next one last; `None` for a file that is not sparse.
     pub(super) segments: Option<Vec<Segment>>,

@@ -53,7 +53,7 @@ pub(super) struct Sparse {
     major: Option<u64>,
 }
 
-/// Where the map of a sparse member is.
+/// The place of a sparse member's map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SparseMap {
     /// In the extended header itself.

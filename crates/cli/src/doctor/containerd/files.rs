@@ -22,7 +22,7 @@ pub(crate) struct Files {
 const TABLES: [&str; 3] =
     ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"];
 
-/// Where containerd looks if it is not told otherwise.
+/// containerd's default configuration file.
 const MAIN: &str = "/etc/containerd/config.toml";
 
 impl Files {

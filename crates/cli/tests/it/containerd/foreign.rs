@@ -14,7 +14,7 @@ use super::{
     rig::{Rig, assert_same},
 };
 
-/// Of manifests that docker and older converters write.
+/// The media type of manifests by docker and older converters.
 const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
 /// Images of the corpus with upstream's conversions as layouts: `LAZULI_UPSTREAM` names a directory

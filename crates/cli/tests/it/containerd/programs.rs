@@ -1,4 +1,4 @@
-//! Which containerd.
+//! The versions of containerd to test with.
 
 use std::{
     env,

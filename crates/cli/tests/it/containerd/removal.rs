@@ -23,8 +23,8 @@ fn usage(rig: &Rig, chain: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Of two images with a common base, one is removed, and then the other; in between, a worker dies
-/// that still has to delete something.
+/// Removes one of two images with a common base, and then the other; in between, a worker dies that
+/// still has to delete something.
 fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let layer = |name: &str, byte: u8| {

@@ -40,7 +40,7 @@ fn layers() -> [Layer; 3] {
     [Layer::new(busybox(), Compression::Gzip), long(), who("me")]
 }
 
-/// That the image shows its own files, by its index.
+/// Asserts that the image shows its own files, by its index.
 fn is_shown(scene: &Scene, image: &str) {
     assert_eq!(scene.run(image, &WHO), "me\n");
     let content: Vec<_> = (0..12).flat_map(|number| odd::random(number, 1 << 20)).collect();

@@ -22,7 +22,7 @@ fn arm(times: usize, fault: Fault) -> impl FnOnce(&Scene) {
     move |scene| scene.registry.fault("GET", DATA, times, fault)
 }
 
-/// Of the first mirror.
+/// Arms the first mirror with a fault.
 fn arm_mirror(fault: Fault) -> impl FnOnce(&Scene) {
     move |scene| scene.mirrors[0].fault("GET", DATA, ALWAYS, fault)
 }

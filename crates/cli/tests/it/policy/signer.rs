@@ -155,7 +155,7 @@ impl Signer {
     }
 }
 
-/// Where cosign 2 keeps signatures.
+/// The tag under which cosign 2 stores signatures.
 pub(crate) fn signature_tag(digest: &Digest) -> String {
     format!("sha256-{}.sig", digest.hex())
 }

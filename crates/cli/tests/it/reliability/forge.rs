@@ -136,7 +136,7 @@ pub(crate) fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, content).unwrap();
 }
 
-/// Where the tables of a bootstrap are.
+/// The places of a bootstrap's tables.
 pub(crate) struct Tables {
     /// First byte and rows of 256 bytes.
     pub(crate) blobs: (usize, usize),

@@ -133,7 +133,7 @@ fn with_payload(program: &[u8], seed: u64) -> Vec<u8> {
     program
 }
 
-/// Where the last segment of a 64-bit ELF file ends that is loaded.
+/// The end of the last loaded segment of a 64-bit ELF file.
 fn loaded_end(elf: &[u8]) -> usize {
     let word = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().unwrap()) as usize;
     let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));

@@ -73,7 +73,7 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Of the hierarchy that this machine has the memory controller in.
+    /// Creates it in the hierarchy that has the memory controller on this machine.
     fn new(mebibytes: u64) -> Self {
         let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
         let parent = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };

@@ -47,7 +47,8 @@ fn content(layer: &str, name: &str) -> Vec<u8> {
     }
 }
 
-/// Which of the four files read as they should; an error has to be EIO, other bytes fail the test.
+/// Returns those of the four files that read correctly; an error has to be EIO, other bytes fail
+/// the test.
 fn readable(mountpoint: &Path) -> Vec<String> {
     let names = ["one/text", "one/noise", "two/text", "two/noise"];
     let right = names.into_iter().filter(|path| {

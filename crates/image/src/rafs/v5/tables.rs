@@ -22,7 +22,7 @@ pub(super) struct Tables<'a> {
     pub(super) digest: Algorithm,
     pub(super) codec: Codec,
     pub(super) blobs: Vec<BlobEntry>,
-    /// Where each inode is, in units of 8 bytes.
+    /// The place of each inode, in units of 8 bytes.
     pub(super) inodes: &'a [U32],
 }
 

@@ -68,7 +68,7 @@ struct Upload<'a> {
     reached: u64,
 }
 
-/// Where the bytes of a blob are.
+/// The place of a blob's bytes.
 #[derive(Debug)]
 enum Content {
     File(PathBuf),
@@ -83,13 +83,13 @@ enum Content {
 #[derive(Debug)]
 struct Passing {
     reader: BlobReader,
-    /// Where in the blob `piece` begins.
+    /// The offset of `piece` in the blob.
     start: u64,
     /// The piece read last, kept for a repetition.
     piece: Bytes,
 }
 
-/// Where an upload stands.
+/// The position of an upload.
 #[derive(Debug)]
 struct Position {
     location: Url,

@@ -99,7 +99,7 @@ struct StatTaskRequest {
 /// The scheduler's knowledge of a blob.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Task {
-    /// That were fetched from the registry.
+    /// The pieces that were fetched from the registry.
     #[prost(message, repeated, tag = "12")]
     pieces: Vec<Piece>,
     /// Downloads that have begun, also those that have ended.
@@ -118,7 +118,7 @@ struct Piece {
 /// The socket of a daemon.
 pub(super) struct Socket {
     path: PathBuf,
-    /// Where links are made.
+    /// The directory for links.
     links: PathBuf,
     channel: OnceLock<Channel>,
     health: Arc<Health>,

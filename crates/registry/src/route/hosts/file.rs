@@ -214,7 +214,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Where the API of the server is that `text`, the value of `key`, names.
+    /// Returns the root of the API of the server that `text`, the value of `key`, names.
     fn root(&self, key: &str, text: &str) -> Result<Url> {
         let address =
             if text.contains("://") { text.to_owned() } else { format!("https://{text}") };

@@ -35,7 +35,7 @@ use crate::{
     transport::tls::{self, Identity, Tls},
 };
 
-/// Where containerd and docker look.
+/// The directories that containerd and docker read.
 pub const DEFAULT_DIRECTORIES: &str = "/etc/containerd/certs.d:/etc/docker/certs.d";
 
 /// Biggest file that is read, in bytes. A bundle of all public authorities has a quarter of that.

@@ -13,7 +13,7 @@ use crate::{error::ReadError, sharing::workers::Priority, source::race::Answer};
 pub(super) const JOB: u64 = 1 << 20;
 
 thread_local! {
-    /// Of each worker thread.
+    /// One decoder for each worker thread.
     static DECODER: RefCell<Decoder> = RefCell::new(Decoder::new());
 }
 

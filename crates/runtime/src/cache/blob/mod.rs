@@ -251,7 +251,7 @@ impl CachedBlob {
         self.file.store().data()
     }
 
-    /// Where [`CachedBlob::file`] is.
+    /// The path of [`CachedBlob::file`].
     pub fn path(&self) -> PathBuf {
         self.file.store().data_path()
     }

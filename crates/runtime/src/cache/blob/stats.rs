@@ -36,7 +36,7 @@ pub struct BlobStats {
     pub chunks_suspect: u64,
     /// Chunks that were read back and checked.
     pub chunks_checked: u64,
-    /// Of these, the ones that were wrong: another process, or the disk, has changed them.
+    /// The wrong ones among these: another process, or the disk, has changed them.
     pub chunks_wrong: u64,
     /// Chunks that the image names.
     pub chunks_total: u64,

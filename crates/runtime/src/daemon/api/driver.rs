@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which kernel interface serves a mount.
+/// The kernel interface that serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverChoice {

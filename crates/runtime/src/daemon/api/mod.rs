@@ -72,7 +72,7 @@ pub struct MountRequest {
     pub asked: Option<String>,
     /// An absolute path to an existing directory.
     pub mountpoint: PathBuf,
-    /// Which driver.
+    /// The driver.
     #[serde(default)]
     pub driver: DriverChoice,
     /// `os/arch[/variant]`; this machine's when absent.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which image to fetch.
+/// A request to fetch a whole image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefetchRequest {

@@ -51,7 +51,7 @@ pub struct ScrubStep {
     pub bytes: u64,
     /// Those that were wrong. They are missing now, and fetched when they are read.
     pub wrong: Vec<ScrubbedChunk>,
-    /// Where the next step begins, if there is more of the blob.
+    /// The chunk at which the next step begins, if there is more of the blob.
     pub next: Option<usize>,
 }
 

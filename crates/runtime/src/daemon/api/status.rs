@@ -66,7 +66,7 @@ pub struct FailedReadStatus {
 /// The mirror's activity since the worker started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
-    /// Where it listens.
+    /// The address that it listens at.
     pub listen: SocketAddr,
     /// Questions that were answered without asking a registry.
     pub hits: u64,
@@ -149,7 +149,7 @@ pub struct DaemonStatus {
 /// The node's cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// Where it is.
+    /// Its directory.
     pub directory: PathBuf,
     /// Blobs that have a file in it.
     pub blobs: u64,
@@ -181,7 +181,7 @@ pub struct MountStatus {
     pub manifest_digest: Digest,
     /// Where.
     pub mountpoint: PathBuf,
-    /// Which driver: `fanotify`, `loop` or `fuse`.
+    /// The driver: `fanotify`, `loop` or `fuse`.
     pub driver: DriverChoice,
     /// Why this one.
     pub driver_reason: String,

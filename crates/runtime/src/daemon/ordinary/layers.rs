@@ -1,4 +1,4 @@
-//! Which layers of ordinary images containerd does not have to unpack.
+//! The layers of ordinary images that containerd does not have to unpack.
 
 use std::sync::Arc;
 

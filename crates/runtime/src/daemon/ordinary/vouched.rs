@@ -33,7 +33,7 @@ const UNKNOWN: Duration = Duration::from_secs(600);
 /// The same after an error: registries recover.
 const UNREACHABLE: Duration = Duration::from_secs(30);
 
-/// Of how many layers that is remembered.
+/// Limit of the layers for which that is remembered.
 const MOST_UNKNOWN: usize = 4096;
 
 /// An index of a layer that a trusted key has stated.
@@ -42,7 +42,7 @@ pub(super) struct VouchedLayer {
     pub(super) stated: StatedLayer,
     /// Bytes of the index.
     pub(super) size: u64,
-    /// Which has it.
+    /// The repository that has it.
     pub(super) repository: Arc<dyn Repository>,
 }
 

@@ -56,7 +56,7 @@ pub enum UnpackError {
     /// Another file of it contradicts the bootstrap.
     #[error("{blob}.blob.meta of the bootstrap layer contradicts the bootstrap: {source}")]
     Meta {
-        /// Which blob's.
+        /// The blob.
         blob: String,
         /// Where, and how.
         source: FormatError,

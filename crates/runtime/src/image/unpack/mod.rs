@@ -35,7 +35,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Bytes that are read and written at a time.
 const PIECE: usize = 256 << 10;
 
-/// Where converters put the bootstrap: since Nydus 2.0, and before.
+/// The bootstrap's names in the layer: since Nydus 2.0, and before.
 const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
 
 /// A bootstrap in a file, and the CI tables of version 2 that came with it.

@@ -75,7 +75,7 @@ pub enum AbiError {
     /// A read that ends behind the largest offset, or is larger than was agreed on.
     #[error("a read of {size} bytes at {offset}")]
     Range {
-        /// Where it begins.
+        /// Its offset.
         offset: u64,
         /// How long it is.
         size: u32,

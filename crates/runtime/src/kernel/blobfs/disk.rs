@@ -142,7 +142,7 @@ impl Disk {
         self.lock().as_ref().map(LoopDevice::number)
     }
 
-    /// Where its loop device is.
+    /// The path of its loop device.
     pub fn path(&self) -> Option<PathBuf> {
         self.lock().as_ref().map(LoopDevice::path)
     }

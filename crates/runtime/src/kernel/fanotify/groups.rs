@@ -55,7 +55,7 @@ const WANTED: u32 = 1024;
 /// Groups that one image has at most.
 const MOST: usize = 16;
 
-/// Where the kernel's limit is.
+/// The file with the kernel's limit.
 const LIMIT: &str = "/proc/sys/fs/fanotify/max_user_groups";
 
 /// Maximum number of groups reported by one wait.
@@ -69,7 +69,7 @@ pub(super) struct Groups {
     common: Arc<Channel>,
     table: Mutex<Table>,
     journal: Arc<Journal>,
-    /// Where all groups are waited for.
+    /// The descriptor to wait for all groups with.
     poll: OwnedFd,
     stop: OwnedFd,
     link: Arc<Link>,

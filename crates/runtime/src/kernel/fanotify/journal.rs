@@ -152,7 +152,7 @@ impl Journal {
     }
 }
 
-/// Where the fields of an event are. No process has numbers above the limit.
+/// Returns the place of an event's fields. No process has numbers above the limit.
 fn slot(number: RawFd) -> Option<usize> {
     let number = usize::try_from(number).ok()?;
     (1..DESCRIPTORS as usize).contains(&number).then_some(number * FIELDS)

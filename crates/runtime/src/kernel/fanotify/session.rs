@@ -122,7 +122,7 @@ pub(super) struct Watched {
     pub(super) watches: usize,
     /// The images that they are of, with their number.
     pub(super) images: HashMap<Digest, usize>,
-    /// Of these, the ones that are being made.
+    /// The watches whose mounts are being made.
     pub(super) mounting: usize,
     pub(super) marked: Option<Mark>,
     pub(super) completion: AbortHandle,

@@ -32,7 +32,7 @@ pub enum FuseError {
     /// The mount exists, but no thread can be started to serve it.
     #[error("starting a thread for {}: {error}", mountpoint.display())]
     Thread {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         #[source]
@@ -41,7 +41,7 @@ pub enum FuseError {
     /// The connection of an earlier process cannot be served.
     #[error("serving {} again: {error}", mountpoint.display())]
     Resume {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         #[source]
@@ -50,13 +50,13 @@ pub enum FuseError {
     /// The mount is in use, and stays.
     #[error("unmounting {}: {}", mountpoint.display(), io::Error::from(Errno::BUSY))]
     Busy {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
     },
     /// The mount could not be removed.
     #[error("unmounting {}: {error}", mountpoint.display())]
     Unmount {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         error: io::Error,

@@ -41,8 +41,8 @@ impl Shape {
     }
 }
 
-/// Where the number of the request is in its slot: after 4 bytes of length and 4 of opcode, see
-/// `struct fuse_in_header`.
+/// Place of the request's number in its slot: after 4 bytes of length and 4 of opcode, see `struct
+/// fuse_in_header`.
 const UNIQUE: usize = 1;
 
 /// See the module.

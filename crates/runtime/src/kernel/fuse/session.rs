@@ -56,10 +56,10 @@ pub struct Session {
     _held: [KeptDescriptor; 2],
 }
 
-/// Which mount is meant.
+/// The mount to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct MountTarget<'a> {
-    /// Where it is.
+    /// Its mountpoint.
     pub mountpoint: &'a Path,
     /// Identifies the mount to the keeper.
     pub key: &'a str,
@@ -214,7 +214,7 @@ impl Session {
         self.connection.caught_up()
     }
 
-    /// Where it is mounted.
+    /// The mountpoint.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }

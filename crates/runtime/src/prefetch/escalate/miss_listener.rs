@@ -37,7 +37,7 @@ struct Shared {
     news: Mutex<News>,
     /// Wakes up the escalation: something was missed, or something that it brought is used.
     arrived: Notify,
-    /// Of each blob, by position.
+    /// The chunks of each blob, by position.
     chunks: Vec<Chunks>,
     touched: AtomicUsize,
     missed: AtomicUsize,

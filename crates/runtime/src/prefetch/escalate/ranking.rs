@@ -28,7 +28,8 @@ const FILE_COST: f32 = 65536.0;
 /// Unforeseen misses in a scope after which the next scope is tried. The very first miss counts.
 const STRAYS: u32 = 2;
 
-/// Where to look for files. Each step requires misses that the previous scope did not foresee.
+/// The part of the image to take files from. Each step requires misses that the previous scope did
+/// not foresee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
     /// In directories in which something was missed.

@@ -41,10 +41,10 @@ pub(super) struct Elf {
     pub(super) interpreter: Option<Vec<u8>>,
     /// Names of libraries.
     pub(super) needed: Vec<Vec<u8>>,
-    /// Where to look for all libraries below it, if there is no [`Elf::runpath`]; colons between
-    /// directories.
+    /// The directories to search for all libraries below it, if there is no [`Elf::runpath`];
+    /// colons between directories.
     pub(super) rpath: Option<Vec<u8>>,
-    /// Where to look for its own libraries.
+    /// The directories to search for its own libraries.
     pub(super) runpath: Option<Vec<u8>>,
     /// Its processor, as `e_machine` has it.
     pub(super) machine: u16,
@@ -62,7 +62,7 @@ pub(super) enum Obstacle {
 }
 
 impl Parts {
-    /// Of a file of `size` bytes nothing is known.
+    /// Starts with nothing known of a file of `size` bytes.
     pub(super) fn new(size: u64) -> Self {
         Parts { size, known: Vec::new(), missing: Cell::new(None) }
     }

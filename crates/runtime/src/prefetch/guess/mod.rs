@@ -52,7 +52,7 @@ pub(crate) struct Piece {
     pub(crate) range: Range<u64>,
 }
 
-/// Where the guess gets the bytes of files from.
+/// The source of the files' bytes for the guess.
 #[async_trait]
 pub(crate) trait Content: Send + Sync {
     /// Reads `piece`, at most 128 KiB, waiting for its bytes; `None` on failure.

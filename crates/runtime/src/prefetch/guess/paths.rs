@@ -197,7 +197,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             .collect()
     }
 
-    /// Where `path` leads to from the directory `base`, and the path without links.
+    /// Resolves `path` from the directory `base`. Returns the inode, and the path without links.
     fn follow(&mut self, base: &[u8], path: &[u8]) -> Option<(Vec<u8>, InodeView)> {
         if self.is_spent() {
             return None;

@@ -145,12 +145,12 @@ impl Rig {
         Rig { directory, images, snapshotter }
     }
 
-    /// Where snapshots have their files.
+    /// The directory of the snapshots' files.
     fn root(&self) -> PathBuf {
         self.directory.path().join("snapshots")
     }
 
-    /// Where the image of a snapshot is mounted.
+    /// The mountpoint of a snapshot's image.
     fn place(&self, number: u64) -> PathBuf {
         self.directory.path().join(format!("lazy/{number}/fs"))
     }

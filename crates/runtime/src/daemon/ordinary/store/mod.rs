@@ -206,7 +206,7 @@ impl IndexStore {
         self.write(WRONG, index, b"")
     }
 
-    /// Where the stored bytes of a layer are while they are fetched from `place`.
+    /// The path of a layer's stored bytes while they are fetched from `place`.
     pub(super) fn spool(&self, place: &str, layer: &Digest) -> PathBuf {
         let key = Algorithm::Sha256.digest(format!("{place}\n{layer}").as_bytes());
         self.path(SPOOLS, &key)

@@ -12,7 +12,7 @@ use super::{
 /// Most bytes of a manifest.
 const MANIFEST: u64 = 64 << 10;
 
-/// Where it is, mostly the first or second file of the archive.
+/// Its name; it is mostly the first or second file of the archive.
 const NAME: &[u8] = b"META-INF/MANIFEST.MF";
 
 /// Bytes of the header that ZIP has before each file, and how it begins.

@@ -131,7 +131,7 @@ impl Reader<'_> {
     }
 
     fn object(&mut self, depth: usize) -> Option<Object> {
-        /// Of a type: later objects refer to this one.
+        /// A flag of a type: later objects refer to this one.
         const KEPT: u8 = 0x80;
         let depth = depth.checked_sub(1)?;
         self.left = self.left.checked_sub(1)?;

@@ -77,7 +77,7 @@ pub(in super::super) struct Script {
 /// A script and how it is started.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Started<'a> {
-    /// Where it is.
+    /// Its path.
     pub(in super::super) path: &'a [u8],
     /// The words after its name.
     pub(in super::super) arguments: &'a [Word],

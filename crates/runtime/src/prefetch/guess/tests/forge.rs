@@ -123,7 +123,7 @@ pub(super) struct Forged<'a> {
     pub(super) needed: &'a [&'a str],
     pub(super) rpath: &'a str,
     pub(super) runpath: &'a str,
-    /// Where a segment with code is; it need not be in the file.
+    /// The place of a segment with code; it need not be in the file.
     pub(super) code: Option<Range<u64>>,
 }
 

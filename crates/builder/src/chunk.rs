@@ -10,7 +10,7 @@ use lazuli_image::{BlobIndex, ChunkRef};
 /// Minimum size of a full batch in bytes: the amount that one hand-over between threads carries.
 const BATCH: usize = 1 << 20;
 
-/// Most chunks of a batch, for trees of tiny files.
+/// Maximum number of chunks of a batch, for trees of tiny files.
 const BATCH_CHUNKS: usize = 4096;
 
 /// Chunk numbers have 24 bits, and the last one is reserved.

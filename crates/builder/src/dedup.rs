@@ -13,7 +13,7 @@ use lazuli_image::Digest;
 
 use crate::dictionary::Dictionary;
 
-/// How often a thread that waits looks whether another one failed.
+/// Interval at which a waiting thread checks whether another one failed.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A chunk that differs from all others.

@@ -38,9 +38,9 @@ pub enum BuildError {
     TooMany {
         /// The kind of items counted.
         what: &'static str,
-        /// How many.
+        /// The number.
         count: u64,
-        /// How many there may be.
+        /// The maximum number.
         limit: u64,
     },
     /// An option is out of range.
@@ -128,7 +128,7 @@ pub enum SourceError {
     /// An image, taken as a layer, has a tree that is out of proportion.
     #[error("the paths of all its files have more than {limit} bytes")]
     Paths {
-        /// How many they may have.
+        /// The maximum number.
         limit: usize,
     },
     /// An image, taken as a layer, has a path that no layer can have.
@@ -142,7 +142,7 @@ pub enum SourceError {
     /// A recorded layer whose chunks are not all in the dictionary.
     #[error("{chunks} of its chunks are not in the dictionary")]
     NotStored {
-        /// How many.
+        /// The number.
         chunks: usize,
     },
 }

@@ -6,7 +6,7 @@ use lazuli_image::Codec;
 
 use crate::error::BuildError;
 
-/// Most blobs of an image, and so most layers.
+/// Maximum number of blobs of an image, and so of layers.
 pub(crate) const MAX_BLOBS: usize = 254;
 
 /// How to make an image.

@@ -25,7 +25,7 @@ impl Progress for () {
 pub struct Report {
     /// Layers.
     pub layers: usize,
-    /// How many of them were read. The others were read before.
+    /// The number of layers that were read now. The others were read before.
     pub read_layers: usize,
     /// Inodes in the tree; hard links count once.
     pub inodes: usize,
@@ -41,7 +41,7 @@ pub struct Report {
     pub stored_bytes: u64,
     /// Blobs of the image.
     pub blobs: usize,
-    /// How many of these were stored already.
+    /// The number of these blobs that were stored already.
     pub known_blobs: usize,
     /// Bytes of them as stored.
     pub known_bytes: u64,
@@ -49,6 +49,6 @@ pub struct Report {
     pub bootstrap_bytes: u64,
     /// Extended attributes dropped because Linux has no namespace for them.
     pub dropped_xattrs: u64,
-    /// How long it took.
+    /// The time that it took.
     pub elapsed: Duration,
 }

@@ -21,7 +21,7 @@ use crate::{Session, exit, path_context::PathContext as _};
 /// A daemon that finds its mounts again reads all of their metadata first; seconds on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often it is asked whether the daemon listens.
+/// Interval for checking whether the daemon listens.
 const STEP: Duration = Duration::from_millis(5);
 
 /// How long another daemon is left to its beginning or end before this command tries again.

@@ -36,7 +36,7 @@ impl Drop for Undo {
     }
 }
 
-/// Has a signal that ends the process do this first.
+/// Makes a signal that ends the process do this first.
 pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
     static CATCH: Once = Once::new();
     CATCH.call_once(|| drop(thread::spawn(catch)));
@@ -47,7 +47,7 @@ pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
     Undo(number)
 }
 
-/// Has a signal that ends the process remove this file or directory.
+/// Makes a signal that ends the process remove this file or directory.
 pub(crate) fn remove(path: &Path) -> Undo {
     let path: PathBuf = path.to_owned();
     undo(move || {

@@ -57,7 +57,7 @@ pub struct Part {
     pub size: u32,
 }
 
-/// Most bytes of a decoded unit; the format's limit for chunks, too.
+/// Maximum size of a decoded unit, in bytes; the format's limit for chunks, too.
 pub const MAX_UNIT: u32 = 16 << 20;
 
 impl Chunk {

@@ -42,9 +42,9 @@ pub enum Problem {
     TooMany {
         /// The kind of items counted.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         found: u64,
-        /// How many there may be.
+        /// The maximum number.
         limit: u64,
     },
     /// Structures, or chunks, that must lie apart claim the same bytes.

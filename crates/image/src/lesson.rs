@@ -31,13 +31,13 @@ use crate::{
 
 const MAGIC: &[u8] = b"lazuli trace 2\n";
 
-/// Most bytes of an encoded lesson: 64 KiB as base64, as of a trace.
+/// Maximum size of an encoded lesson, in bytes: 64 KiB as base64, as of a trace.
 pub const MAX_BYTES: usize = 48 << 10;
 
 /// Maximum number of parts. Those touched last are left out.
 pub const MAX_PARTS: usize = 8192;
 
-/// Most bytes of a path, as in Linux.
+/// Maximum size of a path in bytes, as in Linux.
 const MAX_PATH: u32 = 4096;
 
 /// Starts after which older ones begin to count less.

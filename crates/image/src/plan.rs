@@ -10,9 +10,9 @@ use crate::{Chunk, Stored};
 /// How a reader weighs bytes against requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planner {
-    /// Most stored bytes between two chunks that one request reads and throws away.
+    /// Maximum number of stored bytes between two chunks that one request reads and throws away.
     pub gap: u64,
-    /// Most stored bytes in one request, unless a single unit has more.
+    /// Maximum number of stored bytes in one request, unless a single unit has more.
     pub max_request: u64,
 }
 

@@ -15,7 +15,7 @@ use zerocopy::{
 
 use crate::{Algorithm, Digest, FormatError, Stored};
 
-/// Most bytes of a window: deflate reaches no further back.
+/// Maximum size of a window, in bytes: deflate reaches no further back.
 pub const MAX_WINDOW: usize = 32 << 10;
 
 const MAGIC: [u8; 16] = *b"lazuli points 1\0";

@@ -33,14 +33,14 @@ use crate::{
 
 const MAGIC: &[u8] = b"lazuli trace 1\n";
 
-/// Most bytes of an encoded trace: 64 KiB as base64, which fits into an annotation of a manifest
-/// several times over. Starts of real images need 0.2 to 4 KiB.
+/// Maximum size of an encoded trace, in bytes: 64 KiB as base64, which fits into an annotation of a
+/// manifest several times over. Starts of real images need 0.2 to 4 KiB.
 pub const MAX_BYTES: usize = 48 << 10;
 
-/// Most chunks of a trace. At 1 MiB each that is 64 GiB.
+/// Maximum number of chunks of a trace. At 1 MiB each that is 64 GiB.
 pub const MAX_TOUCHES: usize = 1 << 16;
 
-/// Most blobs of an image, as the format counts them.
+/// Maximum number of blobs of an image, as the format counts them.
 const MAX_BLOBS: u32 = 255;
 
 /// Chunk numbers have 24 bits.

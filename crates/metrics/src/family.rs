@@ -16,7 +16,7 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
-    /// How often something took how long.
+    /// The distribution of durations.
     Histogram,
     /// Constant information, as labels.
     Info,
@@ -57,7 +57,7 @@ pub enum Value {
     Histogram {
         /// The buckets.
         buckets: Vec<(f64, u64)>,
-        /// How many there are.
+        /// Their number.
         count: u64,
         /// All of them together.
         sum: f64,

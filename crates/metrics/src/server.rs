@@ -38,11 +38,11 @@ pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
 /// old connection is stuck or hostile.
 const CONNECTIONS: usize = 64;
 
-/// How long a connection may take from its beginning to the last byte of its answer. Prometheus
-/// waits no longer by default.
+/// Time limit for a connection from its beginning to the last byte of its answer. Prometheus waits
+/// no longer by default.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// How long the head of a request may take.
+/// Time limit for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
 
 /// Largest head of a request, in bytes; the least that the HTTP library takes.

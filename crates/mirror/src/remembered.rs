@@ -26,7 +26,7 @@ use crate::{files, seal::Seal, sessions::Session};
 const MOST: usize = 4096;
 const MOST_BYTES: u64 = 32 << 20;
 
-/// How often it is looked whether there are more.
+/// The number of answers after which the directory is checked again.
 const LOOK_EVERY: u64 = 64;
 
 /// How long the time of a file may lag behind: a pull need not write for each question.

@@ -25,7 +25,7 @@ use crate::{
 /// Path of the policy, unless the configuration names another.
 pub const DEFAULT_PATH: &str = "/etc/lazuli/policy.toml";
 
-/// How long a search for signatures may take.
+/// Time limit for a search for signatures.
 pub(crate) const SEARCH_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why an image may not run.

@@ -21,7 +21,7 @@ const DOCUMENT: &str = "statement";
 /// Types of statements that are read; the first is written.
 const TYPES: [&str; 2] = ["https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"];
 
-/// Most subjects of one statement.
+/// Maximum number of subjects of one statement.
 const SUBJECTS: usize = 256;
 
 /// The empty predicate of cosign's image signatures. Other predicates describe an image without

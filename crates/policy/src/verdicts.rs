@@ -18,7 +18,7 @@ use lazuli_image::{Algorithm, Digest};
 
 use crate::name::Asked;
 
-/// Most verdicts that are kept. A node has some hundred images.
+/// Maximum number of verdicts that are kept. A node has some hundred images.
 const KEPT: usize = 16_384;
 
 /// The verdicts of one policy.

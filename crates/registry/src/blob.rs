@@ -34,7 +34,7 @@ pub enum Growth {
 pub struct Growing {
     /// The file.
     pub file: PathBuf,
-    /// How far it is.
+    /// Its progress.
     pub growth: watch::Receiver<Growth>,
 }
 

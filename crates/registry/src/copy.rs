@@ -30,7 +30,7 @@ use crate::{
 /// few enough for any registry.
 const AT_ONCE: usize = 4;
 
-/// Most bytes of manifests that belong to one image, referrers included. Each has a few hundred
+/// Maximum size of all manifests of one image, referrers included, in bytes. Each has a few hundred
 /// bytes, or a few kB.
 const LIMIT: u64 = 64 << 20;
 
@@ -69,7 +69,7 @@ pub struct Copied {
 /// Blobs and manifests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How many.
+    /// The number.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,

@@ -89,12 +89,12 @@ impl<F: Future> Attempts<F> {
         number
     }
 
-    /// Has [`Event::Late`] happen after `time`.
+    /// Makes [`Event::Late`] happen after `time`.
     pub fn look_after(&mut self, number: usize, time: Duration, lateness: Lateness) {
         self.waits.push(Wait::Late(number, lateness, Box::pin(sleep(time))));
     }
 
-    /// Has [`Event::Resume`] happen at a moment.
+    /// Makes [`Event::Resume`] happen at a moment.
     pub fn resume_at(&mut self, moment: Instant) {
         self.waits.push(Wait::Pause(Box::pin(sleep_until(moment))));
     }

@@ -11,7 +11,7 @@ use rustix::mm::{Advice, madvise};
 /// `__NR_cachestat`, the same on all architectures; Linux 6.5 and later.
 const CACHESTAT: libc::c_long = 451;
 
-/// How many pages of a part of `file` the page cache holds, see cachestat(2).
+/// Returns the number of pages of a part of `file` that the page cache holds, see cachestat(2).
 pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
     if range.is_empty() {
         return Ok(0);
@@ -29,8 +29,8 @@ pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> 
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(counts[0]) }
 }
 
-/// How many pages of a part of `file` the page cache holds and shows, see mincore(2): not those
-/// that are being read at this moment. Needs to own the file, or CAP_FOWNER.
+/// Returns the number of pages of a part of `file` that the page cache holds and shows, see
+/// mincore(2): not those that are being read at this moment. Needs to own the file, or CAP_FOWNER.
 pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
     let (start, len) = (range.start, range.end.saturating_sub(range.start));
     let len = usize::try_from(len).map_err(io::Error::other)?;

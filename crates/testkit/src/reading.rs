@@ -70,7 +70,7 @@ pub enum Report {
     Wrong {
         /// The access.
         access: Access,
-        /// How many.
+        /// The wrong bytes.
         wrong: Wrong,
     },
     /// It got an error.
@@ -105,7 +105,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// How long it took.
+    /// The time that it took.
     pub fn took(&self) -> Duration {
         Duration::from_micros(self.ended.saturating_sub(self.began))
     }

@@ -42,7 +42,7 @@ use crate::{
     report::Progress, scratch::Scratch,
 };
 
-/// Most layers of an image that can be indexed: each may need two blobs.
+/// Maximum number of layers of an image that can be indexed: each may need two blobs.
 const MAX_LAYERS: usize = 127;
 
 /// The index of an image.

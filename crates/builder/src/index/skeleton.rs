@@ -7,8 +7,8 @@ use lazuli_image::{Algorithm, Chunk, Digest, rafs::ReadIndex};
 
 use crate::error::SourceError;
 
-/// Most bytes of a skeleton before compression. Headers and padding take a kilobyte for each file;
-/// more than this is left out of the index.
+/// Maximum size of a skeleton before compression, in bytes. Headers and padding take a kilobyte for
+/// each file; more than this is left out of the index.
 const LIMIT: u64 = 1 << 30;
 
 /// Headers and padding differ little: higher levels save a hundredth of the index.

@@ -18,7 +18,7 @@ use crate::{
     error::{BuildError, OverlayProblem},
 };
 
-/// Most symbolic links on one path, as in Linux.
+/// Maximum number of symbolic links on one path, as in Linux.
 const MAX_LINKS: u32 = 40;
 
 /// The tree of the layers applied so far.

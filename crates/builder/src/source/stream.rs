@@ -38,7 +38,7 @@ impl Allowance {
         Allowance { declared: stored_size, stored: Rc::default() }
     }
 
-    /// Most bytes that the layer may unpack to.
+    /// Maximum number of bytes that the layer may unpack to.
     pub(crate) fn limit(&self) -> u64 {
         let stored = self.declared.max(self.stored.get());
         stored.saturating_mul(EXPANSION).saturating_add(FREE_EXPANSION)

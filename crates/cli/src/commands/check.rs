@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// Most differences that are listed.
+/// Maximum number of differences that are listed.
 const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {

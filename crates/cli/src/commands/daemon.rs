@@ -135,7 +135,7 @@ fn take_over(session: &Session, readers: Readers) -> Result<()> {
     Ok(())
 }
 
-/// How long answers to containerd may take to end when another worker takes over.
+/// Time limit for answers to containerd in progress when another worker takes over.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Runs a worker's helper, which gets its orders at standard input.

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// How often the daemon is asked how far it is.
+/// Interval for asking the daemon for its progress.
 const STEP: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {

@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
 /// Requests at a time. Seed peers take several pieces of each at the same time.
 const REQUESTS: usize = 4;
 
-/// Most bytes of one request for a part of a blob: they are in memory for a moment.
+/// Maximum size of one request for a part of a blob, in bytes: they are in memory for a moment.
 const PART: u64 = 16 << 20;
 
 /// A blob, or a part of it.

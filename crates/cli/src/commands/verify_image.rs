@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// Most bytes of a descriptor. They have some hundred, with annotations a few thousand.
+/// Maximum size of a descriptor, in bytes. They have some hundred, with annotations a few thousand.
 const DESCRIPTOR_LIMIT: u64 = 64 << 10;
 
 /// Command lines of containerd: the verb is in the program's name, and options have one dash.

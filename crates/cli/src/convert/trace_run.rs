@@ -30,7 +30,7 @@ use crate::{
     path_context::PathContext as _,
 };
 
-/// How often to check whether the start is over.
+/// Interval for checking whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
 
 /// Time for the command to end after SIGTERM. Its result is discarded anyway.

@@ -34,7 +34,7 @@ const PLANNER: Planner = Planner { gap: 64 << 10, max_request: WINDOW };
 /// Concurrent requests: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
 
-/// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for
+/// Number of retries after a transient failure. The waits between them add up to 6 s, as for
 /// pushes.
 const RETRIES: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);

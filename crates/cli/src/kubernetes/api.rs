@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{condition::Node, events::Event, text::plain};
 use crate::bounded_file;
 
-/// How long a request may take, its answer included.
+/// Time limit for a request, its answer included.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Biggest answer in bytes. An object has at most 1.5 MiB in etcd.

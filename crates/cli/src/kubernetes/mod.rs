@@ -16,7 +16,7 @@ use anyhow::Result;
 
 use self::{api::ApiServer, condition::Condition, events::Events, observe::observe};
 
-/// How often it looks: as often as the pod's readiness probe.
+/// Interval between looks, the same as that of the pod's readiness probe.
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// A node and its reports.

@@ -7,7 +7,7 @@ use lazuli_runtime::daemon::Status;
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{io::AsyncReadExt as _, process::Command, time::timeout};
 
-/// How long an answer may take. `doctor` itself gives each process that it asks some seconds.
+/// Time limit for an answer. `doctor` itself gives each process that it asks some seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Biggest answer in bytes. `status` has about 2 KiB for each mount.

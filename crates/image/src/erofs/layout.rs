@@ -23,7 +23,8 @@ pub const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 pub const DEVICE_SLOT_SIZE: u64 = 128;
 /// The device table follows both superblocks: slot 11, byte 1408.
 pub const DEVICE_SLOT: u16 = 11;
-/// Most devices of an image: chunk indexes have 8 bits for `blob + 1`, and 255 stays unused.
+/// Maximum number of devices of an image: chunk indexes have 8 bits for `blob + 1`, and 255 stays
+/// unused.
 pub const MAX_DEVICES: usize = 254;
 /// Unit of inode numbers ("nid"), in bytes.
 pub const INODE_SLOT: u64 = 32;

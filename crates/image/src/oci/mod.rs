@@ -37,7 +37,8 @@ pub fn chain_ids(diff_ids: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
     chain
 }
 
-/// Most bytes of a manifest, an index or a configuration. Registries accept 4 MiB and no more.
+/// Maximum size of a manifest, an index or a configuration, in bytes. Registries accept 4 MiB and
+/// no more.
 pub const MAX_DOCUMENT: usize = 4 << 20;
 
 /// Media types.

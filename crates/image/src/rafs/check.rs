@@ -32,7 +32,7 @@ pub struct Summary {
     pub chunks: u64,
 }
 
-/// How many names lead to an inode, and how many it claims, by nid.
+/// The number of names that lead to an inode, and the number that it claims, by nid.
 type Links = HashMap<Nid, Link>;
 
 struct Link {

@@ -86,7 +86,7 @@ impl<'a> CiTable<'a> {
         Some(CiTable { entries, units, is_v2 })
     }
 
-    /// How many units it describes.
+    /// The number of units that it describes.
     pub(super) fn unit_count(&self) -> u64 {
         match self.units {
             Units::Batches(batches) => batches.len() as u64 / CI_UNIT_SIZE,

@@ -16,8 +16,8 @@ pub const EXTENDED_OFFSET: u64 = 1152;
 pub const DEVICE_TABLE_OFFSET: u64 = 1408;
 /// Smallest and largest chunk size of an image, in bytes. A CI entry has 24 bits for a size.
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 0x1000..=0x100_0000;
-/// Most chunks in a blob: a chunk index has 24 bits for the number, and the last value stays
-/// unused.
+/// Maximum number of chunks in a blob: a chunk index has 24 bits for the number, and the last value
+/// stays unused.
 pub const MAX_CHUNKS: u32 = 0xff_ffff;
 /// Maximum number of chunks over all blobs of an image. A limit of readers' memory, not of the
 /// format.
@@ -249,7 +249,7 @@ pub struct Context {
     pub window_size: U32,
     /// The byte before the first.
     pub before: u8,
-    /// How many of its upper bits belong to the piece.
+    /// The number of its upper bits that belong to the piece.
     pub bits: u8,
     /// Zero.
     pub reserved: [u8; 2],

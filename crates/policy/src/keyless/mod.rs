@@ -16,7 +16,7 @@ use crate::{
     evidence::Certified,
 };
 
-/// Most bytes of a trusted root. That of the public instance has 7 kB.
+/// Maximum size of a trusted root, in bytes. That of the public instance has 7 kB.
 pub(crate) const LIMIT: usize = 1 << 20;
 
 const DOCUMENT: &str = "Sigstore bundle";

@@ -17,10 +17,10 @@ use crate::{
     program::Program,
 };
 
-/// Most keys of one rule.
+/// Maximum number of keys of one rule.
 const KEYS: usize = 64;
 
-/// How long a verifier program may take, as containerd's default.
+/// Time limit for a verifier program, as containerd's default.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a whole file of at most the given number of bytes.

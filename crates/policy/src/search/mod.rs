@@ -31,7 +31,7 @@ use crate::{
 /// Most requests for one image.
 const REQUESTS: usize = 128;
 
-/// Most failures that an error lists.
+/// Maximum number of failures that an error lists.
 const FAILURES: usize = 3;
 
 type Answer = (String, Result<Found, RegistryError>);

@@ -16,7 +16,7 @@ use crate::{
 
 const DOCUMENT: &str = "manifest of signatures";
 
-/// Most bytes of such a manifest: what registries accept.
+/// Maximum size of such a manifest, in bytes: what registries accept.
 const LIMIT: usize = lazuli_image::oci::MAX_DOCUMENT;
 
 /// A simple signing payload and its signature.

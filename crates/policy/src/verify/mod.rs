@@ -17,7 +17,7 @@ use crate::{
     statement,
 };
 
-/// Most reasons that an error lists.
+/// Maximum number of reasons that an error lists.
 const REASONS: usize = 6;
 
 /// An image that may run under a name. Serving an image takes one; only [`verify`] makes it of

@@ -127,8 +127,8 @@ pub(crate) async fn read(
     exactly(client, response, start..end, &object, arrived).await
 }
 
-/// How many bytes the blob `digest` has. Asked with a read of one byte: signed storage behind a
-/// redirect refuses HEAD.
+/// Returns the size of the blob `digest` in bytes. Reads one byte to learn it: signed storage
+/// behind a redirect refuses HEAD.
 pub(crate) async fn size(
     client: &Client,
     locations: &Locations,

@@ -27,7 +27,7 @@ pub struct Options {
     pub plain_http: bool,
     /// The files to read credentials from, see [`credentials::default_files`].
     pub credential_files: Vec<PathBuf>,
-    /// How long to wait.
+    /// Time limits.
     pub timeouts: Timeouts,
     /// Servers that are asked before those of `hosts` and the registry itself.
     pub mirrors: Mirrors,

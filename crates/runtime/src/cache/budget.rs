@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{sharing::Account, sync::lock};
 
-/// How often the cache is measured, at least.
+/// Maximum interval between measurements of the cache.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// When the budget is exceeded, it is brought to this part below it, so that not every chunk costs

@@ -30,15 +30,14 @@ use crate::{
     sync::lock,
 };
 
-/// How long the kernel may take to take an unused file system down; milliseconds in
-/// practice.
+/// Time limit for the kernel to remove an unused file system; milliseconds in practice.
 const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
 
-/// How long it may take if the helper is known to be about it: the kernel forgets a million names
-/// in a second.
+/// The same if the helper is known to be removing it: the kernel forgets a million names in a
+/// second.
 const RELEASE: Duration = Duration::from_secs(30);
 
-/// How often file systems that outlive their mounts are looked after.
+/// Interval for checking file systems that outlive their mounts.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The state from which another worker can serve a file system.

@@ -19,9 +19,9 @@ const LOOK: Duration = Duration::from_secs(2);
 const REMOVAL: Duration = Duration::from_secs(2);
 
 impl Images {
-    /// Has everything of an image go that nothing else uses: containerd has removed it. Waits for
-    /// that, for a while: a kubelet that is short of disk measures right after it has removed images,
-    /// and evicts pods if that was not enough.
+    /// Removes everything of an image that nothing else uses: containerd has removed the image.
+    /// Waits for that, for a while: a kubelet that is short of disk measures right after it has
+    /// removed images, and evicts pods if that was not enough.
     pub async fn removed(&self, manifest: Digest) {
         let (node, images) = (self.0.clone(), self.0.root.join("images"));
         let marked = tokio::task::spawn_blocking(move || removed::mark(&images, &manifest)).await;

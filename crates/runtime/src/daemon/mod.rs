@@ -142,7 +142,7 @@ pub struct Settings {
     pub policy: Option<PathBuf>,
 }
 
-/// How long requests of clients may take that are under way when another worker takes over.
+/// Time limit for clients' requests in progress when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);
 
 /// The journal of the previous worker, and its unanswered events.

@@ -135,7 +135,7 @@ impl MountTable {
         meant.map(|(_, mount)| mount.record.request.name().to_owned()).collect()
     }
 
-    /// How many mounts each driver serves, by its number.
+    /// The number of mounts that each driver serves, by its number.
     pub(super) async fn by_driver(&self) -> [u64; Driver::ALL.len()] {
         let mut count = [0; Driver::ALL.len()];
         for (_, mount) in mounted(&*self.mounts.lock().await) {

@@ -21,7 +21,7 @@ pub(super) struct Pins {
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     now: HashMap<Digest, usize>,
-    /// How many there have been.
+    /// The number of pins there have ever been.
     pub(super) ever: u64,
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Read {
     pub(super) requests: u64,
 }
 
-/// Most bytes of the index of a layer that are held in memory.
+/// Maximum size of a layer's index that is held in memory, in bytes.
 const INDEX_LIMIT: u64 = 512 << 20;
 
 /// Tables of a blob, from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].

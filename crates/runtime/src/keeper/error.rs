@@ -4,8 +4,8 @@ use std::{io, path::PathBuf};
 
 use crate::path_error::PathError;
 
-/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
-/// one below the root is `/images/<64 digits>/bootstrap`.
+/// Maximum size of a root directory's path, in bytes. fsconfig(2) takes strings of 255 bytes, and
+/// the longest one below the root is `/images/<64 digits>/bootstrap`.
 pub(super) const ROOT_LIMIT: usize = 255 - 82;
 
 /// How a keeper ended.

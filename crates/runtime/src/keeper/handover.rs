@@ -16,7 +16,7 @@ use super::{
     wire::{Channel, Kind, Message, unexpected},
 };
 
-/// How long the old keeper may take to end its worker, clients' requests included.
+/// Time limit for the old keeper to end its worker, clients' requests included.
 pub(super) const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 
 /// Silence of the successor after which the old keeper resumes: the time limits of a whole

@@ -25,7 +25,7 @@ impl Restarts {
         self.due
     }
 
-    /// Has the next worker start without a pause.
+    /// Makes the next worker start without a pause.
     pub(super) fn start_now(&mut self) {
         self.due = Some(Instant::now());
     }

@@ -42,7 +42,7 @@ const CLIENT_LIMIT: Duration = Duration::from_millis(100);
 /// Quiet time after which the keeper releases memory.
 const REST: Duration = Duration::from_millis(50);
 
-/// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
+/// Time limit for a worker to end; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Holds descriptors for workers, and runs one worker at a time.

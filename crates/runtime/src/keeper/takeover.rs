@@ -33,7 +33,7 @@ use super::{
 };
 use crate::path_error::At as _;
 
-/// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
+/// Time limit for the new worker to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a takeover failed. The old daemon continues.

@@ -16,13 +16,14 @@ pub fn forget(file: &File, range: &Range<u64>) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, range.start, len, Advice::DontNeed)?)
 }
 
-/// How many pages of `range` are in memory and can be read there; not those that are just being
-/// read from the file below.
+/// Returns the number of pages of `range` that are in memory and can be read there; not those that
+/// are just being read from the file below.
 pub fn visible(file: &File, range: &Range<u64>) -> io::Result<u64> {
     lazuli_sys::resident::visible_pages(file.as_fd(), range.clone())
 }
 
-/// How many pages of `range` are in memory, also those that are just being read.
+/// Returns the number of pages of `range` that are in memory, including those that are just being
+/// read.
 pub fn count(file: &File, range: &Range<u64>) -> io::Result<u64> {
     lazuli_sys::resident::cached_pages(file.as_fd(), range.clone())
 }

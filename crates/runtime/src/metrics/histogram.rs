@@ -1,4 +1,4 @@
-//! How often something took how long.
+//! Distributions of durations.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -80,7 +80,7 @@ impl Recorder {
         gone: impl Fn() -> bool,
         waits: impl Fn() -> bool,
     ) -> Option<Recorded> {
-        /// How often it is looked whether the image is gone.
+        /// Interval for checking whether the image is gone.
         const STEP: Duration = Duration::from_millis(200);
         loop {
             let first = {

@@ -51,7 +51,7 @@ struct State {
     background: u64,
     /// No account is without anything.
     shares: HashMap<Account, Share>,
-    /// How many ever came.
+    /// The number of claims so far.
     came: u64,
 }
 

@@ -140,7 +140,7 @@ impl fmt::Debug for EarlyBytes {
 }
 
 impl EarlyBytes {
-    /// How many of its parts begin in the range: no part counts for two ranges.
+    /// The number of its parts that begin in the range: no part counts for two ranges.
     pub(crate) fn requests(&self) -> usize {
         self.parts.iter().filter(|(part, _)| self.range.contains(&part.start)).count()
     }

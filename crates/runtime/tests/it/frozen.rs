@@ -30,7 +30,7 @@ const OTHERS: usize = 24;
 /// idle on a quick machine.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// How many readers are frozen, one after the other, where a test has a long form.
+/// The number of readers that are frozen, one after the other, where a test has a long form.
 fn readers() -> u32 {
     if std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1") { 30 } else { 1 }
 }

@@ -117,7 +117,7 @@ impl Node {
         self.read(move |path| sample.compare(path)).await;
     }
 
-    /// Has the kernel read everything anew.
+    /// Makes the kernel read everything again.
     async fn drop_pages(&self) {
         self.read(|path| {
             for entry in fs::read_dir(path).unwrap() {

@@ -14,7 +14,7 @@ use crate::{
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
-/// How often it is looked whether a removed snapshot is still mounted somewhere: shims take seconds
+/// Interval for checking whether a removed snapshot is still mounted somewhere: shims take seconds
 /// to end.
 const HELD: Duration = Duration::from_secs(2);
 

@@ -29,7 +29,7 @@ use rustix::fs::{Advice, fadvise};
 const PIECE: u64 = 128 << 10;
 /// Files that stay open: far below the 1024 descriptors that a process gets without asking.
 const OPEN: u64 = 500;
-/// How often totals are reported.
+/// Interval for reporting totals.
 const TOTALS: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {

@@ -105,7 +105,7 @@ pub struct Stats {
     pub bytes: u64,
     /// Connections accepted.
     pub connections: u64,
-    /// Most requests that were in the registry at the same time.
+    /// Maximum number of requests that were in the registry at the same time.
     pub max_concurrency: u64,
     /// Requests for the root of the API, which clients send only to open a connection. They are
     /// counted and logged nowhere else, and have no faults.

@@ -32,7 +32,8 @@ const MAX_EXTENSION: u64 = 1 << 20;
 /// every member.
 const MAX_GLOBAL: u64 = 64 << 10;
 
-/// Most members of one archive: 4 Mi, ten times the largest images known, about 1 GiB of memory.
+/// Maximum number of members of one archive: 4 Mi, ten times the largest images known, about 1 GiB
+/// of memory.
 const MAX_MEMBERS: u64 = 4 << 20;
 
 /// A tar archive, read sequentially.

@@ -11,8 +11,8 @@ pub(super) struct Segment {
     pub(super) length: u64,
 }
 
-/// Most segments that a map may have: 1 Mi, or 16 MiB of memory. A file with a hole in every
-/// other block reaches it at 8 GiB.
+/// Maximum number of segments that a map may have: 1 Mi, or 16 MiB of memory. A file with a hole in
+/// every other block reaches it at 8 GiB.
 pub(super) const MAX_SEGMENTS: usize = 1 << 20;
 
 /// Bytes of one segment in an old GNU header.

@@ -32,7 +32,7 @@ const LARGE: (u64, u64) = (6, 1 << 20);
 /// Processes that the readers are threads of.
 const PROCESSES: usize = 10;
 
-/// How much of everything.
+/// The scale of the test.
 #[derive(Clone, Copy)]
 struct Scale {
     images: u64,
@@ -84,7 +84,7 @@ impl Cgroup {
         Cgroup { path, unified }
     }
 
-    /// How often the kernel killed something in it.
+    /// The number of processes in it that the kernel killed.
     fn kills(&self) -> u64 {
         let file = if self.unified { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.path.join(file)).unwrap();

@@ -317,7 +317,7 @@ fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Has something downloaded.
+/// Requests a download.
 async fn run(channel: Channel, download: Download) -> Result<(), Status> {
     const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
     let mut client = Grpc::new(channel);

@@ -59,7 +59,7 @@ pub(super) struct BlobFile {
 pub(super) struct FileState {
     /// After the last change of ours. Other times mean that another process has changed the file.
     times: Times,
-    /// How often something that was ready stopped being so.
+    /// The number of times that ready chunks stopped being so.
     doubts: u64,
 }
 
@@ -103,7 +103,7 @@ impl BlobFile {
         lock(&self.state)
     }
 
-    /// Has the next flush begin at once.
+    /// Makes the next flush begin at once.
     pub(super) fn flush_now(&self) {
         self.flush_now.notify_one();
     }

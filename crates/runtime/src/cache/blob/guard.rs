@@ -111,7 +111,7 @@ impl CachedBlob {
         self.guarded.has_guards.load(Ordering::Acquire)
     }
 
-    /// Has the kernel ask again about a file that was complete. Blocks.
+    /// Makes the kernel send events again for a file that was complete. Blocks.
     pub(in crate::cache) fn rearm(&self, hold: Hold) -> io::Result<()> {
         let guarded = &self.guarded;
         let holds = hold == Hold::UntilReleased;

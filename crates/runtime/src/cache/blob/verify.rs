@@ -27,8 +27,8 @@ use crate::{error::ReadError, metrics::Origin, sharing::workers::Priority};
 /// Pause before chunks are checked in the background: work at the daemon's start goes first.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a chunk is read back while another process keeps changing the file. Then it counts as
-/// wrong.
+/// The number of times that a chunk is read back while another process keeps changing the file.
+/// Then it counts as wrong.
 const ATTEMPTS: usize = 3;
 
 impl CachedBlob {

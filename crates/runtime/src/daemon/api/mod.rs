@@ -84,8 +84,8 @@ pub struct MountRequest {
     /// Ordinary layers on top of the lazy ones are the client's matter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base: bool,
-    /// How many layers of an ordinary image, from the lowest on, are shown as they are, for
-    /// containerd.
+    /// The number of layers of an ordinary image, from the lowest on, that are shown unconverted,
+    /// for containerd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
     /// Set-user-id programs and file capabilities of the image have no effect.

@@ -16,7 +16,7 @@ pub struct PrefetchRequest {
     pub plain_http: bool,
 }
 
-/// How far it is.
+/// The progress of a prefetch.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct PrefetchStatus {
     /// Bytes of the chunks present, as stored.

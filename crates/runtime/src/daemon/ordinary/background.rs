@@ -15,7 +15,7 @@ use crate::cache::Cache;
 /// The lowest priority of a thread. The kernel's schedulers for disks go by it, too.
 const LOWEST: i32 = 19;
 
-/// How often it is looked whether readers still wait.
+/// Interval for checking whether readers still wait.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest pause for readers before a little more is read: some may always wait.

@@ -1,4 +1,4 @@
-//! Has the layers of an image pulled that have no index.
+//! Starts pulls of an image's layers that have no index.
 
 use std::{sync::Arc, time::Instant};
 

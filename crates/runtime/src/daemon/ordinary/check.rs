@@ -94,8 +94,8 @@ fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<b
 }
 
 impl Node {
-    /// Has reads of adopted images fail that indexes lead to which an earlier worker found wrong,
-    /// and returns these indexes. To be called before any reader is answered.
+    /// Makes reads of adopted images fail if an earlier worker found their indexes wrong, and
+    /// returns these indexes. Must be called before any reader is answered.
     pub(in crate::daemon) async fn refuse_wrong(&self) -> Vec<Digest> {
         let mut wrong = Vec::new();
         for image in self.images.all().await {
@@ -115,7 +115,7 @@ impl Node {
         wrong
     }
 
-    /// Has reads of everything fail that this index leads to.
+    /// Makes all reads fail that this index leads to.
     async fn condemn(&self, index: &Digest) {
         for (mountpoint, image) in self.mounts.served().await {
             let Some(blob) = image.blob_of_index(index) else { continue };

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::daemon::{DaemonError, api::MountRequest, node::Node};
 
-/// Most bytes of the index of one layer.
+/// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
 
 /// How long it is waited for signatures and indexes before layers are pulled.

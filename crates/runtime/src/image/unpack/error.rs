@@ -47,7 +47,7 @@ pub enum UnpackError {
     TooManyChunks {
         /// Its chunks.
         count: u64,
-        /// How many it might have.
+        /// The maximum number.
         left: u64,
     },
     /// Not a valid bootstrap.

@@ -20,7 +20,7 @@ const HEADER: usize = 40;
 /// The node number of the root directory.
 pub const ROOT: u64 = 1;
 
-/// Most bytes of one read: 256 pages, which is as much as the kernel ever asks for.
+/// Maximum size of one read, in bytes: 256 pages, the kernel's largest request.
 pub const MOST: u32 = 1 << 20;
 
 /// Seconds for which the kernel may cache attributes and names, which never change.
@@ -77,7 +77,7 @@ pub enum AbiError {
     Range {
         /// Its offset.
         offset: u64,
-        /// How long it is.
+        /// Its size in bytes.
         size: u32,
     },
     /// A name without an end.

@@ -178,7 +178,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Has the kernel ask again, when this returns for every read. Blocks.
+    /// Makes the kernel ask again, for every read after this returns. Blocks.
     fn ask_again(&self) -> io::Result<()> {
         let device = self.lock();
         let Some(device) = &*device else { return Ok(()) };

@@ -162,7 +162,7 @@ impl Session {
     }
 }
 
-/// Has the keeper hold the journal and the connection, in this order.
+/// Makes the keeper hold the journal and the connection, in this order.
 fn hold(
     link: &Arc<Link>,
     device: File,

@@ -24,7 +24,7 @@ use std::{
 use lazuli_sys::shared::Shared;
 use tracing::debug;
 
-/// How many requests a journal holds, and how long they may be. A driver never changes its own: the
+/// The number of requests in a journal, and their maximum size. A driver never changes its own: the
 /// next version has to find the slots of this one.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernel) struct Shape {

@@ -95,7 +95,7 @@ impl Left {
         Some(Left { connection, journal })
     }
 
-    /// Has the keeper let go of everything that belongs to the mount `key`.
+    /// Makes the keeper release everything that belongs to the mount `key`.
     pub fn release(link: &Link, key: &str) {
         link.release(&connection_name(key));
         link.release(&journal_name(key));

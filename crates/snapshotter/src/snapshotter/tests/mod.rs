@@ -27,7 +27,7 @@ const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
 struct FakeImages {
     mounted: Mutex<BTreeMap<PathBuf, Image>>,
     removed: Mutex<Vec<String>>,
-    /// How often a registry was asked.
+    /// The number of times that a registry was asked.
     checks: AtomicUsize,
     /// Keeps the registry from answering.
     slow: tokio::sync::Mutex<()>,

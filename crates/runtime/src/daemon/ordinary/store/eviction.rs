@@ -111,7 +111,7 @@ mod tests {
         Algorithm::Sha256.digest(text.as_bytes())
     }
 
-    /// Has a file be old.
+    /// Makes a file old.
     fn age(path: &Path, seconds: u64) {
         let at = SystemTime::now() - Duration::from_secs(seconds);
         fs::File::options().append(true).open(path).unwrap().set_modified(at).unwrap();

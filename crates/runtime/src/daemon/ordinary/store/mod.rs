@@ -34,10 +34,10 @@ use crate::daemon::api::MountRequest;
 /// Bytes of indexes above which those go that nothing uses. They take a hundredth of the layers.
 const KEPT: u64 = 1 << 30;
 
-/// Most files of another kind.
+/// Maximum number of files of another kind.
 const RECORDS: usize = 16_384;
 
-/// Most images that wait for being indexed.
+/// Maximum number of images that wait for being indexed.
 const MOST_UNPACKED: usize = 256;
 
 const BLOBS: &str = "blobs";

@@ -104,7 +104,7 @@ impl Helper {
         }
     }
 
-    /// Has the helper keep a descriptor open, so that it and not the worker closes it last.
+    /// Makes the helper keep a descriptor open, so that it and not the worker closes it last.
     pub(super) fn hold(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> io::Result<Held> {
         let descriptor = Arc::new(descriptor.try_clone_to_owned()?);
         let id = self.next.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use super::{
     Import,
 };
 
-/// Most bytes of a manifest.
+/// Maximum size of a manifest, in bytes.
 const MANIFEST: u64 = 64 << 10;
 
 /// Its name; it is mostly the first or second file of the archive.

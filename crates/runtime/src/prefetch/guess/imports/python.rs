@@ -5,7 +5,7 @@ use super::{
     Import, Imports, pyc, text,
 };
 
-/// How many packages up relative imports of source lead at most.
+/// Maximum number of packages that relative imports of source go up.
 const LEVELS: usize = 4;
 
 impl Imports {

@@ -48,7 +48,7 @@ const HEAD: Duration = Duration::from_secs(5);
 /// Largest head of a request, in bytes; the least that the HTTP library takes.
 const HEAD_LIMIT: usize = 8 << 10;
 
-/// How long one text answers everybody. To measure the cache reads directories.
+/// How long one text is reused for all clients. Measuring the cache reads directories.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Pause between two connections: hundreds a second cost a node nothing that its readers notice.

@@ -17,7 +17,7 @@ const HEADER_LIMIT: usize = 96 << 10;
 /// The login in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// Nothing: the registry may be open to strangers.
+    /// Nothing: the registry may be open to anonymous clients.
     Nothing,
     /// A login for the registry.
     Login(Login),

@@ -26,7 +26,7 @@ const MOST: usize = 4096;
 /// private, and a client without a login asks the registry itself.
 const REFUSED: Duration = Duration::from_secs(3600);
 
-/// Repositories that refuse strangers and are remembered.
+/// Maximum number of repositories that are remembered to refuse anonymous clients.
 const MOST_REFUSED: usize = 4096;
 
 /// How long a blob of which wrong bytes came is left to the registry.
@@ -145,7 +145,7 @@ impl Session {
 pub(crate) struct Sessions {
     node: Options,
     known: Mutex<HashMap<Key, Arc<Session>>>,
-    /// Sessions of strangers that the registry refused, and when. They outlast the session.
+    /// Anonymous sessions that the registry refused, and when. They outlast the session.
     refused: Mutex<HashMap<Key, Instant>>,
 }
 

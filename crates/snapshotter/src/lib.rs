@@ -176,7 +176,7 @@ impl Server {
         self.0.overview()
     }
 
-    /// Serves connections until `end`; requests under way are finished then.
+    /// Serves connections until `end`; requests in progress are finished then.
     pub async fn serve(
         self,
         listener: UnixListener,

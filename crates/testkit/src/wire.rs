@@ -134,7 +134,7 @@ impl Shared {
 struct Way {
     from: TcpStream,
     to: TcpStream,
-    /// How long a byte is under way.
+    /// The delay of a byte.
     half: Duration,
     /// No byte leaves before.
     opened: Instant,
@@ -213,7 +213,7 @@ impl Bandwidth {
     }
 }
 
-/// How much may be under way without having been acknowledged.
+/// The congestion window of a connection, which limits the unacknowledged bytes.
 struct Window {
     size: usize,
     /// When sent data will be acknowledged, and how many bytes.

@@ -47,7 +47,8 @@ pub(super) struct Whole {
 }
 
 impl<'a> Unpacked<'a> {
-    /// Unpacks `raw`, of `stored_size` bytes. `on_read` hears of every stored byte that is read.
+    /// Unpacks `raw`, of `stored_size` bytes. `on_read` is called with every stored byte that is
+    /// read.
     pub(super) fn new(
         mut raw: Box<dyn Read + Send + 'a>,
         stored_size: u64,

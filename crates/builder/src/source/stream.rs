@@ -53,7 +53,7 @@ impl Allowance {
     }
 }
 
-/// Unpacks `raw`. `on_read` hears of every stored byte that is read.
+/// Unpacks `raw`. `on_read` is called with every stored byte that is read.
 ///
 /// Read the result to its end to have `raw` read to its end.
 pub(crate) fn expand<'a>(

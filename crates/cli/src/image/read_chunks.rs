@@ -155,7 +155,7 @@ struct Window {
 }
 
 impl<'a> Chunks<'a> {
-    /// Begins to fetch `wanted`. `used` hears of decoded bytes as they are used.
+    /// Begins to fetch `wanted`. `used` is called with decoded bytes as they are used.
     pub(crate) fn fetch(
         repository: Arc<dyn Pull>,
         image: &StoredImage,

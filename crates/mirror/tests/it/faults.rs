@@ -57,7 +57,7 @@ async fn a_registrys_rate_limit_is_respected() {
     let scene = Scene::new().await;
     scene.put_image("1", b"layer");
     scene.registry.fault("GET", "/manifests/", 100, Fault::Busy(429, 30));
-    // A stranger may have a login, with which he may ask more often.
+    // An anonymous client may have a login, with which it may ask more often.
     assert_eq!(scene.get("manifests/1").await.status(), 401);
     scene.registry.reset_stats();
     let answer = scene.get_as("ann", "secret", "manifests/1").await;

@@ -69,7 +69,7 @@ impl Health {
     }
 
     /// A request that began at `started` failed for a reason that may pass. `retry_after` is how
-    /// long the server asks to be left alone. Requests that were under way together count as one
+    /// long the server asks to be left alone. Requests that were in progress together count as one
     /// failure.
     pub fn failed(&self, started: Instant, retry_after: Option<Duration>) {
         let now = Instant::now();

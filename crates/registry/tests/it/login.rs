@@ -69,7 +69,7 @@ async fn refusals_say_how_to_log_in_and_show_no_secret() {
     }
 }
 
-/// A registry must not have the node fetch from an address that only the node reaches, and bring
+/// A registry must not make the node fetch from an address that only the node reaches, and bring
 /// the answer back.
 #[tokio::test]
 async fn a_challenge_cannot_point_at_the_node() {

@@ -1,4 +1,4 @@
-//! Prefetches under way, and those that ended a moment ago.
+//! Prefetches in progress, and those that have just ended.
 
 use std::{
     collections::HashMap,

@@ -15,7 +15,7 @@ pub enum Stop {
 }
 
 impl Node {
-    /// Lets requests under way get done, for a while; later ones are answered with
+    /// Waits for requests in progress, for a while; later ones are answered with
     /// [`Response::Again`](super::Response::Again) for ever.
     pub(super) async fn quiesce(&self, limit: Duration) {
         self.leaving.send_replace(true);

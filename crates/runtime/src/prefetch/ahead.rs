@@ -33,7 +33,7 @@ const FIRST: u64 = 256 << 10;
 /// Stored bytes of a later window.
 const WINDOW: u64 = 2 << 20;
 
-/// Stored bytes under way at first: 1 Gbit/s at 60 ms.
+/// Stored bytes in flight at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
 
 /// Maximum stored bytes in flight: 1 Gbit/s at 130 ms. A reader that comes meanwhile waits behind

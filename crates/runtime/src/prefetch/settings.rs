@@ -36,7 +36,7 @@ impl Settings {
         self.ahead == Ahead::Learn && self.escalate_bytes > 0
     }
 
-    /// Stored bytes that a trace may bring that came from the registry: a client that may push
+    /// Limit of the stored bytes to fetch for a trace from the registry: a client that may push
     /// there has written it.
     pub(super) fn foreign_bytes(&self) -> u64 {
         match self.escalate_bytes {

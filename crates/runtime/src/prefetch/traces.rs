@@ -39,7 +39,7 @@ impl Traces {
         trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
     }
 
-    /// Adds a start to the trace of an image. `saw` tells of which blobs the start's touches were
+    /// Adds a start to the trace of an image. `saw` tells for which blobs the start's touches were
     /// visible, and `stored` returns the place of a chunk by its number.
     pub(crate) fn add(
         &self,

@@ -35,10 +35,10 @@ pub use lazuli_registry::Progress;
 /// - An empty range yields no bytes, without a request.
 /// - A range that ends behind the blob is an error that is not
 ///   [transient](SourceError::is_transient).
-/// - Any number of reads may be under way at once.
+/// - Any number of reads may be in progress at once.
 /// - Dropping the future abandons the transfer.
 ///
-/// Nothing is said about the bytes being right: the caller checks their digest.
+/// The bytes need not be right: the caller checks their digest.
 #[async_trait]
 pub trait BlobSource: fmt::Debug + Send + Sync {
     /// Reads the stored bytes in `range`. `arrived` is called as bytes arrive: a silent source is
@@ -59,7 +59,7 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
         true
     }
 
-    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    /// Time without data after which others are asked as well, if it is not the usual one.
     fn hedge_after(&self) -> Option<Duration> {
         None
     }

@@ -32,9 +32,9 @@ const REQUESTS: u64 = 4 * CONNECTIONS;
 /// that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
-/// A request that brings less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s is
-/// longer than the worst stall of storage behind a registry, and short enough that another attempt
-/// still fits into a reader's deadline.
+/// A request that delivers less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s
+/// is longer than the worst stall of storage behind a registry, and short enough that another
+/// attempt still fits into a reader's deadline.
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// See [`PERIOD`].
@@ -110,7 +110,7 @@ impl TrackedSource {
         server.has_failed_since(since)
     }
 
-    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    /// Time without data after which others are asked as well, if it is not the usual one.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         self.source.hedge_after()
     }
@@ -235,7 +235,7 @@ impl TrackedSource {
         Ok(if read.len() == 1 { read.remove(0) } else { read.concat().into() })
     }
 
-    /// The error of an attempt that has brought nothing.
+    /// The error of an attempt without any data.
     fn silent(&self, waited: Duration) -> SourceError {
         SourceError::Silent { source_name: self.describe(), waited }
     }

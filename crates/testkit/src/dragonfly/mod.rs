@@ -39,7 +39,7 @@ const PIECE: u64 = 4 << 20;
 /// A fault of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing listens, and requests under way have ended.
+    /// Nothing listens, and requests in progress have ended.
     Gone,
     /// Its proxy is closed, but it is healthy, and its socket is open.
     ProxyGone,

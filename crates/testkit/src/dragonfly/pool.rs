@@ -58,7 +58,7 @@ struct Piece {
     shared: bool,
 }
 
-/// A request to a registry under way.
+/// A request to a registry in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Claim {
     /// For which daemon alone, if not for all of them.

@@ -211,7 +211,7 @@ fn answers_that_trickle_leave_memory_to_another_image() {
     let (sender, content) = mpsc::channel();
     let began = Instant::now();
     thread::spawn(move || sender.send(fs::read(other.join("0")).unwrap()));
-    // A request that brings too little is given up after 15 seconds.
+    // A request that delivers too little is given up after 15 seconds.
     let content = content.recv_timeout(Duration::from_secs(10)).expect("there is room for it");
     assert!(content == odd::random(seed(1, 0), FILE as usize), "{:?}", began.elapsed());
     drop(daemon);

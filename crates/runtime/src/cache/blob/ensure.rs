@@ -41,7 +41,7 @@ struct Work {
 impl CachedBlob {
     /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes
     /// between chunks, up to the next block, are zeros. Calls may run concurrently. Dropping the
-    /// future is harmless: fetches under way continue for other readers.
+    /// future is harmless: fetches in flight continue for other readers.
     ///
     /// # Errors
     /// The range could not be brought in; a later call tries again. Parts of it may be ready.
@@ -101,7 +101,7 @@ impl CachedBlob {
         self.foresight.heard(chunks, |at| self.stored_bytes(at));
     }
 
-    /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
+    /// Waits until nothing of `wanted` is in flight any more; flights may have been abandoned.
     pub(super) async fn join_or_start(
         self: &Arc<Self>,
         wanted: Range<usize>,

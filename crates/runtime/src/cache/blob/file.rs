@@ -185,7 +185,7 @@ impl CachedBlob {
     /// Truncates the file unless the blob is complete, at the end of a daemon that leaves readers
     /// behind: they get EIO from then on instead of holes. The cached data of the blob is lost.
     pub fn cut_off(&self) -> io::Result<()> {
-        // Waits for writes under way; a later one would make the file longer again.
+        // Waits for writes in progress; a later one would make the file longer again.
         let mut cut_off = write(&self.file.cut_off);
         if self.is_complete() {
             return Ok(());

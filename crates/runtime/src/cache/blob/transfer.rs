@@ -27,7 +27,7 @@ use crate::{
 /// asks up to six times, at once after each denial, and the program's deadline is one.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
-/// A run of chunks that one request brings.
+/// A run of chunks that one request fetches.
 #[derive(Debug)]
 pub(super) struct Transfer {
     wanted: Wanted,

@@ -139,7 +139,7 @@ impl Node {
 }
 
 /// Runs `life` in a runtime of its own on a node with the cache in `dir`. At the end everything
-/// that is under way stops wherever it is, as when the process is killed.
+/// that is in progress stops wherever it is, as when the process is killed.
 fn live<R>(dir: &Path, boot: &str, sample: &Sample, life: impl AsyncFnOnce(&Node) -> R) -> R {
     live_with(settings(0), dir, boot, sample, life)
 }

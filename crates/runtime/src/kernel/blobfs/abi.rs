@@ -126,7 +126,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, AbiError> {
     })
 }
 
-/// `struct fuse_init_out`. `requests` is how many reads the kernel may have under way at once.
+/// `struct fuse_init_out`. `requests` is how many reads the kernel may have in flight at once.
 pub fn init(flags: u32, readahead: u32, requests: u16) -> Vec<u8> {
     // `open` and `opendir` are answered with ENOSYS: the kernel does not ask again. Reads past the
     // page cache are sent without waiting for the one before.

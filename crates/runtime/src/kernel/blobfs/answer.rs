@@ -22,7 +22,7 @@ use super::{
     disk::{Disk, Shared},
 };
 
-/// Reads that the kernel may have under way. There are some slots more in the journal, for other
+/// Reads that the kernel may have in flight. There are some slots more in the journal, for other
 /// requests.
 const READS: u16 = 4000;
 

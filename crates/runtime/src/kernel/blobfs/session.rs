@@ -134,7 +134,7 @@ impl Session {
         self.shared.helper.wait_for_others()
     }
 
-    /// Has another process let go of the mount last: the kernel then waits for reads under way,
+    /// Makes another process release the mount last: the kernel then waits for reads under way,
     /// which are ours to answer.
     pub fn keep(&self, erofs: Erofs) -> io::Result<Erofs> {
         let held = self.shared.helper.hold(erofs.as_fd())?;

@@ -28,7 +28,7 @@ use tracing::debug;
 /// next version has to find the slots of this one.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernel) struct Shape {
-    /// Requests that can be under way at once.
+    /// Maximum number of requests in progress.
     pub(in crate::kernel) slots: usize,
     /// Bytes of a slot, a multiple of 8. Longer requests are truncated.
     pub(in crate::kernel) size: usize,

@@ -92,7 +92,7 @@ impl MissListener {
         mem::take(&mut *self.shared.lock())
     }
 
-    /// Waits until something is heard that was not [taken](MissListener::take).
+    /// Waits for news that were not [taken](MissListener::take).
     pub(super) async fn more(&self) {
         self.shared.arrived.notified().await;
     }

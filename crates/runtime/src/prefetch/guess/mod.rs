@@ -106,7 +106,7 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         let pieces = guess.take_wanted();
         if !pieces.is_empty() {
             wanted(pieces);
-            // It is asked for in few requests before each file is looked into by itself.
+            // It is asked for in few requests before each file is read by itself.
             yield_now().await;
         }
     }

@@ -90,7 +90,7 @@ pub(super) enum Seen {
     Nothing,
 }
 
-/// A guess under way.
+/// A guess in progress.
 #[derive(Debug)]
 pub(super) struct Guess<'a, B> {
     pub(super) paths: Paths<'a, B>,

@@ -67,7 +67,7 @@ struct Candidate<'a> {
     place: &'a Arc<TrackedSource>,
     /// Since the last pause.
     asked: bool,
-    /// Attempts that are under way.
+    /// Attempts in progress.
     under_way: usize,
     failure: Option<Arc<SourceError>>,
     /// The failure is final.

@@ -13,8 +13,8 @@ use lazuli_image::{Digest, oci::Manifest};
 use super::{BLOBS, IndexStore, SPOOLS, remove};
 use crate::cache::Beside;
 
-/// How long an index must not have been used before it may go: an image that is being pulled is
-/// recorded only when its first layer is known.
+/// How long an index must not have been used before it may be evicted: an image that is being
+/// pulled is recorded only when its first layer is known.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// How long a spool is kept that no pull resumes.

@@ -24,7 +24,7 @@ impl Base {
     /// decides that.
     ///
     /// # Errors
-    /// Its digests are not BLAKE3, or a path of it is longer than Linux can use.
+    /// Its digests are not BLAKE3, or one of its paths is longer than Linux can use.
     pub fn new<B: AsRef<[u8]>>(
         name: String,
         image: &Bootstrap<B>,

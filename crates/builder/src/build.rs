@@ -87,13 +87,13 @@ pub fn build_with(
 /// Layers that were read, with their new content in spools.
 pub(crate) struct StoredLayers {
     pub(crate) scratch: Scratch,
-    /// One of each layer.
+    /// One spool per layer.
     pub(crate) spools: Vec<Finished>,
     pub(crate) ingested: Ingested,
 }
 
-/// Reads layers, and compresses and stores what `dictionary` does not have. From there goes what
-/// the image cannot use.
+/// Reads layers, and compresses and stores the chunks missing from `dictionary`. Removes blobs from
+/// `dictionary` that the image cannot use.
 pub(crate) fn store(
     dictionary: &mut Dictionary,
     layers: Vec<Layer>,
@@ -120,10 +120,10 @@ pub(crate) fn store(
     Ok(StoredLayers { scratch, spools, ingested })
 }
 
-/// What [`merge`] finds.
+/// The result of [`merge`].
 #[derive(Debug)]
 pub struct Merged {
-    /// The tree. Its [`ChunkRef`]s mean something to [`Content::chunk`] of this only.
+    /// The tree. Its [`ChunkRef`]s are valid only in [`Content::chunk`] of this result.
     pub tree: Tree,
     chunks: Chunks,
 }
@@ -141,9 +141,8 @@ impl Content for Merged {
     }
 }
 
-/// The tree that an image of `layers` has, with the digests of all content: what [`build`] does,
-/// but without storing anything. `chunk_size` and `algorithm` are those of the image to compare
-/// with.
+/// Computes the tree of an image of `layers`, with the digests of all content, as [`build`] does,
+/// but stores nothing. `chunk_size` and `algorithm` are those of the image to compare with.
 pub fn merge(
     layers: Vec<Layer>,
     chunk_size: u32,
@@ -160,7 +159,7 @@ pub fn merge(
     Ok(Merged { tree, chunks })
 }
 
-/// Whether the format has room for `count` blobs; `what` they are for.
+/// Checks that the format has room for `count` blobs; `what` names them in the error.
 pub(crate) fn check_blobs(what: &'static str, count: usize) -> Result<(), BuildError> {
     if count <= MAX_BLOBS {
         return Ok(());

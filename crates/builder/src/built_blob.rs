@@ -9,9 +9,9 @@ use crate::scratch::Scratch;
 /// One data blob in a temporary file.
 #[derive(Debug)]
 pub struct BuiltBlob {
-    /// What the bootstrap says about it.
+    /// The bootstrap's description of the blob.
     pub record: BlobRecord,
-    /// The blob, which goes when this is dropped; `None` if it is stored already, see
+    /// The temporary file, removed on drop; `None` if the blob is stored already, see
     /// [`Dictionary`](crate::Dictionary).
     pub file: Option<PathBuf>,
     /// The content of `<blob id>.blob.meta`, which travels beside the bootstrap.

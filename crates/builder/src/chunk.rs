@@ -7,10 +7,10 @@ use std::{
 
 use lazuli_image::{BlobIndex, ChunkRef};
 
-/// Least bytes of a full batch: what one hand-over between threads carries.
+/// Minimum size of a full batch in bytes: the amount that one hand-over between threads carries.
 const BATCH: usize = 1 << 20;
 
-/// Most chunks of a batch, for trees of tiny files.
+/// Maximum number of chunks of a batch, for trees of tiny files.
 const BATCH_CHUNKS: usize = 4096;
 
 /// Chunk numbers have 24 bits, and the last one is reserved.
@@ -28,7 +28,7 @@ pub(crate) struct Batch {
     /// The chunks' bytes, back to back, and room behind them: a buffer keeps its length when it is
     /// used again, so that it is filled with zeros only once.
     pub(crate) data: Vec<u8>,
-    /// Where each chunk ends in `data`.
+    /// The end of each chunk in `data`.
     pub(crate) ends: Vec<usize>,
 }
 
@@ -44,9 +44,9 @@ impl Batch {
         (0..self.ends.len()).map(|position| self.chunk(position))
     }
 
-    /// Which chunks are compressed as one: small ones that follow each other, until they have
-    /// `most` bytes; any other is on its own. Depends on nothing but the layer, so that equal
-    /// layers give equal blobs whatever of them is stored elsewhere.
+    /// Returns the chunks that are compressed as one: consecutive small ones, until they have
+    /// `most` bytes; any other is on its own. Depends on the layer alone, so that equal layers give
+    /// equal blobs, whatever else is stored elsewhere.
     pub(crate) fn units(&self, most: usize) -> Vec<Range<usize>> {
         let mut units: Vec<Range<usize>> = Vec::new();
         let mut room = 0;
@@ -142,7 +142,7 @@ impl<'a> Cutter<'a> {
         self.batch.ends.last().copied().unwrap_or(0)
     }
 
-    /// Hands over what is left.
+    /// Hands over the last, partial batch.
     pub(crate) fn flush(&mut self) -> Result<(), Stopped> {
         if self.batch.ends.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Makes one image of several, whose blobs stay as they are.
+//! Combines several images into one; their blobs stay as they are.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,22 +15,22 @@ use crate::{
     source::image::{self, TreeOf},
 };
 
-/// One of the images.
+/// One image to combine.
 #[derive(Debug)]
 pub struct Part<'a, B> {
-    /// What messages call it.
+    /// Its name in messages.
     pub name: String,
     /// Its metadata.
     pub image: &'a Bootstrap<B>,
-    /// What the metadata are of: a single layer was made by [`crate::build_layer`] or upstream's
-    /// builder.
+    /// Whether it is a whole image or a single layer, as made by [`crate::build_layer`] or
+    /// upstream's builder.
     pub of: TreeOf,
 }
 
-/// What [`combine`] makes.
+/// The result of [`combine`].
 #[derive(Debug)]
 pub struct Combined {
-    /// What the image shows.
+    /// The combined tree.
     pub tree: Tree,
     /// The blobs that are in use.
     pub blobs: Vec<BlobRecord>,
@@ -75,17 +75,17 @@ pub fn combine<B: AsRef<[u8]>>(parts: &[Part<'_, B>]) -> Result<Combined, BuildE
     Ok(Combined { tree, blobs, homes, options: known.options.unwrap_or_default() })
 }
 
-/// The blobs of the parts so far.
+/// The blobs of the parts added so far.
 #[derive(Default)]
 struct Blobs {
-    /// Each once, with the part that had it first.
+    /// Each blob once, with the first part that has it.
     blobs: Vec<(BlobRecord, usize)>,
     /// Those of the first part with blobs.
     options: Option<BootstrapOptions>,
 }
 
 impl Blobs {
-    /// Adds the blobs of a part, and returns their numbers here.
+    /// Adds the blobs of a part. Returns their numbers in the combined image.
     fn add<B: AsRef<[u8]>>(
         &mut self,
         part: &Part<'_, B>,
@@ -124,7 +124,7 @@ impl Blobs {
     }
 }
 
-/// Adds what another image says about a blob: each may list only the chunks that it uses.
+/// Merges another image's description of a known blob: each may list only the chunks that it uses.
 fn join(image: &str, known: &mut BlobRecord, other: BlobRecord) -> Result<(), BuildError> {
     let blob = format!("{image}, blob {}", other.blob.id);
     same(&blob, "the number of chunks", other.tail.chunk_count, known.tail.chunk_count)?;

@@ -13,13 +13,13 @@ use lazuli_image::Digest;
 
 use crate::dictionary::Dictionary;
 
-/// How often a thread that waits looks whether another one failed.
+/// Interval at which a waiting thread checks whether another one failed.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A chunk that differs from all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Distinct {
-    /// Of the decoded bytes.
+    /// The digest of the decoded bytes.
     pub(crate) digest: Digest,
     /// Bytes once decoded.
     pub(crate) decoded_size: u32,
@@ -28,7 +28,7 @@ pub(crate) struct Distinct {
     pub(crate) owner: Owner,
 }
 
-/// Where a chunk is stored. What is stored already comes before what is to be stored.
+/// The place of a chunk. Stored chunks order before those still to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     /// In this blob of the dictionary, under this number.
@@ -68,7 +68,7 @@ struct State {
 /// A chunk that is to be stored.
 pub(crate) struct Fresh {
     pub(crate) id: DistinctId,
-    /// Which of the chunks given to [`Index::enter`].
+    /// The position among the chunks given to [`Index::enter`].
     pub(crate) position: usize,
 }
 
@@ -89,10 +89,10 @@ impl Index {
         Index { state: Mutex::new(State { ids, chunks }), entered: Condvar::new() }
     }
 
-    /// Enters consecutive chunks of a layer, given as digest and decoded size, when all before them
-    /// are entered; never if `stop` is set. Says which of them the layer has to store as far as is
-    /// known: the ones that no earlier place has. So every chunk is stored by its final owner, and
-    /// sometimes by a higher layer that was faster.
+    /// Enters consecutive chunks of a layer, given as digest and decoded size. Waits until all
+    /// chunks before them are entered, or `stop` is set. Returns the chunks that the layer has to
+    /// store as far as is known, because no earlier place has them. The final owner thus always
+    /// stores its chunks; a higher layer that was faster may have stored them as well.
     pub(crate) fn enter(
         &self,
         layer: u8,

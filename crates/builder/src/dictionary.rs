@@ -1,4 +1,4 @@
-//! Blobs that are stored already, whose chunks a new image can use: a chunk dictionary.
+//! A chunk dictionary: stored blobs whose chunks a new image can use.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::{
     scratch::Scratch,
 };
 
-/// What the place where a new image goes already has.
+/// The blobs that exist at the new image's destination.
 #[derive(Debug, Default)]
 pub struct Dictionary {
     blobs: Vec<KnownBlob>,
@@ -24,7 +24,7 @@ pub struct Dictionary {
 /// A blob that is stored already.
 #[derive(Clone, Debug)]
 pub struct KnownBlob {
-    /// What the bootstrap of an image that has it says about it.
+    /// Its description in the bootstrap of an image that has it.
     pub record: BlobRecord,
     /// The content of its `.blob.meta` file.
     pub meta_file: Vec<u8>,
@@ -40,8 +40,8 @@ impl KnownBlob {
 }
 
 impl Dictionary {
-    /// All blobs of `image`, wherever they are, to build a layer or a bare bootstrap with: what
-    /// shows their tables, the `.blob.meta` files, is not known here.
+    /// Takes all blobs of `image`, wherever they are stored, to build a layer or a bare bootstrap.
+    /// Their `.blob.meta` files are unknown here.
     pub fn of<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> Self {
         let mut blobs = Vec::new();
         if image.digest_algorithm() == Algorithm::Blake3 && image.version() == 6 {
@@ -51,15 +51,15 @@ impl Dictionary {
         Dictionary { blobs, chunk_size: image.chunk_size() }
     }
 
-    /// Stored bytes of the smallest blob that is taken for the sake of single chunks. Each further
-    /// blob of an image is one more request of a start, and so much takes as long at 100 Mbit/s as
-    /// a request takes to a registry 20 ms away. Without a limit each version of an image would
-    /// leave a small blob behind that all later ones need.
+    /// Minimum stored bytes of a blob that is reused for single chunks only. Each further blob of
+    /// an image costs a start one more request. At 100 Mbit/s, this many bytes take as long as a
+    /// request to a registry 20 ms away. Without a limit, each version of an image would leave a
+    /// small blob behind that all later ones need.
     const WORTHWHILE: u64 = 256 << 10;
 
-    /// Adds the blobs of `image`. `stored` says how many bytes a blob has where it is stored, and
-    /// how many hot ones at its beginning; `None` leaves the blob out. Left out is also what Lazuli
-    /// does not write: tables at the end of a blob that only their maker can describe.
+    /// Adds the blobs of `image`. `stored` returns the stored size of a blob and the number of hot
+    /// bytes at its beginning, or `None` to leave the blob out. Blobs by other writers are left out
+    /// too: only their maker can describe the tables at their end.
     pub fn add<B: AsRef<[u8]>>(
         &mut self,
         image: &Bootstrap<B>,
@@ -84,8 +84,8 @@ impl Dictionary {
         }
     }
 
-    /// All blobs of an image that another one is made on. Those with hot bytes first: what a start
-    /// reads may be in another blob as well.
+    /// Takes all blobs of a base image, those with hot bytes first: another blob may have the
+    /// chunks of a start as well.
     pub(crate) fn of_base(mut blobs: Vec<KnownBlob>, chunk_size: u32) -> Self {
         blobs.sort_by_key(|blob| blob.hot_bytes.is_none());
         Dictionary { blobs, chunk_size }
@@ -96,14 +96,14 @@ impl Dictionary {
         self.blobs.iter().map(|known| known.record.blob.id)
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the dictionary has no blobs.
     pub fn is_empty(&self) -> bool {
         self.blobs.is_empty()
     }
 
-    /// Leaves out blobs that an image of so many `layers` with `options` cannot have, and those
-    /// that are too small to be worth it, unless a layer needs them that was read before: `layers`
-    /// has the records of these. Returns which of them have all of their chunks in here.
+    /// Removes blobs that an image with these `options` and this number of `layers` cannot have.
+    /// Removes blobs that are too small to be worth a request, unless a recorded layer needs them;
+    /// `layers` has the records. Returns which layers have all of their chunks here.
     pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
         self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
         // Without the option, readers may not support batches.
@@ -127,8 +127,8 @@ impl Dictionary {
         here
     }
 
-    /// Leaves out what an image of `options` cannot have, and what is beyond the first `limit`
-    /// blobs.
+    /// Removes blobs that an image with these `options` cannot have, and those beyond the first
+    /// `limit`.
     pub(crate) fn fit(&mut self, options: &Options, limit: usize) {
         let same_size = self.chunk_size == options.chunk_size;
         self.blobs.retain(|known| same_size && known.record.blob.codec == options.codec);

@@ -22,28 +22,28 @@ use crate::{
 /// The blob of a layer, in a temporary file.
 #[derive(Debug)]
 pub struct LayerBlob {
-    /// The blob, which goes when this is dropped.
+    /// The temporary file, removed on drop.
     pub file: PathBuf,
     /// SHA-256 of it.
     pub id: Digest,
-    /// Whether there are chunks in it.
+    /// Whether the blob has chunks.
     pub has_content: bool,
     /// Blobs of the dictionary that the layer uses.
     pub known: Vec<Digest>,
     _scratch: Scratch,
 }
 
-/// What becomes of what hides something of lower layers.
+/// How to treat whiteouts in the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whiteouts {
-    /// It goes: there are no lower layers.
+    /// Drop them: there are no lower layers.
     Applied,
-    /// It stays, as files with the names that layers use for it.
+    /// Keep them as files with whiteout names.
     Kept,
 }
 
-/// Makes the blob of `layer`, with all content that blobs of `dictionary` have taken from there.
-/// `prefetch` says what readers of upstream fetch first.
+/// Makes the blob of `layer`. It has all content of the layer except chunks in `dictionary`.
+/// `prefetch` lists the inodes that upstream's readers fetch first.
 pub fn build_layer(
     mut dictionary: Dictionary,
     layer: Layer,

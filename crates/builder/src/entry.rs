@@ -12,20 +12,20 @@ use serde::{Deserialize, Serialize};
 /// One entry of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Where in the tree.
+    /// The entry's path in the tree.
     pub path: EntryPath,
     /// First byte of the entry in the unpacked archive, for messages; 0 for directory sources.
     pub offset: u64,
     /// Owner, permissions, time and extended attributes.
     pub metadata: Metadata,
-    /// What it is.
+    /// The type of the entry, with its data.
     pub kind: EntryKind,
 }
 
-/// What an [`Entry`] puts at its path.
+/// The effect of an [`Entry`] at its path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
-    /// A directory: merges with one that is already there.
+    /// A directory: merges with an existing one.
     Directory,
     /// A file with content.
     Regular {
@@ -47,14 +47,14 @@ pub enum EntryKind {
     Fifo,
     /// A Unix socket.
     Socket,
-    /// Hides what lower layers have at the path (which is without the `.wh.`).
+    /// Hides the path in lower layers (the path is without the `.wh.`).
     Whiteout,
-    /// Hides what lower layers have below the path.
+    /// Hides everything below the path in lower layers.
     Opaque,
 }
 
 impl EntryKind {
-    /// The tree node for this entry; `None` for links and whiteouts, which have none of their own.
+    /// Returns the tree node for this entry; `None` for links and whiteouts, which have no node.
     pub(crate) fn into_node(self) -> Option<Kind> {
         Some(match self {
             EntryKind::Directory => Kind::Directory(BTreeMap::new()),
@@ -136,7 +136,7 @@ impl EntryPath {
         &self.0
     }
 
-    /// Whether this is the root of the image.
+    /// Returns whether this is the root of the image.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }

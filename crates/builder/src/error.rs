@@ -14,7 +14,7 @@ pub enum BuildError {
     Layer {
         /// [`crate::Layer::name`].
         layer: String,
-        /// What is wrong with it.
+        /// The problem with the layer.
         #[source]
         problem: SourceError,
     },
@@ -25,9 +25,9 @@ pub enum BuildError {
         layer: String,
         /// Path of the entry.
         entry: EntryPath,
-        /// Where the entry starts in the unpacked layer.
+        /// Offset of the entry in the unpacked layer.
         offset: u64,
-        /// What was expected.
+        /// The violated expectation.
         problem: OverlayProblem,
     },
     /// Another image cannot be made on this one.
@@ -36,11 +36,11 @@ pub enum BuildError {
     /// More layers or blobs than the format can address.
     #[error("the image has {count} {what}, expected at most {limit}")]
     TooMany {
-        /// Of what.
+        /// The kind of items counted.
         what: &'static str,
-        /// How many.
+        /// The number.
         count: u64,
-        /// How many there may be.
+        /// The maximum number.
         limit: u64,
     },
     /// An option is out of range.
@@ -48,9 +48,9 @@ pub enum BuildError {
     Option {
         /// Name of the field in [`crate::Options`].
         option: &'static str,
-        /// What it is.
+        /// The value.
         value: i64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
     /// The scratch directory cannot hold the image while it is made.
@@ -61,30 +61,30 @@ pub enum BuildError {
     Scratch {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         problem: io::Error,
     },
-    /// What was fetched of an image is not what its chunk table says.
+    /// Fetched content does not match the chunk table.
     #[error("chunk {number} of blob {blob}: {problem}")]
     Content {
         /// Number of the chunk.
         number: u32,
         /// Its blob.
         blob: Digest,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
     /// Images that are to become one are not alike.
     #[error("{image}: {what} is {found}, expected {expected} as in what is below it")]
     Unlike {
-        /// Which image, or which blob of it.
+        /// The image, or the blob of it.
         image: String,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// What it is there.
+        /// Its value in this image.
         found: String,
-        /// What it is below.
+        /// Its value in the images below.
         expected: String,
     },
     /// The codec cannot be set up.
@@ -95,7 +95,7 @@ pub enum BuildError {
     Format(#[from] FormatError),
 }
 
-/// What is wrong with a layer, and where.
+/// A problem with a layer, and its place.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// An entry is wrong.
@@ -103,17 +103,17 @@ pub enum SourceError {
     Entry {
         /// Its name as found, bytes that are not printable ASCII escaped.
         entry: String,
-        /// Where it starts in the unpacked layer.
+        /// Offset in the unpacked layer.
         offset: u64,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
     /// The archive is wrong where there is no entry with a name.
     #[error("byte {offset}: {problem}")]
     Archive {
-        /// Where in the unpacked layer.
+        /// Offset in the unpacked layer.
         offset: u64,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
     /// A file of a directory source cannot be read.
@@ -121,14 +121,14 @@ pub enum SourceError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         problem: io::Error,
     },
     /// An image, taken as a layer, has a tree that is out of proportion.
     #[error("the paths of all its files have more than {limit} bytes")]
     Paths {
-        /// How many they may have.
+        /// The maximum number.
         limit: usize,
     },
     /// An image, taken as a layer, has a path that no layer can have.
@@ -136,18 +136,18 @@ pub enum SourceError {
     Path {
         /// Bytes that are not printable ASCII escaped.
         path: String,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
-    /// It was to be taken from what is stored, but not all of it is.
+    /// A recorded layer whose chunks are not all in the dictionary.
     #[error("{chunks} of its chunks are not in the dictionary")]
     NotStored {
-        /// How many.
+        /// The number.
         chunks: usize,
     },
 }
 
-/// Why an entry does not fit on what is below it.
+/// Why an entry does not apply to the layers below.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayProblem {
     /// The target of a hard link exists neither in this layer nor below.

@@ -6,7 +6,7 @@ use lazuli_image::Codec;
 
 use crate::error::BuildError;
 
-/// Most blobs of an image, and so most layers.
+/// Maximum number of blobs of an image, and so of layers.
 pub(crate) const MAX_BLOBS: usize = 254;
 
 /// How to make an image.
@@ -16,7 +16,7 @@ pub struct Options {
     pub chunk_size: u32,
     /// How chunks are compressed.
     pub codec: Codec,
-    /// Level of [`Codec::Zstd`], 1 to 22; others have none.
+    /// Level of [`Codec::Zstd`], 1 to 22; ignored by other codecs.
     pub level: i32,
     /// Most bytes of small chunks that are compressed together, a power of two from 4 KiB up to the
     /// chunk size; 0 compresses each on its own, and only such images can be mounted by Nydus
@@ -30,11 +30,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// 1 MiB: what other builders of the format use, and so what their images can be compared with.
-    /// Smaller chunks compress worse, bigger ones make a reader of a few bytes wait longer.
+    /// 1 MiB, as in other builders of the format, so that images can be compared with theirs.
+    /// Smaller chunks compress worse; bigger ones make readers of a few bytes wait longer.
     pub const CHUNK_SIZE: u32 = 1 << 20;
 
-    /// The level of zstd unless the user wants another.
+    /// The default zstd level.
     ///
     /// An image is made once and fetched often, so bytes count more than seconds, up to a point.
     /// The 988 MB of a Python image: level 1 gives 380 MB and takes 2.9 seconds of CPU (with all

@@ -44,7 +44,7 @@ pub(crate) struct Unsealed {
     pub(crate) path: PathBuf,
     /// SHA-256 of the file.
     pub(crate) hasher: Hasher,
-    /// What is in the file.
+    /// The chunks in the file, back to back.
     pub(crate) chunks: Vec<Chunk>,
 }
 
@@ -85,22 +85,22 @@ impl Unsealed {
 /// The chunks of every blob.
 pub(crate) struct Packing {
     distinct: Vec<Distinct>,
-    /// Of the dictionary, those in use. They come first.
+    /// The blobs of the dictionary in use. They come first.
     known: Vec<KnownBlob>,
     blobs: Vec<Packed>,
 }
 
 /// A blob before it has its tail.
 struct Packed {
-    /// What belongs in it, in order.
+    /// The chunks that belong in the blob, in order.
     chunks: Vec<DistinctId>,
-    /// What is there: the same, and maybe some that belong to lower layers.
+    /// The chunks written so far: the same, and perhaps some that belong to lower layers.
     spool: Finished,
 }
 
 impl Packing {
-    /// Deals the chunks out to blobs, and turns the [`ChunkRef`]s of `tree` from layers to blobs. A
-    /// blob that no file of the tree uses is left out. `spools` has one of each layer.
+    /// Assigns chunks to blobs, and redirects the [`ChunkRef`]s of `tree` from layers to blobs.
+    /// Blobs that no file of the tree uses are left out. `spools` has one spool per layer.
     pub(crate) fn new(
         chunks: Chunks,
         spools: Vec<Finished>,
@@ -223,7 +223,7 @@ impl Packed {
     }
 }
 
-/// Where each chunk of a blob is: stored unit by unit, decoded from block to block.
+/// Computes the place of each chunk of a blob: stored unit by unit, decoded from block to block.
 fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
     let (mut stored, mut stored_end, mut decoded) = (0, 0, 0);
     let place = |(number, &(id, InUnit { stored_size, part })): (usize, &Spooled)| {
@@ -247,8 +247,8 @@ fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
     spooled.iter().enumerate().map(place).collect()
 }
 
-/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. What is left
-/// of a batch becomes a smaller one.
+/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. A batch that
+/// loses chunks becomes a smaller batch.
 fn only(
     wanted: &[DistinctId],
     spool: Finished,
@@ -257,7 +257,7 @@ fn only(
 ) -> io::Result<Finished> {
     let Finished { file: old, path, chunks: spooled, .. } = spool;
     let old = old.ok_or(io::ErrorKind::NotFound)?;
-    // The name goes to the new file; the old one lives until it is closed.
+    // The new file takes the name; the old one exists until it is closed.
     fs::remove_file(&path)?;
     let mut file = File::create_new(&path)?;
     let mut hasher = Algorithm::Sha256.hasher();

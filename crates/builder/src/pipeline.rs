@@ -29,12 +29,12 @@ use crate::{
     unit::UnitEncoder,
 };
 
-/// What to do with the content of layers.
+/// How to process the content of layers.
 pub(crate) struct Plan<'a> {
     pub(crate) chunk_size: u32,
     pub(crate) algorithm: Algorithm,
     pub(crate) threads: usize,
-    /// Where compressed chunks go; `None` if only digests are wanted.
+    /// Store for compressed chunks; `None` to compute only digests.
     pub(crate) store: Option<Store<'a>>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Store<'a> {
     pub(crate) codec: Codec,
     pub(crate) level: i32,
-    /// Most bytes that are compressed together; 0 for none.
+    /// Maximum number of bytes in a batch; 0 for no batches.
     pub(crate) batch_size: u32,
     /// One for each layer.
     pub(crate) spools: &'a [Spool],
@@ -91,7 +91,7 @@ pub(crate) fn ingest(
         // Workers end when the last reader has dropped its sender, and readers when the last worker
         // has dropped its receiver.
         drop((sender, receiver));
-        // The scope alone would not wait until the threads have freed what is theirs.
+        // The end of the scope alone would not wait until the threads have freed their memory.
         for thread in threads {
             thread.join().unwrap_or_else(|panic| resume_unwind(panic));
         }
@@ -207,7 +207,7 @@ impl Shared<'_> {
     }
 }
 
-/// Tells the other threads when this one panics, so that they do not wait for it.
+/// Stops the other threads when this one panics, so that they don't wait for it.
 struct StopOnPanic<'a>(&'a AtomicBool);
 
 impl Drop for StopOnPanic<'_> {

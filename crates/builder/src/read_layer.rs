@@ -18,7 +18,7 @@ pub struct ReadLayer<'a> {
 }
 
 impl ReadLayer<'_> {
-    /// Which of the layers given to the builder.
+    /// The position among the layers given to the builder.
     pub fn layer(&self) -> usize {
         self.layer
     }

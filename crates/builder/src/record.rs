@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, EntryKind};
 
-/// Of a file with a record. The number goes up with each change of what follows: the version is all
-/// that says whether an entry means today what it meant then.
+/// Magic of a record file. Its number increases with each change of the format or of the meaning of
+/// an entry, since nothing else tells versions apart.
 const MAGIC: &[u8] = b"lazuli layer 1\n";
 
-/// Bytes of a BLAKE3 digest, which comes behind [`MAGIC`]: of all that follows.
+/// Bytes of the BLAKE3 digest behind [`MAGIC`], which covers everything after it.
 const DIGEST: usize = 32;
 
-/// Most bytes of a record when it is unpacked: a layer of two million files has that many.
+/// Maximum size of an unpacked record in bytes, as large as that of a layer of two million files.
 const LIMIT: u64 = 1 << 30;
 
 /// Compression of records: they are read as often as they are written.
@@ -29,7 +29,7 @@ pub struct LayerRecord {
     chunks: Vec<([u8; DIGEST], u32)>,
 }
 
-/// What is written of it.
+/// The serialised form.
 #[derive(Serialize)]
 struct Written<'a> {
     chunk_size: u32,
@@ -38,8 +38,8 @@ struct Written<'a> {
 }
 
 impl LayerRecord {
-    /// A layer of these entries, whose chunks count through `chunks`, BLAKE3 and decoded size of
-    /// each.
+    /// A record of these entries, whose chunks count through `chunks`: BLAKE3 digest and decoded
+    /// size.
     pub(crate) fn new(
         chunk_size: u32,
         entries: Vec<Entry>,
@@ -64,8 +64,8 @@ impl LayerRecord {
         Ok([MAGIC, &digest.hash, &packed].concat())
     }
 
-    /// The record that [`ReadLayer::record`](crate::ReadLayer::record) wrote; `None` if another
-    /// version did, or the bytes are damaged.
+    /// Reads a record by [`ReadLayer::record`](crate::ReadLayer::record); `None` if another version
+    /// wrote it, or the bytes are damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (digest, packed) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
         if !Digest::blake3(digest.try_into().ok()?).matches(packed) {
@@ -78,7 +78,7 @@ impl LayerRecord {
         record.is_sound().then_some(record)
     }
 
-    /// Whether every chunk of a file is in the list.
+    /// Returns whether every chunk of a file is in the list.
     fn is_sound(&self) -> bool {
         self.entries.iter().all(|entry| match &entry.kind {
             EntryKind::Regular { chunks, .. } => {
@@ -93,7 +93,7 @@ impl LayerRecord {
         self.chunk_size
     }
 
-    /// Of the content of each chunk, in order.
+    /// Returns the digests of the chunks' content, in order.
     pub(crate) fn digests(&self) -> impl Iterator<Item = &[u8; DIGEST]> {
         self.chunks.iter().map(|(hash, _)| hash)
     }

@@ -2,15 +2,15 @@
 
 use std::{path::Path, time::Duration};
 
-/// Hears how a conversion goes on. Called from several threads.
+/// Receives the progress of a conversion. Called from several threads.
 pub trait Progress: Sync {
     /// `bytes` more stored bytes of the layer with this index were read.
     fn bytes_read(&self, layer: usize, bytes: u64);
     /// All of the layer with this index is read.
     fn layer_done(&self, layer: usize);
-    /// The first `bytes` bytes of `file` are the beginning of the lowest layer's blob, whatever
-    /// comes. They stay there until the image is dropped; the blob is left out if no file of the
-    /// image uses it. Not called in order.
+    /// The first `bytes` bytes of `file` are final: the beginning of the lowest layer's blob. The
+    /// file exists until the image is dropped; the blob is left out if no file of the image uses
+    /// it. Calls may arrive out of order.
     fn lowest_grown(&self, _file: &Path, _bytes: u64) {}
 }
 
@@ -25,7 +25,7 @@ impl Progress for () {
 pub struct Report {
     /// Layers.
     pub layers: usize,
-    /// How many of them were read. The others were read before.
+    /// The number of layers that were read now. The others were read before.
     pub read_layers: usize,
     /// Inodes in the tree; hard links count once.
     pub inodes: usize,
@@ -41,7 +41,7 @@ pub struct Report {
     pub stored_bytes: u64,
     /// Blobs of the image.
     pub blobs: usize,
-    /// How many of these were stored already.
+    /// The number of these blobs that were stored already.
     pub known_blobs: usize,
     /// Bytes of them as stored.
     pub known_bytes: u64,
@@ -49,6 +49,6 @@ pub struct Report {
     pub bootstrap_bytes: u64,
     /// Extended attributes dropped because Linux has no namespace for them.
     pub dropped_xattrs: u64,
-    /// How long it took.
+    /// The time that it took.
     pub elapsed: Duration,
 }

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::error::BuildError;
 
-/// A directory of one build inside the user's scratch directory. Goes when the last clone goes.
+/// The temporary directory of one build, inside the user's scratch directory. Removed with the last
+/// clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Scratch {
     directory: Arc<TempDir>,
@@ -28,7 +29,7 @@ impl Scratch {
         self.directory.path().join(name)
     }
 
-    /// The error for a problem with a file in here.
+    /// Wraps an error about a file in this directory.
     pub(crate) fn failed(&self, problem: io::Error) -> BuildError {
         failed(&self.parent, problem)
     }

@@ -24,13 +24,14 @@ use crate::{
     unit::InUnit,
 };
 
-/// Most batches that wait for an earlier one of their layer. More would only be memory.
+/// Maximum number of batches that wait for an earlier one of their layer. More would only cost
+/// memory.
 const MAX_WAITING: usize = 8;
 
 /// A chunk in a spool, and how it is stored there. Chunks of one unit follow each other.
 pub(crate) type Spooled = (DistinctId, InUnit);
 
-/// What a spool has so far.
+/// The size that a spool has reached.
 #[derive(Debug)]
 pub(crate) struct Grown {
     pub(crate) path: PathBuf,
@@ -48,7 +49,7 @@ pub(crate) struct Spool {
 
 #[derive(Debug)]
 struct State {
-    /// Not there while a thread writes, which then also writes what comes to wait.
+    /// `None` while a thread writes; that thread also writes batches that queue up meanwhile.
     writer: Option<Writer>,
     /// Batches that are done before an earlier one.
     waiting: BTreeMap<u32, (Vec<u8>, Vec<Spooled>)>,
@@ -56,7 +57,7 @@ struct State {
 
 #[derive(Debug)]
 struct Writer {
-    /// Number of the batch that comes next.
+    /// Number of the next batch.
     next: u32,
     /// Bytes in the file.
     bytes: u64,
@@ -72,7 +73,7 @@ pub(crate) struct Finished {
     pub(crate) path: PathBuf,
     /// SHA-256 of the file.
     pub(crate) hasher: Hasher,
-    /// What is in the file, back to back.
+    /// The chunks in the file, back to back.
     pub(crate) chunks: Vec<Spooled>,
 }
 
@@ -87,9 +88,9 @@ impl Spool {
         Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
-    /// Adds the chunks of the batch with this number; `bytes` are the chunks back to back. Each
-    /// batch has to be added, also one without new chunks. May wait for earlier batches, until
-    /// `stop` is set. Returns what the spool has then, if this has written to it.
+    /// Adds the batch with this number; `bytes` are its chunks back to back. Every batch must be
+    /// added, even without new chunks. May wait for earlier batches, until `stop` is set. Returns
+    /// the new size of the spool if this call wrote to it.
     pub(crate) fn add(
         &self,
         batch: u32,
@@ -125,7 +126,7 @@ impl Spool {
         }
     }
 
-    /// The spool as it is when all batches are added; `None` when one of them failed.
+    /// Returns the spool after all batches were added; `None` if one of them failed.
     pub(crate) fn finish(self) -> Option<Finished> {
         let state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         state.writer.map(|writer| writer.so_far)

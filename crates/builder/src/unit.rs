@@ -23,7 +23,7 @@ impl UnitEncoder {
         Ok(UnitEncoder { encoder: Encoder::new(codec, level)?, joined: Vec::new() })
     }
 
-    /// Appends the stored form of a unit of these chunks to `out`, and says how each of them is
+    /// Appends the stored form of a unit of these chunks to `out`. Returns how each chunk is
     /// stored.
     pub(crate) fn encode(&mut self, chunks: &[&[u8]], out: &mut Vec<u8>) -> Vec<InUnit> {
         let unit = match chunks {

@@ -2,14 +2,14 @@
 
 use crate::entry::{Entry, EntryKind, EntryPath, InvalidPath};
 
-/// A marker's name: this, and then the name of what it hides.
+/// Prefix of a marker's name; the hidden name follows.
 pub(crate) const PREFIX: &[u8] = b".wh.";
 /// AUFS's own bookkeeping, which old Docker layers still hold.
 const META: &[u8] = b".wh..wh.";
 /// The marker in a directory that hides all that lower layers have there.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What the marker at `path` hides; `None` when it is none.
+/// The entry that hides the target of the marker at `path`; `None` if `path` is no marker.
 pub(crate) fn hidden(path: &EntryPath) -> Option<Result<(EntryPath, EntryKind), String>> {
     let name = path.last();
     if name == OPAQUE {
@@ -24,12 +24,12 @@ pub(crate) fn hidden(path: &EntryPath) -> Option<Result<(EntryPath, EntryKind), 
     })
 }
 
-/// Whether the path belongs to AUFS's own bookkeeping.
+/// Returns whether the path belongs to AUFS's own bookkeeping.
 pub(crate) fn is_aufs_metadata(path: &EntryPath) -> bool {
     path.components().any(|name| name.starts_with(META) && name != OPAQUE)
 }
 
-/// Turns what hides something into its marker, a file like others.
+/// Turns a whiteout entry into its marker file.
 pub(crate) fn to_marker(entry: &mut Entry) -> Result<(), InvalidPath> {
     entry.path = match entry.kind {
         EntryKind::Whiteout => {

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 
 use crate::config::FirstPull;
 
-/// Serves containerd, if the configuration says so. The task ends when another worker takes over.
-/// Readers of images are served also when this fails.
+/// Serves containerd, if configured. The task ends when another worker takes over. Readers of
+/// images are served even if this fails.
 pub(crate) fn serve(
     root: &Path,
     driver: DriverChoice,
@@ -51,7 +51,7 @@ pub(crate) fn serve(
     }))
 }
 
-/// What `lazuli status` shows of snapshots.
+/// The snapshots in `lazuli status`.
 fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) {
     let Contents { committed, active, views, former, removed, images } = match overview.read() {
         Ok(contents) => contents,
@@ -72,9 +72,9 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,
-    /// Where layers without an index are pulled whole.
+    /// Selects the layers without an index that are pulled whole.
     first: FirstPull,
-    /// Knows with which logins images were pulled.
+    /// Has the logins of pulled images.
     mirror: Option<Arc<Mirror>>,
 }
 
@@ -157,7 +157,7 @@ impl DaemonImages {
         })
     }
 
-    /// What the image came with: in labels, or when it was pulled through the mirror.
+    /// The login of the image: from labels, or from its pull through the mirror.
     fn login(&self, image: &Image) -> Option<Login> {
         if let Some(login) = &image.login {
             return Some(Login::new(&*login.user, &*login.secret));
@@ -166,8 +166,8 @@ impl DaemonImages {
     }
 }
 
-/// The image's name with the digest that it meant when it was pulled: a tag may mean something else
-/// by now, and a digest in the reference may be that of an index.
+/// The image's name with the digest to which it resolved at the pull: a tag may have moved since,
+/// and a digest in the reference may be that of an index.
 ///
 /// Both come from labels, and a client that sets none lets an image's own annotations pass for
 /// them. So the name has to be that of an image in a registry, and is never that of a file of this

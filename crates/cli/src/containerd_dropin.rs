@@ -18,11 +18,11 @@ use crate::{bounded_file, path_context::PathContext as _};
 /// counts: after `lazuli.toml`, which the package brings.
 const NAME: &str = "lazuli_setup.toml";
 
-/// The beginning of the first line, which ends with the digest of what follows.
+/// The beginning of the first line, which ends with a digest of the rest of the file.
 const MARK: &str =
     "# Written by `lazuli setup containerd`; lines of your own belong in another file. ";
 
-/// Which pods get their images through Lazuli.
+/// The pods that get their images through Lazuli.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Pods {
     /// Those whose runtime class has the handler `lazuli`
@@ -31,7 +31,7 @@ pub(crate) enum Pods {
     All,
 }
 
-/// What the file depends on.
+/// The parameters of the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice<'a> {
     pub(crate) pods: Pods,
@@ -41,13 +41,13 @@ pub(crate) struct Choice<'a> {
     pub(crate) socket: &'a Path,
     /// The state directory.
     pub(crate) root: &'a Path,
-    /// Whether containers are in groups of systemd, as the node's other runtime has it.
+    /// Whether containers are in systemd's control groups, as with the node's other runtime.
     pub(crate) systemd_cgroup: bool,
     /// Whether the ids of an image can be mapped.
     pub(crate) maps_ids: bool,
 }
 
-/// What became of the file.
+/// The result of writing the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// containerd has to read it.
@@ -75,7 +75,7 @@ pub(crate) fn write(directory: &Path, choice: Choice<'_>) -> Result<Written> {
     Ok(Written::New(path))
 }
 
-/// Removes what [`write`] wrote, if it did.
+/// Removes the file of [`write`], if it exists and is unchanged.
 pub(crate) fn remove(directory: &Path) -> Result<Option<PathBuf>> {
     let path = directory.join(NAME);
     match bounded_file::read(&path)? {
@@ -89,7 +89,8 @@ pub(crate) fn remove(directory: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(path))
 }
 
-/// What containerd 1.x has to have in its own file: an imported one would replace the whole table.
+/// The lines that containerd 1.x needs in its main file: an imported file would replace the whole
+/// table.
 pub(crate) fn lines_for_main(pods: Pods) -> &'static str {
     match pods {
         Pods::All => {
@@ -108,7 +109,7 @@ fn text(choice: Choice<'_>) -> String {
     let Choice { major, socket, root, maps_ids, .. } = choice;
     let version = if major < 2 { 2 } else { 3 };
     let mut text = format!("version = {version}\n\n[proxy_plugins.lazuli]\n");
-    // Debug output of paths is quoted as TOML wants it.
+    // Rust's debug output of paths is valid TOML.
     let _ = writeln!(text, "  type = \"snapshot\"\n  address = {socket:?}");
     if maps_ids {
         text.push_str("  capabilities = [\"remap-ids\"]\n");
@@ -143,7 +144,7 @@ fn marked(text: &str) -> String {
     format!("{MARK}{}\n{text}", Algorithm::Sha256.digest(text.as_bytes()))
 }
 
-/// Whether nothing has changed since [`marked`].
+/// Returns whether the text is unchanged since [`marked`].
 fn is_ours(text: &str) -> bool {
     text.split_once('\n').is_some_and(|(_, rest)| marked(rest) == text)
 }

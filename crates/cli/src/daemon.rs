@@ -21,7 +21,7 @@ use crate::{Session, exit, path_context::PathContext as _};
 /// A daemon that finds its mounts again reads all of their metadata first; seconds on a slow disk.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often it is asked whether the daemon listens.
+/// Interval for checking whether the daemon listens.
 const STEP: Duration = Duration::from_millis(5);
 
 /// How long another daemon is left to its beginning or end before this command tries again.
@@ -41,7 +41,7 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
         }
         let ended = child.as_mut().map(Child::try_wait).transpose()?.flatten();
         match ended {
-            // Another command starts one at this moment, or an older one is just ending.
+            // Another command is starting a daemon at this moment, or an older one is just ending.
             Some(status) if status.code() == Some(exit::LOCKED.into()) => {
                 child = None;
                 thread::sleep(OTHERS);
@@ -58,8 +58,8 @@ pub(crate) fn connect(session: &Session) -> Result<Client> {
     }
 }
 
-/// Connects if a daemon runs, or has to: one that crashed left mounts, which only a daemon can
-/// serve or remove.
+/// Connects to a running daemon, or starts one that is needed: a crashed daemon left mounts, which
+/// only a daemon can serve or remove.
 pub(crate) fn connect_if_needed(session: &Session) -> Result<Option<Client>> {
     match Client::connect(&session.root) {
         Ok(client) => Ok(Some(client)),

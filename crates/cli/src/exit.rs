@@ -18,7 +18,7 @@ pub(crate) fn report(error: &anyhow::Error, code: u8) -> ExitCode {
     let mut message = String::new();
     for cause in error.chain() {
         let text = cause.to_string();
-        // Many errors repeat their source; say each thing once.
+        // Many errors repeat their source; print each text once.
         if !message.contains(&text) {
             if !message.is_empty() {
                 message.push_str(": ");

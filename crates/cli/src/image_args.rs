@@ -18,19 +18,19 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// `--platform`, parsed; lazy images are what is mostly asked for.
+    /// `--platform`, parsed. Lazy images are the most common request.
     pub(crate) fn platform(&self) -> Result<Option<Platform>> {
         let platform: Option<Platform> = self.platform.as_deref().map(str::parse).transpose()?;
         Ok(platform.map(Platform::lazy))
     }
 
-    /// What the registry crate wants to know.
+    /// The options of the registry crate.
     pub(crate) fn options(&self, config: &Config) -> Result<Options> {
         Ok(Options { plain_http: self.plain_http, ..config.registries()? })
     }
 }
 
-/// An image name that means the same in the daemon, whose working directory is another.
+/// An image name with the same meaning in the daemon, whose working directory differs.
 pub(crate) fn absolute_image(text: &str) -> Result<String> {
     let mut name = text.parse::<ImageName>()?;
     if let ImageName::Layout(layout) = &mut name {

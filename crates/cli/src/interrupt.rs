@@ -19,7 +19,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// What is to be done, by number, the newest last.
+/// Work to do on a signal, by number, the newest last.
 static WORK: Mutex<(u64, Vec<(u64, Work)>)> = Mutex::new((0, Vec::new()));
 
 fn work() -> MutexGuard<'static, (u64, Vec<(u64, Work)>)> {
@@ -36,7 +36,7 @@ impl Drop for Undo {
     }
 }
 
-/// Has a signal that ends the process do this first.
+/// Makes a signal that ends the process do this first.
 pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
     static CATCH: Once = Once::new();
     CATCH.call_once(|| drop(thread::spawn(catch)));
@@ -47,12 +47,12 @@ pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
     Undo(number)
 }
 
-/// Has a signal that ends the process remove this file or directory.
+/// Makes a signal that ends the process remove this file or directory.
 pub(crate) fn remove(path: &Path) -> Undo {
     let path: PathBuf = path.to_owned();
     undo(move || {
         let _ = fs::remove_file(&path);
-        // A thread that still writes may put a file into it meanwhile; not again when it is gone.
+        // A thread that still writes may add a file meanwhile, so try twice.
         let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_dir_all(&path));
     })
 }
@@ -60,7 +60,7 @@ pub(crate) fn remove(path: &Path) -> Undo {
 /// Whether signals are handled elsewhere.
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// As long as it lives, signals end nothing here: its owner acts on them, and returns.
+/// While it lives, signals don't end the process: its owner handles them, and returns.
 #[derive(Debug)]
 pub(crate) struct HeldSignals(());
 

@@ -47,8 +47,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// What is logged: error, warn, info, debug, trace, or per part as in
-    /// `info,lazuli_runtime=debug`
+    /// Log level: error, warn, info, debug, trace, or per part as in `info,lazuli_runtime=debug`
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
 
@@ -56,7 +55,7 @@ struct Arguments {
     verb: commands::Verb,
 }
 
-/// What every command starts from.
+/// The context of every command.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// State directory, absolute.
@@ -107,8 +106,8 @@ fn start_logging(level: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path without symbolic links, by which the kernel and runc know it; what does not exist yet
-/// stays as it is.
+/// Resolves symbolic links of a path, as the kernel and runc name it. A path that doesn't exist yet
+/// stays unchanged.
 fn real_path(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let real = path.ancestors().find_map(|ancestor| {

@@ -9,7 +9,7 @@ use std::{
     io::{self, Write},
 };
 
-/// 128 + SIGPIPE, as a shell shows the end of a program whose reader is gone.
+/// 128 + SIGPIPE, as shells report the end of a program whose reader is gone.
 const READER_GONE: i32 = 141;
 
 /// As the standard library's.

@@ -40,11 +40,11 @@ pub struct Chunk {
     pub decoded: Decoded,
     /// Decoded bytes, 1 to the image's chunk size.
     pub decoded_size: u32,
-    /// Where it lies in its unit, unless it is the whole unit.
+    /// Its place in its unit, unless it is the whole unit.
     pub part: Option<Part>,
 }
 
-/// Where in a unit a chunk lies.
+/// The place of a chunk in its unit.
 ///
 /// A batch is a unit of small chunks that follow each other and were compressed as one. What a gzip
 /// file decodes to from a point on is another: its chunks have the point in common, and each
@@ -57,7 +57,7 @@ pub struct Part {
     pub size: u32,
 }
 
-/// Most bytes of a decoded unit; the format's limit for chunks, too.
+/// Maximum size of a decoded unit, in bytes; the format's limit for chunks, too.
 pub const MAX_UNIT: u32 = 16 << 20;
 
 impl Chunk {
@@ -69,9 +69,8 @@ impl Chunk {
         }
     }
 
-    /// Whether the stored bytes differ in number from what they decode to, and so have to go
-    /// through the blob's codec. Says nothing about units that begin at a point, see
-    /// [`Blob::unit`].
+    /// Returns whether the stored size differs from the decoded size, so that the bytes go through
+    /// the blob's codec. Meaningless for units that begin at a point, see [`Blob::unit`].
     pub const fn is_compressed(&self) -> bool {
         self.stored_size != self.unit_size()
     }
@@ -82,14 +81,15 @@ impl Chunk {
         Unit::whole(codec, self.unit_size())
     }
 
-    /// Whether the chunk can lie where it says in its unit.
+    /// Returns whether the chunk lies inside its unit. Always true outside units.
     pub fn is_within_unit(&self) -> bool {
         self.part.is_none_or(|Part { offset, size }| {
             size <= MAX_UNIT && offset.checked_add(self.decoded_size).is_some_and(|end| end <= size)
         })
     }
 
-    /// Whether both chunks come out of one unit: the one that reaches further brings the other.
+    /// Returns whether both chunks are decoded from one unit. Decoding the one that reaches further
+    /// yields the other too.
     pub fn shares_unit(&self, other: &Chunk) -> bool {
         self.part.is_some() && other.part.is_some() && self.stored == other.stored
     }
@@ -109,7 +109,7 @@ impl Chunk {
         Ok(bytes)
     }
 
-    /// The chunk's bytes in `unit`, to which the stored ones decode; `None` if that is too short.
+    /// Slices the chunk's bytes out of `unit`, the decoded unit; `None` if it is too short.
     pub fn part_of<'a>(&self, unit: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.part.map_or(0, |part| part.offset as usize);
         unit.get(start..)?.get(..self.decoded_size as usize)
@@ -148,19 +148,20 @@ pub enum ChunkError {
     Digest {
         /// Digest of the bytes.
         actual: Digest,
-        /// What the image says.
+        /// The digest in the image.
         expected: Digest,
     },
 }
 
-/// What an image says about one of its blobs.
+/// One blob, as described by an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
     /// SHA-256 of the blob as stored in the registry.
     pub id: Digest,
     /// How compressed chunks are compressed.
     pub codec: Codec,
-    /// Where a decoder can begin; only with [`Codec::Gzip`], and only once they are known.
+    /// The points at which a decoder can begin; only with [`Codec::Gzip`], and only once they are
+    /// known.
     pub points: Points,
     /// Bytes of the whole blob as stored, chunks and tables.
     pub stored_size: u64,
@@ -232,8 +233,8 @@ impl Blob {
         }
     }
 
-    /// Whether `next` may come behind `chunk`. Decoded, no chunk overlaps another; stored, units do
-    /// only where they begin at points, and none ends before an earlier one.
+    /// Returns whether `next` may follow `chunk`. Decoded chunks must not overlap. Stored units may
+    /// overlap only if they begin at points, and none ends before an earlier one.
     pub fn is_in_order(&self, chunk: &Chunk, next: &Chunk) -> bool {
         let end = |chunk: &Chunk| {
             chunk.part.map_or(0, |part| part.offset).saturating_add(chunk.decoded_size)

@@ -43,13 +43,13 @@ impl Encoder {
         self.codec
     }
 
-    /// The compressed form of `decoded`, or `None` when it is not smaller: then the chunk is stored
-    /// raw.
+    /// Compresses `decoded`. Returns `None` when the result is not smaller; the chunk is then
+    /// stored raw.
     pub fn encode(&mut self, decoded: &[u8]) -> Option<&[u8]> {
         // zstd stops at the end of the buffer, and output that does not fit in one byte less than
         // the input is of no use. LZ4 insists on room for the worst case.
         let room = match self.codec {
-            // A layer is as it is; nothing is added to it.
+            // Chunks of unconverted layers are never compressed here.
             Codec::None | Codec::Gzip => return None,
             Codec::Zstd => decoded.len().checked_sub(1)?,
             Codec::Lz4 => lz4_flex::block::get_maximum_output_size(decoded.len()),
@@ -73,7 +73,7 @@ impl fmt::Debug for Encoder {
     }
 }
 
-/// What is decoded as one: how, from where, and to how many bytes.
+/// How to decode a unit: its codec, the point it begins at, and its decoded size.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit<'a> {
     codec: Codec,
@@ -161,9 +161,9 @@ impl Decoder {
         if actual == expected { Ok(()) } else { Err(DecodeError::Size { codec, actual, expected }) }
     }
 
-    /// What `stored`, the stored bytes of a chunk, decode to: all of its unit as far as the chunk
-    /// goes, see [`Chunk::part_of`](crate::Chunk::part_of). Raw bytes stay where they are; others
-    /// are decoded to `buffer`.
+    /// Decodes `stored`, the stored bytes of a chunk, up to the end of that chunk in its unit, see
+    /// [`Chunk::part_of`](crate::Chunk::part_of). Raw bytes are returned in place; others are
+    /// decoded into `buffer`.
     pub fn unit<'a>(
         &mut self,
         unit: &Unit<'_>,
@@ -196,15 +196,15 @@ pub enum DecodeError {
     /// The codec refused them.
     #[error("{codec} data is damaged: {reason}")]
     Damaged {
-        /// Which codec.
+        /// The codec.
         codec: Codec,
-        /// What it said.
+        /// The codec's message.
         reason: String,
     },
-    /// They decode to another size than the image says.
+    /// The decoded size differs from the size in the image.
     #[error("{codec} data decodes to {actual} bytes, expected {expected}")]
     Size {
-        /// Which codec.
+        /// The codec.
         codec: Codec,
         /// Bytes that came out.
         actual: usize,

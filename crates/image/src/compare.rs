@@ -7,31 +7,31 @@ use std::{
 
 use crate::{ChunkRef, Digest, Inode, InodeId, Kind, Metadata, Tree};
 
-/// A tree, and what the chunks that it refers to contain.
+/// A tree with the contents of its chunks.
 pub trait Content {
     /// The tree.
     fn tree(&self) -> &Tree;
-    /// Digest and size of a chunk of the tree; `None` if it refers to a chunk that is not there.
+    /// Digest and size of a chunk of the tree; `None` if the chunk does not exist.
     fn chunk(&self, chunk: ChunkRef) -> Option<(Digest, u32)>;
 }
 
-/// One thing that is not the same.
+/// One difference between two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Where, from `/`.
     pub path: Vec<u8>,
-    /// What.
+    /// The kind of difference.
     pub what: What,
 }
 
-/// What is not the same at a path.
+/// How the trees differ at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The second tree has nothing there. What is below is not listed.
+    /// The path is missing from the second tree. Its children are not listed.
     OnlyFirst,
-    /// The first tree has nothing there. What is below is not listed.
+    /// The path is missing from the first tree. Its children are not listed.
     OnlySecond,
-    /// Both have something. The text has what the first has, a comma, and what the second has.
+    /// The path exists in both. The text is `first, second`: the values of both trees.
     Changed(Aspect, String),
 }
 
@@ -50,7 +50,7 @@ pub enum Aspect {
     Time,
     /// Extended attributes, ACLs among them.
     Xattr,
-    /// Which names are the same file.
+    /// The names that are the same file.
     Links,
 }
 
@@ -112,7 +112,7 @@ struct Comparison<'a> {
     right: &'a dyn Content,
     limit: usize,
     differences: Vec<Difference>,
-    /// Which inode of the other tree an inode was found equal to: hard links have to agree.
+    /// The inode of the other tree that an inode was found equal to: hard links have to agree.
     partners: [HashMap<InodeId, InodeId>; 2],
 }
 
@@ -151,7 +151,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Compares two inodes; tells whether their children are still to be compared.
+    /// Compares two inodes. Returns whether their children remain to be compared.
     fn inodes(&mut self, path: &[u8], left: InodeId, right: InodeId) -> bool {
         let seen = [self.partners[0].get(&left), self.partners[1].get(&right)];
         match seen {

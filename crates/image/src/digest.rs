@@ -10,7 +10,7 @@ use sha2::Digest as _;
 pub enum Algorithm {
     /// BLAKE3 with its default 32-byte output; the default for chunks.
     Blake3,
-    /// SHA-256; what OCI uses for blobs and manifests.
+    /// SHA-256, used by OCI for blobs and manifests.
     Sha256,
 }
 
@@ -42,7 +42,7 @@ impl Algorithm {
 /// An algorithm and its 32 bytes of output.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
-    /// What computed [`Digest::hash`].
+    /// The algorithm that computed [`Digest::hash`].
     pub algorithm: Algorithm,
     /// The output.
     pub hash: [u8; 32],
@@ -82,7 +82,7 @@ impl Digest {
         Some(Digest { algorithm, hash })
     }
 
-    /// Whether `data` has this digest.
+    /// Returns whether `data` has this digest.
     pub fn matches(&self, data: &[u8]) -> bool {
         self.algorithm.digest(data) == *self
     }

@@ -1,4 +1,4 @@
-//! Errors of the format: which structure, where, and what is wrong.
+//! Format errors: the structure, the place in it, and the problem.
 
 use std::{borrow::Cow, fmt};
 
@@ -8,11 +8,11 @@ use crate::Digest;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{object} at byte {offset}: {problem}")]
 pub struct FormatError {
-    /// Which structure it is.
+    /// The structure.
     pub object: Structure,
-    /// Where it starts in its file.
+    /// The structure's offset in its file.
     pub offset: u64,
-    /// What is wrong with it.
+    /// The problem at that place.
     pub problem: Problem,
 }
 
@@ -23,7 +23,7 @@ impl FormatError {
     }
 }
 
-/// What is wrong with a structure: what was found, and what was expected.
+/// A problem with a structure: the value found, and the one expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// It reaches beyond the bytes that there are.
@@ -40,11 +40,11 @@ pub enum Problem {
     /// There is more of something than the format, or this version, allows.
     #[error("{found} {what}, at most {limit} are possible")]
     TooMany {
-        /// Of what.
+        /// The kind of items counted.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         found: u64,
-        /// How many there may be.
+        /// The maximum number.
         limit: u64,
     },
     /// Structures, or chunks, that must lie apart claim the same bytes.
@@ -56,7 +56,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// A set of flags or features has one that this version does not read.
+    /// A bit of a set of flags or features that this version does not support.
     pub(crate) fn unsupported(set: &str, bits: impl Into<u64>, what: &str) -> Self {
         Problem::Unsupported(format!("{set} {:#x}: {what}", bits.into()).into())
     }
@@ -87,13 +87,13 @@ impl From<&'static str> for Problem {
 /// A structure of the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Structure {
-    /// The only one of its kind: `superblock`.
+    /// A structure that an image has once: `superblock`.
     Only(&'static str),
-    /// One of several: `chunk table entry 7`.
+    /// An entry of a table: `chunk table entry 7`.
     Numbered(&'static str, u64),
-    /// The one of a blob: `blob sha256:…`.
+    /// A structure that each blob has: `blob sha256:…`.
     OfBlob(&'static str, Digest),
-    /// What an inode has besides itself: `chunk indexes of inode 128`.
+    /// A structure that belongs to an inode: `chunk indexes of inode 128`.
     OfInode(&'static str, u64),
     /// A file of the tree that an image is made from.
     File(String),

@@ -1,4 +1,4 @@
-//! Gzip files, read from a [point](crate::points) on: RFC 1951 and 1952.
+//! Reads gzip files from a [point](crate::points) on: RFC 1951 and 1952.
 //!
 //! A decoder that begins at a point is given the window first, then the bits of the byte before.
 //! The decoder of zlib-rs takes whole bytes only, so these bits become the upper ones of a byte
@@ -8,7 +8,7 @@ use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
 
 use crate::points::{NewPoint, Point};
 
-/// Most bytes of a member's header that are looked at: its name and comment may have any length.
+/// Limit of a member's header, in bytes: its name and comment may have any length.
 pub const MAX_HEADER: usize = 256 << 10;
 
 /// Bytes behind the last block of a member: CRC-32 and size.
@@ -17,14 +17,14 @@ pub const TRAILER: usize = 8;
 /// How a gzip file begins, and each of its members.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// What the first bytes of a member say.
+/// The result of parsing the first bytes of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The first block begins behind so many bytes.
+    /// The header is complete and has this many bytes.
     Ends(usize),
     /// There is more of it, or more than [`MAX_HEADER`].
     GoesOn,
-    /// It is none.
+    /// Not a gzip header, with the reason.
     Invalid(&'static str),
 }
 
@@ -74,8 +74,8 @@ impl Default for Inflater {
 }
 
 impl Inflater {
-    /// Fills `decoded` with what follows `point`, whose stored bytes are `stored`, also over the
-    /// ends of members. Returns how many bytes there were.
+    /// Decodes `stored` from `point` on into `decoded`, across the ends of members. Returns the
+    /// number of decoded bytes, fewer than `decoded` holds at the end of the file.
     pub(crate) fn decode(
         &mut self,
         point: &Point<'_>,
@@ -108,7 +108,7 @@ impl Inflater {
             *input = &input[read as usize..];
             filled += written as usize;
             if status == Status::StreamEnd {
-                // What follows the last member need not be one: some tools pad files with zeros.
+                // Some tools pad gzip files with zeros behind the last member.
                 if filled == decoded.len() {
                     break;
                 }
@@ -123,18 +123,18 @@ impl Inflater {
     }
 }
 
-/// What of `point`'s window is used by `stored`, the bytes that follow and decode to `size` bytes
-/// at least, or to fewer at the end of a member. Other bytes become zeros, or go if they are the
-/// first: the rest of the window decodes the same, and is small.
+/// Reduces `point`'s window to the bytes that `stored` refers to. `stored` decodes to at least
+/// `size` bytes, or to fewer at the end of a member. Unused bytes become zeros, which compress
+/// well; unused bytes at the front are dropped.
 ///
 /// # Errors
 /// The bytes do not decode.
 pub fn thin(point: &NewPoint, stored: &[u8], size: usize) -> Result<Vec<u8>, String> {
     let window = &point.window;
     let mut inflater = Inflater::default();
-    // What comes out of the window tells by itself which byte it was: in one run by the lower half
-    // of its number, in another by the complement of that, so that nothing else looks the same, and
-    // then by the upper half.
+    // Decode three times with windows of marker bytes: the lower half of each index, its
+    // complement, and the upper half. A decoded byte that differs between the first two runs was
+    // copied from the window, and its values give the index.
     let mut run = |name: fn(usize) -> u8| {
         let names: Vec<u8> = (0..window.len()).map(name).collect();
         let mut decoded = vec![0; size];
@@ -161,8 +161,8 @@ fn reason(error: InflateError) -> String {
     error.as_str().to_owned()
 }
 
-/// The blocks of the member that follows the trailer with which `rest` begins; `None` if there is
-/// no whole header.
+/// Returns the blocks of the member behind the trailer at the start of `rest`; `None` if its header
+/// is not complete.
 fn next_member(rest: &[u8]) -> Result<Option<&[u8]>, String> {
     let next = rest.get(TRAILER..).unwrap_or_default();
     match header(next) {
@@ -206,8 +206,7 @@ impl Lead {
         self.add(0b010, 10);
     }
 
-    /// A block of type 2 with an odd number of bits, whose tables have nothing but the end of a
-    /// block.
+    /// A block of type 2 with an odd number of bits and no symbols but its end.
     fn add_dynamic(&mut self) {
         self.add(0b100, 3);
         // 257 literals and lengths, 1 distance, 19 lengths of codes.
@@ -268,7 +267,7 @@ mod tests {
                 shifted[at] |= low;
                 shifted[at + 1] |= high;
             }
-            // What is below the block's first bit is not ours.
+            // Bits before the block belong to the one before it.
             shifted[0] |= (1 << offset) - 1;
             let (point, stored) = match offset {
                 0 => (point(0, 0, b""), &shifted[..]),
@@ -301,7 +300,7 @@ mod tests {
         let number = |n: u32| format!("{} ", n * n % 977).into_bytes();
         let noise = (0..1000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8);
         let mut text: Vec<u8> = (0..1000).flat_map(number).collect();
-        // Nothing of this comes again.
+        // Noise: nothing here repeats.
         text.extend(noise);
         text.extend((1000..4000).flat_map(number));
         let (window, rest) = text.split_at(6000);

@@ -20,7 +20,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Begins with the first byte. `what` is what errors call the bytes.
+    /// Starts at the first byte. `what` names the bytes in errors.
     pub(crate) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Reader { what, all: bytes, rest: bytes }
     }
@@ -29,7 +29,7 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
-    /// A problem with what was read last.
+    /// An error at the current position.
     pub(crate) fn error(&self, problem: impl Into<Problem>) -> FormatError {
         FormatError::new(self.what, (self.all.len() - self.rest.len()) as u64, problem)
     }
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         self.leb128(9, least, most, what)
     }
 
-    /// A number of at most so many bytes, which have 7 bits each.
+    /// Reads a number of at most this many bytes of 7 bits each.
     fn leb128(
         &mut self,
         bytes: u32,

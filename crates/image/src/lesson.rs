@@ -31,19 +31,19 @@ use crate::{
 
 const MAGIC: &[u8] = b"lazuli trace 2\n";
 
-/// Most bytes of an encoded lesson: 64 KiB as base64, as of a trace.
+/// Maximum size of an encoded lesson, in bytes: 64 KiB as base64, as of a trace.
 pub const MAX_BYTES: usize = 48 << 10;
 
-/// Most parts of a lesson. What is touched last is left out.
+/// Maximum number of parts. Those touched last are left out.
 pub const MAX_PARTS: usize = 8192;
 
-/// Most bytes of a path, as in Linux.
+/// Maximum size of a path in bytes, as in Linux.
 const MAX_PATH: u32 = 4096;
 
 /// Starts after which older ones begin to count less.
 const MAX_STARTS: u32 = 16;
 
-/// A part is hot when at least one of so many starts touched it.
+/// A part is hot when at least one in this many starts touched it.
 const HOT: u32 = 4;
 
 /// The beginning of a chunk's digest. Two chunks that have it in common cost bytes at most.
@@ -60,9 +60,9 @@ pub fn mark(digest: &Digest) -> Mark {
 pub struct Part {
     /// The path of the file from the root, without a slash before it.
     pub path: Arc<[u8]>,
-    /// Which chunk of the file.
+    /// The chunk's number in the file.
     pub part: u32,
-    /// What was in it.
+    /// The beginning of its digest.
     pub mark: Mark,
     /// Milliseconds from the first touch of the start to this one.
     pub at: u32,
@@ -70,7 +70,7 @@ pub struct Part {
     pub starts: u32,
 }
 
-/// What starts of images that have something in common read.
+/// The reads of starts of related images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lesson {
     starts: u32,
@@ -103,7 +103,7 @@ impl Lesson {
         self.parts.iter().filter(|part| part.starts * HOT >= self.starts)
     }
 
-    /// Adds what later starts read. What they do not read any more fades.
+    /// Merges a later lesson. Parts that later starts no longer read fade out.
     pub fn merge(&mut self, later: &Lesson) {
         let mut known: HashMap<(Arc<[u8]>, u32), Part> = HashMap::new();
         for part in self.parts.drain(..) {
@@ -129,7 +129,8 @@ impl Lesson {
         self.parts.truncate(MAX_PARTS);
     }
 
-    /// The lesson as bytes, at most [`MAX_BYTES`]: what was touched last is left out if need be.
+    /// Encodes the lesson in at most [`MAX_BYTES`] bytes. If it is too long, the parts touched last
+    /// are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut count = self.parts.len();
         loop {
@@ -168,7 +169,7 @@ impl Lesson {
         bytes
     }
 
-    /// Reads what [`Lesson::encode`] wrote.
+    /// Decodes the output of [`Lesson::encode`].
     ///
     /// # Errors
     /// If the bytes are something else, with the place and what was expected there.
@@ -205,8 +206,8 @@ impl Lesson {
     }
 }
 
-/// Bytes of all paths together: sharing what is before them they could be a thousand times as long
-/// as what is stored.
+/// Limit on the total length of all paths in bytes. Prefix compression would allow paths a thousand
+/// times longer than their stored form.
 const PATHS: usize = 1 << 20;
 
 fn read_paths(reader: &mut Reader<'_>) -> Result<Vec<Arc<[u8]>>, FormatError> {

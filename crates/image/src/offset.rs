@@ -10,11 +10,11 @@ use std::fmt;
 /// blocks.
 pub const BLOCK_SIZE: u64 = 4096;
 
-/// Where bytes sit in a blob as stored: compressed, as fetched over the network. In bytes.
+/// An offset, in bytes, in a blob as stored: compressed, as fetched over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stored(pub u64);
 
-/// Where bytes sit in a blob once decoded: what the kernel asks for. In bytes.
+/// An offset in a decoded blob, in bytes: the address space of the kernel's reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Decoded(pub u64);
 

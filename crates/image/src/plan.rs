@@ -10,16 +10,16 @@ use crate::{Chunk, Stored};
 /// How a reader weighs bytes against requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planner {
-    /// Most stored bytes between two chunks that one request reads and throws away.
+    /// Maximum number of stored bytes between two chunks that one request reads and throws away.
     pub gap: u64,
-    /// Most stored bytes in one request, unless a single unit has more.
+    /// Maximum number of stored bytes in one request, unless a single unit has more.
     pub max_request: u64,
 }
 
 impl Planner {
-    /// Widens `wanted`, a range of chunks, by missing ones that follow, until the missing chunks
-    /// have `amplify` stored bytes. Chunks that come out of the same stored bytes cost nothing
-    /// more, also before `wanted`.
+    /// Widens `wanted`, a range of chunks, by the missing chunks behind it, until the missing ones
+    /// have `amplify` stored bytes. Chunks of the same unit are free and are added in front as
+    /// well.
     pub fn neighbours(
         &self,
         chunks: &[Chunk],
@@ -66,7 +66,7 @@ impl Planner {
         requests
     }
 
-    /// Whether one request reads both chunks, the second of which lies behind the first.
+    /// Returns whether one request should read both chunks; `high` lies behind `low`.
     pub fn bridges(&self, low: &Chunk, high: &Chunk) -> bool {
         gap(low, high) <= self.gap
     }
@@ -84,7 +84,7 @@ pub fn stored_range<'a>(chunks: impl IntoIterator<Item = &'a Chunk>) -> Range<St
     first.stored..chunks.last().unwrap_or(first).stored_end()
 }
 
-/// `chunks`, positions in ascending order, and those that come out of the same stored bytes.
+/// Adds to `chunks`, positions in ascending order, all others in the same units.
 pub fn whole_units<'a>(all: &'a [Chunk], chunks: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
     let mut next = 0;
     chunks.iter().flat_map(move |&at| {
@@ -189,7 +189,7 @@ mod tests {
         type Case = (Range<usize>, u64, Range<usize>);
         let cases: [Case; 7] = [
             (0..1, 0, 0..1),
-            // What is before it has to be decoded anyway.
+            // The chunks before it in the unit are decoded anyway.
             (1..2, 0, 0..2),
             (1..2, 299, 0..2),
             (1..2, 300, 0..3),
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(whole(&[1]), [0, 1]);
         assert_eq!(whole(&[1, 4]), [0, 1, 3, 4]);
         assert_eq!(requests(&chunks, &[0, 1, 2, 3, 4]), std::iter::once(0..5).collect::<Vec<_>>());
-        // What begins at one point is asked for once, however far it reaches.
+        // All chunks behind one point share one request, however far it reaches.
         let far = pieces(&[(0, 100), (0, 3 << 20), (0, 9 << 20), (8 << 20, 11 << 20)]);
         assert_eq!(requests(&far, &[0, 1, 2, 3]), [0..3, 3..4]);
     }

@@ -1,4 +1,4 @@
-//! Points: places in a gzip file where a decoder can begin, and what it has to know there.
+//! Points: places in a gzip file where a decoder can begin, with the state it needs there.
 //!
 //! ```text
 //! magic | number of points | points, 20 bytes each | windows, each a zstd frame | BLAKE3 of all that
@@ -15,7 +15,7 @@ use zerocopy::{
 
 use crate::{Algorithm, Digest, FormatError, Stored};
 
-/// Most bytes of a window: deflate reaches no further back.
+/// Maximum size of a window, in bytes: deflate reaches no further back.
 pub const MAX_WINDOW: usize = 32 << 10;
 
 const MAGIC: [u8; 16] = *b"lazuli points 1\0";
@@ -38,7 +38,7 @@ struct Row {
     frame_size: U32,
     /// Bytes of the window.
     window: U16,
-    /// How many bits of `before` belong to what follows, its upper ones.
+    /// Number of upper bits of `before` that belong to the following data.
     bits: u8,
     /// The byte before `stored`; 0 without bits.
     before: u8,
@@ -49,7 +49,7 @@ const _: () = assert!(size_of::<Row>() == 20);
 /// A place where a decoder can begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Point<'a> {
-    /// How many bits of [`Point::before`] come first, 0 to 7.
+    /// Number of upper bits of [`Point::before`] to decode first, 0 to 7.
     pub bits: u8,
     /// The byte before the point; its upper bits count.
     pub before: u8,
@@ -91,17 +91,17 @@ impl Points {
         Ok(Points(Some(Table { bytes, count, digest })))
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no points.
     pub fn is_empty(&self) -> bool {
         self.0.as_ref().is_none_or(|table| table.count == 0)
     }
 
-    /// What all of them are known by.
+    /// The digest at the end of the table.
     pub fn digest(&self) -> Option<Digest> {
         self.0.as_ref().map(|table| table.digest)
     }
 
-    /// The bytes that [`Points::parse`] was given; none without points.
+    /// The bytes given to [`Points::parse`]; empty without points.
     pub fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], |table| (*table.bytes).as_ref())
     }
@@ -178,7 +178,7 @@ impl fmt::Debug for Points {
     }
 }
 
-/// What is known of a point before it is in a table.
+/// A point before it is encoded in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewPoint {
     /// First whole stored byte.
@@ -192,7 +192,7 @@ pub struct NewPoint {
 }
 
 impl FromIterator<NewPoint> for Points {
-    /// The points in any order. One that is at the same byte as an earlier one is left out.
+    /// Takes points in any order. Of several at one byte, the first is kept.
     fn from_iter<I: IntoIterator<Item = NewPoint>>(points: I) -> Self {
         let mut points: Vec<_> = points.into_iter().collect();
         points.sort_by_key(|point| point.stored);

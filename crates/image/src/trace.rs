@@ -33,14 +33,14 @@ use crate::{
 
 const MAGIC: &[u8] = b"lazuli trace 1\n";
 
-/// Most bytes of an encoded trace: 64 KiB as base64, which fits into an annotation of a manifest
-/// several times over. Starts of real images need 0.2 to 4 KiB.
+/// Maximum size of an encoded trace, in bytes: 64 KiB as base64, which fits into an annotation of a
+/// manifest several times over. Starts of real images need 0.2 to 4 KiB.
 pub const MAX_BYTES: usize = 48 << 10;
 
-/// Most chunks of a trace. At 1 MiB each that is 64 GiB.
+/// Maximum number of chunks of a trace. At 1 MiB each that is 64 GiB.
 pub const MAX_TOUCHES: usize = 1 << 16;
 
-/// Most blobs of an image, as the format counts them.
+/// Maximum number of blobs of an image, as the format counts them.
 const MAX_BLOBS: u32 = 255;
 
 /// Chunk numbers have 24 bits.
@@ -55,7 +55,7 @@ pub const MAX_SPANS: usize = 256;
 /// Stored bytes of a blob have an offset below this, as files in Linux.
 const MAX_STORED: u64 = 1 << 62;
 
-/// A chunk is hot when at least one of so many starts touched it.
+/// A chunk is hot when at least one in this many starts touched it.
 const HOT: u32 = 4;
 
 /// One chunk that was touched.
@@ -78,7 +78,7 @@ struct Span {
     range: Range<u64>,
 }
 
-/// What starts of one image touched.
+/// The chunks that starts of one image touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     starts: u32,
@@ -89,7 +89,7 @@ pub struct Trace {
 
 impl Trace {
     /// A trace of one start from the chunks that it touched, in order: positions in `blobs`, chunk
-    /// numbers, and milliseconds. What is beyond [`MAX_TOUCHES`] is left out.
+    /// numbers, and milliseconds. Touches beyond [`MAX_TOUCHES`] are dropped.
     pub fn of_start(blobs: Vec<Digest>, touched: impl IntoIterator<Item = (u8, u32, u32)>) -> Self {
         let touch = |(blob, number, at)| Touch { blob, number, at, starts: 1 };
         let touches = touched.into_iter().take(MAX_TOUCHES).map(touch).collect();
@@ -101,7 +101,7 @@ impl Trace {
         self.starts
     }
 
-    /// The blobs that [`Touch::blob`] speaks of.
+    /// The blobs that [`Touch::blob`] indexes.
     pub fn blobs(&self) -> &[Digest] {
         &self.blobs
     }
@@ -121,8 +121,8 @@ impl Trace {
         self.touches.iter().filter(|touch| touch.starts * HOT >= self.starts)
     }
 
-    /// Where hot chunks are stored, as far as they were [located](Trace::locate), in the
-    /// order of their first touch.
+    /// Returns the stored places of hot chunks, as far as they were [located](Trace::locate), in
+    /// the order of their first touch.
     pub fn spans(&self) -> impl Iterator<Item = (Digest, Range<Stored>)> {
         let span = |span: &Span| {
             let range = Stored(span.range.start)..Stored(span.range.end);
@@ -131,9 +131,9 @@ impl Trace {
         self.spans.iter().map(span)
     }
 
-    /// Notes where hot chunks are stored; `place` knows that of the chunk with a number in a blob.
-    /// Those with at most `gap` other bytes between them are one span, and what is touched after
-    /// [`MAX_SPANS`] is left out.
+    /// Records the stored places of hot chunks; `place` looks up a chunk by blob and number. Chunks
+    /// with at most `gap` other bytes between them share a span. Chunks touched after [`MAX_SPANS`]
+    /// are full are left out.
     pub fn locate(&mut self, gap: u64, place: impl Fn(&Digest, u32) -> Option<Range<Stored>>) {
         let located = self.hot_touches().enumerate().filter_map(|(order, touch)| {
             let range = place(&self.blobs[usize::from(touch.blob)], touch.number)?;
@@ -155,8 +155,8 @@ impl Trace {
         self.spans = spans.into_iter().map(|(_, span)| span).take(MAX_SPANS).collect();
     }
 
-    /// Adds a later start. It says nothing about blobs that are not `seen`: the kernel did not ask
-    /// about them.
+    /// Merges a later start. Chunks of blobs that are not `seen` count as touched again: the kernel
+    /// asked nothing about these blobs.
     pub fn merge(&mut self, later: &Trace, seen: impl Fn(&Digest) -> bool) {
         type Times = (u32, u32);
         let mut all: HashMap<(Digest, u32), Times> = HashMap::new();
@@ -202,7 +202,8 @@ impl Trace {
         self.touches.truncate(MAX_TOUCHES);
     }
 
-    /// The trace as bytes, at most [`MAX_BYTES`]: what was touched last is left out if need be.
+    /// Encodes the trace in at most [`MAX_BYTES`] bytes. If it is too long, the touches recorded
+    /// last are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         write(&mut bytes, self.starts);
@@ -234,7 +235,7 @@ impl Trace {
         bytes
     }
 
-    /// Reads what [`Trace::encode`] wrote.
+    /// Decodes the output of [`Trace::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let mut reader = Reader::new("trace", bytes);
         if bytes.len() > MAX_BYTES {
@@ -286,7 +287,7 @@ impl Trace {
     }
 }
 
-/// Whether `b` goes into the same run as `a`.
+/// Returns whether `b` extends the run that ends with `a`.
 fn continues(a: &Touch, b: &Touch) -> bool {
     Touch { number: a.number + 1, ..*a } == *b
 }

@@ -25,7 +25,7 @@ pub struct Inode {
     pub kind: Kind,
 }
 
-/// What every type of file has.
+/// Metadata that every type of file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// Permission bits including set-uid, set-gid and sticky: `0..=0o7777`, without the file type.

@@ -1,4 +1,4 @@
-//! Where the server listens.
+//! The address that the server listens at.
 
 use std::{
     fmt, fs, io,
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-/// What fits into `sun_path`, with its end.
+/// Bytes that fit into `sun_path` before the final NUL.
 const LONGEST: usize = 107;
 
 /// `HOST:PORT`, or the path of a Unix socket.

@@ -9,16 +9,16 @@ use prometheus_client::{
     registry::{Registry, Unit as ClientUnit},
 };
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Grows until the process ends.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// How often something took how long.
+    /// The distribution of durations.
     Histogram,
-    /// What does not change, as labels.
+    /// Constant information, as labels.
     Info,
 }
 
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// What is counted, at the end of a metric's name.
+/// The unit at the end of a metric's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// `_bytes`
@@ -48,21 +48,21 @@ pub type Labels = Vec<(&'static str, &'static str)>;
 /// One value of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Of a counter.
+    /// A counter's value.
     Count(u64),
-    /// Of a gauge.
+    /// A gauge's value.
     Level(f64),
-    /// Of a histogram: upper bounds with how many are in no bucket before, and in the last place
-    /// [`f64::INFINITY`] with the rest.
+    /// A histogram's buckets: upper bounds, each with how many are in no earlier bucket; the last
+    /// one, [`f64::INFINITY`], has the rest.
     Histogram {
         /// The buckets.
         buckets: Vec<(f64, u64)>,
-        /// How many there are.
+        /// Their number.
         count: u64,
         /// All of them together.
         sum: f64,
     },
-    /// Of an info, which has labels alone.
+    /// An info, which only has labels.
     Info,
 }
 
@@ -80,11 +80,11 @@ pub struct Sample {
 pub struct Family {
     /// Its name without unit and suffix.
     pub name: &'static str,
-    /// What it means.
+    /// The description of the metric.
     pub help: &'static str,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// What it counts.
+    /// Its unit.
     pub unit: Option<Unit>,
     /// Its values.
     pub samples: Vec<Sample>,

@@ -1,7 +1,7 @@
 //! Parsers of bytes from outside, as the fuzz targets call them.
 #![allow(missing_docs)]
 
-/// What a client sends: a request, and where to listen.
+/// The request of a client, and the address to listen on.
 pub fn request(bytes: &[u8]) {
     // A pipe holds so much, and nothing reads the rest.
     crate::server::request(&bytes[..bytes.len().min(1 << 16)]);

@@ -1,4 +1,4 @@
-//! What a daemon measures, for Prometheus: OpenMetrics over HTTP.
+//! The metrics of a daemon for Prometheus: OpenMetrics over HTTP.
 //!
 //! ```text
 //! measure() ─▶ families ─▶ one text, fresh for a second ─▶ GET /metrics

@@ -34,21 +34,21 @@ use crate::{
 /// Measures everything.
 pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
 
-/// Connections at a time. One more ends the oldest: a scrape takes milliseconds, so what is still
-/// there is stuck or means harm.
+/// Maximum number of connections. One more closes the oldest: a scrape takes milliseconds, so an
+/// old connection is stuck or hostile.
 const CONNECTIONS: usize = 64;
 
-/// How long a connection may take from its beginning to the last byte of its answer. Prometheus
-/// waits no longer by default.
+/// Time limit for a connection from its beginning to the last byte of its answer. Prometheus waits
+/// no longer by default.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// How long the head of a request may take.
+/// Time limit for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
 
 /// Largest head of a request, in bytes; the least that the HTTP library takes.
 const HEAD_LIMIT: usize = 8 << 10;
 
-/// How long one text answers everybody. To measure the cache reads directories.
+/// How long one text is reused for all clients. Measuring the cache reads directories.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Pause between two connections: hundreds a second cost a node nothing that its readers notice.
@@ -235,7 +235,7 @@ impl Page {
     }
 }
 
-/// What a client sends; it is answered, or refused, and the connection ends.
+/// Serves one connection with `bytes` as the client's input: answered or refused, then closed.
 #[cfg(fuzzing)]
 pub(crate) fn request(bytes: &[u8]) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};

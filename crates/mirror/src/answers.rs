@@ -1,4 +1,4 @@
-//! Answers that several questions share: under way, and for some seconds afterwards.
+//! Answers that several questions share, while they are fetched and for some seconds afterwards.
 //!
 //! containerd asks for a manifest several times during one pull, and the mirror asks for what comes
 //! next before containerd does. Each is one request to the registry. Waiters share a failure, which
@@ -21,10 +21,10 @@ use tokio::time::Instant;
 /// A registry's failure, shared by its waiters.
 pub(crate) type Failure = Arc<RegistryError>;
 
-/// An answer that is on its way, or here.
+/// A shared answer, complete or in flight.
 pub(crate) type Coming<V> = Shared<BoxFuture<'static, Result<V, Failure>>>;
 
-/// Answers by what was asked, at most so many bytes of those that have come.
+/// Answers by key. Complete answers take at most `limit` bytes.
 pub(crate) struct Answers<K, V> {
     limit: usize,
     state: Mutex<State<K, V>>,
@@ -53,8 +53,9 @@ where
         Arc::new(Answers { limit, state: Mutex::new(state) })
     }
 
-    /// The answer to `key`, and whether it was asked for before. If not, `ask` begins now and goes
-    /// on whatever becomes of this future. Its answer has so many bytes and stays for so long.
+    /// Returns the answer to `key`, and whether it is known or in flight already. If not, `ask`
+    /// starts now, and continues even if this future is dropped. `ask` also returns the size of the
+    /// answer in bytes and how long to keep it.
     pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> (Coming<V>, bool)
     where
         F: Future<Output = Result<(V, usize, Duration), RegistryError>> + Send + 'static,
@@ -83,7 +84,7 @@ where
         (coming, false)
     }
 
-    /// Notes that an answer has come, or that none did.
+    /// Records that an answer arrived, or that its request failed.
     fn settle(&self, key: &K, number: u64, came: Option<(usize, Duration)>) {
         let mut state = self.lock();
         match (state.known.get_mut(key).filter(|known| known.number == number), came) {

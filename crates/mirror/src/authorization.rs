@@ -11,13 +11,13 @@ use lazuli_registry::{Login, Reference};
 
 use crate::seal::Seal;
 
-/// Longest Authorization header that is looked at, in bytes.
+/// Limit of an Authorization header, in bytes.
 const HEADER_LIMIT: usize = 96 << 10;
 
 /// The login in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// Nothing: the registry may be open to strangers.
+    /// Nothing: the registry may be open to anonymous clients.
     Nothing,
     /// A login for the registry.
     Login(Login),
@@ -52,9 +52,9 @@ pub(crate) fn basic(encoded: &str) -> Option<Login> {
 /// Why a client is asked for its login.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Challenge {
-    /// It has shown none.
+    /// The request has no login.
     NoLogin,
-    /// Its token has ended, or is not one of this mirror's.
+    /// The token has expired, or is not one of this mirror's.
     InvalidToken,
 }
 

@@ -20,7 +20,7 @@ use crate::{
     range::Wanted,
     reply::{self, Problem, Reply},
     sessions::Session,
-    stream::{self, Blob, Outcome},
+    stream::{self, Blob},
 };
 
 /// The media type of blobs; manifests have their own types.
@@ -41,7 +41,7 @@ impl Mirror {
         if session.is_wrong(&digest) {
             return Err(Problem::Wrong(format!("blob {digest} had another digest")));
         }
-        // Whether a blob is there is for the registry to say, each time.
+        // A HEAD request asks whether the blob exists, and only the registry knows that.
         let known = session.size(&digest).filter(|_| !is_head);
         let size = match known {
             Some(size) => size,
@@ -100,13 +100,9 @@ impl Mirror {
         let length = range.end - range.start;
         let blob = Blob { repository: session.repository.clone(), digest, size };
         let of = session.clone();
-        let ended = move |outcome| {
-            if outcome == Outcome::Wrong {
-                of.wrong(&digest);
-            }
-        };
+        let on_wrong = move || of.wrong(&digest);
         let problem =
-            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, ended)).await {
+            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, on_wrong)).await {
                 Ok(Ok(pieces)) => {
                     let counters = self.counters.clone();
                     let pieces = ReceiverStream::new(pieces).map(move |piece| {
@@ -125,7 +121,7 @@ impl Mirror {
     }
 }
 
-/// What part of the blob a request wants.
+/// Parses the range that a request asks for.
 fn wanted(headers: &HeaderMap, digest: &Digest, size: u64) -> Wanted {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     match text(IF_RANGE) {
@@ -134,7 +130,7 @@ fn wanted(headers: &HeaderMap, digest: &Digest, size: u64) -> Wanted {
     }
 }
 
-/// Says that an answer has a part of the blob.
+/// Marks the answer as part of a blob.
 fn part(answer: &mut Reply, range: &Range<u64>, size: u64) {
     *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
     content_range(answer, format!("bytes {}-{}/{size}", range.start, range.end - 1));

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// What the mirror did since its process started.
+/// Counters of the mirror since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
     /// Questions that were answered from memory, or together with an earlier one.
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 impl Counters {
-    /// A question came whose answer is known or under way.
+    /// Counts a question whose answer is known or in flight.
     pub(crate) fn hit(&self) {
         self.0.hits.fetch_add(1, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ pub enum MirrorError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A key or certificate is not what was written.
+    /// A key or certificate file is damaged.
     #[error(
         "{}: {problem}; remove {} and run `lazuli setup mirror` again",
         path.display(),
@@ -25,7 +25,7 @@ pub enum MirrorError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// No certificate could be made.
@@ -34,12 +34,12 @@ pub enum MirrorError {
         /// The library's reason.
         problem: String,
     },
-    /// A pattern of names is none.
+    /// An invalid pattern of image names.
     #[error("`{pattern}` names no repositories: {problem}")]
     Pattern {
-        /// What was given.
+        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }

@@ -37,8 +37,8 @@ impl Default for FetchPermits {
 }
 
 impl FetchPermits {
-    /// Waits for a permit to fetch from `registry`. `None` if the semaphores are closed, which
-    /// doesn't happen.
+    /// Waits for a permit to fetch from `registry`. `None` only if the semaphores are closed, which
+    /// never happens.
     pub(crate) async fn at(&self, registry: &str) -> Option<FetchPermit> {
         let of_one = self.of(registry).acquire_owned().await.ok()?;
         let of_all = self.all.clone().acquire_owned().await.ok()?;

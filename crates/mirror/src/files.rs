@@ -19,7 +19,7 @@ pub(crate) fn lock(directory: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Writes a file in place of what was there.
+/// Replaces a file atomically.
 pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let partial = path.with_extension("partial");
     let mut options = OpenOptions::new();

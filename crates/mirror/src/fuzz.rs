@@ -8,7 +8,7 @@ use crate::{
     target::Target,
 };
 
-/// What a client sends: path and query, a Range and an Authorization header, a form.
+/// Parses a client's input: path and query, Range and Authorization headers, and a form.
 pub fn request(text: &str) {
     let (path, query) = text.split_once('?').map_or((text, None), |(p, q)| (p, Some(q)));
     let _ = Target::parse(path, query);

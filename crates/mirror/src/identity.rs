@@ -48,7 +48,7 @@ const SERVER: &str = "server.pem";
 /// The clients' certificate with its key, `client` in hosts.toml.
 const CLIENT: &str = "client.pem";
 
-/// What tokens are sealed with. Written last: where it is, the others are.
+/// The secret that seals tokens. Written last: if it exists, the other files do too.
 const SECRET_FILE: &str = "secret";
 
 /// The certificates of a node, in a directory of its state.
@@ -58,7 +58,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Opens the certificates in `directory`, which are made if there are none.
+    /// Opens the certificates in `directory`, and makes them first if there are none.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -116,7 +116,7 @@ impl Identity {
         files::read(&path, FILE_LIMIT).at(path)
     }
 
-    /// What tokens are sealed with.
+    /// Returns the seal of tokens.
     pub(crate) fn seal(&self) -> Result<Seal, MirrorError> {
         let secret = self.read(SECRET_FILE)?;
         let wrong = || MirrorError::damaged(self.path(SECRET_FILE), "it is no secret");

@@ -67,19 +67,19 @@ use sessions::Sessions;
 use stream::Room;
 use target::{NoTarget, Target};
 
-/// Silence of a registry after which the client is told to ask it directly. containerd 2.4 would wait
-/// 30 s for an answer.
+/// Time without an answer from a registry after which the client gets 503, and asks it directly.
+/// containerd 2.4 would wait 30 s for an answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Biggest form that is sent to the token endpoint, in bytes.
 const FORM_LIMIT: usize = 64 << 10;
 
-/// What the operator has set, and where things are.
+/// The operator's settings, and the directory of the mirror.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where certificates and answers are kept.
+    /// The directory for certificates and answers.
     pub directory: PathBuf,
-    /// Where the mirror listens: its realm is there.
+    /// The address of the mirror and of its token endpoint.
     pub address: SocketAddr,
     /// How the node reaches registries. Its credentials are not used.
     pub registry: Options,
@@ -89,7 +89,7 @@ pub struct Settings {
     pub stale: Duration,
 }
 
-/// What the node does about images that are pulled.
+/// The mirror's reports to the node about pulled images.
 pub trait Node: fmt::Debug + Send + Sync {
     /// The manifest of a lazy image was fetched for a client with this login, which is about to
     /// pull it. `image` has its digest. Returns at once.
@@ -119,7 +119,7 @@ impl fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    /// Prepares to answer. Certificates are made if there are none.
+    /// Opens the mirror. Makes certificates if there are none.
     ///
     /// # Errors
     /// The directory cannot be used.
@@ -148,7 +148,7 @@ impl Mirror {
         self.pulls.login(image)
     }
 
-    /// What the mirror did so far.
+    /// Returns the mirror's counters.
     pub fn activity(&self) -> Activity {
         self.counters.read()
     }
@@ -219,7 +219,7 @@ impl Mirror {
         }
     }
 
-    /// Whether it is the mirror itself that is taken for a registry.
+    /// Returns whether a name means the mirror itself as its registry.
     fn is_own(&self, reference: &Reference) -> bool {
         let names = [self.address.to_string(), format!("localhost:{}", self.address.port())];
         names.iter().any(|name| name == reference.registry())
@@ -280,7 +280,7 @@ fn manifest_reply(document: &lazuli_registry::Document, headers: &HeaderMap) -> 
     reply
 }
 
-/// The answer that says that this is a registry.
+/// The answer to `/v2/`: this is a registry.
 fn version() -> Reply {
     let mut reply = json(StatusCode::OK, "{}".to_owned());
     let name = HeaderName::from_static("docker-distribution-api-version");

@@ -1,8 +1,8 @@
 //! Manifests, and the requests that follow them in a pull.
 //!
-//! The first question for a name begins everything: the manifest comes with a GET whatever was
-//! asked, and behind it what a pull needs next, the manifest for this machine and its
-//! configuration. containerd's further questions find them in memory, or join them on their way.
+//! The first question for a name starts the work: even a HEAD request makes the mirror GET the
+//! manifest, and then the manifest for this machine and its configuration, which a pull needs next.
+//! containerd's further questions find these in memory, or join the requests in flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -122,8 +122,8 @@ impl Mirror {
         }
     }
 
-    /// Waits for an answer, but no longer than a client should. What comes later is there for the
-    /// next question.
+    /// Waits for an answer, but no longer than a client should. A later answer serves the next
+    /// question.
     async fn within(
         &self,
         session: &Session,
@@ -151,7 +151,7 @@ impl Mirror {
         session.busy_for().map(|pause| Problem::Busy(Some(pause)))
     }
 
-    /// Remembers what the registry said about the client itself.
+    /// Remembers a registry's refusal of this client, or its request to pause.
     pub(crate) fn heed(&self, session: &Session, problem: &Problem) {
         match problem {
             Problem::Denied(_) => self.sessions.refuse(session),
@@ -181,7 +181,7 @@ impl Mirror {
         self.answers.get(question, move || fetch_blob(mirror, session, digest, size))
     }
 
-    /// Begins what comes after `document`.
+    /// Starts to fetch what a pull needs after `document`.
     fn go_on(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, document: &Document) {
         // Its reader reports the fault.
         match document.parse(&reference.to_string()) {
@@ -215,7 +215,7 @@ impl Mirror {
     }
 }
 
-/// Fetches what `reference` names.
+/// Fetches the manifest or index `reference`.
 async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Asked {
     let _permit = mirror.permits.at(reference.registry()).await;
     let repository = session.at(&reference)?;

@@ -15,7 +15,7 @@ enum Pattern {
 }
 
 impl LazyNames {
-    /// Parses `registry.example/team/app`, `registry.example/team/*` and `*`.
+    /// Parses patterns: `registry.example/team/app`, `registry.example/team/*` and `*`.
     ///
     /// # Errors
     /// One of them is neither.

@@ -9,7 +9,7 @@ use std::{
 use lazuli_registry::{Login, Reference};
 use tokio::time::Instant;
 
-/// How long containerd may take from an image's manifest to its snapshots: it may download other
+/// Time limit for containerd from an image's manifest to its snapshots: it may download other
 /// layers in between.
 const LIFE: Duration = Duration::from_secs(900);
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What part of a blob is wanted.
+/// The requested part of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// All of it. Also for headers that make no sense or name several ranges, as RFC 9110 allows.

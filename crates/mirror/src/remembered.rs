@@ -26,7 +26,7 @@ use crate::{files, seal::Seal, sessions::Session};
 const MOST: usize = 4096;
 const MOST_BYTES: u64 = 32 << 20;
 
-/// How often it is looked whether there are more.
+/// The number of answers after which the directory is checked again.
 const LOOK_EVERY: u64 = 64;
 
 /// How long the time of a file may lag behind: a pull need not write for each question.
@@ -40,7 +40,7 @@ pub(crate) struct Remembered {
     stored: AtomicU64,
 }
 
-/// Where an answer is.
+/// The file of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerFile {
     repository: PathBuf,
@@ -60,7 +60,7 @@ impl Remembered {
         Remembered { directory, lifetime, stored: AtomicU64::new(0) }
     }
 
-    /// Where the answer to `session` for `reference` is.
+    /// Returns the file of the answer to `session` for `reference`.
     pub(crate) fn place(
         &self,
         session: &Session,
@@ -111,7 +111,7 @@ impl Remembered {
         digest.matches(&raw).then(|| Document { raw: raw.into(), digest, media_type })
     }
 
-    /// Whether an answer is kept for another client at the same repository. Blocks.
+    /// Returns whether an answer of the same repository is kept for some client. Blocks.
     pub(crate) fn is_known(&self, place: &AnswerFile) -> bool {
         !self.lifetime.is_zero()
             && fs::read_dir(&place.repository).is_ok_and(|mut clients| clients.next().is_some())
@@ -157,7 +157,7 @@ impl Remembered {
     }
 }
 
-/// Whether a file says the same already. Its time is then brought up to date.
+/// Returns whether the file has this content already, and refreshes its time if so.
 fn is_same(path: &Path, head: &[u8], raw: usize) -> io::Result<bool> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -268,7 +268,7 @@ mod tests {
         let file = File::options().append(true).open(&place.file).unwrap();
         file.set_modified(SystemTime::now() - DAY).unwrap();
         assert!(scene.remembered.find(&place).is_none());
-        // The registry says the same again.
+        // The registry answers the same again.
         scene.remembered.store(&place, &document("{}")).unwrap();
         assert!(scene.remembered.find(&place).is_some());
         let none = Scene::new(Duration::ZERO);

@@ -26,7 +26,7 @@ pub(crate) enum Problem {
     Denied(String),
     /// The registry does not have it.
     Missing(String),
-    /// The registry wants to be left alone, for so long.
+    /// The registry asks clients to pause, perhaps for this long.
     Busy(Option<Duration>),
     /// The registry cannot be reached, or is too slow.
     Away(String),
@@ -35,7 +35,7 @@ pub(crate) enum Problem {
 }
 
 impl Problem {
-    /// What an error of the registry, or of its mirrors, means for the client.
+    /// Translates an error of the registry or its mirrors for the client.
     pub(crate) fn of(error: &RegistryError) -> Self {
         match error {
             // The registry itself is asked last.
@@ -56,8 +56,8 @@ impl Problem {
         }
     }
 
-    /// As a client is told, `what` being `MANIFEST` or `BLOB`. containerd goes on to the registry
-    /// itself after each of them.
+    /// The reply to the client; `what` is `MANIFEST` or `BLOB`. After each of them, containerd asks
+    /// the registry itself.
     pub(crate) fn reply(&self, what: &str) -> Reply {
         match self {
             Problem::Denied(text) => error(StatusCode::FORBIDDEN, "DENIED", text),
@@ -93,7 +93,7 @@ pub(crate) fn whole(status: StatusCode, content: Bytes) -> Reply {
     with_body(status, length, Full::new(content).map_err(|never| match never {}).boxed_unsync())
 }
 
-/// An answer whose body has so many bytes.
+/// A reply with a body of `length` bytes.
 pub(crate) fn with_body(status: StatusCode, length: u64, body: Body) -> Reply {
     let mut reply = Response::new(body);
     *reply.status_mut() = status;
@@ -132,12 +132,12 @@ pub(crate) fn describe(reply: &mut Reply, digest: &Digest, media_type: &str) {
     insert(CONTENT_TYPE, media_type.to_owned());
 }
 
-/// Says that parts of it may be asked for.
+/// Announces support of range requests.
 pub(crate) fn accept_ranges(reply: &mut Reply) {
     reply.headers_mut().insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
 }
 
-/// What tells one content from another.
+/// The entity tag of a blob or manifest.
 pub(crate) fn etag(digest: &Digest) -> String {
     format!("\"{digest}\"")
 }

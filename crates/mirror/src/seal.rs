@@ -20,8 +20,7 @@ pub(crate) const SECRET: usize = 64;
 /// How long a token is good. Clients get another one when it is not.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(300);
 
-/// Longest token that is looked at, in bytes: it holds a user's password, which may be a signed
-/// token.
+/// Limit of a token, in bytes: it holds a user's password, which may be a signed token.
 const TOKEN_LIMIT: usize = 64 << 10;
 
 /// The node's secret.
@@ -72,7 +71,7 @@ impl Seal {
         (seconds(now) < sealed.until).then_some(sealed.login)
     }
 
-    /// A name for several things together that does not tell what they are.
+    /// A name for several parts together that does not reveal them.
     pub(crate) fn name(&self, parts: &[&[u8]]) -> String {
         let mut context = hmac::Context::with_key(&self.names);
         for part in parts {

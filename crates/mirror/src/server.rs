@@ -29,20 +29,20 @@ use crate::Mirror;
 /// Connections at a time. One takes some 60 KiB. Others wait to be accepted.
 const CONNECTIONS: usize = 1024;
 
-/// How long a handshake may take on the loopback interface, also of a busy machine.
+/// Time limit for a handshake on the loopback interface, also of a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long a connection may be silent between requests. containerd closes its own after 30 s.
 const IDLE: Duration = Duration::from_secs(45);
 
-/// How long a client may take nothing of an answer that has been sent: the kernel then ends the
-/// connection, and the memory that it holds is free.
+/// Time limit for a client to read more of an answer that has been sent: after it the kernel ends
+/// the connection, which frees its memory.
 const STALLED: Duration = Duration::from_secs(120);
 
 /// Largest head of a request, in bytes: a token may hold a signed token of a registry.
 const HEAD_LIMIT: usize = 128 << 10;
 
-/// How long answers may take that are under way when the mirror ends.
+/// Time limit for answers in progress when the mirror ends.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The pause after a connection could not be accepted: when descriptors ran out, it would fail
@@ -93,9 +93,9 @@ impl Mirror {
         let _ = timeout(LAST_WORDS, ending.closed()).await;
     }
 
-    /// Answers the requests of a client, until it goes or, when `ending` says so, after an answer.
-    /// A connection without a request stays for its first one: a client that lost its last
-    /// connection as it sent a request would fail twice in a row.
+    /// Serves a connection until the client closes it or, once `ending` is signalled, after one
+    /// more answer. A connection without a request stays open for its first one: a client that lost
+    /// its last connection while it sent a request would otherwise fail twice in a row.
     async fn converse(
         self: Arc<Self>,
         stream: TlsStream<TcpStream>,
@@ -132,7 +132,7 @@ impl Mirror {
     }
 }
 
-/// How far a connection has come.
+/// The progress of a connection.
 #[derive(Debug, Default)]
 struct Phase {
     /// It has had a request.

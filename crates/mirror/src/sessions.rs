@@ -1,7 +1,7 @@
 //! Sessions: one client's view of one repository.
 //!
-//! A session is a repository of a registry, and a login or none. It asks the registry with that
-//! login and no other, and what it was told is answered within it only: a client with another login
+//! A session is a repository of a registry with one login, or with none. It asks the registry with
+//! that login only, and its answers are used within the session only: a client with another login
 //! asks for itself. Credentials of the node are never used.
 
 use std::{
@@ -26,7 +26,7 @@ const MOST: usize = 4096;
 /// private, and a client without a login asks the registry itself.
 const REFUSED: Duration = Duration::from_secs(3600);
 
-/// Repositories that refuse strangers and are remembered.
+/// Maximum number of repositories that are remembered to refuse anonymous clients.
 const MOST_REFUSED: usize = 4096;
 
 /// How long a blob of which wrong bytes came is left to the registry.
@@ -56,7 +56,7 @@ pub(crate) struct Session {
 #[derive(Debug)]
 struct State {
     used: Instant,
-    /// Until when the registry wants to be left alone.
+    /// The registry asked for a pause until then.
     busy: Option<Instant>,
     sizes: HashMap<Digest, u64>,
     /// Blobs of which wrong bytes came, and when.
@@ -94,18 +94,18 @@ impl Session {
         &self.options
     }
 
-    /// The registry wants to be left alone for so long.
+    /// Notes that the registry asks for a pause.
     pub(crate) fn busy(&self, pause: Duration) {
         self.lock().busy = Some(Instant::now() + pause.min(LONGEST_RETRY));
     }
 
-    /// How much longer the registry wants to be left alone.
+    /// Remaining time of the pause that the registry asked for.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         let left = self.lock().busy?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Remembers sizes of blobs, by the word of a manifest.
+    /// Remembers the sizes of blobs that a manifest lists.
     pub(crate) fn know_sizes(&self, sizes: impl Iterator<Item = (Digest, u64)>) {
         let known = &mut self.lock().sizes;
         for (digest, size) in sizes {
@@ -125,11 +125,11 @@ impl Session {
         let mut state = self.lock();
         state.wrong.retain(|_, when| when.elapsed() < WRONG);
         state.wrong.insert(*digest, Instant::now());
-        // The size may be what is wrong.
+        // The known size may be the error.
         state.sizes.remove(digest);
     }
 
-    /// Whether wrong bytes came for a blob a moment ago.
+    /// Returns whether wrong bytes came for a blob a moment ago.
     pub(crate) fn is_wrong(&self, digest: &Digest) -> bool {
         self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG)
     }
@@ -145,7 +145,7 @@ impl Session {
 pub(crate) struct Sessions {
     node: Options,
     known: Mutex<HashMap<Key, Arc<Session>>>,
-    /// Sessions of strangers that the registry refused, and when. They outlast the session.
+    /// Anonymous sessions that the registry refused, and when. They outlast the session.
     refused: Mutex<HashMap<Key, Instant>>,
 }
 
@@ -168,7 +168,8 @@ impl Sessions {
         }
     }
 
-    /// Whether the registry refused a stranger lately, and this is one.
+    /// Returns whether the registry refused this session lately. Only sessions without a login are
+    /// remembered.
     pub(crate) fn refuses(&self, session: &Session) -> bool {
         let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         refused.get(&session.key).is_some_and(|when| when.elapsed() < REFUSED)

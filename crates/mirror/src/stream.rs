@@ -1,9 +1,9 @@
-//! Bytes of a blob on their way from the registry to a client.
+//! Streams blobs from the registry to clients.
 //!
-//! Several parts are fetched at a time and delivered in order, hashed as they pass: the last part
-//! of a blob is kept back until the digest is known to be right, so that a client never has the
-//! whole of a wrong one. What is in memory is bounded over all clients; parts wait for room, in the
-//! order in which they were wanted.
+//! Several parts are fetched at a time and delivered in order, hashed as they pass. The last part
+//! of a blob is held back until its digest is verified, so that no client ever has the whole of a
+//! wrong blob. One memory limit covers all clients; parts wait for memory in the order in which
+//! they were requested.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use tokio::{
 };
 use tokio_util::io::ReaderStream;
 
-/// Bytes of the first part, which is asked for alone: one round trip, also over a new connection.
-/// It says that the registry delivers, and where: of many, storage behind a redirect.
+/// Bytes of the first part, which is requested alone: one round trip, even over a new connection.
+/// It shows that the registry delivers, and where: many redirect to storage.
 const FIRST: u64 = 8 << 10;
 
 /// Bytes of the other parts.
@@ -30,17 +30,17 @@ const PART: u64 = 2 << 20;
 /// Parts of one blob at a time, from a server that is far away.
 const FAR: usize = 6;
 
-/// The same from one nearby: one is delivered while the next arrives.
+/// Parts at a time from a nearby server: one is delivered while the next arrives.
 const NEAR: usize = 2;
 
-/// Bytes that all blobs on their way may take.
+/// Bytes in memory for all blobs in flight.
 const ROOM: u64 = 64 << 20;
 
-/// Bytes that are read at a time from a server that knows no ranges.
+/// Bytes per read from a server without range support.
 const CHUNK: u64 = 64 << 10;
 
-/// How long a part is asked for again after failures that may pass. containerd gives a pull up that
-/// brings nothing for a minute.
+/// How long a part is retried after transient failures. containerd gives up a pull that receives
+/// nothing for a minute.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
 /// The pause before a part is asked for again, at first and at last.
@@ -54,7 +54,7 @@ pub(crate) struct Blob {
     pub(crate) size: u64,
 }
 
-/// Room for what is on its way. Clones share it.
+/// The memory for blobs in flight. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Room(Arc<Semaphore>);
 
@@ -65,7 +65,7 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Waits for room for so many bytes. None if there is none any more, which does not happen.
+    /// Waits for `bytes` of memory. `None` only if the semaphore is closed, which never happens.
     async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         self.0.clone().acquire_many_owned(permits(bytes)).await.ok()
     }
@@ -90,21 +90,8 @@ impl AsRef<[u8]> for BytesWithPermit {
 
 type Parts = BoxStream<'static, Result<Bytes, RegistryError>>;
 
-/// How a delivery ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// All of it was delivered, right as far as can be told.
-    Delivered,
-    /// The client went away.
-    Abandoned,
-    /// The registry stopped delivering.
-    Broken,
-    /// Its digest is another one.
-    Wrong,
-}
-
-/// Delivers `range` of a blob, which is not empty. Returns when its first bytes are here; `ended`
-/// is told at the end.
+/// Delivers `range` of a blob, which must not be empty. Returns when its first bytes have arrived.
+/// `on_wrong` is called if the blob turns out to have another digest.
 ///
 /// # Errors
 /// The registry does not deliver the first part.
@@ -112,7 +99,7 @@ pub(crate) async fn open(
     blob: Blob,
     range: Range<u64>,
     room: &Room,
-    ended: impl FnOnce(Outcome) + Send + 'static,
+    on_wrong: impl FnOnce() + Send + 'static,
 ) -> Result<mpsc::Receiver<io::Result<Bytes>>, RegistryError> {
     let mut parts = in_parts(&blob, range.clone(), room);
     let first = match parts.next().await {
@@ -126,18 +113,19 @@ pub(crate) async fn open(
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let parts = stream::iter([Ok(first)]).chain(parts).boxed();
-        ended(deliver(&blob, range, parts, &sender).await);
+        deliver(&blob, range, parts, &sender, on_wrong).await;
     });
     Ok(receiver)
 }
 
-/// Hands parts to the client, checked if they are the whole blob.
+/// Passes parts on to the client, checked if they are the whole blob.
 async fn deliver(
     blob: &Blob,
     range: Range<u64>,
     mut parts: Parts,
     client: &mpsc::Sender<io::Result<Bytes>>,
-) -> Outcome {
+    on_wrong: impl FnOnce(),
+) {
     let mut left = range.end - range.start;
     let mut hasher = (left == blob.size).then(|| blob.digest.algorithm.hasher());
     while left > 0 {
@@ -150,7 +138,7 @@ async fn deliver(
                 };
                 tracing::warn!(digest = %blob.digest, %error, "a blob breaks off");
                 let _ = client.send(Err(error)).await;
-                return Outcome::Broken;
+                return;
             }
         };
         left = left.saturating_sub(part.len() as u64);
@@ -161,13 +149,13 @@ async fn deliver(
             let place = blob.repository.describe();
             tracing::warn!(digest = %blob.digest, place, "a blob has another digest");
             let _ = client.send(Err(io::ErrorKind::InvalidData.into())).await;
-            return Outcome::Wrong;
+            return on_wrong();
         }
         if client.send(Ok(part)).await.is_err() {
-            return Outcome::Abandoned;
+            // The client has gone.
+            return;
         }
     }
-    Outcome::Delivered
 }
 
 /// The blob in parts: the first one, then several that are asked for at the same time.
@@ -193,7 +181,7 @@ fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// One part; asked for again for so long when it fails for a reason that may pass.
+/// Fetches one part, and retries transient failures within `limit`.
 async fn read(
     blob: Blob,
     part: Range<u64>,
@@ -218,7 +206,7 @@ async fn read(
     Ok(Bytes::from_owner(BytesWithPermit { bytes, _room: held }))
 }
 
-/// The blob from a server that knows no ranges.
+/// Streams the blob from a server without range support.
 async fn in_one(blob: &Blob, range: Range<u64>, room: &Room) -> Result<Parts, RegistryError> {
     let held = room.take(2 * CHUNK).await;
     let reader = blob.repository.blob(&blob.digest, blob.size).await?;

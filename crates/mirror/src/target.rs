@@ -9,18 +9,18 @@
 use lazuli_image::Digest;
 use lazuli_registry::Reference;
 
-/// Longest name that is looked at, in bytes. The specification has 255 for repository and host.
+/// Limit of a name, in bytes. The specification has 255 for repository and host.
 const NAME_LIMIT: usize = 512;
 
-/// The registry of names that have none.
+/// The registry of names without one.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// What is asked for.
+/// The resource that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Whether there is such an API.
+    /// `/v2/`, which answers whether the API exists.
     Root,
-    /// A token for the credentials that come with the request.
+    /// A token for the credentials in the request.
     Token,
     /// A manifest or an index.
     Manifest(Reference),
@@ -31,9 +31,9 @@ pub(crate) enum Target {
 /// Why a path leads nowhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoTarget {
-    /// It is not one of the API's, or not one that mirrors have.
+    /// Not a path of the API, or not one that mirrors serve.
     Unknown,
-    /// A name or a digest in it is not one; why.
+    /// A malformed name or digest, and the reason.
     Malformed(String),
 }
 

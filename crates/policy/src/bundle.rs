@@ -15,8 +15,8 @@ use crate::{
     media_type,
 };
 
-/// Most bytes of a bundle. One with a certificate, log entries and timestamps has 10 kB; a
-/// statement may list some hundred manifests.
+/// Maximum size of a bundle in bytes. A bundle with a certificate, log entries and timestamps has
+/// 10 kB; a statement may list some hundred manifests.
 pub const BUNDLE_LIMIT: usize = 1 << 20;
 
 const DOCUMENT: &str = "Sigstore bundle";
@@ -24,9 +24,9 @@ const DOCUMENT: &str = "Sigstore bundle";
 /// A bundle, as far as a signature by a managed key needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// Whether it names a certificate and not a managed key.
+    /// Whether the bundle names a certificate instead of a managed key.
     pub has_certificate: bool,
-    /// What is signed, and the signatures.
+    /// The signed payload with its signatures.
     pub envelope: Envelope,
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{self, DocumentError};
 
-/// Most signatures of one envelope that are looked at.
+/// Limit of signatures to check in one envelope.
 const SIGNATURES: usize = 16;
 
 const DOCUMENT: &str = "envelope";
@@ -12,9 +12,9 @@ const DOCUMENT: &str = "envelope";
 /// An envelope, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// What the payload is.
+    /// The type of the payload.
     pub payload_type: String,
-    /// What is signed.
+    /// The signed bytes.
     pub payload: Vec<u8>,
     /// Signatures of [`Envelope::signed_bytes`].
     pub signatures: Vec<Vec<u8>>,
@@ -40,7 +40,7 @@ impl Envelope {
         Envelope { payload_type: payload_type.to_owned(), payload, signatures: Vec::new() }
     }
 
-    /// What is signed: the pre-authentication encoding of type and payload.
+    /// The bytes that are signed: the pre-authentication encoding of type and payload.
     pub fn signed_bytes(&self) -> Vec<u8> {
         let Envelope { payload_type, payload, .. } = self;
         let head = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len());

@@ -4,9 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {document} {problem}")]
 pub struct DocumentError {
-    /// Which document: payload, envelope, statement, bundle.
+    /// The document: payload, envelope, statement, bundle.
     pub document: &'static str,
-    /// What is wrong with it, and what was expected.
+    /// The problem, with the expected value.
     pub problem: String,
 }
 

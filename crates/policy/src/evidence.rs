@@ -8,7 +8,7 @@ use lazuli_image::{
 
 use crate::{error, media_type, payload::Payload};
 
-/// Most signatures of one manifest that are looked at. Each key that signs an image again adds one.
+/// Limit of signatures to read for one manifest. Each key that signs an image again adds one.
 pub(crate) const SIGNATURES: usize = 32;
 
 /// Signatures and statements, unverified.
@@ -18,18 +18,18 @@ pub struct Evidence {
     pub signatures: Vec<SimpleSignature>,
     /// As cosign 3 keeps them: bundles.
     pub bundles: Vec<Bytes>,
-    /// What verifier programs said.
+    /// Answers of verifier programs.
     pub(crate) consents: Vec<Consent>,
 }
 
 /// A payload, and a signature of it.
 #[derive(Clone, Debug)]
 pub struct SimpleSignature {
-    /// What is signed.
+    /// The signed bytes.
     pub payload: Bytes,
     /// The signature.
     pub signature: Vec<u8>,
-    /// What says whose it is, if no managed key made it.
+    /// The certificate of the signer, if no managed key made the signature.
     pub(crate) certified: Option<Certified>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Certified {
     pub(crate) log_entry: String,
 }
 
-/// What a verifier program said about an image.
+/// A verifier program's answer about an image.
 #[derive(Clone, Debug)]
 pub(crate) struct Consent {
     pub(crate) digest: Digest,
@@ -77,7 +77,7 @@ impl SignatureLayer {
         Some(SignatureLayer { payload, signature, certified })
     }
 
-    /// The payload without asking for it, if it is that of cosign for one of `references`.
+    /// Reconstructs the payload without fetching it, if it is cosign's for one of `references`.
     pub(crate) fn guess(&self, references: &[String], digest: Digest) -> Option<Bytes> {
         let mut payloads = references
             .iter()

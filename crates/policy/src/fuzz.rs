@@ -22,7 +22,7 @@ pub fn policy(text: &[u8]) {
     }
 }
 
-/// Everything that a signature comes in.
+/// Parses every document that carries signatures.
 pub fn documents(raw: &[u8]) {
     let _ = Payload::parse(raw).map(|payload| payload.to_json());
     let _ = PublicKey::from_pem(raw);

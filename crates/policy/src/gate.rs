@@ -22,10 +22,10 @@ use crate::{
     verify::{Claim, Refused, Verified, verify},
 };
 
-/// Where the policy is unless the configuration says otherwise.
+/// Path of the policy, unless the configuration names another.
 pub const DEFAULT_PATH: &str = "/etc/lazuli/policy.toml";
 
-/// How long signatures are looked for.
+/// Time limit for a search for signatures.
 pub(crate) const SEARCH_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why an image may not run.
@@ -34,7 +34,7 @@ pub enum GateError {
     /// The policy cannot be used.
     #[error(transparent)]
     Policy(#[from] Arc<PolicyError>),
-    /// The policy does not want it.
+    /// The policy refuses the image.
     #[error(transparent)]
     Refused(#[from] Box<Refused>),
     /// Registries took too long.
@@ -46,20 +46,20 @@ pub enum GateError {
     /// The verdict cannot be kept, or the caller is gone.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
 }
 
-/// What may run on a node.
+/// Decides which images may run on the node.
 #[derive(Debug)]
 pub struct Gate {
     path: PathBuf,
-    /// Whether the configuration names the file, so that it has to be there.
+    /// Whether the configuration names the file, which must exist then.
     is_named: bool,
-    /// Where verdicts are kept, if they are.
+    /// The directory for verdicts, if they are kept.
     kept: Option<PathBuf>,
     loaded: Mutex<Option<Loaded>>,
 }
@@ -93,8 +93,8 @@ impl Gate {
         Ok(self.load()?.policy)
     }
 
-    /// Whether a lazy image that refers to an ordinary one may take its place: if the policy wants
-    /// conversion statements for it. Reads files.
+    /// Returns whether a lazy image may replace the ordinary image that it refers to: whether the
+    /// policy's rule for `name` accepts conversion statements. Reads files.
     pub fn takes_statements(&self, name: &ImageName) -> bool {
         let policy = self.policy().ok().flatten();
         policy.is_some_and(|policy| policy.takes_statements(name))
@@ -160,8 +160,7 @@ impl Gate {
 
     fn read(&self) -> Result<Loaded, GateError> {
         let stamps = RefCell::new(Vec::new());
-        // What a file looks like before it is read: what changes meanwhile is read again the next
-        // time.
+        // Stamp each file before reading it: a change in between causes another read the next time.
         let read = |path: &Path, limit: usize| {
             stamps.borrow_mut().push((path.to_owned(), stamp(path)));
             read_file(path, limit)
@@ -193,7 +192,8 @@ enum Known {
     Open(Arc<Policy>, Option<Arc<Verdicts>>),
 }
 
-/// A program may say something else the next time: it has a policy of its own.
+/// Returns whether a verifier program decides. Its answer may change, because it has a policy of
+/// its own.
 fn asks_a_program(policy: &Policy, asked: &Asked) -> bool {
     let (_, Rule::Require(requirement)) = policy.rule(asked) else { return false };
     matches!(requirement.ground, Some(Ground::Program(_)))
@@ -205,7 +205,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((metadata.dev(), metadata.ino(), metadata.size(), changed.0, changed.1))
 }
 
-/// Disks are slow, and readers must not wait for them here.
+/// Runs file access on a thread of its own, so that slow disks don't delay readers.
 async fn blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, GateError> + Send + 'static,

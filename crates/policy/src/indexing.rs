@@ -1,9 +1,9 @@
 //! Statements about indexes: that an image that stays as it is has these layers, and how they can
 //! be read in places.
 //!
-//! Nothing proves what an index says about a layer before all of the layer was seen, and nothing
-//! ties a layer's digest to that of its tar, by which containerd shares layers between images. So
-//! an index counts by the word of a key that the policy trusts for the image's name: the rule's
+//! An index cannot be proved before its whole layer was read, and a layer's digest doesn't
+//! determine that of its tar, by which containerd shares layers between images. So an index counts
+//! only if a key vouches for it that the policy trusts for the image's name: the rule's
 //! `statements`.
 
 use std::collections::BTreeSet;
@@ -26,13 +26,13 @@ use crate::{
 /// The predicate of [`Indexing`].
 pub const INDEXED: &str = "urn:lazuli:index:v1";
 
-/// That an index is one of an image, and what is in the image's layers.
+/// The statement that an index belongs to an image, with the contents of the image's layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Indexing {
     /// The image.
     pub source: Source,
-    /// What made the index.
+    /// The program that made the index.
     pub converter: Converter,
     /// The image's layers, lowest first.
     pub layers: Vec<StatedLayer>,
@@ -55,14 +55,15 @@ pub struct StatedLayer {
 pub struct SignedIndex {
     /// Its manifest.
     pub manifest: Manifest,
-    /// What is stated of it.
+    /// The statement.
     pub indexing: Indexing,
-    /// The bundles that state it.
+    /// The bundles with the statement.
     pub bundles: Vec<Bytes>,
 }
 
 impl Statement {
-    /// That the index with this digest, beside the image `name`, is one of its layers.
+    /// States that the manifest with this digest, beside the image `name`, is an index of the
+    /// image's layers.
     ///
     /// # Errors
     /// JSON cannot have it.
@@ -85,8 +86,8 @@ impl Statement {
 }
 
 impl Gate {
-    /// The first index of `image`, which is opened as `repository` at `name`, that a trusted key
-    /// vouches for. `None` if there is none, or no key that is trusted for the name.
+    /// Finds the first index of `image` that a trusted key vouches for. `repository` is opened at
+    /// `name`. `None` if there is no such index, or the policy trusts no key for the name.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -114,8 +115,8 @@ impl Gate {
         Ok(None)
     }
 
-    /// What `bundles`, which were found earlier, state of `index`, an index of `image`, if that still
-    /// counts. Asks no registry.
+    /// Verifies `bundles`, found earlier, against the present policy. Returns their statement about
+    /// `index`, an index of `image`, if it still counts. Makes no request.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -132,7 +133,8 @@ impl Gate {
     }
 }
 
-/// What as many trusted keys state of `index` as the policy wants, and the bundles that do so.
+/// Finds a statement about `index` that as many trusted keys agree on as the policy requires.
+/// Returns it with its bundles.
 fn agreed(
     policy: &Policy,
     name: &ImageName,
@@ -156,7 +158,8 @@ fn agreed(
     })
 }
 
-/// What `bundle` states of `index`, by trusted keys and of that very image; and which keys.
+/// Verifies `bundle`. Returns its statement about `index` of this very `image`, and the trusted
+/// keys that signed it.
 fn stated(
     policy: &Policy,
     name: &ImageName,
@@ -174,7 +177,7 @@ fn stated(
         subject.digest == index.digest && asked.is_signed_as(name, &requirement.signed_as)
     };
     let layers = image.parsed.layers.iter().map(|layer| layer.digest);
-    // Each index that is stated has to be the one that the signed manifest has.
+    // Each stated index must be the one in the signed manifest.
     let lists = |stated: &StatedLayer| {
         let mut listed = index.parsed.layers.iter();
         listed.any(|it| it.digest == stated.index && it.index_of() == Some(stated.layer))

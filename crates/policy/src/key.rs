@@ -9,7 +9,7 @@ use aws_lc_rs::signature::{
 use lazuli_image::{Algorithm, Digest};
 use rustls_pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 
-/// Most bytes of a file with a public key. One of RSA with 8192 bits has 1.5 kB.
+/// Maximum size of a public key file in bytes. An RSA key of 8192 bits has 1.5 kB.
 pub const KEY_LIMIT: usize = 64 << 10;
 
 /// Kinds of keys, each with the ways in which signers use them. cosign hashes with SHA-256 whatever
@@ -69,7 +69,7 @@ impl PublicKey {
         Err(KeyError::Kind)
     }
 
-    /// Whether `signature` is this key's signature of `message`.
+    /// Returns whether `signature` is this key's signature of `message`.
     pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         self.ways.iter().any(|way| way.verify_sig(message, signature).is_ok())
     }

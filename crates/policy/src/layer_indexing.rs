@@ -1,8 +1,8 @@
 //! Statements about indexes of single layers, in a repository that has them by the layers' digests.
 //!
-//! A layer's digest ties the statement to its bytes, so it holds for every image with this layer,
-//! whatever its name is. Whose word counts is the image's matter: keys under `statements` of the
-//! policy's rule for the image.
+//! A layer's digest ties the statement to the layer's bytes, so it holds for every image with this
+//! layer, under any name. Which keys count depends on the image: those under `statements` of the
+//! policy's rule for it.
 
 use std::collections::BTreeSet;
 
@@ -24,11 +24,11 @@ use crate::{
 /// The predicate of [`LayerIndexing`].
 pub const LAYER_INDEXED: &str = "urn:lazuli:layer-index:v1";
 
-/// What is in a layer, and which index it has.
+/// The contents of a layer, and its index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerIndexing {
-    /// What made the index.
+    /// The program that made the index.
     pub converter: Converter,
     /// The layer.
     #[serde(flatten)]
@@ -49,14 +49,15 @@ pub struct LayerDigests {
 pub struct SignedLayer {
     /// The manifest that has the index.
     pub manifest: Manifest,
-    /// What is stated.
+    /// The statement.
     pub stated: StatedLayer,
-    /// The bundles that state it.
+    /// The bundles with the statement.
     pub bundles: Vec<Bytes>,
 }
 
 impl Statement {
-    /// That the manifest with this digest, in the repository `name`, has the index of a layer.
+    /// States that the manifest with this digest, in the repository `name`, has the index of a
+    /// layer.
     ///
     /// # Errors
     /// JSON cannot have it.
@@ -73,9 +74,8 @@ impl Statement {
 }
 
 impl Gate {
-    /// What a key that is trusted for the image `name` states of a layer, whose tar has the digest
-    /// `diff_id`, and of which `manifest`, found at `place`, has an index. `None` if there is no
-    /// such statement.
+    /// Finds a statement about `layer` by keys that are trusted for the image `name`. `manifest`,
+    /// found at `place`, has an index of the layer. `None` if there is no such statement.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -98,8 +98,8 @@ impl Gate {
         Ok(agreed.map(|(stated, bundles)| SignedLayer { manifest, stated, bundles }))
     }
 
-    /// What `bundles`, which were found earlier, state of a layer, if that still counts. Asks no
-    /// registry.
+    /// Verifies `bundles`, found earlier, against the present policy. Returns their statement about
+    /// the layer if it still counts. Makes no request.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -117,7 +117,8 @@ impl Gate {
     }
 }
 
-/// What as many trusted keys state of a layer as the policy wants, and the bundles that do so.
+/// Finds a statement about the layer that as many trusted keys agree on as the policy requires.
+/// Returns it with its bundles.
 fn agreed(
     policy: &Policy,
     name: &ImageName,
@@ -146,7 +147,7 @@ fn agreed(
     })
 }
 
-/// What a statement says of a layer, if it is about the manifest with this digest at `place`.
+/// Returns the layer of a statement, if its subject is this manifest at `place`.
 fn stated(place: &ImageName, manifest: &Digest, statement: &Statement) -> Option<StatedLayer> {
     let place = Asked::of(place);
     let is_subject = |subject: &Subject| {

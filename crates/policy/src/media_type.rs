@@ -18,10 +18,10 @@ pub const CERTIFICATE: &str = "dev.sigstore.cosign/certificate";
 /// Beside [`CERTIFICATE`]: the certificates of its authorities, as PEM.
 pub const CHAIN: &str = "dev.sigstore.cosign/chain";
 
-/// Beside [`CERTIFICATE`]: what the transparency log said about the signature, as JSON.
+/// Beside [`CERTIFICATE`]: the transparency log's entry for the signature, as JSON.
 pub const LOG_ENTRY: &str = "dev.sigstore.cosign/bundle";
 
-/// On a referrer that has a bundle: what the bundle holds, as a list of referrers repeats it.
+/// On a referrer that has a bundle: the content of the bundle. Lists of referrers repeat it.
 pub const BUNDLE_CONTENT: &str = "dev.sigstore.bundle.content";
 
 /// The value of [`BUNDLE_CONTENT`] for a DSSE envelope.

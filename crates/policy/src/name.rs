@@ -26,11 +26,11 @@ impl Asked {
         }
     }
 
-    /// Whether a signature that names `identity` is one of this image.
+    /// Returns whether a signature under the name `identity` covers this image.
     pub(crate) fn is_signed_as(&self, identity: &str, others: &[Scope]) -> bool {
         let Ok(name) = identity.parse::<ImageName>() else { return false };
         let signed = Asked::of(&name);
-        // Signers name a tag or not; a name that has none is parsed as `latest`.
+        // Signers may omit the tag, and a name without a tag is parsed as `latest`.
         let last = identity.rsplit('/').next().unwrap_or_default();
         let names_tag = last.contains([':', '@']);
         let is_same_tag = !names_tag || self.tag.is_none() || signed.tag == self.tag;
@@ -62,8 +62,8 @@ impl Scope {
                 _ => Err(expected.to_owned()),
             };
         }
-        // Two parts more: a registry alone is none of an image's name, and Docker Hub's images of
-        // one part are below `library`.
+        // Append two parts: a registry alone is no image name, and Docker Hub's images of one part
+        // are below `library`.
         let name = format!("{text}/x/x").parse::<ImageName>();
         let name = name.map_err(|error| format!("{}; {expected}", error.problem))?;
         let repository = Asked::of(&name).repository;

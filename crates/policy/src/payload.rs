@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{self, DocumentError};
 
-/// Most bytes of a payload. cosign's have 250, and what users add is short.
+/// Maximum size of a payload in bytes. cosign's have 250, and annotations by users are short.
 pub const PAYLOAD_LIMIT: usize = 64 << 10;
 
 const DOCUMENT: &str = "simple signing payload";
@@ -20,7 +20,7 @@ const DOCUMENT: &str = "simple signing payload";
 /// The type that cosign and podman write.
 const TYPE: &str = "cosign container image signature";
 
-/// What is signed about an image.
+/// A signed statement about an image: its name and digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Payload {
     /// The name that was signed, as its maker spells it: `r.example/app`, perhaps with a tag.
@@ -36,7 +36,7 @@ struct Document {
     optional: serde_json::Value,
 }
 
-/// A reader has to understand all of it, so what it does not know is an error.
+/// Unknown fields are errors, because a verifier must understand all of the critical part.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Critical {
@@ -74,8 +74,8 @@ impl Payload {
         Ok(Payload { reference: critical.identity.reference, digest: critical.image.digest })
     }
 
-    /// The payload as cosign writes it, to the letter. A node that knows it need not fetch it: its
-    /// digest is in the manifest that has the signature.
+    /// Writes the payload exactly as cosign does. A node can thus reconstruct a payload instead of
+    /// fetching it: the signature's manifest has its digest.
     pub fn to_json(&self) -> Vec<u8> {
         let document = Document {
             critical: Critical {

@@ -14,10 +14,10 @@ use tokio::{
     time::timeout,
 };
 
-/// The media type of what a verifier reads.
+/// The media type of a verifier program's input.
 pub const DESCRIPTOR: &str = "application/vnd.oci.descriptor.v1+json";
 
-/// How much of a reason is read, as containerd does.
+/// Bytes of a reason that are read, as in containerd.
 const REASON: u64 = 16 << 10;
 
 /// A verifier.

@@ -14,13 +14,13 @@ pub struct Question {
     pub(crate) index: Option<Descriptor>,
     pub(crate) replaces: Option<Digest>,
     pub(crate) source: Option<Digest>,
-    /// Whether the name may mean an index that is not known yet.
+    /// Whether a client resolved the name, perhaps through an index that is not known here.
     pub(crate) by_client: bool,
     pub(crate) options: Options,
 }
 
 impl Question {
-    /// Whether `name` may have this manifest run.
+    /// Asks whether this manifest may run under `name`.
     pub fn of(name: &ImageName, manifest: &Manifest, options: &Options) -> Self {
         let source = manifest.parsed.annotations.get(annotation::SOURCE_DIGEST);
         let subject = manifest.parsed.subject.as_ref().filter(|_| !name.is_pinned());
@@ -35,8 +35,8 @@ impl Question {
         }
     }
 
-    /// Whether `name` may have the manifest or index run that a client resolved it to, by a tag or
-    /// by the digest of an index.
+    /// Asks whether the manifest or index may run to which a client resolved `name`, by a tag or by
+    /// the digest of an index.
     pub fn resolved(name: &ImageName, manifest: Descriptor, options: &Options) -> Self {
         let (name, options) = (name.clone(), options.clone());
         let (index, replaces, source) = (None, None, None);
@@ -48,7 +48,7 @@ impl Question {
         Question { by_client, ..self }
     }
 
-    /// Whether the name may mean an index that lists the manifest, and which is not known.
+    /// Returns whether the name may stand for an unknown index that lists the manifest.
     pub(crate) fn may_have_index(&self) -> bool {
         self.by_client
             && self.index.is_none()

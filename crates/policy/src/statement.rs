@@ -21,11 +21,11 @@ const DOCUMENT: &str = "statement";
 /// Types of statements that are read; the first is written.
 const TYPES: [&str; 2] = ["https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"];
 
-/// Most subjects of one statement.
+/// Maximum number of subjects of one statement.
 const SUBJECTS: usize = 256;
 
-/// The predicate of cosign's signatures of images; it is empty. Any other predicate says something
-/// about an image, and not that it may run.
+/// The empty predicate of cosign's image signatures. Other predicates describe an image without
+/// approving it.
 pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 
 /// The predicate of [`Conversion`].
@@ -36,9 +36,9 @@ pub const CONVERTED: &str = "urn:lazuli:conversion:v1";
 pub struct Statement {
     /// The images.
     pub subjects: Vec<Subject>,
-    /// What the predicate is.
+    /// The type of the predicate.
     pub predicate_type: String,
-    /// What is said.
+    /// The content of the predicate.
     pub predicate: serde_json::Value,
 }
 
@@ -51,13 +51,13 @@ pub struct Subject {
     pub digest: Digest,
 }
 
-/// That a lazy image was made from another image.
+/// The statement that a lazy image was made from another image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conversion {
-    /// What it was made from.
+    /// The image it was made from.
     pub source: Source,
-    /// What made it.
+    /// The program that made it.
     pub converter: Converter,
     /// Options of the conversion, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -76,9 +76,9 @@ pub struct Conversion {
 pub struct Source {
     /// Its name without digest: `r.example/app:1`.
     pub name: String,
-    /// What the name meant: the digest of an index, or of a manifest. Its signature counts.
+    /// The digest of the index or manifest that the name meant. A signature of it is required.
     pub digest: Digest,
-    /// The manifest that was converted; in that index, if it is one.
+    /// The converted manifest, which is listed in that index if `digest` is one.
     pub manifest: Digest,
 }
 
@@ -112,13 +112,13 @@ struct Entry {
 }
 
 impl Statement {
-    /// That the image `name` with this digest is signed, as cosign 3 says it.
+    /// A signature of the image `name` with this digest, in the form of cosign 3.
     pub fn signed(name: Option<String>, digest: Digest) -> Self {
         let subjects = vec![Subject { name, digest }];
         Statement { subjects, predicate_type: SIGNED.to_owned(), predicate: serde_json::json!({}) }
     }
 
-    /// That the lazy image `name` with this digest was made by `conversion`.
+    /// States that the lazy image `name` with this digest was made by `conversion`.
     ///
     /// # Errors
     /// JSON cannot have it.
@@ -133,7 +133,7 @@ impl Statement {
         Ok(Statement { subjects, predicate_type: CONVERTED.to_owned(), predicate })
     }
 
-    /// Parses a statement. Subjects without a SHA-256 digest are left out: they are no images.
+    /// Parses a statement. Subjects without a SHA-256 digest are dropped: they are no images.
     ///
     /// # Errors
     /// It is none, or of a type that is not known.
@@ -159,7 +159,7 @@ impl Statement {
         })
     }
 
-    /// The conversion that it states, if it states one.
+    /// Returns the conversion, if the statement is about one.
     ///
     /// # Errors
     /// Its predicate is not what its type promises.

@@ -3,7 +3,8 @@
 //! ```text
 //! ROOT/verdicts/<digest of the policy>/<digest of name and manifest>     empty files
 //! ```
-//! The directory is root's. Another policy has another directory; that of an earlier one goes.
+//! The directory is root's. Each policy has its own directory; those of earlier policies are
+//! removed.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -17,7 +18,7 @@ use lazuli_image::{Algorithm, Digest};
 
 use crate::name::Asked;
 
-/// Most verdicts that are kept. A node has some hundred images.
+/// Maximum number of verdicts that are kept. A node has some hundred images.
 const KEPT: usize = 16_384;
 
 /// The verdicts of one policy.

@@ -20,7 +20,7 @@ use crate::error::RegistryError;
 /// How far a blob has grown in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
-    /// The file begins with so many bytes of the blob.
+    /// The file begins with this many bytes of the blob.
     Bytes(u64),
     /// The file is the blob, with this digest and size.
     Whole(Digest, u64),
@@ -34,7 +34,7 @@ pub enum Growth {
 pub struct Growing {
     /// The file.
     pub file: PathBuf,
-    /// How far it is.
+    /// Its progress.
     pub growth: watch::Receiver<Growth>,
 }
 
@@ -74,14 +74,14 @@ pub enum Urgency {
     Prefetch,
 }
 
-/// What a push had to do.
+/// The outcome of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
     /// The place had the blob.
     Existed,
     /// The registry linked it from another of its repositories.
     Mounted,
-    /// So many bytes were sent; more than the blob's size when an upload was repeated.
+    /// This many bytes were sent; more than the blob's size if parts were sent again.
     Uploaded(u64),
 }
 

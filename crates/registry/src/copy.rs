@@ -1,5 +1,4 @@
-//! Copying an image from one place to another: manifests to the letter, blobs, and all that refers
-//! to it.
+//! Copies an image from one place to another: manifests byte for byte, blobs, and all referrers.
 //!
 //! ```text
 //! index ─▶ manifest ─▶ config, layers                copied before what names them
@@ -31,7 +30,7 @@ use crate::{
 /// few enough for any registry.
 const AT_ONCE: usize = 4;
 
-/// Most bytes of manifests that belong to one image, referrers included. Each has a few hundred
+/// Maximum size of all manifests of one image, referrers included, in bytes. Each has a few hundred
 /// bytes, or a few kB.
 const LIMIT: u64 = 64 << 20;
 
@@ -39,37 +38,38 @@ const LIMIT: u64 = 64 << 20;
 /// of an image is 2.
 const DEPTH: usize = 4;
 
-/// An image that is to be copied: all of its manifests, and what they name.
+/// An image to copy: all of its manifests, and the blobs that they name.
 #[derive(Debug)]
 pub struct Copy {
     from: Arc<dyn Repository>,
     /// Each behind those that it names.
     documents: Vec<Document>,
-    /// How many of them make the image; the last of these is the one that was asked for.
+    /// The number of documents that make up the image. The last of them is the one that was asked
+    /// for.
     image: usize,
     blobs: Vec<Descriptor>,
-    /// By what they refer to.
+    /// By their subjects.
     referrers: BTreeMap<Digest, Vec<Descriptor>>,
     known: HashSet<Digest>,
     /// Bytes of all documents.
     bytes: u64,
 }
 
-/// What a copy came to.
+/// The result of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// What was sent; uploads that were repeated count each time.
+    /// Uploads. Parts that were sent again count each time.
     pub sent: Count,
-    /// What the registry linked from another of its repositories.
+    /// Blobs that the registry linked from another of its repositories.
     pub mounted: Count,
-    /// What the place had.
+    /// Content that the destination already had.
     pub existed: Count,
 }
 
 /// Blobs and manifests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How many.
+    /// The number.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -100,7 +100,7 @@ impl AddAssign for Copied {
     }
 }
 
-/// What a manifest or an index names.
+/// The content that a manifest or index names.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Named {
@@ -113,8 +113,8 @@ struct Named {
 }
 
 impl Copy {
-    /// Reads all manifests of the image that `from` was opened at, for every platform, and those
-    /// that refer to them.
+    /// Reads all manifests, for every platform, of the image that `from` was opened at, and their
+    /// referrers.
     ///
     /// # Errors
     /// One of them cannot be read, or names something in a way that is not understood: a copy would
@@ -151,7 +151,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Plans the copies of what cosign keeps beside the image's manifests under tags of its own:
+    /// Plans the copies of cosign's content under tags of its own beside the image's manifests:
     /// signatures, attestations, SBOMs. `open` opens such a tag beside the image; `None` if it
     /// cannot exist there.
     ///
@@ -179,7 +179,7 @@ impl Copy {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// What is to be copied, in bytes.
+    /// The total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes + self.blobs.iter().map(|blob| blob.size).sum::<u64>()
     }
@@ -194,8 +194,8 @@ impl Copy {
         self.referrers.values().map(Vec::len).sum()
     }
 
-    /// Stores all of it in `to`, under the name that it was opened at. `mount_from` is another
-    /// repository of the same registry that has it.
+    /// Stores everything in `to`, under the name that it was opened at. `mount_from` is another
+    /// repository of the same registry that has the image.
     ///
     /// # Errors
     /// Something could not be read or stored. What the name in `to` means is changed only when all
@@ -280,8 +280,8 @@ impl Copy {
         })
     }
 
-    /// Adds the manifest `referrer`, of which a list says that it refers to `subject`. Any client
-    /// that may push can write lists, and deleted manifests stay in those that are tags.
+    /// Adds the manifest `referrer`, which a list gives as a referrer of `subject`. Any client that
+    /// may push can write lists, and lists under tags keep deleted manifests.
     async fn refer(&mut self, subject: &Digest, referrer: &Digest) -> Result<(), RegistryError> {
         let document = match self.from.document(Some(referrer)).await {
             Err(RegistryError::Missing { .. }) => {

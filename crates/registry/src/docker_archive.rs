@@ -60,7 +60,7 @@ struct Image {
     layers: Vec<String>,
 }
 
-/// Where a member is, or what it is another name of.
+/// The place of a member, or the name that it links to.
 #[derive(Debug)]
 enum Member {
     At { start: u64, size: u64 },
@@ -206,7 +206,7 @@ impl<'a> Index<'a> {
     }
 }
 
-/// `./a/../b` as `b`; `None` if it leaves the archive or is not text.
+/// Normalises a path: `./a/../b` becomes `b`. `None` if it leaves the archive or is not text.
 fn normal(path: &Path) -> Option<String> {
     let mut parts = Vec::new();
     for component in path.components() {
@@ -231,8 +231,8 @@ impl ArchiveLayer {
         self.size
     }
 
-    /// Reads the layer as it is in the archive. If its uncompressed form does not have its diff_id,
-    /// the read that reaches the end fails.
+    /// Reads the layer as stored in the archive. The read that reaches the end fails if the
+    /// uncompressed layer doesn't have its DiffID.
     pub fn reader(&self) -> impl Read + Send + 'static {
         LayerReader { layer: self.clone(), position: 0, check: Some(Check::Begin) }
     }
@@ -245,9 +245,9 @@ struct LayerReader {
     check: Option<Check>,
 }
 
-/// Hashes what is behind the compression, if there is one.
+/// The state of hashing the uncompressed layer.
 enum Check {
-    /// The first bytes will tell.
+    /// Nothing was read; the first bytes show the compression.
     Begin,
     Plain(Hash),
     Gzip(Box<flate2::write::MultiGzDecoder<Hash>>),

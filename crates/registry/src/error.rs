@@ -11,7 +11,7 @@ use lazuli_image::{Digest, oci::Platform};
 
 use crate::name::InvalidName;
 
-/// A failed request to a place where an image lives.
+/// A failed request to an image's place.
 ///
 /// `place` is the repository or layout directory as the user would spell it, `object` what was
 /// asked for there. No variant ever holds a credential or a signed URL.
@@ -36,21 +36,21 @@ pub enum RegistryError {
     /// The place answered that it does not have the object.
     #[error("{place} has no {object}; check the name, and whether it was pushed")]
     Missing {
-        /// Where it was asked for.
+        /// The place that was asked.
         place: String,
-        /// What was asked for.
+        /// The requested object.
         object: String,
     },
     /// The credentials (or their absence) were refused.
     #[error("{place} refuses access to {object}: {detail}; try `docker login {host}`")]
     Denied {
-        /// Where access was refused.
+        /// The place that refused access.
         place: String,
-        /// To what.
+        /// The requested object.
         object: String,
-        /// The registry as `docker login` wants it spelled.
+        /// The registry as `docker login` spells it.
         host: String,
-        /// What the server said.
+        /// The server's message.
         detail: String,
     },
     /// The peer-to-peer daemon must not see the credentials that the request needs.
@@ -60,7 +60,7 @@ pub enum RegistryError {
     Withheld {
         /// The daemon.
         place: String,
-        /// For what.
+        /// The requested object.
         object: String,
     },
     /// A credential file or helper is configured but does not work.
@@ -68,19 +68,19 @@ pub enum RegistryError {
     Credentials {
         /// The registry the credentials are for.
         host: String,
-        /// Which file or helper, and what is wrong with it.
+        /// The file or helper, and the problem.
         problem: String,
     },
-    /// The server answered with a status that none of the other variants describes.
+    /// A status that no other variant covers.
     #[error("{place} answered {status} to the request for {object}: {detail}")]
     Status {
         /// The server.
         place: String,
-        /// What was asked for.
+        /// The requested object.
         object: String,
         /// The HTTP status.
         status: u16,
-        /// What the server said, shortened.
+        /// The server's message, shortened.
         detail: String,
         /// How long the server asks to wait, bounded to one hour.
         retry_after: Option<Duration>,
@@ -90,11 +90,11 @@ pub enum RegistryError {
     Upstream {
         /// The daemon.
         place: String,
-        /// For what.
+        /// The requested object.
         object: String,
         /// The HTTP status of the registry's answer.
         status: u16,
-        /// What it said, shortened.
+        /// The registry's message, shortened.
         detail: String,
     },
     /// No connection could be made.
@@ -102,7 +102,7 @@ pub enum RegistryError {
     Unreachable {
         /// Host and port that did not answer.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         object: String,
         /// The operating system's or TLS library's reason.
         cause: String,
@@ -115,7 +115,7 @@ pub enum RegistryError {
     Untrusted {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         object: String,
         /// The TLS library's reason.
         cause: String,
@@ -125,7 +125,7 @@ pub enum RegistryError {
     Interrupted {
         /// The other end.
         place: String,
-        /// What was in transfer.
+        /// The object in transfer.
         object: String,
         /// The reason.
         cause: String,
@@ -144,33 +144,33 @@ pub enum RegistryError {
     /// The answer has another length than the object.
     #[error("{object} from {place} has {got} bytes, expected {expected}")]
     WrongSize {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
-        /// What was read.
+        /// The object read.
         object: String,
         /// Bytes that were expected.
         expected: u64,
         /// Bytes that arrived; reading stops at one more than expected.
         got: u64,
     },
-    /// The content is not what its digest promises.
+    /// The content's digest is not the requested one.
     #[error("{object} from {place} has digest {got}, expected {expected}; it is corrupt")]
     WrongDigest {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
-        /// What was read.
+        /// The object read.
         object: String,
         /// The digest that was asked for.
         expected: Digest,
-        /// The digest of what arrived.
+        /// The digest of the received content.
         got: Digest,
     },
     /// An object that is read into memory is bigger than its bound.
     #[error("{object} from {place} is bigger than the {limit} bytes allowed for it")]
     TooLarge {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
-        /// What was read.
+        /// The object read.
         object: String,
         /// The bound in bytes.
         limit: u64,
@@ -178,11 +178,11 @@ pub enum RegistryError {
     /// The object breaks its format or the protocol.
     #[error("{object} from {place} is malformed: {problem}")]
     Malformed {
-        /// Where it came from.
+        /// The place that it came from.
         place: String,
-        /// What was read.
+        /// The object read.
         object: String,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
     /// The image exists, but not for this platform.
@@ -208,19 +208,19 @@ pub enum RegistryError {
     NotInLayouts {
         /// The layout.
         place: String,
-        /// What was to be pushed.
+        /// The object to push.
         object: String,
     },
     /// Neither the mirrors nor the registry itself delivered.
     #[error("{}", list_failures(failures))]
     Everywhere {
-        /// What each said, in the order in which they are asked.
+        /// The failure of each server, in the order in which they are asked.
         failures: Vec<RegistryError>,
     },
     /// A local file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
@@ -239,7 +239,7 @@ fn list(platforms: &[Platform]) -> String {
 }
 
 impl RegistryError {
-    /// Whether every place that was asked reported that the object does not exist.
+    /// Returns whether every server that was asked reported the object missing.
     pub fn is_missing(&self) -> bool {
         match self {
             RegistryError::Missing { .. } => true,
@@ -248,7 +248,7 @@ impl RegistryError {
         }
     }
 
-    /// Whether the same request may succeed when it is repeated a little later.
+    /// Returns whether the same request may succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
             RegistryError::Unreachable { .. }
@@ -257,7 +257,7 @@ impl RegistryError {
             | RegistryError::Hosts(_)
             | RegistryError::Interrupted { .. }
             | RegistryError::WrongSize { .. } => true,
-            // 501 and 505 say that the server will never do it; all other 5xx are passing states.
+            // 501 and 505 are permanent; all other 5xx are transient.
             RegistryError::Status { status, .. } => {
                 matches!(status, 408 | 425 | 429)
                     || (*status >= 500 && !matches!(status, 501 | 505))
@@ -334,8 +334,8 @@ fn cause(error: &reqwest::Error) -> String {
     text
 }
 
-/// Whether certificates are the reason: ours is asked for after the handshake, so that need not be
-/// when connecting.
+/// Returns whether certificates caused the error. The server checks ours after the handshake, so
+/// such an error can come after connecting.
 fn is_about_tls(error: &reqwest::Error) -> bool {
     let mut next = error.source();
     while let Some(inner) = next {
@@ -348,7 +348,7 @@ fn is_about_tls(error: &reqwest::Error) -> bool {
         {
             return true;
         }
-        // An I/O error does not name what it wraps as its source, but the source of that.
+        // An I/O error's source is that of the error it wraps, not the wrapped error itself.
         next = match inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(wrapped) => Some(wrapped),
             None => inner.source(),
@@ -363,7 +363,7 @@ fn is_about_tls(error: &reqwest::Error) -> bool {
 pub struct HostsError {
     /// The file or directory.
     pub path: PathBuf,
-    /// The key, what is wrong with it, and what was expected.
+    /// The key, the problem, and the expected value.
     pub problem: String,
 }
 

@@ -1,7 +1,7 @@
-//! Hedged requests: the same question to several servers, the next one when the first is slow.
+//! Hedged requests: asks several servers the same question, the next one when the first is slow.
 //!
-//! [`Attempts`] runs the attempts of one question and tells what happens to them. Which server is
-//! asked next, and what a failure means, is the caller's business.
+//! [`Attempts`] runs the attempts of one question and reports their progress. The caller chooses
+//! which server to ask next, and interprets failures.
 
 use std::{
     future::Future,
@@ -27,7 +27,7 @@ pub struct Attempt {
     pub server: usize,
     /// When it was asked.
     pub started: Instant,
-    /// Whether it has ended.
+    /// Whether the attempt has ended.
     pub is_over: bool,
 }
 
@@ -40,7 +40,7 @@ pub enum Lateness {
     VeryLate,
 }
 
-/// What happened.
+/// A change in the attempts of a question.
 #[derive(Debug)]
 pub enum Event<T> {
     /// The attempt with this number has ended.
@@ -89,17 +89,17 @@ impl<F: Future> Attempts<F> {
         number
     }
 
-    /// Has [`Event::Late`] happen after `time`.
+    /// Makes [`Event::Late`] happen after `time`.
     pub fn look_after(&mut self, number: usize, time: Duration, lateness: Lateness) {
         self.waits.push(Wait::Late(number, lateness, Box::pin(sleep(time))));
     }
 
-    /// Has [`Event::Resume`] happen at a moment.
+    /// Makes [`Event::Resume`] happen at a moment.
     pub fn resume_at(&mut self, moment: Instant) {
         self.waits.push(Wait::Pause(Box::pin(sleep_until(moment))));
     }
 
-    /// The next thing that happens; `None` when nothing can.
+    /// Waits for the next event; `None` if nothing is pending.
     pub async fn next(&mut self) -> Option<Event<F::Output>> {
         let event = self.waits.next().await;
         if let Some(Event::Ended(number, _)) = &event {
@@ -123,7 +123,7 @@ impl<F: Future> Attempts<F> {
         self.all.iter().copied().enumerate().filter(|(_, attempt)| !attempt.is_over)
     }
 
-    /// Whether no attempt is under way.
+    /// Returns whether no attempt is running.
     pub fn is_idle(&self) -> bool {
         self.under_way().next().is_none()
     }
@@ -133,7 +133,7 @@ impl<F: Future> Attempts<F> {
 mod tests {
     use super::*;
 
-    /// An answer after so many milliseconds.
+    /// Answers after this many milliseconds.
     async fn answer(after: u64, value: u32) -> u32 {
         sleep(Duration::from_millis(after)).await;
         value

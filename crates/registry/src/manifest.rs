@@ -32,21 +32,21 @@ pub struct Manifest {
     pub digest: Digest,
     /// One of [`IMAGE_TYPES`].
     pub media_type: String,
-    /// What the bytes say.
+    /// The parsed bytes.
     pub parsed: oci::Manifest,
-    /// The index that the name means, if it means one that lists this manifest.
+    /// The index that the name means, if it means one. It lists this manifest.
     pub index: Option<Descriptor>,
 }
 
 impl Manifest {
-    /// What other documents say about it: the subject of a referrer.
+    /// The manifest's descriptor in other documents: the subject of a referrer.
     pub fn descriptor(&self) -> Descriptor {
         let size = self.raw.len() as u64;
         Descriptor::plain(&self.media_type, self.digest, size)
     }
 }
 
-/// A manifest or an index as it was stored, whatever it says.
+/// A manifest or an index as stored, unparsed.
 #[derive(Clone, Debug)]
 pub struct Document {
     /// The bytes that [`Document::digest`] covers.
@@ -64,7 +64,7 @@ impl Document {
         Document { raw: raw.into(), digest, media_type: media_type.to_owned() }
     }
 
-    /// What it says; `place` is for messages.
+    /// Parses the document; `place` is for messages.
     ///
     /// # Errors
     /// It is malformed.
@@ -84,7 +84,7 @@ impl From<Manifest> for Document {
 pub enum Parsed {
     /// One image.
     Image(Box<Manifest>),
-    /// A list of manifests, one for each platform: what others say about it, and its entries.
+    /// A list of manifests, one for each platform: its own descriptor, and its entries.
     Index(Box<Descriptor>, Vec<Descriptor>),
 }
 
@@ -96,8 +96,8 @@ struct Probe {
     manifests: Option<Vec<serde_json::Value>>,
 }
 
-/// Parses what `place` answered when asked for `expected` (or for a tag). The media type in the
-/// body wins over `content_type`, because only the body is covered by the digest.
+/// Parses the answer of `place` to a request for `expected`, or for a tag. The media type in the
+/// body wins over `content_type`, because the digest covers only the body.
 pub(crate) fn parse(
     place: &str,
     raw: Bytes,
@@ -123,7 +123,7 @@ pub(crate) fn parse(
     Ok(Parsed::Index(index, entries.collect()))
 }
 
-/// The same without a look at what the document says.
+/// [`parse`] without looking into the document.
 pub(crate) fn document(
     place: &str,
     raw: Bytes,
@@ -133,10 +133,10 @@ pub(crate) fn document(
     probe(place, raw, content_type, expected).map(|(document, _)| document)
 }
 
-/// What messages call a manifest or an index.
+/// The name of a manifest or an index in messages.
 const OBJECT: &str = "the manifest";
 
-/// Checks the digest and finds out what it is; also the entries of an index.
+/// Checks the digest and determines the type; for an index, also its entries.
 fn probe(
     place: &str,
     raw: Bytes,
@@ -177,8 +177,8 @@ fn probe(
     Ok((Document { raw, digest, media_type }, probe.manifests.unwrap_or_default()))
 }
 
-/// Chooses the manifest for `wanted` (this machine by default) from an index: the first that is for
-/// exactly that, else the first that runs there; a lazy one if that may be.
+/// Chooses the manifest for `wanted` (this machine by default) from an index: the first with
+/// exactly this platform, else the first that runs on it; a lazy one if that is allowed.
 ///
 /// # Errors
 /// There is none.

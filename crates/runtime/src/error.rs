@@ -21,7 +21,7 @@ pub enum ReadError {
         chunk: u32,
         /// The chunk's bytes as stored.
         range: Range<Stored>,
-        /// What is wrong with them.
+        /// The problem with them.
         problem: String,
     },
     /// The disk of the cache is full.
@@ -37,17 +37,17 @@ pub enum ReadError {
     OutOfRange {
         /// The blob.
         blob: Digest,
-        /// What was asked for.
+        /// The requested range.
         range: Range<Decoded>,
         /// Decoded bytes of the blob, in whole blocks.
         size: u64,
     },
-    /// The image lists no chunk for some of these bytes, so it is unknown what they are.
+    /// The image lists no chunk for some of these bytes, so their content is unknown.
     #[error("blob {blob}: the image has no chunk for all of {} to {}", range.start, range.end)]
     NoChunk {
         /// The blob.
         blob: Digest,
-        /// What was asked for.
+        /// The requested range.
         range: Range<Decoded>,
     },
     /// No source delivered.
@@ -55,7 +55,7 @@ pub enum ReadError {
     Source {
         /// The blob.
         blob: Digest,
-        /// What was asked for.
+        /// The requested range.
         range: Range<Stored>,
         /// Why the source that was tried last did not deliver.
         source: SourceError,

@@ -1,4 +1,4 @@
-//! Gets stored ranges from the sources of a blob.
+//! Fetches stored ranges from the sources of a blob.
 //!
 //! Knows nothing of the cache: ranges go in, unchecked bytes come out. The cache plans the ranges
 //! and commits the answers.
@@ -28,27 +28,27 @@ use crate::{
     },
 };
 
-/// How long bytes that were asked for early are waited for: where a place that brings nothing for
-/// so long is asked once more.
+/// How long to wait for bytes that were requested early: the time after which a silent place is
+/// asked again.
 const HELD: Duration = race::LAST_HEDGE_AFTER;
 
-/// Bytes per second above which a read goes on as it is when the blob gets another source. The
-/// registry of one image may be slow on purpose, and a reader of another one have joined the read.
+/// Bytes per second above which a read continues unchanged when the blob gets another source. The
+/// registry of one image may be slow on purpose, and a reader of another image may have joined the
+/// read.
 const FAST: f64 = 1_048_576.0;
 
 /// A range of a blob's stored bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) range: Range<Stored>,
-    /// Bytes that one connection is asked for at most. More are asked for in parts at the same
-    /// time, because what a new connection carries begins with 14 KiB in a round trip and only
-    /// doubles with each.
+    /// Maximum number of bytes for one connection. Larger ranges are requested in concurrent parts,
+    /// because a new connection starts with 14 KiB per round trip and only doubles with each.
     pub(crate) part: u64,
     /// Until when it is tried.
     pub(crate) deadline: Instant,
 }
 
-/// Which blob to read, and on whose account.
+/// The blob to read, and the account to charge.
 pub(crate) struct Fetch<'a> {
     /// The blob, for errors.
     pub(crate) blob: Digest,
@@ -60,7 +60,7 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Gets a range, from `held` if that has the bytes already or on their way.
+    /// Gets a range, from `held` if that has the bytes already or in flight.
     ///
     /// # Errors
     /// No source delivers.
@@ -93,8 +93,8 @@ impl Fetch<'_> {
         self.read(places, wanted, self.meter).await
     }
 
-    /// Bytes that were asked for early, as an answer of the place that is asked first; `None` if
-    /// they do not come.
+    /// Uses bytes that were requested early as an answer of the first place; `None` if they don't
+    /// arrive.
     async fn held_answer(&self, held: EarlyBytes) -> Option<Answer> {
         let started = Instant::now();
         (0..held.requests()).for_each(|_| self.meter.request());
@@ -105,13 +105,13 @@ impl Fetch<'_> {
         Some(Answer { bytes, place, started, _permit: permit })
     }
 
-    /// Reads from all places, and begins anew when others take theirs, or when one comes and
-    /// next to nothing has arrived.
+    /// Reads from all places. Starts over when other sources replace them, or when a source is
+    /// added before much has arrived.
     async fn read_anywhere(&self, wanted: &Wanted) -> Result<Answer, ReadError> {
         loop {
             let [mut replaced, mut added] =
                 [self.sources.replaced(), self.sources.added()].map(Box::pin);
-            // What happens from here on counts, also before it is waited for.
+            // Changes from here on count, even before they are awaited.
             replaced.as_mut().enable();
             added.as_mut().enable();
             let (places, counter) = (self.sources.list(), Counter::of(self.meter));
@@ -148,7 +148,7 @@ impl Fetch<'_> {
     }
 }
 
-/// Counts what arrives for one read.
+/// Counts the bytes that arrive for one read.
 struct Counter<'a> {
     meter: &'a dyn Meter,
     begun: Instant,
@@ -160,7 +160,7 @@ impl<'a> Counter<'a> {
         Counter { meter, begun: Instant::now(), bytes: AtomicU64::new(0) }
     }
 
-    /// Whether so much has arrived that to begin anew would be a waste.
+    /// Returns whether so much has arrived that starting over would be a waste.
     fn is_fast(&self) -> bool {
         let expected = self.begun.elapsed().as_secs_f64() * FAST;
         let bytes = self.bytes.load(Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the operating system said about a path.
+/// The operating system's error about a path.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", path.display())]
 pub struct PathError {

@@ -16,8 +16,8 @@ type Result<T> = std::result::Result<T, SnapshotError>;
 /// `ROOT/snapshots` and `ROOT/lazy`.
 ///
 /// Images are mounted in the latter. To map the ids of a container with several layers, containerd
-/// clones the directory above all of them with every mount in it, and fails if one of these cannot
-/// be mapped, as FUSE cannot. So no mount lies beside the files of layers.
+/// clones the directory above all of them with every mount in it. It fails if one of these cannot
+/// be mapped, as FUSE mounts cannot. So no mount lies beside the files of layers.
 #[derive(Debug)]
 pub(crate) struct Directories {
     root: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Directories {
 pub(crate) enum Owner {
     /// The user that runs this process.
     Us,
-    /// The owner of the root of the parent, whose number this is.
+    /// The owner of the root of the parent with this number.
     Of(u64),
     /// This user and this group.
     Ids(u32, u32),
@@ -42,7 +42,7 @@ pub(crate) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T> {
     result.map_err(|source| SnapshotError::Io { path: path.to_owned(), source })
 }
 
-/// Whether an operation failed because the container removed its files meanwhile.
+/// Returns whether an operation failed because the container removed its files meanwhile.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -78,14 +78,14 @@ impl Directories {
         self.root.join("metadata.redb")
     }
 
-    /// Where the files of a snapshot are: its own, or those of the image that is mounted for it.
+    /// The directory of a snapshot's files: its own, or those of the image that is mounted for it.
     pub(crate) fn fs(&self, number: u64) -> PathBuf {
         let lazy = self.image(number);
         if lazy.exists() { lazy.join("fs") } else { self.own(number) }
     }
 
-    /// The directory in which the image of a snapshot is mounted. There is none for an image that
-    /// an earlier version mounted where other snapshots have their files.
+    /// The mountpoint of a snapshot's image. Images that an earlier version mounted beside the
+    /// files of other snapshots have none here.
     fn image(&self, number: u64) -> PathBuf {
         self.lazy.join(number.to_string())
     }
@@ -95,7 +95,7 @@ impl Directories {
         self.root.join(number.to_string()).join("fs")
     }
 
-    /// What overlayfs needs beside the files of an active snapshot.
+    /// The work directory that overlayfs needs for an active snapshot.
     pub(crate) fn work(&self, number: u64) -> PathBuf {
         self.root.join(number.to_string()).join("work")
     }
@@ -161,7 +161,8 @@ impl Directories {
         loop {
             let name = self.thrown.fetch_add(1, Ordering::Relaxed);
             let path = self.trash().join(format!("{number}-{name}"));
-            // An empty directory would be replaced, a full one of an earlier process is an error.
+            // Renaming would replace an empty directory and fail on a full one of an earlier
+            // process.
             if fs::symlink_metadata(&path).is_err() {
                 return path;
             }
@@ -181,7 +182,7 @@ impl Directories {
         Ok(strays.into_iter().collect())
     }
 
-    /// What was thrown away, by the numbers of the snapshots.
+    /// Lists the trash, by the numbers of the snapshots.
     pub(crate) fn thrown_away(&self) -> Result<BTreeMap<u64, Vec<PathBuf>>> {
         let trash = self.trash();
         let mut all = BTreeMap::<u64, Vec<_>>::new();
@@ -189,15 +190,14 @@ impl Directories {
             let path = at(&trash, entry)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let number = name.split('-').next().and_then(|number| number.parse().ok());
-            // What another program has put there is deleted, too.
+            // Files of other programs in the trash are deleted too.
             all.entry(number.unwrap_or(0)).or_default().push(path);
         }
         Ok(all)
     }
 
-    /// Deletes what was thrown away of one snapshot; may take long. However deep a container has
-    /// nested its directories, this neither recurses nor uses long paths: what is in a directory is
-    /// moved up before it is looked at.
+    /// Deletes the trash of one snapshot; may take long. Directories may be nested to any depth:
+    /// entries are moved up before they are deleted, so this neither recurses nor uses long paths.
     pub(crate) fn delete(&self, number: u64, thrown: Vec<PathBuf>) -> Result<()> {
         let mut paths = thrown;
         while let Some(path) = paths.pop() {

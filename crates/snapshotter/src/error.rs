@@ -17,7 +17,7 @@ pub enum SnapshotError {
     /// No such snapshot.
     #[error("snapshot {0} does not exist")]
     NotFound(String),
-    /// containerd knows a snapshot that is not here.
+    /// containerd knows a snapshot that doesn't exist here.
     #[error(
         "snapshot {0} is not in Lazuli's state directory any more, though containerd knows it: remove its container and \
          its image from containerd, and pull the image again"
@@ -35,15 +35,15 @@ pub enum SnapshotError {
     /// Only labels can be changed.
     #[error("{field} of snapshot {name} cannot be changed")]
     Immutable {
-        /// What was to be changed.
+        /// The field to change.
         field: String,
-        /// Of which snapshot.
+        /// Its snapshot.
         name: String,
     },
     /// The request lacks something or cannot be understood.
     #[error("{0}")]
     Invalid(String),
-    /// The image cannot be used here and now.
+    /// The image cannot be used on this node now.
     #[error("image {reference} cannot be used: {source}")]
     Image {
         /// The image.
@@ -61,7 +61,7 @@ pub enum SnapshotError {
         reference: String,
         /// The chain id that was asked for.
         asked: String,
-        /// What it may be.
+        /// The allowed values.
         expected: String,
     },
     /// The name of a layer belongs to a snapshot of another kind.
@@ -74,23 +74,24 @@ pub enum SnapshotError {
         reference: String,
         /// The chain id of the layer.
         layer: String,
-        /// The image that the other one is of.
+        /// The image that has the layer.
         owner: String,
     },
-    /// What would be shown as a layer's files is data of a lazy image.
+    /// The lower layer is data of a lazy image, so it has no files to show.
     #[error(
         "snapshot {name} cannot be used: layer {layer} below it is listed as data of the lazy image {owner}, and has no files; \
          remove that image and this one, and pull this one again"
     )]
     NoFiles {
-        /// What was asked for.
+        /// The requested snapshot.
         name: String,
         /// The chain id of the data layer.
         layer: String,
         /// The image that lists it.
         owner: String,
     },
-    /// The image is served by FUSE, and a container in a user namespace wants it with other owners.
+    /// The image is served by FUSE, and a container in a user namespace needs it with mapped
+    /// owners.
     #[error(
         "image {0} is served by FUSE here, whose files the kernel cannot show to a user namespace as its own: take \
          `remap-ids` out of the capabilities of the snapshotter in containerd's configuration, so that containerd copies \
@@ -102,7 +103,7 @@ pub enum SnapshotError {
     Store {
         /// The file; empty until it is known.
         path: PathBuf,
-        /// What happened.
+        /// The database's error.
         source: Box<redb::Error>,
     },
     /// The state directory's name cannot be an option of overlayfs.
@@ -116,7 +117,7 @@ pub enum SnapshotError {
     Record {
         /// The snapshot.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         source: serde_json::Error,
     },
     /// The node's disk.
@@ -124,13 +125,13 @@ pub enum SnapshotError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
     /// Connections cannot be served.
     #[error("the socket of the snapshot service: {0}")]
     Server(tonic::transport::Error),
-    /// A request panicked; the log says where.
+    /// A request panicked; the log has the place.
     #[error("the request failed half way; the daemon's log says more")]
     Panicked,
 }
@@ -141,7 +142,7 @@ impl<E: Into<redb::Error>> From<E> for SnapshotError {
     }
 }
 
-/// What can be done about a file that does not hold a database.
+/// Advice for a file that is no valid database.
 fn advice(error: &redb::Error, path: &Path) -> String {
     let damaged = match error {
         redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,

@@ -31,7 +31,7 @@ enum Test {
     Matches(Regex),
 }
 
-/// Whether a snapshot passes any of `filters`, or there are none.
+/// Returns whether a snapshot passes any of `filters`, or there are none.
 pub(crate) fn any(filters: &[Filter], snapshot: &Snapshot) -> bool {
     filters.is_empty() || filters.iter().any(|filter| filter.0.iter().all(|c| c.holds(snapshot)))
 }

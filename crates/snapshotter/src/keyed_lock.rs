@@ -22,7 +22,7 @@ struct Failure {
     when: Instant,
 }
 
-/// Whose turn it is. The next one's begins when this is dropped.
+/// Holds the lock for a key. The next waiter gets it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct KeyedGuard {
     queue: OwnedMutexGuard<Option<Failure>>,
@@ -30,7 +30,7 @@ pub(crate) struct KeyedGuard {
 }
 
 impl KeyedLocks {
-    /// Waits for a turn, first come, first served.
+    /// Waits for the lock of `name`, first come, first served.
     pub(crate) async fn take(&self, name: &str) -> KeyedGuard {
         let arrived = Instant::now();
         let queue = {

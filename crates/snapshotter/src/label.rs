@@ -14,7 +14,7 @@ pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 
-/// What the image is pulled with, from clients that pass it on: a user and a password, or a refresh
+/// Credentials of the pull, from clients that pass them on: a user and a password, or a refresh
 /// token alone.
 const USER: &str = "containerd.io/snapshot/pullusername";
 const SECRET: &str = "containerd.io/snapshot/pullsecret";
@@ -23,19 +23,19 @@ const SECRET: &str = "containerd.io/snapshot/pullsecret";
 const DATA: &str = "containerd.io/snapshot/nydus-blob";
 const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
 
-/// What has to be done for a layer.
+/// How to handle a layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Layer {
-    /// containerd unpacks it, or this is not about a layer at all.
+    /// containerd unpacks it, or the request is for no layer at all.
     Ordinary,
-    /// Of an image that may be shown as it is; else containerd unpacks it.
+    /// A layer of an image that may be shown as it is; otherwise containerd unpacks it.
     Plain {
         /// See [`TARGET`].
         target: String,
         /// The image.
         image: Image,
     },
-    /// Data of a lazy image: nothing, it arrives as it is read.
+    /// Data of a lazy image, which arrives as it is read: nothing to do.
     Data {
         /// See [`TARGET`].
         target: String,
@@ -52,7 +52,7 @@ pub(crate) enum Layer {
 }
 
 impl Layer {
-    /// Reads the labels of a Prepare.
+    /// Parses the labels of a Prepare request.
     ///
     /// # Errors
     /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it

@@ -1,8 +1,8 @@
 //! containerd's snapshot service on a Unix socket.
 //!
 //! Ordinary images are kept exactly as containerd's own overlayfs snapshotter keeps them. A lazy
-//! image is one mount: its data layers are said to be here without having been fetched, its
-//! bootstrap layer is where the image is mounted, and containers get an overlay on top of that.
+//! image is one mount: its data layers are reported present without being fetched, its bootstrap
+//! layer is the mountpoint of the image, and containers get an overlay on top of that.
 //!
 //! ```text
 //! ROOT/snapshots/
@@ -75,15 +75,15 @@ pub mod api {
 /// A lazy image, as containerd names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Registry, repository and tag or digest: what the user asked for.
+    /// Registry, repository and tag or digest, as the user requested it.
     pub reference: String,
-    /// Digest of the manifest that this meant when it was pulled.
+    /// Digest of the manifest to which the reference resolved at the pull.
     pub manifest_digest: Option<String>,
-    /// Of an ordinary image that is shown as it is, how many layers from the lowest on; `None` is a
-    /// lazy image.
+    /// For an ordinary image that is shown as it is, the number of layers, from the lowest on;
+    /// `None` for a lazy image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
-    /// What it was pulled with this time; [`Images`] remembers it.
+    /// Login of the latest pull; [`Images`] remembers it.
     #[serde(skip)]
     pub login: Option<Login>,
 }
@@ -117,25 +117,25 @@ impl Image {
 /// Mounts lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {
-    /// Finds out whether the image and all of its data can be reached, also while it is being
-    /// mounted. An error says what cannot, and why.
+    /// Checks that the image and all of its data can be reached, perhaps while it is being mounted.
+    /// The error names the unreachable part and the reason.
     async fn check(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Finds out whether the image may run.
     async fn admit(&self, image: &Image) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// The chain ids that the data layers of the image have by the manifest with the digest that it
-    /// names, lowest first; of one that may run.
+    /// Returns the chain ids of the image's data layers, lowest first, by the manifest with the
+    /// image's digest. The image must be admitted.
     async fn data_layers(&self, image: &Image)
     -> Result<Vec<String>, Box<dyn Error + Send + Sync>>;
 
-    /// The chain id that the bootstrap layer of the image has, by that manifest and by what the
-    /// layer holds.
+    /// Returns the chain id of the image's bootstrap layer, by that manifest and the layer's
+    /// content.
     async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
 
-    /// How many layers of an ordinary image have the chain id `layer` together, if they can be
-    /// shown without being unpacked: what they hold is proven, or vouched for. `namespace` is
-    /// containerd's.
+    /// Returns how many layers of an ordinary image the chain id `layer` covers, if they can be
+    /// shown without being unpacked: their content is proven, or a key vouches for it. `namespace`
+    /// is containerd's.
     async fn ordinary_layer(
         &self,
         image: &Image,
@@ -147,36 +147,36 @@ pub trait Images: Send + Sync {
     /// on until it is unmounted, the image's newest login counts.
     async fn mount(&self, image: &Image, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Takes the mount at `at` away, if there is one. Readers that use it are served until they
-    /// is done.
+    /// Removes the mount at `at`, if there is one. Readers that use it are served until they are
+    /// done.
     async fn unmount(&self, at: &Path) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Bytes and files that the image mounted at `at` takes on the disk, without what counts with
-    /// another one.
+    /// Bytes and files that the image mounted at `at` takes on the disk, except those counted with
+    /// another image.
     async fn occupied(&self, at: &Path) -> (u64, u64);
 
-    /// No snapshot has the image any more: what nothing else on the node uses of it may go.
+    /// Called when the last snapshot of the image is removed: data that nothing else on the node
+    /// uses may be deleted.
     async fn removed(&self, image: &Image);
 }
 
-/// What containerd asks, answered for one state directory.
+/// The snapshot service for one state directory.
 #[derive(Debug)]
 pub struct Server(service::Service);
 
 impl Server {
-    /// Opens or creates the snapshots in `root`. What an earlier process left half done is cleaned
-    /// up.
+    /// Opens or creates the snapshots in `root`, and cleans up after an earlier process.
     pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
         let snapshotter = snapshotter::Snapshotter::open(root, images).await?;
         Ok(Server(service::Service::new(snapshotter)))
     }
 
-    /// What is kept, also while it is being served.
+    /// A view of the snapshots, also while they are served.
     pub fn overview(&self) -> Overview {
         self.0.overview()
     }
 
-    /// Serves connections until `end`; requests under way are finished then.
+    /// Serves connections until `end`; requests in progress are finished then.
     pub async fn serve(
         self,
         listener: UnixListener,

@@ -17,7 +17,7 @@ const LIMIT: usize = 340;
 pub(crate) struct Mapping {
     uids: String,
     gids: String,
-    /// What the container's root is on the node.
+    /// Uid and gid on the node of the container's root.
     root: (u32, u32),
 }
 
@@ -43,18 +43,19 @@ impl Mapping {
         }
     }
 
-    /// The owner of what the container's root makes.
+    /// The owner of files that the container's root makes.
     pub(crate) fn owner(&self) -> Owner {
         Owner::Ids(self.root.0, self.root.1)
     }
 
-    /// What containerd 2.x maps the layers below by. They are not options of overlayfs.
+    /// The mount options by which containerd 2.x maps the lower layers. overlayfs itself doesn't
+    /// know them.
     pub(crate) fn options(&self) -> [String; 2] {
         [format!("uidmap={}", self.uids), format!("gidmap={}", self.gids)]
     }
 }
 
-/// What 0 is mapped to.
+/// The id to which 0 is mapped.
 fn root(label: &str, ranges: &str) -> Result<u32, SnapshotError> {
     let invalid = |problem: String| SnapshotError::Invalid(format!("label {label}: {problem}"));
     let mut root = None;

@@ -1,7 +1,7 @@
 //! Finds mounted snapshots, in all mount namespaces.
 //!
-//! A removed snapshot is normally not mounted any more. It is when containerd has lost its state
-//! and removes what it does not know, while containers of its former life go on.
+//! A removed snapshot is normally not mounted. It may be when containerd has lost its state and
+//! removes snapshots that it doesn't know, while containers of its former state still run.
 
 use std::{
     collections::HashSet,
@@ -31,7 +31,7 @@ pub(crate) fn numbers(directories: &Directories) -> std::io::Result<HashSet<u64>
         if seen.contains(&space) {
             continue;
         }
-        // A process that is ending has no mounts any more; another one of the namespace may.
+        // An ending process has no mounts any more; another process of the namespace may.
         let Ok(mounts) = fs::read(process.join("mountinfo")) else { continue };
         if !mounts.is_empty() {
             seen.insert(space);
@@ -45,10 +45,11 @@ fn lines(mountinfo: &[u8]) -> impl Iterator<Item = &[u8]> {
     mountinfo.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
-/// Where snapshots are, as options of overlayfs and as the kernel's list of mounts spell it.
+/// The directory of snapshots, as it is spelled in options of overlayfs and in the kernel's list of
+/// mounts.
 struct StateDirectory {
     root: Vec<u8>,
-    /// Where images are mounted.
+    /// The directory of mounted images.
     lazy: Vec<u8>,
     /// The file system, as `MAJOR:MINOR`.
     device: Vec<u8>,
@@ -66,7 +67,7 @@ impl StateDirectory {
             let inside = Path::new(OsStr::from_bytes(&inside)).join(rest);
             Some((target.len(), (device.to_vec(), inside)))
         });
-        // The last one of those at the same place covers the others.
+        // The last mount at a place covers the others.
         let nearest = above.max_by_key(|(length, _)| *length);
         let (device, inside) = nearest.map(|(_, found)| found).unwrap_or_default();
         let [root, lazy, inside] =
@@ -74,7 +75,7 @@ impl StateDirectory {
         StateDirectory { root, lazy, device, inside }
     }
 
-    /// Numbers of snapshots that one line of a `mountinfo` tells of.
+    /// Numbers of snapshots in one line of a `mountinfo`.
     fn numbers(&self, line: &[u8]) -> Vec<u64> {
         let fields: Vec<_> = line.split(|byte| *byte == b' ').collect();
         let end = fields.iter().position(|field| *field == b"-").unwrap_or(fields.len());

@@ -62,7 +62,7 @@ fn mapping(
     if parent.is_some_and(is_copy) { Ok(None) } else { Mapping::of(&snapshot.labels) }
 }
 
-/// Whether the ids of a snapshot's files have been mapped already.
+/// Returns whether the ids of a snapshot's files have been mapped already.
 pub(crate) fn is_copy(snapshot: &Snapshot) -> bool {
     snapshot.key.as_ref().is_some_and(|key| key.ends_with(COPY))
 }

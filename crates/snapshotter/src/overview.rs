@@ -13,17 +13,17 @@ use crate::{
     store::{FORMER, Kind, Snapshot},
 };
 
-/// What is kept for containerd.
+/// The snapshots kept for containerd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Layers.
     pub committed: usize,
-    /// What containers write to.
+    /// Writable snapshots, of containers.
     pub active: usize,
-    /// What is only read.
+    /// Read-only snapshots.
     pub views: usize,
-    /// Those of all of them that were made before containerd's state was deleted, and whose names
-    /// it has given to others since.
+    /// Snapshots from before containerd's state was deleted, whose names it has reused since. They
+    /// are counted above as well.
     pub former: usize,
     /// Removed snapshots whose files are not deleted yet, or are still mounted somewhere.
     pub removed: usize,
@@ -36,15 +36,15 @@ pub struct Contents {
 pub struct ImageSnapshot {
     /// Its name.
     pub name: String,
-    /// Where the image is mounted.
+    /// The image's mountpoint.
     pub mountpoint: PathBuf,
-    /// Active snapshots on top of it by name, those of containers: where the files of each of the
-    /// snapshots between the image and its container are, lowest first, as overlayfs keeps them.
-    /// None if they belong to others there than in the container.
+    /// Active snapshots of containers on top of it, by name: the upper directories of all snapshots
+    /// between image and container, lowest first, as overlayfs keeps them. Empty if the files have
+    /// other owners there than in the container.
     pub containers: BTreeMap<String, Vec<PathBuf>>,
 }
 
-/// Looks at what a [`crate::Server`] keeps.
+/// Reads the state of a [`crate::Server`].
 #[derive(Clone, Debug)]
 pub struct Overview(pub(crate) Arc<Storage>);
 

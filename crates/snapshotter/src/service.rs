@@ -34,8 +34,7 @@ impl Service {
         Overview(self.0.local.clone())
     }
 
-    /// Carries a request out in a task of its own: a client that goes away must not leave it half
-    /// done.
+    /// Runs a request as a task of its own: a disconnected client must not leave it half done.
     async fn run<T, F>(&self, work: impl FnOnce(Snapshotter) -> F) -> Result<T, Status>
     where
         T: Send + 'static,

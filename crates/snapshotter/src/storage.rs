@@ -31,7 +31,7 @@ pub(crate) struct Storage {
     pub(crate) directories: Directories,
     /// Held while the trash is emptied.
     emptying: Mutex<()>,
-    /// Whether a task waits for that.
+    /// Whether a task is about to empty it.
     waiting: AtomicBool,
 }
 
@@ -70,7 +70,7 @@ impl Storage {
         })
     }
 
-    /// What has to be mounted to see an active snapshot or a view.
+    /// The mounts that show an active snapshot or a view.
     pub(crate) fn mounts(&self, key: &str) -> Result<Vec<Mount>> {
         let chain = self.store.chain(key).map_err(lost)?;
         match chain.first() {
@@ -81,7 +81,7 @@ impl Storage {
         }
     }
 
-    /// Commits an active snapshot as it is now.
+    /// Commits an active snapshot in its present state.
     pub(crate) fn commit(
         &self,
         key: &str,
@@ -90,14 +90,15 @@ impl Storage {
         labels: Labels,
     ) -> Result<Snapshot> {
         let usage = match self.usage(key) {
-            // The store knows whether it has been committed.
+            // The store reports whether it has been committed already.
             Err(SnapshotError::NotFound(_)) => Usage::default(),
             other => other?,
         };
         self.store.commit(key, name, parent, labels, usage)
     }
 
-    /// What the files of a snapshot take beyond its parents. An image's data is the cache's.
+    /// The disk usage of a snapshot's files beyond its parents. An image's data is counted by the
+    /// cache.
     pub(crate) fn usage(&self, key: &str) -> Result<Usage> {
         let snapshot = self.store.get(key)?;
         match snapshot.kind {
@@ -139,7 +140,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Snapshots of images whose mounting a crash cut short: containerd was not told of them.
+    /// Snapshots of images whose mounting a crash interrupted: containerd never learned of them.
     pub(crate) fn unfinished(&self) -> Result<Vec<Snapshot>> {
         let mut all = self.store.all()?;
         all.retain(|snapshot| snapshot.image.is_some() && snapshot.kind == Kind::Active);
@@ -151,17 +152,17 @@ impl Storage {
         self.store.at_rest(|known| self.directories.strays(known))
     }
 
-    /// Whether the caller has to empty the trash, now that something was thrown away. Else another
-    /// task is about to, and sees what is in it.
+    /// Returns whether the caller must empty the trash after adding to it. Otherwise another task
+    /// is about to, and will find the addition.
     pub(crate) fn shall_empty(&self) -> bool {
         !self.waiting.swap(true, Ordering::SeqCst)
     }
 
-    /// Deletes what was thrown away, but for what is still mounted, and says whether
-    /// there is such; may take long.
+    /// Deletes the trash except snapshots that are still mounted. Returns whether some are. May
+    /// take long.
     ///
     /// # Errors
-    /// Of what cannot be deleted; the rest is deleted all the same.
+    /// The first failed deletion; the rest is deleted all the same.
     pub(crate) fn empty_trash(&self) -> Result<bool> {
         let _emptying = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.store(false, Ordering::SeqCst);

@@ -19,8 +19,9 @@ use crate::{
     store::Usage,
 };
 
-/// Adds up the tree at `root`, hard links once. The container may change it meanwhile: no symbolic
-/// link is followed, and what is gone is left out. So is what lies deeper than a path can be long.
+/// Adds up the tree at `root`, hard links once. The container may change it meanwhile: symbolic
+/// links are not followed, and files that disappear or lie deeper than the maximum path length are
+/// skipped.
 pub(crate) fn of(root: &Path) -> Result<Usage, SnapshotError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = at(root, open(root, flags, Mode::empty()).map_err(io::Error::from))?;
@@ -62,7 +63,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Whether this file was not seen before.
+    /// Records a file. Returns whether it was not seen before.
     fn add(&mut self, stat: &Stat) -> bool {
         let new = self.seen.insert((stat.st_dev, stat.st_ino));
         if new {

@@ -34,10 +34,10 @@ pub const INFO_RANGE_SIZE: usize = 24;
 /// never hold two events, so that one slow event does not delay another one read with it.
 pub const EVENT_BUFFER: usize = 88;
 
-/// Where `struct fanotify_event_metadata` has its `fd`.
+/// Offset of `fd` in `struct fanotify_event_metadata`.
 const FD_OFFSET: usize = 16;
 
-/// `FAN_NOFD`: the event comes without a descriptor.
+/// `FAN_NOFD`: the event has no descriptor.
 const NO_FD: i32 = -1;
 
 /// `FAN_ERRNO_SHIFT`: an error number sits in the top byte of a denial.
@@ -67,13 +67,13 @@ impl Incoming {
     }
 }
 
-/// What happens to a reader that waits.
+/// The answer to a waiting reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response {
     /// The reader continues with the file's present content.
     Allow,
-    /// Its read fails with EIO. (EROFS turns every error number into EIO; EIO is one that all
-    /// kernels with pre-content events accept here.)
+    /// The read fails with EIO. (EROFS turns every error number into EIO, and all kernels with
+    /// pre-content events accept EIO here.)
     Deny,
 }
 
@@ -101,7 +101,7 @@ impl Group {
         Ok(Group(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Whether events name the thread that reads. A group that another version of this program made
+    /// Returns whether events name the reading thread. The group of another version of this program
     /// may name its process instead.
     pub fn reports_threads(&self) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
@@ -116,7 +116,7 @@ impl Group {
         self.change_mark(libc::FAN_MARK_ADD, file)
     }
 
-    /// Takes [`Group::mark`] back. Events that wait in the queue stay there and want an answer.
+    /// Removes a [`Group::mark`]. Events already in the queue stay there and need an answer.
     pub fn unmark(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         self.change_mark(libc::FAN_MARK_REMOVE, file)
     }
@@ -136,7 +136,7 @@ impl Group {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Takes one event out of the queue; `None` when there is none.
+    /// Takes one event out of the queue; `None` if the queue is empty.
     pub fn read(&self) -> io::Result<Option<Incoming>> {
         let mut buffer = [0; EVENT_BUFFER];
         let len = match rustix::io::read(&self.0, &mut buffer) {
@@ -158,9 +158,9 @@ impl Group {
         Ok(Some(Incoming { buffer, len, file }))
     }
 
-    /// Answers the event that came with descriptor `number`, in this process or in one that is
-    /// gone: the kernel compares numbers and nothing else. Of several events with this number the
-    /// oldest gets the answer. Fails with ENOENT when no reader waits for it any more.
+    /// Answers the event that came with descriptor `number`, in this process or in an earlier one:
+    /// the kernel compares nothing but numbers. Of several events with this number, the oldest gets
+    /// the answer. Fails with ENOENT when no reader waits for it any more.
     pub fn respond(&self, number: RawFd, response: Response) -> io::Result<()> {
         let decision = match response {
             Response::Allow => libc::FAN_ALLOW,

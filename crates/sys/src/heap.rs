@@ -4,9 +4,9 @@
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 << 10;
 
-/// Has large blocks given back to the kernel as soon as they are freed. Those are glibc's own
-/// limits, but without being told it raises them to the largest block that was ever freed, and then
-/// keeps all smaller ones in the arena of each thread: a third of what a conversion takes.
+/// Makes glibc return large freed blocks to the kernel at once. The limits are glibc's own
+/// defaults, but unless they are set, it raises them to the largest block ever freed and then keeps
+/// all smaller ones in each thread's arena: a third of a conversion's memory.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes two numbers, and may be called at any time.

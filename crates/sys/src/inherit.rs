@@ -10,9 +10,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 /// The first descriptor that systemd passes, see sd_listen_fds(3).
 const FIRST: i32 = 3;
 
-/// Takes the descriptors that systemd passes to a service, with their names: sockets it listens on,
-/// and what an earlier process of the service put into its store. Empty when this process was not
-/// started so.
+/// Takes the descriptors that systemd passes to a service, with their names: the sockets it listens
+/// on, and descriptors that an earlier process of the service stored. Empty when systemd did not
+/// start this process.
 ///
 /// # Errors
 /// The environment promises descriptors that are not there.

@@ -4,12 +4,12 @@ use std::io;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Most descriptors that [`raise_descriptors`] allows: as many readers can wait at a time, and it
-/// bounds every table that has an entry for each number.
+/// Maximum number of descriptors that [`raise_descriptors`] allows: as many readers can wait at a
+/// time, and it bounds every table that has an entry for each number.
 pub const DESCRIPTORS: u32 = 1 << 16;
 
-/// Raises the number of descriptors that this process may open to its hard limit, which needs no
-/// privilege, but not above [`DESCRIPTORS`]; returns what holds now.
+/// Raises the limit on open descriptors to the hard limit, which needs no privilege, but not above
+/// [`DESCRIPTORS`]. Returns the new limit.
 ///
 /// Every event that waits for an answer holds a descriptor, every blob in use two more.
 pub fn raise_descriptors() -> io::Result<u32> {

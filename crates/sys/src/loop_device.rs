@@ -89,9 +89,9 @@ pub struct Backing {
 }
 
 impl LoopDevice {
-    /// Shows `file` as a read-only disk with logical blocks of `block_size` bytes, read past the
-    /// page cache of the file where its file system can do that. Whole blocks of the file only: its
-    /// size should be a multiple.
+    /// Attaches `file` as a read-only disk with logical blocks of `block_size` bytes, with direct
+    /// I/O where the file system of `file` supports it. The disk has whole blocks only, so the size
+    /// of the file should be a multiple.
     ///
     /// The kernel may ask the file's file system for something, and waits for the answer.
     ///
@@ -140,12 +140,12 @@ impl LoopDevice {
         self.number
     }
 
-    /// Where the device is.
+    /// The path of the device.
     pub fn path(&self) -> PathBuf {
         path(self.number)
     }
 
-    /// Its backing file. Fails with `ENXIO` when there is none.
+    /// Returns the backing file. Fails with `ENXIO` when there is none.
     pub fn backing(&self) -> io::Result<Backing> {
         let mut info = Info::EMPTY;
         // SAFETY: needed because the kernel writes a structure. Sound because it is laid out as the
@@ -163,8 +163,8 @@ impl LoopDevice {
         })
     }
 
-    /// Puts another file of the same size behind the device, under its readers. Waits for reads
-    /// that have begun, and cannot be interrupted meanwhile.
+    /// Replaces the backing file by another one of the same size while the device is in use. Waits,
+    /// uninterruptibly, for reads that have begun.
     pub fn change(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         ioctl(self.device.as_fd(), CHANGE_FD, file.as_raw_fd().into())?;
         // A file that cannot be read directly takes that from the device, and the next one does not

@@ -13,11 +13,11 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
-/// The bytes of a whole file, for metadata that is read here and there.
+/// The bytes of a whole file, for metadata with scattered reads.
 ///
-/// A file is mapped if no other user can change it: it belongs to this user and its mode lets no
-/// other one write, or its file system cannot be written to. (A process of this user could as well
-/// change the memory of this one.) Any other file is copied into memory.
+/// A file is mapped if no other user can change it: this user owns it and its mode denies writing
+/// to all others, or its file system is read-only. (A process of this user could change the memory
+/// of this process anyway.) Any other file is copied into memory.
 #[derive(Debug)]
 pub struct Map(Bytes);
 
@@ -72,7 +72,7 @@ impl Map {
     }
 }
 
-/// Whether no other user can change the file.
+/// Returns whether no other user can change the file.
 fn is_stable(file: &File) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let owner = rustix::process::geteuid().as_raw();

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd},
 };
 
-/// Makes set-user-id bits and file capabilities in `tree` count for nothing.
+/// Disables set-user-id bits and file capabilities in `tree`.
 ///
 /// # Errors
 /// `tree` is no mount, or this process may not change it.

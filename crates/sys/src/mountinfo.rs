@@ -7,15 +7,15 @@ use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf}
 pub struct MountEntry {
     /// Number of the mount; no two mounts at a time have the same.
     pub id: u64,
-    /// Where it is.
+    /// The mountpoint.
     pub target: PathBuf,
     /// `erofs`, `fuse.lazuli`, ….
     pub kind: String,
-    /// What is mounted: for EROFS the bootstrap.
+    /// The mounted device or file: for EROFS the bootstrap.
     pub source: PathBuf,
 }
 
-/// Every mount, in the order of mounting: the last with a target is the one that is seen there.
+/// Lists all mounts in mounting order: the last mount on a target covers the others.
 pub fn list() -> io::Result<Vec<MountEntry>> {
     let text = fs::read("/proc/self/mountinfo")?;
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
@@ -36,8 +36,8 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// A path as it is: in its lists the kernel writes space, tab, newline and backslash as three octal
-/// digits behind a backslash.
+/// Decodes a path of a kernel list, which writes space, tab, newline and backslash as a backslash
+/// and three octal digits.
 pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

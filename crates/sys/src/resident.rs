@@ -11,7 +11,7 @@ use rustix::mm::{Advice, madvise};
 /// `__NR_cachestat`, the same on all architectures; Linux 6.5 and later.
 const CACHESTAT: libc::c_long = 451;
 
-/// How many pages of a part of `file` the page cache holds, see cachestat(2).
+/// Returns the number of pages of a part of `file` that the page cache holds, see cachestat(2).
 pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
     if range.is_empty() {
         return Ok(0);
@@ -29,8 +29,8 @@ pub fn cached_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> 
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(counts[0]) }
 }
 
-/// How many pages of a part of `file` the page cache holds and shows, see mincore(2): not those
-/// that are being read at this moment. Needs to own the file, or CAP_FOWNER.
+/// Returns the number of pages of a part of `file` that the page cache holds and shows, see
+/// mincore(2): not those that are being read at this moment. Needs to own the file, or CAP_FOWNER.
 pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64> {
     let (start, len) = (range.start, range.end.saturating_sub(range.start));
     let len = usize::try_from(len).map_err(io::Error::other)?;
@@ -55,10 +55,9 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
     Ok(present.iter().filter(|page| **page & 1 != 0).count() as u64)
 }
 
-/// Gives the pages of program files back that this process has mapped, code and constants. They
-/// stay in the page cache, where other processes of the same program need them anyway, and come
-/// back one by one when they are used. For a process that did much at its start and does next to
-/// nothing afterwards.
+/// Drops this process's mapped pages of program files, code and constants. They stay in the page
+/// cache, where other processes of the program need them anyway, and fault in again on use. For a
+/// process that works hard at its start and is idle afterwards.
 ///
 /// # Errors
 /// This process has several threads: another one might replace a mapping between the look at it and
@@ -77,7 +76,7 @@ pub fn forget_program() -> io::Result<()> {
             found.extend(mapping.take());
         }
     }
-    // All at the end: the code above would come back at once.
+    // Drop all ranges last, or this very code would fault in again.
     for (start, end) in found {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a
         // private mapping of a file that cannot be written to and has no page of its own (relocated

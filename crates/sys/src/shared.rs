@@ -17,9 +17,8 @@ use rustix::{
     mm::{MapFlags, MlockFlags, ProtFlags},
 };
 
-/// Numbers in memory that every process sees which has the descriptor. What one process has stored
-/// is there for the others, whenever and however it ends. Pages that were not touched take no
-/// memory.
+/// Numbers in memory shared by all processes that have the descriptor. A value that one process
+/// stores remains for the others, however that process ends. Untouched pages take no memory.
 #[derive(Debug)]
 pub struct Shared {
     file: OwnedFd,
@@ -64,8 +63,8 @@ impl Shared {
         Ok(Shared { file: file.into(), start, count })
     }
 
-    /// Reads from `source` into the numbers of `range`, and what does not fit there into `rest`, as
-    /// readv(2) does. Returns how many bytes there were.
+    /// Reads from `source` into the numbers of `range`, and the excess into `rest`, like readv(2).
+    /// Returns the number of bytes read.
     ///
     /// # Panics
     /// When `range` is outside.

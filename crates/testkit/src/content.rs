@@ -60,7 +60,7 @@ impl Choices {
         u64::from_le_bytes(at(self.seed, self.drawn - 1))
     }
 
-    /// A number from 0 to `limit` - 1; 0 if there is none.
+    /// A number from 0 to `limit` - 1; 0 if `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.any() % limit.max(1)
     }

@@ -1,4 +1,4 @@
-//! A client of containerd's CRI service, which is what Kubernetes' kubelet asks: pods of one
+//! A client of containerd's CRI service, the interface of Kubernetes' kubelet: pods of one
 //! container, in the network of the machine.
 //!
 //! ```no_run
@@ -43,7 +43,7 @@ mod api {
     tonic::include_proto!("runtime.v1");
 }
 
-/// The service cuts what a command prints at 16 MiB.
+/// The service limits a command's output to 16 MiB per stream.
 const LARGEST_ANSWER: usize = 33 << 20;
 
 /// Seconds that a command in a container may take.
@@ -60,24 +60,24 @@ pub enum CriError {
     Connect {
         /// The path.
         socket: PathBuf,
-        /// What the system said.
+        /// The error.
         #[source]
         source: tonic::transport::Error,
     },
     /// containerd said no.
     #[error("{what}: {} ({:?})", status.message(), status.code())]
     Refused {
-        /// What it was asked for.
+        /// The request.
         what: String,
-        /// What it said.
+        /// The status.
         status: Box<Status>,
     },
     /// A file of this machine.
     #[error("{what}")]
     Io {
-        /// What it is for.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The error.
         #[source]
         source: io::Error,
     },
@@ -97,9 +97,9 @@ pub struct Login {
 /// A pod that was started, by the names that containerd gave.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// Of the sandbox.
+    /// The id of the sandbox.
     pub sandbox: String,
-    /// Of its container.
+    /// The id of its container.
     pub container: String,
 }
 
@@ -176,7 +176,7 @@ impl Client {
         Ok(self.wait(what, self.image_service().pull_image(request))?.image_ref)
     }
 
-    /// The images that are here.
+    /// The images on the node.
     pub fn images(&self) -> Result<Vec<Image>> {
         let what = || "list images".to_owned();
         Ok(self.wait(what, self.image_service().list_images(ListImagesRequest {}))?.images)
@@ -197,13 +197,13 @@ impl Client {
         self.wait(what, self.image_service().remove_image(request)).map(drop)
     }
 
-    /// Starts `command` in a pod of its own; without any, what the image says. `name` is free: no
-    /// other pod has it.
+    /// Starts `command` in a pod of its own; by default, the image's command. `name` must be unused
+    /// by other pods.
     pub fn start(&self, name: &str, image: &str, command: &[&str]) -> Result<Pod> {
         self.start_logged(name, image, command, None)
     }
 
-    /// Likewise, with a directory for the log of what is printed, which is `log` there: lines `TIME
+    /// Starts a command with a directory for its output, which is `log` there: lines `TIME
     /// stdout|stderr F|P TEXT`.
     pub fn start_logged(
         &self,
@@ -262,8 +262,8 @@ impl Client {
         Ok(created)
     }
 
-    /// Runs `command` in a pod of its own to its end, and removes the pod. Of what a command prints
-    /// that ends at once, containerd may lose all on a busy machine.
+    /// Runs `command` in a pod of its own to its end, and removes the pod. On a busy machine,
+    /// containerd may lose all output of a command that exits at once.
     pub fn run(&self, name: &str, image: &str, command: &[&str]) -> Result<Output> {
         let io = |what| move |source| CriError::Io { what, source };
         let logs =
@@ -278,7 +278,7 @@ impl Client {
                 Err(error) => break Err(error),
             }
         };
-        // containerd closes the log when the sandbox is removed; all of it is there then.
+        // containerd closes the log when the sandbox is removed; the log is complete then.
         self.remove(&pod.sandbox)?;
         let log = fs::read(logs.path().join(LOG)).map_err(io("cannot read a container's log"))?;
         Ok(Output { status: ended?.exit_code, stdout: logged(&log), stderr: Vec::new() })
@@ -303,7 +303,7 @@ impl Client {
         Ok(Output { status: answer.exit_code, stdout: answer.stdout, stderr: answer.stderr })
     }
 
-    /// Kills what runs in a pod. Its container and its sandbox stay, and can be looked at.
+    /// Kills the processes of a pod. Its container and its sandbox remain for inspection.
     pub fn stop(&self, sandbox: &str) -> Result<()> {
         let request = StopPodSandboxRequest { pod_sandbox_id: sandbox.to_owned() };
         let what = || format!("stop pod {sandbox}");
@@ -343,7 +343,7 @@ fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
 
-/// The network is the machine's: the others want plugins that set them up.
+/// Uses the machine's network: all others need plugins to set them up.
 fn namespaces() -> NamespaceOption {
     let [node, container] = [NamespaceMode::Node, NamespaceMode::Container].map(i32::from);
     NamespaceOption { network: node, pid: container, ipc: container }
@@ -366,8 +366,8 @@ fn sandbox_config(name: &str, log: Option<&Path>) -> PodSandboxConfig {
     }
 }
 
-/// What was printed, of a log whose lines are `TIME stdout|stderr F|P TEXT`; the line goes on after
-/// a `P`.
+/// Extracts the output from a log of lines `TIME stdout|stderr F|P TEXT`; the line goes on after a
+/// `P`.
 fn logged(log: &[u8]) -> Vec<u8> {
     let mut printed = Vec::new();
     for line in log.split_inclusive(|&byte| byte == b'\n') {

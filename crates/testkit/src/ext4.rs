@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::kernel::{Feature, require};
 
-/// Whether this machine can do it. Says what is missing otherwise, see [`require`].
+/// Returns whether this machine supports it. Reports the missing part otherwise, see [`require`].
 pub fn able() -> bool {
     let programs = ["losetup", "mkfs.ext4"].map(Feature::Program);
     require(Feature::Root) && programs.into_iter().all(require)
@@ -35,7 +35,7 @@ impl Ext4 {
     /// Makes a file `image` of `size` bytes with an empty file system in it, without blocks that
     /// only root may use.
     pub fn format(image: &Path, size: u64) -> io::Result<()> {
-        // One that is there may be something special: it is only opened.
+        // An existing file may be special, so it is only opened.
         let file = File::options().write(true).create(true).truncate(false).open(image)?;
         if file.metadata()?.len() != size {
             file.set_len(size)?;
@@ -60,7 +60,7 @@ impl Ext4 {
         Self::mount(image, mountpoint)
     }
 
-    /// Where it is mounted.
+    /// The mountpoint.
     pub fn path(&self) -> &Path {
         &self.mountpoint
     }
@@ -71,7 +71,7 @@ impl Ext4 {
         let file = File::create(&path)?;
         let state = rustix::fs::fstatvfs(&file)?;
         let mut size = (state.f_bavail * state.f_frsize).saturating_sub(left);
-        // The file system may need some blocks to say where the others are.
+        // The file system may need some blocks for its own metadata.
         let allocate = |size| fallocate(&file, FallocateFlags::empty(), 0, size);
         while allocate(size) == Err(Errno::NOSPC) && size > 0 {
             size = size.saturating_sub(16 << 10);

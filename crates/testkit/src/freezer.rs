@@ -10,7 +10,7 @@ use std::{
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-/// How long the kernel may take to stop what is in a group.
+/// Time-out for the kernel to stop the processes of a group.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A version of cgroups, with its own way to freeze.
@@ -61,8 +61,8 @@ impl Freezer {
         fs::write(self.group.join("cgroup.procs"), process.to_string())
     }
 
-    /// Freezes the group. Version 1 returns when all of it is frozen; version 2 does not wait,
-    /// since it lets threads finish what they do in the kernel.
+    /// Freezes the group. Version 1 returns when all of the group is frozen. Version 2 doesn't
+    /// wait, because it lets threads finish their system calls.
     pub fn freeze(&self) -> io::Result<()> {
         self.set(true)?;
         let began = Instant::now();
@@ -80,7 +80,7 @@ impl Freezer {
         self.set(false)
     }
 
-    /// Whether all of the group is frozen.
+    /// Returns whether all of the group is frozen.
     pub fn is_frozen(&self) -> io::Result<bool> {
         let (file, line) = match self.version {
             Version::V1 => ("freezer.state", "FROZEN"),

@@ -14,7 +14,7 @@ const HEAD_LIMIT: u64 = 64 << 10;
 /// Header names, in lower case, and their values.
 pub(crate) type Headers = HashMap<String, String>;
 
-/// The first line and the headers of a message; `None` at the end of the connection.
+/// Reads the first line and the headers of a message; `None` at the end of the connection.
 pub(crate) fn read_head(stream: &mut impl BufRead) -> io::Result<Option<(String, Headers)>> {
     let mut lines = Vec::new();
     let mut head = stream.take(HEAD_LIMIT);
@@ -192,8 +192,8 @@ impl Response {
     }
 }
 
-/// Closes the connection so that the other end sees "connection reset by peer". The pause lets it
-/// read what was sent before, which a reset would throw away.
+/// Resets the connection, so that the other end sees "connection reset by peer". The pause lets it
+/// read data sent before, which a reset discards.
 pub(crate) fn reset(stream: &TcpStream) {
     std::thread::sleep(Duration::from_millis(20));
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));

@@ -53,8 +53,8 @@ impl fmt::Display for Feature {
     }
 }
 
-/// Whether this machine has `feature`. When not, says on standard error which test is skipped and
-/// why.
+/// Returns whether this machine has `feature`. If not, reports on standard error which test is
+/// skipped and why.
 ///
 /// # Panics
 /// When the feature is missing and `LAZULI_REQUIRE_KERNEL=1`.
@@ -64,8 +64,8 @@ pub fn require(feature: Feature) -> bool {
     false
 }
 
-/// Says on standard error that this test is skipped, since it `needs` something, and `why` that is
-/// not there.
+/// Reports on standard error that this test is skipped, since it `needs` something, and `why` that
+/// is missing.
 ///
 /// # Panics
 /// When `LAZULI_REQUIRE_KERNEL=1`.
@@ -75,7 +75,7 @@ pub fn skip(needs: impl fmt::Display, why: impl fmt::Display) {
     if std::env::var_os("LAZULI_REQUIRE_KERNEL").is_some_and(|value| value == "1") {
         panic!("{test} needs {needs}: {why}");
     }
-    // Not eprintln: the test harness keeps what a passing test prints with it.
+    // Not eprintln: the test harness captures the output of passing tests.
     let _ = writeln!(io::stderr(), "skipped: {test}: needs {needs}: {why}");
 }
 

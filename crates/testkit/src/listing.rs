@@ -1,4 +1,4 @@
-//! A directory tree as text, to compare what two file systems show.
+//! A directory tree as text, to compare the contents of two file systems.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -151,7 +151,7 @@ fn content(at: &Path) -> io::Result<lazuli_image::Digest> {
     }
 }
 
-/// Extended attributes of `at` itself, also if it is a symbolic link; none where they do not exist.
+/// Extended attributes of `at` itself, even if it is a symbolic link; empty where they don't exist.
 pub(crate) fn xattrs(at: &Path) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     // XATTR_LIST_MAX and XATTR_SIZE_MAX.
     let mut buffer = vec![0_u8; 1 << 16];

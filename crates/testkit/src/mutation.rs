@@ -4,22 +4,22 @@ use std::fmt;
 
 use crate::content::Choices;
 
-/// What was done to some bytes.
+/// A change to some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mutation {
-    /// One bit is the other one.
+    /// One bit is flipped.
     BitFlip,
-    /// Some bytes are others.
+    /// Some bytes are replaced.
     Overwrite,
-    /// An aligned number has an extreme value, or nearly the one it had.
+    /// An aligned number becomes extreme, or changes slightly.
     Number,
-    /// The end is missing.
+    /// The end is cut off.
     Truncation,
-    /// Something follows.
+    /// Bytes are appended.
     Extension,
-    /// Bytes were put in; what follows is further back.
+    /// Bytes are inserted; the rest moves back.
     Insertion,
-    /// Bytes were taken out; what follows is further in front.
+    /// Bytes are removed; the rest moves forward.
     Removal,
 }
 
@@ -37,17 +37,17 @@ impl fmt::Display for Mutation {
     }
 }
 
-/// What numbers are replaced with.
+/// Replacements for numbers.
 const EXTREMES: [u64; 8] =
     [0, 1, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 32, u64::MAX >> 1, u64::MAX];
-/// Most bytes that are overwritten, put in or taken out at a time.
+/// Maximum number of bytes overwritten, inserted or removed at once.
 const PIECE: u64 = 64;
-/// What ends follow or are missing.
+/// Maximum number of bytes appended or cut off.
 const END: u64 = 8192;
 
-/// Changes `bytes`, which are not empty, somehow.
+/// Changes `bytes`, which must not be empty, at random.
 pub fn mutate(bytes: &mut Vec<u8>, choices: &mut Choices) -> Mutation {
-    // Half of what happens is single bits, the rest is evenly distributed.
+    // Half of the changes flip single bits; the rest are evenly distributed.
     let mutation = match choices.below(12) {
         0 => Mutation::Overwrite,
         1 => Mutation::Number,

@@ -1,8 +1,8 @@
-//! An isolated network, whose nodes reach each other only.
+//! An isolated network of nodes.
 //!
-//! Each node is a network namespace of the kernel with one address, and a pair of virtual Ethernet
-//! interfaces joins it to a bridge. All of it is gone with the processes that live there, however
-//! these end. Needs root, and `ip` and `unshare` in `PATH`.
+//! Each node is a kernel network namespace with one address; a pair of virtual Ethernet interfaces
+//! joins it to a bridge. The network disappears with its processes, however they end. Needs root,
+//! and `ip` and `unshare` in `PATH`.
 
 use std::{
     fs::File,
@@ -15,14 +15,14 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The bridge, which has the network's first address. The thread that made it is in the network
-/// until it is dropped: what a thread starts or listens on is where the thread is.
+/// The bridge, with the network's first address. The thread that made it stays in the network until
+/// this is dropped, and with it all processes and sockets that the thread makes.
 #[derive(Debug)]
 pub struct Network {
     bridge: Namespace,
     home: File,
     nodes: u8,
-    /// Only the thread that went there can come back.
+    /// Only the same thread can leave the network.
     _thread: PhantomData<*const ()>,
 }
 
@@ -104,7 +104,7 @@ impl Namespace {
         let mut cat = Command::new("unshare");
         cat.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut holder = cat.spawn()?;
-        // What comes back went through a process that is there.
+        // The echo proves that the process runs.
         if let (Some(input), Some(output)) = (&mut holder.stdin, &mut holder.stdout) {
             input.write_all(b"?").and_then(|()| output.read_exact(&mut [0]))?;
         }
@@ -124,7 +124,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Moves this thread, and no other one of the process.
+/// Moves this thread into a namespace, and no other thread of the process.
 fn go(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(connects(&first, bridge), first.address());
         let neighbour = first.inside(|| TcpListener::bind((first.address(), 0)).unwrap()).unwrap();
         assert_eq!(connects(&second, neighbour), second.address());
-        // Not from here: it is another machine's address.
+        // Refused: it is another machine's address.
         assert!(TcpListener::bind((second.address(), 0)).is_err());
         let bridge = network.address();
         drop(network);

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 /// How a layer is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// As it is.
+    /// Uncompressed.
     None,
-    /// What most registries hold.
+    /// The form of most layers in registries.
     Gzip,
-    /// What newer builders write.
+    /// The form of newer builders.
     Zstd,
 }
 
@@ -35,7 +35,7 @@ impl Layer {
         Layer { tar, compression }
     }
 
-    /// What a manifest says about the stored bytes.
+    /// The media type of the stored bytes in a manifest.
     pub fn media_type(&self) -> &'static str {
         match self.compression {
             Compression::None => "application/vnd.oci.image.layer.v1.tar",
@@ -89,7 +89,7 @@ impl Image {
         Image { layers: layers.into_iter().collect(), config }
     }
 
-    /// The same image with every layer stored with `compression`, for readers that know only some.
+    /// The image with every layer stored with `compression`, for readers that support only some.
     pub fn compressed_with(mut self, compression: Compression) -> Self {
         for layer in &mut self.layers {
             layer.compression = compression;

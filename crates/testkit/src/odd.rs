@@ -1,9 +1,8 @@
-//! An image with every oddity that real layers have, and one with those that no other unpacker
-//! handles.
+//! An image with every oddity of real layers, and one with oddities that no other unpacker handles.
 //!
-//! [`image`] is for comparison with an unpacker (`umoci unpack`): trees must be equal. [`extra`]
-//! comes with the listing that is right, because unpackers disagree about it or drop it. Sockets
-//! are in neither: tar has no type for them.
+//! [`image`] is for comparison with an unpacker (`umoci unpack`): the trees must be equal.
+//! [`extra`] comes with the correct listing, because unpackers disagree about it or drop it.
+//! Neither has sockets: tar has no type for them.
 
 use lazuli_image::Algorithm;
 
@@ -261,7 +260,7 @@ fn sparse_pieces() -> [(&'static str, Pieces); 4] {
     ]
 }
 
-/// What the next layers remove, replace and link to.
+/// Targets for removals, replacements and links of later layers.
 fn to_be_changed() -> Vec<Entry> {
     vec![
         Entry::file("removed-file", "x"),

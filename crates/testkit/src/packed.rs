@@ -1,4 +1,4 @@
-//! Images made straight from a directory, for tests of what serves images.
+//! Images made straight from a directory, for tests of the serving side.
 
 use std::{
     collections::HashMap,

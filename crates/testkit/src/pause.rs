@@ -1,6 +1,6 @@
 //! The image of a pod's sandbox: a program that waits.
 //!
-//! Kubernetes' own comes from a registry far away, which tests do not ask.
+//! Kubernetes' own image is in a distant registry, which tests must not use.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use crate::{
 /// `pause()` for ever: an x86-64 ELF file of one segment. As the first process of its namespace it
 /// gets no signal but SIGKILL.
 fn program() -> Vec<u8> {
-    /// Where the segment is mapped.
+    /// The address at which the segment is mapped.
     const BASE: u64 = 0x40_0000;
     /// Bytes of the two headers, after which the code begins.
     const HEADERS: u64 = 64 + 56;
@@ -58,7 +58,7 @@ pub fn archive(name: &str) -> io::Result<Vec<u8>> {
     image().write_layout(layout.path(), "latest")?;
     let index = std::fs::read(layout.path().join("index.json"))?;
     let mut index: Value = serde_json::from_slice(&index)?;
-    // What containerd looks at first.
+    // containerd reads this annotation first.
     index["manifests"][0]["annotations"]["io.containerd.image.name"] = json!(name);
     let mut entries = vec![
         Entry::file("oci-layout", std::fs::read(layout.path().join("oci-layout"))?),

@@ -47,7 +47,7 @@ enum Request {
 #[derive(Debug)]
 struct State {
     content: Vec<u8>,
-    /// What the disk held when the log began.
+    /// The content of the disk when the log began.
     base: Vec<u8>,
     log: Vec<Request>,
     /// Whether writes fail.
@@ -99,24 +99,24 @@ impl Disk {
         self.session.mountpoint().join(NAME)
     }
 
-    /// Begins the log anew with what is on the disk now.
+    /// Restarts the log from the present content of the disk.
     pub fn forget(&self) {
         let mut state = lock(&self.state);
         state.base = state.content.clone();
         state.log.clear();
     }
 
-    /// Makes every write fail with EIO from now on, or none any more.
+    /// Makes every write fail with EIO from now on, or lets writes succeed again.
     pub fn set_broken(&self, is_broken: bool) {
         lock(&self.state).is_broken = is_broken;
     }
 
-    /// How much has happened so far.
+    /// The number of requests so far.
     pub fn now(&self) -> usize {
         lock(&self.state).log.len()
     }
 
-    /// What happened so far.
+    /// The requests so far, with the content before them.
     pub fn history(&self) -> History {
         let state = lock(&self.state);
         History { base: state.base.clone(), log: state.log.clone() }
@@ -146,18 +146,18 @@ impl History {
         self.log.len()
     }
 
-    /// Whether nothing happened.
+    /// Returns whether there were no requests.
     pub fn is_empty(&self) -> bool {
         self.log.is_empty()
     }
 
-    /// Flushes so far.
+    /// The number of flushes.
     pub fn flushes(&self) -> usize {
         self.log.iter().filter(|request| matches!(request, Request::Flush)).count()
     }
 
-    /// Writes the disk to `image` as it is after the power was cut at `moment`: of what was not
-    /// flushed by then, the blocks for which `survives` says so.
+    /// Writes the disk to `image` as after a power cut at `moment`. Of the blocks not flushed by
+    /// then, those survive that `survives` selects.
     pub fn cut(
         &self,
         moment: usize,
@@ -287,8 +287,8 @@ mod tests {
         kernel::{Feature, require},
     };
 
-    /// fsync reaches the disk as a flush: what was synced survives every later cut, and what was
-    /// not is lost in some.
+    /// fsync reaches the disk as a flush: synced data survives every later cut, other data is lost
+    /// in some.
     #[test]
     fn synced_bytes_survive_every_power_cut() {
         if !ext4::able() || !require(Feature::Fuse) {

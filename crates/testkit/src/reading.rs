@@ -17,10 +17,10 @@ pub const LONG: Duration = Duration::from_millis(20);
 /// Bytes of the program `selfcheck` that are replaced by content of a seed of their own.
 pub const PAYLOAD: usize = 1 << 20;
 
-/// What fills them before.
+/// The initial value of these bytes.
 pub const PLACEHOLDER: u8 = 0x5a;
 
-/// How a reader gets at the bytes.
+/// How a reader accesses the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -35,11 +35,11 @@ pub enum Mode {
 /// A file to read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Readable {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it holds; for a program, what its payload holds.
+    /// The seed of its content; for a program, of its payload.
     pub seed: u64,
-    /// Its bytes.
+    /// Its size.
     pub size: u64,
 }
 
@@ -48,15 +48,15 @@ pub struct Readable {
 pub struct Task {
     /// How it reads.
     pub mode: Mode,
-    /// What it reads, at random.
+    /// The files to read, at random.
     pub files: Vec<Readable>,
-    /// What its choices are made from.
+    /// The seed of its choices.
     pub seed: u64,
-    /// How many do so at the same time, as threads.
+    /// The number of threads that read at the same time.
     pub threads: u64,
     /// For programs: digest of their machine code.
     pub code: String,
-    /// Whether it stops when every file was read from end to end, in order, once.
+    /// Whether to stop after every file was read once from end to end, in order.
     pub once: bool,
 }
 
@@ -68,19 +68,19 @@ pub enum Report {
     Wait(Access),
     /// It got other bytes than the file has.
     Wrong {
-        /// Which access.
+        /// The access.
         access: Access,
-        /// How many.
+        /// The wrong bytes.
         wrong: Wrong,
     },
     /// It got an error.
     Failed {
-        /// Which access.
+        /// The access.
         access: Access,
-        /// What the system said.
+        /// The system's error.
         error: String,
     },
-    /// What all of its threads did until now.
+    /// The totals of all threads so far.
     Total {
         /// Bytes that were compared.
         bytes: u64,
@@ -105,7 +105,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// How long it took.
+    /// The time that it took.
     pub fn took(&self) -> Duration {
         Duration::from_micros(self.ended.saturating_sub(self.began))
     }

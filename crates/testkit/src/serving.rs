@@ -17,7 +17,7 @@ pub(crate) struct Ports {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where connections are refused.
+    /// The addresses at which connections are refused.
     away: Vec<SocketAddr>,
     stopped: bool,
     open: Vec<TcpStream>,
@@ -31,7 +31,7 @@ impl Ports {
         Ok((Ports { addresses, state: Mutex::default() }, listeners))
     }
 
-    /// Where the first or the second one is.
+    /// Address of the first or the second port.
     pub(crate) fn address(&self, number: usize) -> SocketAddr {
         self.addresses[number]
     }

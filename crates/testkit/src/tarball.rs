@@ -1,10 +1,10 @@
-//! Tar files, written field by field, so that tests decide which dialect says what.
+//! Tar files, written field by field, so that tests choose the dialect of each field.
 
 use std::borrow::Cow;
 
 const BLOCK: usize = 512;
 
-/// Which dialect expresses what the classic header cannot hold.
+/// The dialect for data that the classic header cannot hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// Extended header records (POSIX.1-2001).
@@ -331,7 +331,7 @@ impl Header {
         header
     }
 
-    /// Writes what fits; a reader takes the rest from a long-name entry or record.
+    /// Writes the part that fits; a reader takes the whole from a long-name entry or record.
     fn text(&mut self, offset: usize, width: usize, text: &[u8]) {
         let length = text.len().min(width);
         self.bytes[offset..][..length].copy_from_slice(&text[..length]);
@@ -353,7 +353,7 @@ impl Header {
         self.number(337, 8, minor.into());
     }
 
-    /// The old GNU map: four pieces here, the rest in the returned blocks of 21.
+    /// Writes the old GNU map: four segments here, the rest in the returned blocks of 21.
     fn sparse(&mut self, size: u64, map: &[(u64, u64)]) -> Vec<u8> {
         let (here, rest) = map.split_at(map.len().min(4));
         let put = |header: &mut Header, start: usize, pieces: &[(u64, u64)]| {

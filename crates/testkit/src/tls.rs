@@ -1,4 +1,4 @@
-//! Certificates, and TLS in front of servers that have none.
+//! Certificates, and TLS in front of plain servers.
 
 use std::{io, net::SocketAddr, sync::Arc, thread};
 
@@ -41,7 +41,7 @@ fn key() -> KeyPair {
 }
 
 impl Authority {
-    /// A new one of this name.
+    /// A new authority with this name.
     pub fn new(name: &str) -> Self {
         let mut parameters = parameters(name);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -106,7 +106,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The inode of a name, and what follows it.
+    /// The inode of a name, with its data.
     fn inode(&self, row: usize) -> Vec<u8> {
         let named = &self.names[row];
         let Inode { metadata, kind } = &self.tree[named.id];

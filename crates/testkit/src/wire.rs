@@ -1,10 +1,10 @@
-//! A long way between a client and a server on this machine.
+//! A simulated long-distance connection between a client and a server on this machine.
 //!
-//! A [`Wire`] forwards TCP connections and adds what distance does to each of them: every byte
-//! takes half a round trip, the handshake takes one before the first byte leaves, and what the
-//! server sends begins with a window of ten segments that doubles with each round trip (slow
-//! start), because it has to learn what the way bears, unless that is left out. All connections
-//! share the breadth of the way from the server, if it has one. Nothing is lost.
+//! A [`Wire`] forwards TCP connections and adds the effects of distance to each: every byte takes
+//! half a round trip, the handshake takes one before the first byte leaves, and the server's data
+//! starts with a window of ten segments that doubles with each round trip (slow start), unless that
+//! is disabled. All connections share the bandwidth from the server, if it is limited. Nothing is
+//! lost.
 
 use std::{
     collections::VecDeque,
@@ -19,25 +19,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What Linux sends on a new connection before the first acknowledgement: ten segments of an
-/// Ethernet.
+/// Bytes that Linux sends on a new connection before the first acknowledgement: ten Ethernet
+/// segments.
 const FIRST_WINDOW: usize = 10 * 1460;
 
-/// Biggest window, in bytes: that of a receiver whose buffers Linux grows by itself.
+/// Maximum window, in bytes: that of a receiver with Linux' automatic buffer sizes.
 const LAST_WINDOW: usize = 6 << 20;
 
 /// Bytes that are forwarded at a time, at most.
 const PIECE: usize = 64 << 10;
 
-/// What lies between.
+/// The distance between client and server.
 #[derive(Clone, Copy, Debug)]
 pub struct Distance {
-    /// How long a byte there and one back take.
+    /// Round trip time of a byte.
     pub round_trip: Duration,
-    /// Bytes per second from the server; `None` for as many as this machine carries.
+    /// Bytes per second from the server; `None` for no limit.
     pub bytes_per_second: Option<u64>,
-    /// Whether connections begin with a small window; else they are bounded by nothing but the
-    /// above.
+    /// Whether connections start with a small window; otherwise only the above limits them.
     pub slow_start: bool,
 }
 
@@ -53,7 +52,7 @@ pub struct Wire {
 struct Shared {
     server: SocketAddr,
     distance: Distance,
-    breadth: Option<Breadth>,
+    bandwidth: Option<Bandwidth>,
     connections: AtomicU64,
     stopped: AtomicBool,
 }
@@ -75,10 +74,11 @@ impl Wire {
         let listener = TcpListener::bind(near)?;
         let address = listener.local_addr()?;
         let (connections, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-        let breadth = distance
-            .bytes_per_second
-            .map(|bytes_per_second| Breadth { bytes_per_second, free: Mutex::new(Instant::now()) });
-        let shared = Arc::new(Shared { server, distance, breadth, connections, stopped });
+        let bandwidth = distance.bytes_per_second.map(|bytes_per_second| Bandwidth {
+            bytes_per_second,
+            free: Mutex::new(Instant::now()),
+        });
+        let shared = Arc::new(Shared { server, distance, bandwidth, connections, stopped });
         let clone = shared.clone();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -98,7 +98,7 @@ impl Wire {
         self.address.to_string()
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -123,7 +123,7 @@ impl Shared {
         let opened = Instant::now() + round_trip;
         let up = Way { from: near.try_clone()?, to: far.try_clone()?, half, opened };
         up.start(None, None);
-        let window = Window { size: FIRST_WINDOW, flying: VecDeque::new(), round_trip };
+        let window = Window { size: FIRST_WINDOW, in_flight: VecDeque::new(), round_trip };
         Way { from: far, to: near, half, opened }
             .start(slow_start.then_some(window), Some(self.clone()));
         Ok(())
@@ -134,7 +134,7 @@ impl Shared {
 struct Way {
     from: TcpStream,
     to: TcpStream,
-    /// How long a byte is under way.
+    /// The delay of a byte.
     half: Duration,
     /// No byte leaves before.
     opened: Instant,
@@ -167,8 +167,8 @@ fn collect(
         if let Some(window) = &mut window {
             window.sent(read);
         }
-        let left = match shared.and_then(|shared| shared.breadth.as_ref()) {
-            Some(breadth) => breadth.pass(read),
+        let left = match shared.and_then(|shared| shared.bandwidth.as_ref()) {
+            Some(bandwidth) => bandwidth.pass(read),
             None => Instant::now(),
         };
         let arrives = left.max(opened) + half;
@@ -189,16 +189,16 @@ fn deliver(from: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// What all connections share.
+/// The bandwidth that all connections share.
 #[derive(Debug)]
-struct Breadth {
+struct Bandwidth {
     bytes_per_second: u64,
     /// When the last byte that was sent is through.
     free: Mutex<Instant>,
 }
 
-impl Breadth {
-    /// Waits until the way takes more, and says when these bytes are through.
+impl Bandwidth {
+    /// Waits until the wire accepts more. Returns when these bytes will have passed.
     fn pass(&self, bytes: usize) -> Instant {
         /// Bytes that a device queues before the sender has to wait.
         const QUEUE: Duration = Duration::from_millis(2);
@@ -213,28 +213,28 @@ impl Breadth {
     }
 }
 
-/// How much may be under way without having been acknowledged.
+/// The congestion window of a connection, which limits the unacknowledged bytes.
 struct Window {
     size: usize,
-    /// When what was sent is acknowledged, and how much.
-    flying: VecDeque<(Instant, usize)>,
+    /// When sent data will be acknowledged, and how many bytes.
+    in_flight: VecDeque<(Instant, usize)>,
     round_trip: Duration,
 }
 
 impl Window {
-    /// Waits until there is room, and says how much.
+    /// Waits until the window has space, and returns its size.
     fn wait(&mut self) -> usize {
         loop {
             while self
-                .flying
+                .in_flight
                 .front()
                 .is_some_and(|(acknowledged, _)| *acknowledged <= Instant::now())
             {
-                let bytes = self.flying.pop_front().map_or(0, |(_, bytes)| bytes);
+                let bytes = self.in_flight.pop_front().map_or(0, |(_, bytes)| bytes);
                 self.size = (self.size + bytes).min(LAST_WINDOW);
             }
-            let flying: usize = self.flying.iter().map(|(_, bytes)| bytes).sum();
-            match (self.size.saturating_sub(flying), self.flying.front()) {
+            let in_flight: usize = self.in_flight.iter().map(|(_, bytes)| bytes).sum();
+            match (self.size.saturating_sub(in_flight), self.in_flight.front()) {
                 (0, Some((next, _))) => {
                     thread::sleep(next.saturating_duration_since(Instant::now()));
                 }
@@ -244,7 +244,7 @@ impl Window {
     }
 
     fn sent(&mut self, bytes: usize) {
-        self.flying.push_back((Instant::now() + self.round_trip, bytes));
+        self.in_flight.push_back((Instant::now() + self.round_trip, bytes));
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
 
     const ROUND_TRIP: Duration = Duration::from_millis(40);
 
-    /// A server that answers each byte with so many.
+    /// A server that answers each byte with `answer` bytes.
     fn talkative(answer: usize) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -275,8 +275,8 @@ mod tests {
         started.elapsed().as_micros() / ROUND_TRIP.as_micros()
     }
 
-    /// Expects exchanges on a new connection to take so many round trips: never fewer, and no more
-    /// in one of many attempts, since other processes may take the processor meanwhile.
+    /// Expects exchanges on a new connection to take this many round trips: never fewer, and no
+    /// more in at least one of many attempts, since other processes may delay them.
     fn expect(distance: Distance, answer: usize, expected: &[u128]) {
         let mut fewest = vec![u128::MAX; expected.len()];
         for _ in 0..50 {

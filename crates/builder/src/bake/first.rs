@@ -61,7 +61,7 @@ fn order(blob: &BuiltBlob, hot: &[u32]) -> Vec<Chunk> {
     first.chain(rest).copied().collect()
 }
 
-/// Writes a blob anew with its chunks in this order, of which so many are hot.
+/// Rewrites a blob with its chunks in this order; the first `hot` chunks are hot.
 fn reorder(
     old: BuiltBlob,
     path: &Path,

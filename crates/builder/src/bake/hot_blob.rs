@@ -27,8 +27,7 @@ pub struct HotBlob {
 }
 
 impl HotBlob {
-    /// An empty one in the directory `scratch`, for an image whose chunks are compressed with
-    /// `codec`.
+    /// Creates an empty hot blob in the directory `scratch`, with chunks compressed with `codec`.
     pub fn create(scratch: &Path, codec: Codec) -> Result<Self, BuildError> {
         let writer = BlobWriter::create(Scratch::new(scratch)?, "hot", codec)?;
         Ok(HotBlob { writer, codec, decoder: Decoder::new(), decoded: Vec::new() })
@@ -75,7 +74,7 @@ impl HotBlob {
     }
 }
 
-/// What [`optimize`] makes.
+/// The result of [`optimize`].
 #[derive(Debug)]
 pub struct Optimized {
     /// The metadata file. Its blobs are [`Optimized::kept`] in this order, and then the hot one.
@@ -94,8 +93,8 @@ pub fn optimize<B: AsRef<[u8]>>(
 ) -> Result<Optimized, BuildError> {
     let mut tree = image.tree()?;
     let old = image.blob_records();
-    // Where each content is to be found: in the hot blob, which comes behind the old ones, or in
-    // the first that has it.
+    // The place of each content: the hot blob, which follows the old ones, or the first blob that
+    // has it.
     let mut homes = HashMap::new();
     let all = old.iter().zip((0..).map(BlobIndex));
     let hot_blob = (&hot.record, BlobIndex(old.len() as u8));

@@ -35,7 +35,7 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// What `trace` says about `blobs`, which are those of the image in their order.
+    /// Looks up the trace's chunks in `blobs`, the blobs of the image in order.
     pub fn of(trace: &Trace, blobs: &[Blob]) -> Self {
         let ids = blobs.iter().zip(0..).map(|(blob, index)| (blob.id, (BlobIndex(index), blob)));
         let ids: HashMap<_, _> = ids.collect();
@@ -56,7 +56,8 @@ impl Hot {
     }
 }
 
-/// The bootstrap of `tree` with every chunk at its new `place`, where `hot` is what to fetch first.
+/// Writes the bootstrap of `tree` with every chunk at its new `place`; `hot` is the content to
+/// prefetch.
 fn rewrite(
     mut tree: Tree,
     blobs: &[BlobRecord],

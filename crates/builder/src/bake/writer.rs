@@ -27,13 +27,13 @@ pub(crate) struct BlobWriter {
     file: BufWriter<File>,
     hasher: Hasher,
     codec: Codec,
-    /// For what comes out of units.
+    /// Re-encodes chunks that were part of a unit.
     encoder: Option<UnitEncoder>,
     chunks: Vec<Chunk>,
 }
 
 impl BlobWriter {
-    /// An empty blob in a new file called `name`, whose chunks are compressed with `codec`.
+    /// Creates an empty blob in a new file `name`, with chunks compressed with `codec`.
     pub(crate) fn create(scratch: Scratch, name: &str, codec: Codec) -> Result<Self, BuildError> {
         let path = scratch.join(name);
         let file = File::create_new(&path).map_err(|problem| scratch.failed(problem))?;
@@ -81,7 +81,7 @@ impl BlobWriter {
         self.add(&unit, &stored)
     }
 
-    /// The chunks so far, where they are now.
+    /// The chunks written so far, at their new places.
     pub(crate) fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }

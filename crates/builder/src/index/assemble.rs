@@ -18,7 +18,7 @@ use crate::{
 pub struct KnownLayer {
     /// SHA-256 of it as stored.
     pub digest: Digest,
-    /// Bytes as stored; bounds what it may unpack to.
+    /// Bytes as stored; limits the unpacked size.
     pub stored_size: u64,
     /// SHA-256 of its tar.
     pub diff_id: Digest,
@@ -26,8 +26,8 @@ pub struct KnownLayer {
     pub index: Vec<u8>,
 }
 
-/// Makes the index of the image that consists of `layers`, lowest first: what [`super::index`]
-/// makes of the layers themselves. The tree is what the skeletons say, and nothing else.
+/// Makes the index of the image that consists of `layers`, lowest first: equal to that of
+/// [`super::index`] from the layers themselves. The tree comes from the skeletons only.
 ///
 /// # Errors
 /// An index is damaged, has no skeleton, or one that does not go with its chunks.
@@ -57,7 +57,7 @@ fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>
     let failed = |offset| {
         move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
     };
-    // Content is of no account here.
+    // Content is not needed here.
     let mut fill = |_: &_, _: &mut [u8]| Ok(());
     let joined = Joined::new(index, &mut fill).map_err(failed(0))?;
     let mut archive = Archive::new(joined);

@@ -18,14 +18,14 @@ use miniz_oxide::inflate::{
     },
 };
 
-/// Decoded bytes between two points, at least. Half of it costs twice the index, and saves a fifth
-/// of what a start fetches: the decision on indexes has the figures.
+/// Minimum distance of points, in decoded bytes. Half of it doubles the index, and saves a fifth of
+/// a start's fetches: the decision on indexes has the figures.
 const SPAN: u64 = 1 << 20;
 
-/// Decoded bytes that are kept: a window, and room for what comes.
+/// Decoded bytes that are kept: a window, and space for new ones.
 const BUFFER: usize = MAX_WINDOW + (256 << 10);
 
-/// A place where a decoder can begin, and where that is in the unpacked file.
+/// A place where a decoder can begin, with its offset in the unpacked file.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     pub(super) point: NewPoint,
@@ -71,7 +71,7 @@ impl Default for Gunzip {
 }
 
 impl Gunzip {
-    /// Stored bytes that were used so far.
+    /// Stored bytes consumed so far.
     pub(super) fn stored(&self) -> u64 {
         self.stored
     }
@@ -88,7 +88,7 @@ impl Gunzip {
         (self.marks, self.ends)
     }
 
-    /// Unpacks at most so many bytes as `out` has, and uses no more of `input` than they need. 0 at
+    /// Unpacks at most `out.len()` bytes, consuming no more of `input` than they need. Returns 0 at
     /// the end.
     pub(super) fn read(&mut self, input: &mut impl BufRead, out: &mut [u8]) -> io::Result<usize> {
         if out.is_empty() {
@@ -148,8 +148,8 @@ impl Gunzip {
         }
     }
 
-    /// Reads the header of the next member; `false` if there is none. Zeros may follow the last:
-    /// libarchive fills up its last block with them.
+    /// Reads the header of the next member; `false` if there is none. Zeros may follow the last
+    /// member: libarchive fills its last block with them.
     fn begin_member(&mut self, input: &mut impl BufRead) -> io::Result<bool> {
         let mut header = Vec::new();
         loop {
@@ -218,7 +218,7 @@ impl Gunzip {
         }
         let state = self.decoder.block_boundary_state();
         let bits = state.ok_or_else(|| self.error("a block that ends nowhere"))?.num_bits;
-        // A member does not know of the one before it.
+        // Members are independent: the window ends at the start of this one.
         let size = MAX_WINDOW.min((self.decoded - self.member) as usize);
         let window = self.buffer[self.filled - size..self.filled].to_vec();
         self.mark(bits, window);
@@ -232,8 +232,8 @@ impl Gunzip {
         self.marks.push(Mark { point, decoded: self.decoded });
     }
 
-    /// Takes out of the window of the last mark what nothing refers to, once all is known that may.
-    /// `is_end` says that the member ends here.
+    /// Removes unreferenced bytes from the window of the last mark, once all data that may refer to
+    /// it is known. `is_end` marks the end of the member.
     fn thin(&mut self, is_end: bool) -> io::Result<()> {
         let Some(mark) = self.marks.last() else { return Ok(()) };
         let followed = self.decoded - mark.decoded;
@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    /// What the reader of an image finds `size` bytes behind each point.
+    /// Decodes `size` bytes from each point, like the reader of an image.
     fn decode_from(mark: &Mark, stored: &[u8], size: usize) -> Vec<u8> {
         let points: Points = [mark.point.clone()].into_iter().collect();
         let at = mark.point.stored;

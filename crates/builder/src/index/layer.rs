@@ -29,7 +29,7 @@ use crate::{
 pub struct IndexLayer {
     /// SHA-256 of it as stored.
     pub digest: Digest,
-    /// Bytes as stored; bounds what it may unpack to.
+    /// Bytes as stored; limits the unpacked size.
     pub stored_size: u64,
     /// Its stored bytes. They are read to the last, so that a reader that checks a digest sees them
     /// all.
@@ -42,7 +42,7 @@ impl fmt::Debug for IndexLayer {
     }
 }
 
-/// What a layer's number becomes for content that its index cannot lead to.
+/// Added to a layer's number for content outside of its index.
 pub(super) const BESIDE: u8 = 1 << 7;
 
 /// A layer that was read.
@@ -70,22 +70,22 @@ pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + 'a;
 /// A layer while it is read.
 struct Reader<'a> {
     archive: Archive<Unpacked<'a>>,
-    /// Of the layer.
+    /// The number of the layer.
     number: u8,
     chunk_size: u32,
     found: Vec<Found>,
     beside: Option<BlobWriter>,
     content: Content<'a>,
-    /// Where the next chunk goes among the decoded bytes of the layer's blob.
+    /// The place of the next chunk among the decoded bytes of the layer's blob.
     next: Decoded,
     buffer: Vec<u8>,
 }
 
-/// What becomes of the content of chunks.
+/// How to handle the content of chunks.
 pub(super) enum Content<'a> {
-    /// It stays in the layer; what the index cannot lead to is stored once more here.
+    /// It stays in the layer. Content that the index cannot lead to is stored again here.
     Stays(&'a Scratch),
-    /// It is handed on, all of it.
+    /// All of it is passed on.
     Taken(&'a mut ChunkSink<'a>),
 }
 
@@ -164,7 +164,7 @@ impl Reader<'_> {
         Ok(entries)
     }
 
-    /// Reads the next `length` bytes of a file, and says where they can be had.
+    /// Reads the next `length` bytes of a file. Returns where they are stored.
     fn chunk(&mut self, length: usize) -> Result<ChunkRef, ChunkError> {
         let start = self.archive.get_ref().place();
         let is_sparse = self.archive.is_sparse();
@@ -206,7 +206,7 @@ impl Reader<'_> {
         Ok(place)
     }
 
-    /// Stores what was read last once more, in a blob of its own.
+    /// Stores the chunk read last again, in a blob of its own.
     fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, ChunkError> {
         let Content::Stays(scratch) = &self.content else {
             let problem = "its content cannot be read where it is in the layer".to_owned();
@@ -275,8 +275,8 @@ fn layer_index(
     Ok(LayerIndex { layer, stored_size, chunks, pieces, skeleton })
 }
 
-/// The stored end of a chunk. With the last byte of a member comes its trailer: some readers want
-/// it.
+/// The stored end of a chunk. If it ends with a member, the trailer is included, which some readers
+/// need.
 fn stored_end(ends: &[(u64, u64)], end: Place) -> u64 {
     let at = ends.partition_point(|(decoded, _)| *decoded < end.decoded);
     match ends.get(at) {

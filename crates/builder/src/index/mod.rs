@@ -1,4 +1,4 @@
-//! Makes an index of an image that stays as it is, so that it can be read in places.
+//! Makes an index of an unconverted image, so that it can be read in places.
 //!
 //! ```text
 //! layer ─ gunzip ─ tar ─┬─ entries ─ overlay ─ tree ──────────┬─ bootstrap
@@ -42,7 +42,7 @@ use crate::{
     report::Progress, scratch::Scratch,
 };
 
-/// Most layers of an image that can be indexed: each may need two blobs.
+/// Maximum number of layers of an image that can be indexed: each may need two blobs.
 const MAX_LAYERS: usize = 127;
 
 /// The index of an image.
@@ -52,7 +52,7 @@ pub struct ImageIndex {
     pub bootstrap: Vec<u8>,
     /// The indexes of the layers, in their order; equal layers have one.
     pub layers: Vec<WrittenIndex>,
-    /// What these cannot lead to.
+    /// Blobs of content that the indexes cannot lead to.
     pub beside: Vec<BuiltBlob>,
     /// For each layer the SHA-256 of its tar.
     pub diff_ids: Vec<Digest>,
@@ -60,8 +60,8 @@ pub struct ImageIndex {
     pub inodes: usize,
 }
 
-/// Indexes the image that consists of `layers`, lowest first. The same image gives the same bytes.
-/// `scratch` is a directory for what is beside the layers.
+/// Indexes the image that consists of `layers`, lowest first. Equal images give equal bytes.
+/// `scratch` is a directory for blobs beside the layers.
 ///
 /// # Errors
 /// A layer is damaged, hostile, cannot be read, or is of a kind that cannot be read in places.
@@ -95,7 +95,7 @@ fn join(read: Vec<Indexed>, names: Vec<String>) -> Result<ImageIndex, BuildError
     for_each_chunk(&mut tree, |chunk| {
         used.insert(chunk.blob);
     });
-    // What no file of the image uses, no node has to know.
+    // Nodes don't need blobs that no file of the image uses.
     besides.retain(|(blob, _)| used.contains(blob));
     let of_layers = indexes.iter().map(|(blob, index)| (*blob, index.record.clone()));
     let of_besides = besides.iter().map(|(blob, beside)| (*blob, beside.record.clone()));

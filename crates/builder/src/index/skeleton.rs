@@ -7,16 +7,16 @@ use lazuli_image::{Algorithm, Chunk, Digest, rafs::ReadIndex};
 
 use crate::error::SourceError;
 
-/// Most bytes of a skeleton before compression. Headers and padding take a kilobyte for each file;
-/// more than this is left out of the index.
+/// Maximum size of a skeleton before compression, in bytes. Headers and padding take a kilobyte for
+/// each file; more than this is left out of the index.
 const LIMIT: u64 = 1 << 30;
 
 /// Headers and padding differ little: higher levels save a hundredth of the index.
 const LEVEL: i32 = 3;
 
-/// Records what is read.
+/// Records the bytes of a layer outside its chunks.
 pub(super) struct Recorder {
-    /// None once it is given up.
+    /// `None` after giving up.
     encoder: Option<zstd::stream::write::Encoder<'static, Vec<u8>>>,
     left: u64,
     is_paused: bool,
@@ -28,17 +28,17 @@ impl Recorder {
         Ok(Recorder { encoder: Some(encoder), left: LIMIT, is_paused: false })
     }
 
-    /// Leaves out what follows: it is in chunks.
+    /// Skips the following bytes: they are in chunks.
     pub(super) fn pause(&mut self) {
         self.is_paused = true;
     }
 
-    /// Records what follows.
+    /// Records the following bytes.
     pub(super) fn resume(&mut self) {
         self.is_paused = false;
     }
 
-    /// Some of what was left out is in no chunk either.
+    /// Gives up: some skipped bytes are in no chunk.
     pub(super) fn give_up(&mut self) {
         self.encoder = None;
     }
@@ -71,7 +71,7 @@ pub(super) struct Joined<'a> {
     at: u64,
     /// The number of the next chunk.
     next: usize,
-    /// What of a chunk is still to be read.
+    /// The unread part of a chunk.
     chunk: Vec<u8>,
     read: usize,
 }
@@ -91,7 +91,7 @@ impl<'a> Joined<'a> {
         (start == place).then(|| &self.index.record.blob.chunks[self.next])
     }
 
-    /// Whether all chunks were read.
+    /// Returns whether all chunks were read.
     pub(super) fn has_read_all(&self) -> bool {
         self.next == self.index.starts.len()
     }
@@ -131,8 +131,8 @@ impl Read for Joined<'_> {
     }
 }
 
-/// The SHA-256 of the unpacked layer that `index` and the content of its chunks make, which `fill`
-/// brings into a buffer of the chunk's size.
+/// The SHA-256 of the unpacked layer, restored from `index` and its chunks. `fill` reads a chunk
+/// into a buffer of its size.
 ///
 /// # Errors
 /// The index has no skeleton, or one that ends before the last chunk, or content cannot be had.

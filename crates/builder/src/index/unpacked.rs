@@ -1,4 +1,4 @@
-//! A layer as it is stored, unpacked while it is read.
+//! A stored layer, unpacked while it is read.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
@@ -16,8 +16,8 @@ const BUFFER: usize = 128 << 10;
 /// A layer as stored, with its first bytes put back.
 type Raw<'a> = BufReader<Box<dyn Read + 'a>>;
 
-/// The tar in a layer. Of the stored bytes no more are used than the decoded ones need, so that it
-/// is known where each of them comes from.
+/// The tar in a layer. Consumes no more stored bytes than the decoded ones need, so that the place
+/// of each is known.
 pub(super) struct Unpacked<'a> {
     raw: Raw<'a>,
     gzip: Option<Gunzip>,
@@ -34,20 +34,21 @@ pub(super) struct Place {
     pub(super) stored: u64,
 }
 
-/// What is known when all of a layer was read.
+/// The result of reading all of a layer.
 pub(super) struct Whole {
     /// SHA-256 of the tar.
     pub(super) diff_id: Digest,
     /// The points of a gzip layer.
     pub(super) marks: Vec<Mark>,
-    /// Where its members end, see [`Gunzip::finish`].
+    /// The ends of its members, see [`Gunzip::finish`].
     pub(super) ends: Vec<(u64, u64)>,
-    /// What of the tar was recorded, see [`Unpacked::skeleton`]; empty if not all of it was.
+    /// The recorded part of the tar, see [`Unpacked::skeleton`]; empty if recording was given up.
     pub(super) skeleton: Vec<u8>,
 }
 
 impl<'a> Unpacked<'a> {
-    /// Unpacks `raw`, of `stored_size` bytes. `on_read` hears of every stored byte that is read.
+    /// Unpacks `raw`, of `stored_size` bytes. `on_read` is called with every stored byte that is
+    /// read.
     pub(super) fn new(
         mut raw: Box<dyn Read + Send + 'a>,
         stored_size: u64,
@@ -77,7 +78,7 @@ impl<'a> Unpacked<'a> {
         &self.allowance
     }
 
-    /// What was read so far.
+    /// The present position.
     pub(super) fn place(&self) -> Place {
         let stored = self.gzip.as_ref().map_or(self.decoded, Gunzip::stored);
         Place { decoded: self.decoded, stored }
@@ -88,12 +89,12 @@ impl<'a> Unpacked<'a> {
         self.gzip.as_ref()?.mark_before(decoded)
     }
 
-    /// What records the tar but for the content of chunks.
+    /// The recorder of everything but the content of chunks.
     pub(super) fn skeleton(&mut self) -> &mut Recorder {
         &mut self.skeleton
     }
 
-    /// Whether the layer is gzip.
+    /// Returns whether the layer is gzip.
     pub(super) fn is_gzip(&self) -> bool {
         self.gzip.is_some()
     }
@@ -127,7 +128,7 @@ impl Read for Unpacked<'_> {
     }
 }
 
-/// Tells of what is read.
+/// Reports the bytes that are read.
 struct Counted<'a, R> {
     raw: R,
     on_read: &'a dyn Fn(u64),

@@ -1,4 +1,4 @@
-//! Stacks layers into one tree, as OCI says and as tar would extract them.
+//! Stacks layers into one tree, as OCI specifies and as tar would extract them.
 //!
 //! A layer's whiteouts act first and on lower layers only, wherever they stand in the archive. Then
 //! its entries are applied in order: a later one of the same name wins. Directories merge; a
@@ -18,24 +18,24 @@ use crate::{
     error::{BuildError, OverlayProblem},
 };
 
-/// Most symbolic links on one path, as in Linux.
+/// Maximum number of symbolic links on one path, as in Linux.
 const MAX_LINKS: u32 = 40;
 
-/// The layers so far.
+/// The tree of the layers applied so far.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     tree: Tree,
-    /// What a directory is that no layer lists.
+    /// Metadata of directories that no layer lists.
     implied: Metadata,
     dropped_xattrs: u64,
 }
 
-/// What only matters while one layer is applied.
+/// State while one layer is applied.
 #[derive(Default)]
 struct Pass {
-    /// What whiteouts took away, by directory and name. It still counts as a hard link target.
+    /// Inodes removed by whiteouts, by directory and name. They remain valid hard link targets.
     removed: HashMap<(InodeId, Name), InodeId>,
-    /// Hard links whose target did not exist when they came, by their own path.
+    /// Hard links whose target did not exist yet when they were read, by their own path.
     deferred: BTreeMap<EntryPath, Link>,
 }
 
@@ -50,8 +50,8 @@ impl Overlay {
         Self::with_implied(implied())
     }
 
-    /// The same for the tree of a single layer, which goes on top of others later: directories that
-    /// the layer does not list are [marked](is_unlisted).
+    /// An overlay for the tree of a single layer, which is stacked on others later: directories
+    /// that the layer does not list are [marked](is_unlisted).
     pub(crate) fn of_one_layer() -> Self {
         Self::with_implied(unlisted())
     }
@@ -60,7 +60,7 @@ impl Overlay {
         Overlay { tree: Tree::new(implied.clone()), implied, dropped_xattrs: 0 }
     }
 
-    /// Extended attributes dropped because Linux has no namespace for them, so far.
+    /// Number of extended attributes dropped so far, because Linux has no namespace for them.
     pub(crate) fn dropped_xattrs(&self) -> u64 {
         self.dropped_xattrs
     }
@@ -92,7 +92,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// The tree without what upper layers have hidden or replaced.
+    /// Returns the tree without inodes that upper layers have hidden or replaced.
     pub(crate) fn finish(mut self) -> Tree {
         let nothing = || Inode { metadata: Metadata::default(), kind: Kind::Fifo };
         let mut take = |id: InodeId| std::mem::replace(&mut self.tree[id], nothing());
@@ -141,9 +141,9 @@ impl Overlay {
         Ok(())
     }
 
-    /// The directory of the layers below that one at `path` in a layer with the directories
-    /// `listed` shows, if any: one that is listed takes the place of a symbolic link and has
-    /// nothing of what is behind it.
+    /// Returns the directory of the lower layers that shows through at `path`, if any. `listed` are
+    /// the directories of the upper layer: a listed directory replaces a symbolic link, so nothing
+    /// of the link's target shows through.
     fn below(
         &mut self,
         path: &EntryPath,
@@ -204,7 +204,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Resolves a link whose target was not there when it came, and the links that it waits for.
+    /// Resolves a deferred link, and the deferred links that it depends on.
     fn settle(
         &mut self,
         path: EntryPath,
@@ -237,7 +237,8 @@ impl Overlay {
         }
     }
 
-    /// The same below what this layer's whiteouts took away: the layer was made while it existed.
+    /// Finds a hard link target below paths that this layer's whiteouts removed: the layer was made
+    /// while the target existed.
     fn removed_target(&self, path: &EntryPath, pass: &Pass) -> Option<InodeId> {
         let id = path.components().try_fold(Tree::ROOT, |at, name| {
             let removed = || pass.removed.get(&(at, Name::new(name).ok()?)).copied();
@@ -287,8 +288,8 @@ impl Overlay {
         Ok(made?.unwrap_or(Tree::ROOT))
     }
 
-    /// Walks to a directory through symbolic links, with `/` as the top. Asks `missing` for what is
-    /// not there and ends with `None` if it does not know either.
+    /// Walks to a directory through symbolic links, with `/` as the top. Calls `missing` for absent
+    /// names; returns `None` if that does.
     fn walk(
         &mut self,
         path: &EntryPath,
@@ -334,7 +335,7 @@ impl Overlay {
     }
 }
 
-/// What a directory is that no layer lists.
+/// Metadata of a directory that no layer lists.
 fn implied() -> Metadata {
     Metadata { permissions: 0o755, ..Metadata::default() }
 }
@@ -345,14 +346,14 @@ fn unlisted() -> Metadata {
     Metadata { mtime: Mtime { seconds: 0, nanoseconds: 1 }, ..implied() }
 }
 
-/// Whether a directory in the tree of one layer is there only because the layer has something in
-/// it.
+/// Returns whether a directory in the tree of one layer is unlisted: it exists only because the
+/// layer has entries below it.
 pub(crate) fn is_unlisted(directory: &Inode) -> bool {
     matches!(directory.kind, Kind::Directory(_)) && directory.metadata == unlisted()
 }
 
-/// Whether Linux has a place for the attribute. Others come from other systems (`com.apple.…`), and
-/// Linux would refuse to set them at unpacking.
+/// Returns whether Linux has a namespace for the attribute. Attributes of other systems
+/// (`com.apple.…`) would be refused by Linux at unpacking.
 fn is_storable(name: &[u8]) -> bool {
     let with_prefix = |prefix: &[u8]| name.len() > prefix.len() && name.starts_with(prefix);
     [&b"user."[..], b"trusted.", b"security."].into_iter().any(with_prefix)

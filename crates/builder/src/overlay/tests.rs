@@ -9,7 +9,7 @@ fn path(text: &str) -> EntryPath {
     EntryPath::parse(format!("./{text}").as_bytes()).unwrap()
 }
 
-/// An entry whose mtime tells it from others.
+/// An entry identified by its mtime.
 fn entry(at: &str, mtime: i64, kind: EntryKind) -> Entry {
     let mtime = Mtime { seconds: mtime, nanoseconds: 0 };
     let metadata = Metadata { permissions: 0o700, mtime, ..Metadata::default() };
@@ -77,7 +77,7 @@ fn stack(layers: &[&[&str]]) -> Result<Tree, BuildError> {
     Ok(overlay.finish())
 }
 
-/// What is shown, layers, and the tree that they give.
+/// A description, layers, and the expected tree.
 type Case = (&'static str, &'static [&'static [&'static str]], &'static [&'static str]);
 
 #[test]
@@ -305,7 +305,7 @@ impl Model {
 
     fn listing(&self) -> Vec<String> {
         let mut ids: Vec<usize> = Vec::new();
-        // Order of components, not of bytes: `/` comes before everything.
+        // Order by components instead of bytes, as if `/` sorted before all bytes.
         let mut files: Vec<_> = self.files.iter().collect();
         files.sort_by_key(|(path, _)| path.split('/').collect::<Vec<_>>());
         let line = |(path, (kind, mtime, id)): (&String, &(char, i64, usize))| {
@@ -335,7 +335,8 @@ proptest! {
         let mut model = Model::default();
         let mut overlay = Overlay::new();
         for layer in layers {
-            // Only links whose target is there when they come: the model does not wait.
+            // Keep only links whose target exists when they are read: the model does not defer
+            // links.
             let mut sane = Vec::new();
             for line in layer {
                 let mut ahead = Model { files: model.files.clone(), inodes: model.inodes };

@@ -23,12 +23,12 @@ use crate::{
     error::SourceError,
 };
 
-/// What a directory is.
+/// The role of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A file tree as it stands.
+    /// An ordinary file tree.
     Tree,
-    /// The upper directory of an overlayfs, whose marks hide what is below.
+    /// The upper directory of an overlayfs, whose marks hide entries of lower layers.
     Upper,
 }
 
@@ -135,7 +135,7 @@ impl Walk<'_, '_> {
             let marks = marks::take(&mut entry.metadata.xattrs);
             let marks = marks.map_err(|problem| self.failed(on_disk)(io::Error::other(problem)))?;
             if marks.opaque {
-                // Whatever the lower layers have there goes, be it a directory or something else.
+                // Hide the lower entry, whether it is a directory or not.
                 let (path, metadata) = (entry.path.clone(), Metadata::default());
                 self.entries.push(Entry { path, offset: 0, metadata, kind: EntryKind::Whiteout });
             }
@@ -192,7 +192,7 @@ impl Walk<'_, '_> {
         };
         for name in names {
             let value = xattr::get(on_disk, &name).map_err(self.failed(on_disk))?;
-            // `None`: removed since it was listed.
+            // `None`: removed since the attributes were listed.
             let Some(value) = value else { continue };
             check_xattr(name.as_bytes(), &value)
                 .map_err(|problem| self.failed(on_disk)(io::Error::other(problem)))?;
@@ -202,7 +202,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// A file whose bytes are counted as they are read.
+/// A file that counts bytes as they are read.
 struct Counted<'a> {
     file: &'a File,
     on_read: &'a dyn Fn(u64),

@@ -15,7 +15,7 @@ use crate::{
 /// the image; the largest images have two million files with 200 MB of paths.
 const MAX_PATHS: usize = 1 << 30;
 
-/// What a tree is of.
+/// The kind of image that a tree belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeOf {
     /// A whole image.
@@ -25,7 +25,7 @@ pub enum TreeOf {
     Layer,
 }
 
-/// All entries, a directory before what is in it, with chunks as `place` says where they are. Of a
+/// Returns all entries, each directory before its children, with blobs renumbered by `place`. For a
 /// layer, directories that it did not list are left out.
 pub(crate) fn entries(
     tree: &Tree,

@@ -1,26 +1,26 @@
 //! The marks of overlayfs in an upper directory.
 //!
-//! A character device 0:0 hides what lower layers have under its name. All else is in attributes
-//! `trusted.overlay.…`, or `user.overlay.…` of a mount with `userxattr`. What a container itself
-//! sets in these name spaces the kernel keeps with one more `overlay.`, as
-//! `trusted.overlay.overlay.…`. The directory alone doesn't tell which of the two the mount used,
+//! A character device 0:0 hides the entry of its name in lower layers. All other marks are
+//! attributes `trusted.overlay.…`, or `user.overlay.…` on a mount with `userxattr`. A container's
+//! own attributes in these namespaces are escaped by the kernel with another `overlay.`, as
+//! `trusted.overlay.overlay.…`. The directory alone doesn't show which of the two the mount used,
 //! so both count.
 
 use std::collections::BTreeMap;
 
 const SPACES: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
-/// What the marks of one file say.
+/// The marks of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Nothing of what lower layers have there is seen.
+    /// Whether everything below this directory in lower layers is hidden.
     pub(super) opaque: bool,
 }
 
-/// Takes the marks out of `xattrs`.
+/// Removes the marks from `xattrs`.
 ///
 /// # Errors
-/// What a mark says cannot be known from this directory alone.
+/// The meaning of a mark depends on other directories.
 pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks, &'static str> {
     let mut marks = Marks { opaque: false };
     let names: Vec<_> = xattrs.keys().filter(|name| mark(name).is_some()).cloned().collect();
@@ -29,8 +29,8 @@ pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks,
         let Some((space, mark)) = mark(&name) else { continue };
         match mark {
             b"opaque" if *value == *b"y" => marks.opaque = true,
-            // How overlayfs itself finds its way: to what was copied up, and what to look at. Flags
-            // of chattr(1) have no place in images.
+            // Internal references of overlayfs: the origin of a copy-up, and lookup hints.
+            // `protattr` has flags of chattr(1), which images cannot hold.
             b"origin" | b"impure" | b"uuid" | b"upper" | b"protattr" => {}
             b"redirect" => return Err(REDIRECT),
             b"metacopy" => return Err(METACOPY),

@@ -18,15 +18,15 @@ use crate::{
 /// One layer of an image, lowest first.
 #[derive(Debug)]
 pub struct Layer {
-    /// What messages call it: a digest or a path.
+    /// Its name in messages: a digest or a path.
     pub name: String,
-    /// Bytes as stored if known before reading; bounds what the layer may unpack to.
+    /// Bytes as stored, if known before reading; limits the unpacked size.
     pub stored_size: Option<u64>,
-    /// Where it comes from.
+    /// The source of the content.
     pub source: LayerSource,
 }
 
-/// Where a layer comes from.
+/// The source of a layer.
 pub enum LayerSource {
     /// A tar archive: plain, gzip or zstd. It is read to the last byte, also behind the end of the
     /// archive, so that a reader that checks a digest sees all of it.
@@ -34,8 +34,8 @@ pub enum LayerSource {
     /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just
     /// names.
     Directory(PathBuf),
-    /// The upper directory of an overlayfs: what was written on top of the layers below, with
-    /// overlayfs' own marks for what was removed.
+    /// The upper directory of an overlayfs: changes on top of the layers below, with overlayfs
+    /// marks for removed files.
     Upper(PathBuf),
     /// It was read before, and all of its content is in the dictionary.
     Known(Box<LayerRecord>),
@@ -67,7 +67,7 @@ impl From<SourceError> for ReadError {
     }
 }
 
-/// Reads all of an archive: content goes to `cutter`, entries come back in order.
+/// Reads an archive to its end: content goes to `cutter`, entries are returned in order.
 pub(crate) fn read_tar(
     raw: Box<dyn Read + Send>,
     stored_size: Option<u64>,
@@ -107,5 +107,5 @@ pub(crate) fn read_tar(
     Ok(entries)
 }
 
-/// What to say when [`CutError::TooMany`].
+/// The message of [`CutError::TooMany`].
 const TOO_MANY_CHUNKS: &str = "the layer has more than 16,777,214 chunks up to here, which is what a blob can hold; choose a bigger chunk size";

@@ -9,10 +9,10 @@ use std::{
 use flate2::bufread::GzDecoder;
 use zstd::stream::read as zstd;
 
-/// What any layer may unpack to, whatever its size: 1 GiB.
+/// Unpacked bytes allowed to any layer, whatever its size: 1 GiB.
 const FREE_EXPANSION: u64 = 1 << 30;
 
-/// What a layer may unpack to on top of [`FREE_EXPANSION`], per stored byte.
+/// Unpacked bytes allowed on top of [`FREE_EXPANSION`], per stored byte.
 ///
 /// Real layers stay below 20. Deflate cannot exceed 1032, so a gzip layer of zeros, which may be
 /// legitimate, is just about accepted, while zstd (which reaches 20,000 and more) and sparse maps
@@ -25,7 +25,7 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// Bytes read from a layer at a time.
 const BUFFER: usize = 128 << 10;
 
-/// How many bytes of a layer were read, and so what it may unpack to.
+/// Counts the stored bytes read from a layer, which limit its unpacked size.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowance {
     declared: u64,
@@ -33,18 +33,18 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// That of a layer of `stored_size` bytes, of which nothing was read yet.
+    /// Starts with no bytes read of a layer of `stored_size` bytes.
     pub(crate) fn of(stored_size: u64) -> Self {
         Allowance { declared: stored_size, stored: Rc::default() }
     }
 
-    /// Most bytes that the layer may unpack to.
+    /// Maximum number of bytes that the layer may unpack to.
     pub(crate) fn limit(&self) -> u64 {
         let stored = self.declared.max(self.stored.get());
         stored.saturating_mul(EXPANSION).saturating_add(FREE_EXPANSION)
     }
 
-    /// What to say about a layer that wants more.
+    /// The error of a layer beyond its limit.
     pub(crate) fn exceeded(&self) -> String {
         format!(
             "unpacks to more than {} bytes, the limit of 1 GiB and {EXPANSION} times the stored size: refused as a decompression bomb",
@@ -53,7 +53,7 @@ impl Allowance {
     }
 }
 
-/// Unpacks `raw`. `on_read` hears of every stored byte that is read.
+/// Unpacks `raw`. `on_read` is called with every stored byte that is read.
 ///
 /// Read the result to its end to have `raw` read to its end.
 pub(crate) fn expand<'a>(
@@ -81,7 +81,7 @@ pub(crate) fn expand<'a>(
     Ok((BufReader::with_capacity(BUFFER, expanded), allowance))
 }
 
-/// Whether a layer that begins with these four bytes is compressed with zstd.
+/// Returns whether a layer with these first four bytes is compressed with zstd.
 pub(crate) fn is_zstd(magic: &[u8]) -> bool {
     // Skippable frames, with which some parallel compressors begin, have any last digit.
     magic == ZSTD_MAGIC || matches!(magic, [first, 0x2a, 0x4d, 0x18] if first & 0xf0 == 0x50)
@@ -154,7 +154,7 @@ impl<R: BufRead> Read for Frames<'_, R> {
     }
 }
 
-/// Whether nothing but zeros follows.
+/// Returns whether only zeros follow.
 fn ends_here(stored: &mut impl BufRead) -> io::Result<bool> {
     let mut zeros = false;
     loop {

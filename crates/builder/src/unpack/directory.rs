@@ -26,8 +26,8 @@ use super::{Content, Plan, UnpackError};
 /// Only the owner may enter a directory until it is complete.
 const PRIVATE: Mode = Mode::RWXU;
 
-/// Writes all entries into the directory `root`, which has to be empty or absent. What it has when
-/// this fails stays there.
+/// Writes all entries into the directory `root`, which must be empty or absent. After an error,
+/// entries already written remain.
 ///
 /// # Errors
 /// Those of `content`; an entry cannot be made.
@@ -49,7 +49,7 @@ pub fn directory<C: Content>(
                 let mut offset = 0;
                 for _ in chunks {
                     let chunk = content.next()?;
-                    // What is not written is a hole.
+                    // Skipped zeros become a hole.
                     if chunk.iter().any(|byte| *byte != 0) {
                         file.write_all_at(chunk, offset).map_err(|error| plan.error(at, error))?;
                     }
@@ -117,7 +117,7 @@ impl<'a> Writer<'a> {
         Ok((self.parent.insert(parent).1.as_fd(), name.as_bytes()))
     }
 
-    /// Makes one more name of what is at `first`.
+    /// Makes another name of the file at `first`.
     fn link(&mut self, at: usize, first: usize) -> Result<(), UnpackError> {
         let plan = self.plan;
         let (from, name) = self.open(first)?;
@@ -166,7 +166,7 @@ fn file(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<File> {
     Ok(openat(parent, name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// Owner, permissions, attributes and time, in an order in which none of them undoes another.
+/// Sets owner, permissions, attributes and time, in an order in which none resets another.
 fn metadata(parent: BorrowedFd<'_>, name: &[u8], inode: &Inode) -> io::Result<()> {
     let metadata = &inode.metadata;
     let (user, group) = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives one chunk, and puts a symbolic link in the place of a directory meanwhile.
+    /// Provides one chunk, and meanwhile replaces a directory by a symbolic link.
     struct Swap<'a>(&'a Path, &'a Path);
 
     impl Content for Swap<'_> {

@@ -50,7 +50,7 @@ pub fn layer<C: Content>(
     Ok(finish().map_err(UnpackError::from)?)
 }
 
-/// Computes the digest of what passes.
+/// A writer that hashes its output.
 struct Hashing<W> {
     inner: W,
     hasher: Hasher,

@@ -31,7 +31,7 @@ pub enum UnpackError {
     Entry {
         /// Its path, bytes that are not printable ASCII escaped.
         path: String,
-        /// What was found and what was expected.
+        /// The value found, and the one expected.
         problem: String,
     },
     /// The output cannot be written.
@@ -39,12 +39,12 @@ pub enum UnpackError {
     Output(#[from] io::Error),
 }
 
-/// What files contain: chunk after chunk, in the order of [`Plan::chunks`].
+/// The content of files: chunk after chunk, in the order of [`Plan::chunks`].
 pub trait Content {
     /// Why there is no next chunk.
     type Error: From<UnpackError>;
 
-    /// The next chunk, decoded and checked.
+    /// Returns the next chunk, decoded and checked.
     ///
     /// # Errors
     /// It could not be fetched, or it is not what the image says.
@@ -62,7 +62,7 @@ struct NamedInode<'a> {
     first: usize,
 }
 
-/// What is written, and in which order.
+/// The entries to write, in order.
 #[derive(Debug)]
 pub struct Plan<'a> {
     tree: &'a Tree,
@@ -131,7 +131,7 @@ impl<'a> Plan<'a> {
         (0..self.places.len()).filter(|at| self.is_socket(*at)).map(|at| self.shown(at)).collect()
     }
 
-    /// Whether a tar has no member for it.
+    /// Returns whether a tar has no member for the entry.
     fn is_left_out(&self, at: usize) -> bool {
         self.is_socket(at) || self.is_layer && is_unlisted(self.inode(at))
     }

@@ -101,7 +101,7 @@ fn member(
     if whole.is_none() || nanoseconds > 0 {
         record(&mut records, b"mtime", time(metadata.mtime).as_bytes());
     }
-    // Another name has what the first one has.
+    // Only the first name of a file carries its attributes.
     for (name, value) in metadata.xattrs.iter().filter(|_| first.is_none()) {
         let escape = |byte: &u8| match byte {
             b'=' => b"%3D".to_vec(),

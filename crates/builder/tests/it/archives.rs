@@ -1,4 +1,4 @@
-//! What archives of all kinds mean.
+//! Entries of archives of all kinds.
 
 use lazuli_builder::{Entry, EntryKind, EntryPath};
 use lazuli_image::tree::Device;
@@ -162,7 +162,7 @@ fn attributes_and_acls() {
     assert_eq!(get("security.capability").map(<[u8]>::len), Some(20));
     assert_eq!(get("system.posix_acl_access").map(<[u8]>::len), Some(4 + 5 * 8));
     assert_eq!(get("system.posix_acl_default").map(<[u8]>::len), Some(4 + 3 * 8));
-    // An access ACL that says what the mode says is none to Linux.
+    // Linux stores no access ACL that only repeats the mode.
     let (file, _) = one(Tar::default().pax(b'x', &[("SCHILY.acl.access", minimal)]).file("f", b""));
     assert!(file.metadata.xattrs.is_empty());
 }
@@ -261,7 +261,7 @@ fn archives_may_end_early_or_late() {
         assert_eq!(entries(&bytes).unwrap().len(), 1, "{end}");
     }
     assert_eq!(entries(b"").unwrap().len(), 0);
-    // What is behind the end does not count.
+    // Data behind the end of the archive is ignored.
     let two = [tar.clone().end(), tar.end()].concat();
     assert_eq!(entries(&two).unwrap().len(), 1);
 }

@@ -23,8 +23,8 @@ fn blobs(built: &Built) -> Vec<Blob> {
     built.blobs.iter().map(|blob| blob.record.blob.clone()).collect()
 }
 
-/// Some chunks of every blob, from the back to the front, one of them twice; one that no blob has,
-/// and one of a blob that the image does not have.
+/// A trace of some chunks of every blob, from the back to the front, one of them twice; with a
+/// chunk that no blob has, and a chunk of a foreign blob.
 fn trace(blobs: &[Blob]) -> Trace {
     let mut ids: Vec<Digest> = blobs.iter().map(|blob| blob.id).collect();
     let mut touched = Vec::new();
@@ -51,7 +51,7 @@ fn shows_its_source(image: &Image) {
     assert_eq!(compare(image, &source, 10), []);
 }
 
-/// What the files of the prefetch table contain.
+/// The content of the files in the prefetch table.
 fn prefetched(bootstrap: &Bootstrap<&[u8]>) -> HashSet<Digest> {
     let chunks = bootstrap.prefetch().iter().flat_map(|file| bootstrap.chunks(*file).unwrap());
     let chunks: Vec<_> = chunks.map(|chunk| chunk.unwrap().0).collect();
@@ -104,7 +104,7 @@ fn hot_chunks_come_first_in_each_blob() {
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
 }
 
-/// What no file has any more.
+/// Chunks that no file uses any more.
 fn unused(image: &Image) -> HashSet<Digest> {
     let mut all: HashSet<Digest> =
         image.blobs.iter().flat_map(|blob| &blob.chunks).map(|chunk| chunk.digest).collect();
@@ -127,7 +127,7 @@ fn without_hot_chunks_nothing_changes() {
     assert!(baked.bootstrap == bootstrap && blobs(&baked) == before);
 }
 
-/// The image with one more blob, whose content is read from these files.
+/// The image with another blob, read from these files.
 fn with_hot_blob(
     scratch: &Path,
     bootstrap: &[u8],
@@ -182,8 +182,8 @@ fn a_hot_blob_leaves_the_others_alone() {
     let used = |digest: &&Digest| !unused(&image).contains(digest);
     assert!(expected.iter().filter(used).all(|hot| prefetched(&bootstrap).contains(hot)));
 
-    // Another start reads less: what the hot blob has besides is taken from where it was, so it
-    // goes.
+    // Another start reads less: the new hot blob takes the rest from its old places, so the old hot
+    // blob is dropped.
     let stored = [&stored[..], &[content]].concat();
     let ids = bootstrap.blobs().iter().map(|blob| blob.id).collect();
     let less = Trace::of_start(ids, [(before.len() as u8, 1, 0)]);

@@ -24,7 +24,7 @@ fn text(number: usize) -> Vec<u8> {
     format!("line {number} of a small file\n").repeat(1 + number % 40).into_bytes()
 }
 
-/// Two layers with small files, of which the upper one has many that the lower has, too.
+/// Two layers with small files. The upper one repeats many files of the lower one.
 fn layers() -> Vec<Layer> {
     let mut low = Tar::default().file("big", &noise(1, 30_000));
     let mut high = Tar::default().file("other", &noise(2, 30_000));
@@ -66,7 +66,7 @@ fn images_have_the_content_of_their_layers() {
     assert!(built.report.stored_bytes + 5000 < alone.report.stored_bytes);
 }
 
-/// Also when an upper layer is faster than the lower one that has the same files.
+/// Even when an upper layer is faster than the lower one with the same files.
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Whole images: what comes out again, and that it is always the same.
+//! Whole images: round trips, and equal output for equal input.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,4 @@
-//! Indexes of layers as all kinds of programs write them: what a node finds with them is what is in
-//! the layers.
+//! Indexes of layers by all kinds of writers: a node reads the layers' content with them.
 
 use std::io::{Cursor, Write as _};
 
@@ -30,7 +29,7 @@ fn gzip(level: u32, data: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Files of all sizes, whose content compresses differently well.
+/// Files of all sizes, with different compression ratios.
 fn files() -> Vec<u8> {
     let mut entries = vec![Entry::directory("dir"), Entry::file("dir/empty", "")];
     for (number, size) in
@@ -52,7 +51,7 @@ fn index_of(layers: &[Vec<u8>]) -> Result<ImageIndex, BuildError> {
     };
     let scratch = tempfile::tempdir().unwrap();
     let mut index = index(layers.iter().map(layer).collect(), scratch.path(), 2, &())?;
-    // What is beside goes with the directory.
+    // Blobs beside the layers are removed with the directory.
     for beside in &mut index.beside {
         let kept = std::env::temp_dir().join(format!(
             "{}-{}",
@@ -99,7 +98,7 @@ fn open(index: &ImageIndex) -> Opened {
     Opened { bootstrap, points }
 }
 
-/// The chunk as it comes out of its stored bytes, if they decode and have its digest.
+/// Decodes a chunk from its stored bytes, if it has its digest.
 fn read(opened: &Bootstrap<Vec<u8>>, blob: usize, chunk: &Chunk, stored: &[u8]) -> Option<Vec<u8>> {
     let stored = &stored[chunk.stored.0 as usize..chunk.stored_end().0 as usize];
     let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
@@ -108,7 +107,7 @@ fn read(opened: &Bootstrap<Vec<u8>>, blob: usize, chunk: &Chunk, stored: &[u8]) 
     chunk.digest.matches(bytes).then(|| bytes.to_vec())
 }
 
-/// The stored bytes of a blob: a layer, or what is beside.
+/// The stored bytes of a blob: a layer, or a blob beside the layers.
 fn stored_of(index: &ImageIndex, layers: &[Vec<u8>], id: &Digest) -> Vec<u8> {
     let layer = layers.iter().find(|layer| id.matches(layer));
     let beside = index.beside.iter().find(|beside| beside.record.blob.id == *id);
@@ -191,8 +190,8 @@ fn an_image_with_every_oddity_has_an_index() {
 
 #[test]
 fn content_without_a_point_is_stored_beside_the_layer() {
-    // Zeros are one block, however many there are; what follows them in it is too far from its
-    // begin.
+    // Zeros are one block, however many there are; data behind them in this block is too far from
+    // its start.
     let zeros = Entry::file("zeros", vec![0; 40 << 20]);
     let pieces = vec![(5000, b"data".to_vec())];
     let sparse = Body::Sparse { format: SparseFormat::Pax10, size: 100_000, pieces };
@@ -211,7 +210,7 @@ fn equal_layers_give_equal_indexes() {
     for (a, b) in a.layers.iter().zip(&b.layers) {
         assert_eq!(a.bytes, b.bytes);
     }
-    // And none depends on its neighbours.
+    // An index does not depend on neighbouring layers.
     let alone = index_of(&layers[..1]).unwrap();
     assert_eq!(alone.layers[0].bytes, a.layers[0].bytes);
 }
@@ -230,7 +229,7 @@ fn layers_without_content_have_no_blob() {
     assert_same_without_layers(&layers, &index);
 }
 
-/// What a node knows of layers whose indexes it has.
+/// A node's knowledge of layers whose indexes it has.
 fn known(layers: &[Vec<u8>], index: &ImageIndex) -> Vec<KnownLayer> {
     let known = layers.iter().zip(&index.diff_ids).map(|(stored, diff_id)| {
         let digest = Algorithm::Sha256.digest(stored);
@@ -356,7 +355,7 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
     }
 }
 
-/// An index that lies gives errors, and never other bytes: digests are of what is decoded.
+/// A forged index causes errors, and never wrong bytes: digests cover decoded bytes.
 #[test]
 fn forged_windows_and_points_never_pass() {
     let layers = [gzip(6, &files())];

@@ -1,4 +1,4 @@
-//! Archives that are damaged or hostile, and what is said about them.
+//! Damaged and hostile archives, and their errors.
 
 use std::io::Write as _;
 

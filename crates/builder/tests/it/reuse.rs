@@ -1,4 +1,4 @@
-//! What is not made again: chunks that are stored, layers that were read.
+//! Reuse of stored chunks and recorded layers.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::{
     tarball::{Tar, layer},
 };
 
-/// What a registry would say about the blobs of these images.
+/// A dictionary of the blobs of these images, as a registry would describe them.
 fn dictionary(images: &[&Built]) -> Dictionary {
     let mut dictionary = Dictionary::default();
     for image in images {
@@ -48,7 +48,7 @@ fn fresh(built: &Built) -> Vec<u64> {
     fresh.map(|blob| blob.record.blob.chunks.len() as u64).collect()
 }
 
-/// The layers of another version: one of them is changed.
+/// The layers of a next version, with one of them changed.
 fn next() -> Vec<Layer> {
     let mut layers = layers();
     let tar = Tar::default().file("only/old", &noise(1, 10_000)).file("only/new", &noise(9, 6000));

@@ -37,8 +37,8 @@ fn paths(upper: Tar) -> Vec<String> {
     found
 }
 
-/// BuildKit and containerd: names without `./`, the directories above a change come first,
-/// whiteouts are empty files of mode 0, and a directory that was made anew is marked inside.
+/// BuildKit and containerd: names without `./`, parent directories before a change, whiteouts as
+/// empty files of mode 0, and an opaque marker inside a directory that was made anew.
 #[test]
 fn of_buildkit() {
     let whiteout = |name: &str| {
@@ -58,8 +58,8 @@ fn of_buildkit() {
     assert_eq!(paths(upper), ["/a 644", "/a/y 3", "/b 644", "/b/new 4", "/c 644", "/c/in 0"]);
 }
 
-/// Kaniko: whiteouts come first, without a type and without the directories above, also for what
-/// the same layer makes again; names may begin with a slash.
+/// Kaniko: whiteouts come first, without a type and without parent directories, even for entries
+/// that the same layer makes again; names may begin with a slash.
 #[test]
 fn of_kaniko() {
     let whiteout = |name: &str| {

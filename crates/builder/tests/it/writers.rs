@@ -16,7 +16,7 @@ use lazuli_testkit::kernel::{Feature, require};
 
 use crate::{directories::read, tarball::layer};
 
-/// A tree with what archives have trouble with.
+/// A tree with difficult cases for archives.
 fn odd_tree(root: &Path) {
     fs::create_dir_all(root.join("dir")).unwrap();
     fs::set_permissions(root.join("dir"), fs::Permissions::from_mode(0o1770)).unwrap();
@@ -45,7 +45,7 @@ fn odd_tree(root: &Path) {
     File::open(root.join("empty")).unwrap().set_modified(time).unwrap();
 }
 
-/// Adds what needs attributes of the file system, and times with nanoseconds.
+/// Adds attributes that need file system support, and times with nanoseconds.
 fn attributes(root: &Path) {
     let file = root.join("dir/file");
     xattr::set(&file, "user.text", b"two\nlines\0=%").unwrap();
@@ -58,7 +58,7 @@ fn attributes(root: &Path) {
     );
 }
 
-/// Gives everything the same time, in whole seconds after 1970: what the oldest formats hold.
+/// Sets one time everywhere, in whole seconds after 1970, as the oldest formats require.
 fn same_time(root: &Path) {
     let mut find = Command::new("find");
     find.arg(root).args(["-depth", "-exec", "touch", "-h", "-d", "@1700000000", "{}", "+"]);

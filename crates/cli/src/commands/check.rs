@@ -33,14 +33,14 @@ pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// What the image was made from
+    /// The source of the image
     #[arg(long, value_name = "SOURCE")]
     against: Option<String>,
     #[command(flatten)]
     access: image_args::Access,
 }
 
-/// Most differences that are listed.
+/// Maximum number of differences that are listed.
 const DIFFERENCES: usize = 20;
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -117,7 +117,7 @@ fn blob(
 /// begins.
 struct Ahead<R> {
     reader: R,
-    /// Where `bytes` begin.
+    /// The offset of `bytes`.
     start: u64,
     bytes: Vec<u8>,
 }

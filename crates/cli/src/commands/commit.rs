@@ -23,10 +23,10 @@ use crate::{
     image_args, progress,
 };
 
-/// Make an image of what a container has written, on top of the container's own image
+/// Make an image of a container's writes, on top of the container's own image
 ///
-/// Only content that the image does not have is stored, and its blobs are used where they are. The
-/// container goes on: what it writes meanwhile may be in the image or not.
+/// Only content that the image does not have is stored, and its blobs are used in place. The
+/// container keeps running: its writes meanwhile may or may not be in the image.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A container on a lazy image: the id that containerd or `lazuli status` gives it, or the
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     /// Where the new image goes: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     target: String,
-    /// The lazy image that DIR is on top of
+    /// The lazy image below DIR
     #[arg(long, value_name = "IMAGE")]
     base: Option<String>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         );
     }
     base.must_be_converted()?;
-    // Of a container, the layers on top of its image are here.
+    // For a container, the layers on top of its image exist here.
     if arguments.base.is_some() {
         base.image.must_be_whole(base.name.to_string())?;
     }
@@ -138,7 +138,7 @@ fn describe(
     let blobs: Vec<_> = blobs.collect();
     let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
     let mut notes = base.manifest.parsed.annotations.clone();
-    // It speaks of the base alone.
+    // It describes only the base.
     notes.remove(annotation::SOURCE_DIGEST);
     Ok(oci::LazyImage::new(&config.committed()?, &blobs, layer, bootstrap.diff_id, notes)?)
 }

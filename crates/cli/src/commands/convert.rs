@@ -26,21 +26,21 @@ pub(crate) struct Arguments {
     /// Where the lazy image goes
     #[arg(value_name = "TARGET")]
     target: String,
-    /// Use the chunks of this lazy image in TARGET's registry, too
+    /// Also reuse the chunks of this lazy image in TARGET's registry
     #[arg(long, value_name = "IMAGE", conflicts_with_all = ["trace", "trace_run"])]
     dict: Option<String>,
-    /// Compress small files that lie together in batches of up to so many KiB, a power of two:
-    /// smaller images, but a start fetches more, and Nydus before 2.3 cannot mount them. Without it
-    /// each is compressed on its own
+    /// Compress neighbouring small files in batches of up to this many KiB, a power of two: smaller
+    /// images, but a start fetches more, and Nydus before 2.3 cannot mount them. By default, each
+    /// file is compressed on its own
     #[arg(long, value_name = "KIB", default_value_t = 0, hide_default_value = true)]
     batch: u32,
-    /// Put first in each blob what this trace says that a start reads; it is one of SOURCE,
-    /// converted without this option
+    /// Put the hot chunks of this trace first in each blob. The trace is of SOURCE, converted
+    /// without this option
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The same after running the image once, without a network, to see what a start reads: CMD, or
-    /// the image's command without one. Ends with CMD, or when nothing new was read for 5 s. Must
-    /// be the last option; needs root and runc
+    /// Run the image once, without a network, to record what a start reads, and put that first in
+    /// each blob. Runs CMD, or the image's command by default, until it exits or reads nothing new
+    /// for 5 s. Must be the last option; needs root and runc
     #[arg(
         long,
         value_name = "CMD",

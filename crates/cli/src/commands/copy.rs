@@ -9,10 +9,11 @@ use crate::{Session, image::push, progress};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
-/// Any image, lazy or not. Manifests stay to the letter, so digests do. With it go the artifacts
-/// that refer to it: traces, signatures (also those that cosign 2 keeps under tags), statements,
-/// lists of its parts. What DST has is not sent, what another repository of the same registry has
-/// is linked, and the rest passes through without touching the disk.
+/// Any image, lazy or not. Manifests are copied byte for byte, so digests stay the same. Artifacts
+/// that refer to the image are copied too: traces, signatures (including those that cosign 2 keeps
+/// under tags), statements, lists of its parts. Content that DST has is not sent, content of
+/// another repository of the same registry is linked, and the rest is streamed without touching the
+/// disk.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A registry reference or oci:DIR[:TAG]
@@ -40,7 +41,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let bar = progress::bytes(Some(copy.bytes() + bytes), "copying");
     let mount_from = push::mount_source(&source, &target);
     let mut copied = Copied::default();
-    // The image's name comes last: a node that sees it sees its signatures, too.
+    // The image's name is pushed last: a node that sees it sees its signatures too.
     let beside = attachments.iter().map(|(tag, attached)| (target.tagged(tag), attached));
     for (name, copy) in beside.chain([(Some(target.clone()), &copy)]) {
         let name = name.with_context(|| format!("{target} cannot have tags beside it"))?;

@@ -28,8 +28,8 @@ use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
 pub(crate) struct Arguments {
     #[command(flatten)]
     role: Roles,
-    /// Take over also when FUSE mounts of an earlier version cannot be handed over (before Linux
-    /// 6.9): what uses them gets errors from then on
+    /// Take over even if FUSE mounts of an earlier version cannot be handed over (before Linux
+    /// 6.9): processes that use them get errors from then on
     #[arg(long, requires = "handover")]
     force: bool,
 }
@@ -38,22 +38,22 @@ pub(crate) struct Arguments {
 #[group(multiple = false)]
 struct Roles {
     /// Replace the running daemon with this program, under running containers. Returns when the new
-    /// one serves; if it cannot, the old one goes on
+    /// one serves; if it cannot, the old one continues
     #[arg(long)]
     takeover: bool,
-    /// The new keeper of a takeover
+    /// Run as the new keeper of a takeover
     #[arg(long, hide = true)]
     succeed: bool,
-    /// A keeper for a worker that has lost its own
+    /// Run as the keeper of a worker that has lost its own
     #[arg(long, hide = true)]
     keep: bool,
-    /// What serves
+    /// Run as the worker
     #[arg(long, hide = true)]
     worker: bool,
-    /// Whether this program could serve
+    /// Check whether this program could serve
     #[arg(long, hide = true)]
     check: bool,
-    /// What makes system calls for a worker
+    /// Run as a worker's helper, which makes system calls for it
     #[arg(long, hide = true)]
     helper: bool,
 }
@@ -64,7 +64,7 @@ impl Arguments {
     }
 }
 
-/// What the new keeper of a takeover says when all is well.
+/// The new keeper's message when a takeover has succeeded.
 const SERVING: &str = "serving";
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
@@ -103,8 +103,8 @@ fn programs(session: &Session, readers: Readers) -> Programs {
             Role::Check => with_readers(template.command("--check"), readers),
             Role::Helper => template.command("--helper"),
         };
-        // `daemon --takeover` reads what the new keeper says until that ends: no process that lives
-        // longer may hold its pipe.
+        // `daemon --takeover` reads the new keeper's output until it is closed, so no longer-lived
+        // process may hold its pipe.
         command.stdout(Stdio::null());
         command
     })
@@ -135,10 +135,10 @@ fn take_over(session: &Session, readers: Readers) -> Result<()> {
     Ok(())
 }
 
-/// How long answers to containerd may take to end when another worker takes over.
+/// Time limit for answers to containerd in progress when another worker takes over.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// The life of a worker's helper, which is told at standard input what to do.
+/// Runs a worker's helper, which gets its orders at standard input.
 fn help(session: &Session) -> Result<()> {
     let orders = std::io::stdin().as_fd().try_clone_to_owned()?;
     blobfs::help(&session.root, orders).context("only a worker can start a helper")

@@ -18,10 +18,10 @@ use crate::{
     image_args, output,
 };
 
-/// Show what differs between two lazy images, in files and in chunks
+/// Show the differences between two lazy images, in files and in chunks
 ///
-/// Fetches the metadata only. The exit code is 0 when the file trees are the same, 1 when they
-/// differ, 2 when that could not be found out.
+/// Fetches the metadata only. The exit code is 0 if the file trees are the same, 1 if they differ,
+/// and 2 after an error.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// What `diff --json` prints. Fields are added over time, never renamed or removed.
+/// The output of `diff --json`. Fields are added over time, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct Report {
     a: Image,
@@ -84,8 +84,7 @@ struct Amount {
     stored_bytes: u64,
 }
 
-/// What a node that has all of A fetches for all of B: it copies chunks that it has of another
-/// blob.
+/// The fetches of a node that has all of A, for all of B: it copies chunks that another blob has.
 #[derive(Debug, Default, Serialize)]
 struct Fetch {
     blobs: u64,
@@ -117,7 +116,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
     Ok(ExitCode::from(u8::from(!report.files.is_empty())))
 }
 
-/// What differs in files, in order of path.
+/// The differences in files, in order of path.
 fn files(a: &LazyImage, b: &LazyImage) -> Result<Vec<File>> {
     let (left, right) = (&*a.image.bootstrap, &*b.image.bootstrap);
     let made = |size, digest: lazuli_image::Algorithm| {
@@ -158,8 +157,7 @@ fn files(a: &LazyImage, b: &LazyImage) -> Result<Vec<File>> {
             files.insert(path, File { path: shown, change, what: BTreeMap::new() });
         }
     }
-    // Where a directory became something else, or the reverse, only one of the trees has what is
-    // below.
+    // If a directory became something else, or the reverse, only one of the trees has its children.
     let changed: Vec<_> = files.iter().filter(|(_, file)| file.what.contains_key("type")).collect();
     let paths: Vec<_> = changed.into_iter().map(|(path, _)| path.clone()).collect();
     for path in paths {
@@ -187,7 +185,7 @@ fn below(tree: &Tree, path: Vec<u8>) -> Vec<Vec<u8>> {
     found
 }
 
-/// What differs in content of files, wherever it lies.
+/// The differences in content of files, wherever it lies.
 fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
     let (left, right) = (stored(a)?, stored(b)?);
     let amount = |chunks: &HashMap<Digest, u64>, wanted: &dyn Fn(&Digest) -> bool| {

@@ -8,9 +8,9 @@ use crate::{
     doctor::{Node, Row, Verdict, names},
 };
 
-/// Show what this node can do, what it lacks, and what to type
+/// Show this node's abilities, its problems, and the commands that fix them
 ///
-/// Exits with 1 if images cannot start lazily until something is mended. Only reads.
+/// Exits with 1 if a problem keeps images from starting lazily. Only reads.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Only these checks

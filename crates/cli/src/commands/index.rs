@@ -37,11 +37,11 @@ use crate::{
 
 /// Make an ordinary image start lazily as it is, with an index beside it
 ///
-/// Reads every layer once and stores where a reader can begin in it, and the digests of what is
-/// there. The image, its name and its digest stay as they are. Layers have to be gzip or plain tar.
-/// Nodes use the index by a statement of a key that their policy trusts, see `--sign`, or if they are
-/// told to use any: `trust = "repository"` in the table [index] of their configuration. The same
-/// image gives the same index.
+/// Reads every layer once, and stores the points where a reader can begin in it, with the digests
+/// of its chunks. The image, its name and its digest stay unchanged. Layers have to be gzip or
+/// plain tar. Nodes use the index if a key that their policy trusts has signed a statement about
+/// it, see `--sign`, or if their configuration trusts any: `trust = "repository"` in the table
+/// [index]. The same image gives the same index.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// An ordinary image: a registry reference or oci:DIR[:TAG]. The index goes to the same place
@@ -49,13 +49,13 @@ pub(crate) struct Arguments {
     image: String,
     #[command(flatten)]
     access: image_args::Access,
-    /// State with this private key what the index is of: PEM with PKCS#8, or a cosign.key, whose
-    /// password is taken from $COSIGN_PASSWORD. Nodes whose policy lists the public key under
+    /// Sign a statement about the index with this private key: PEM with PKCS#8, or a cosign.key,
+    /// whose password is taken from $COSIGN_PASSWORD. Nodes whose policy lists the public key under
     /// `statements` use the index
     #[arg(long, value_name = "KEY")]
     sign: Option<PathBuf>,
-    /// Store the index of each layer here, by the digest of the layer, instead of an index of the
-    /// image beside it: `[index] repository` of nodes names it
+    /// Store an index for each layer here, by the layer's digest, instead of one for the image
+    /// beside it: the repository in nodes' `[index] repository`
     #[arg(long, value_name = "REPOSITORY")]
     to: Option<String>,
 }
@@ -153,12 +153,12 @@ fn report_layers(
     println!("  time      {seconds:.1} s, uploaded {uploaded}");
 }
 
-/// What states whose the index is, if that is wanted.
+/// The signer of statements about the index, if requested.
 fn signer(key: Option<PathBuf>, name: &ImageName, options: &Options) -> Result<Option<Signer>> {
     Sign::with(key).signer(name, options)
 }
 
-/// What a statement says about the layers.
+/// The layers in the statement.
 fn stated(manifest: &Manifest, indexed: &ImageIndex) -> Result<Vec<StatedLayer>> {
     let layers = manifest.parsed.layers.iter().zip(&indexed.diff_ids);
     let stated = layers.map(|(layer, diff_id)| {
@@ -182,7 +182,7 @@ fn must_be_ordinary(name: &ImageName, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Whether the layers are what the image's configuration says that they are.
+/// Checks the layers against the image's configuration.
 fn check_diff_ids(name: &ImageName, config: &ImageConfig, found: &[Digest]) -> Result<()> {
     let expected = config.diff_ids().with_context(|| format!("the config of {name}"))?;
     if expected.len() != found.len() {

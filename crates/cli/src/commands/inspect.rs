@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-/// What `inspect --json` prints. Fields are added over time, never renamed or removed.
+/// The output of `inspect --json`. Fields are added over time, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct Description {
     image: String,

@@ -20,12 +20,12 @@ use crate::{
     image_args,
 };
 
-/// Make one lazy image of several, whose file trees are laid over each other
+/// Merge several lazy images into one, with their file trees stacked
 ///
-/// The first image lies lowest: where two have a file of the same path, the later one's is seen;
+/// The first image is the lowest: of two files with the same path, the later image's is visible;
 /// directories are merged. Config and command are those of the last image. All blobs stay as they
-/// are, so nothing is fetched but metadata unless TARGET is elsewhere. The same images give the
-/// same bytes.
+/// are, so only metadata is fetched unless TARGET is elsewhere. The same images give the same
+/// bytes.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Lazy images: registry references or oci:DIR[:TAG]

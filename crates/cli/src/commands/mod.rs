@@ -1,5 +1,4 @@
-//! The verbs, one file each: what the user types, and one function that only orchestrates and
-//! prints.
+//! The verbs, one file each: the command line, and one function that only orchestrates and prints.
 
 mod check;
 mod commit;
@@ -107,7 +106,7 @@ impl Verb {
         }
     }
 
-    /// A daemon's log is read later, so it says more than an interactive command's.
+    /// A daemon's log is read later, so it is more verbose than an interactive command's.
     pub(crate) fn default_log_level(&self) -> &'static str {
         if matches!(self, Verb::Daemon(_) | Verb::NodeReport(_)) { "info" } else { "warn" }
     }

@@ -25,13 +25,13 @@ pub(crate) struct Arguments {
     suid: bool,
 }
 
-/// What identifies an image and how it is served; shared by `mount` and `run`.
+/// The identity of an image and how it is served; shared by `mount` and `run`.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     pub(crate) image: String,
-    /// How the kernel asks for data
+    /// How the kernel requests data
     #[arg(long, value_enum, default_value = "auto")]
     driver: Driver,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct ImageArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Driver {
-    /// The best one that works here
+    /// The best driver that works here
     Auto,
     /// EROFS with fanotify pre-content events: Linux 6.15 or later, root
     Fanotify,

@@ -7,7 +7,7 @@ use crate::kubernetes::Reporter;
 
 /// Report the state of a Kubernetes node to its API server
 ///
-/// For the pod of the DaemonSet; docs/kubernetes.md says what is reported.
+/// For the pod of the DaemonSet; docs/kubernetes.md describes the reports.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The node's name
@@ -20,7 +20,8 @@ pub(crate) struct Arguments {
         default_value = "/var/run/secrets/kubernetes.io/serviceaccount"
     )]
     service_account: PathBuf,
-    /// Its verbs `doctor` and `status` print what `lazuli` prints with --json on the node
+    /// A program whose verbs `doctor` and `status` print what `lazuli` prints with --json on the
+    /// node
     program: PathBuf,
 }
 

@@ -27,10 +27,10 @@ use crate::{
     image_args,
 };
 
-/// Give a lazy image one more blob with all that its starts read, to be fetched in a few large
+/// Add a blob with everything that starts read to a lazy image, to be fetched in a few large
 /// requests
 ///
-/// What starts read is known from a trace: the one that the node has recorded, else the one beside
+/// The reads of starts come from a trace: the one that the node has recorded, else the one beside
 /// the image, else --trace. All other blobs are reused. The same image and trace give the same
 /// bytes.
 #[derive(Debug, Args)]

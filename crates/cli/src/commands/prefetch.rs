@@ -15,14 +15,14 @@ pub(crate) struct Arguments {
     /// A lazy image: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Return when everything is here and on the disk, and not before
+    /// Wait until everything is in the cache and on the disk
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
     access: image_args::Access,
 }
 
-/// How often the daemon is asked how far it is.
+/// Interval for asking the daemon for its progress.
 const STEP: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {

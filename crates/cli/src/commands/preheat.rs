@@ -19,16 +19,15 @@ use crate::{
 
 /// Have Dragonfly fetch an image before a roll-out, so that nodes find it with its seed peers
 ///
-/// Asks the daemon that [p2p] in the configuration names, which fetches through the seed peers, as
-/// if this node needed all of it. Nothing of it is kept by Lazuli. Returns when everything has
-/// arrived.
+/// Asks the daemon of [p2p] in the configuration, which fetches through the seed peers as if this
+/// node needed the whole image. Lazuli keeps none of the data. Returns when everything has arrived.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// An image, lazy or not: a registry reference
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Only the metadata, and what starts read: as a trace says, the one that the node has
-    /// recorded, else the one beside the image; else as the image's maker says
+    /// Fetch only the metadata and what starts read: by the trace that the node has recorded, else
+    /// the one beside the image, else the image's own order
     #[arg(long)]
     hot: bool,
     #[command(flatten)]
@@ -38,13 +37,13 @@ pub(crate) struct Arguments {
 /// Requests at a time. Seed peers take several pieces of each at the same time.
 const REQUESTS: usize = 4;
 
-/// Most bytes of one request for a part of a blob: they are in memory for a moment.
+/// Maximum size of one request for a part of a blob, in bytes: they are in memory for a moment.
 const PART: u64 = 16 << 20;
 
 /// A blob, or a part of it.
 enum Wanted {
     Whole(Digest, u64),
-    /// Of a blob of so many bytes.
+    /// A range of a blob of this size.
     Part(Digest, u64, Range<Stored>),
 }
 
@@ -111,7 +110,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// What starts of an image read, and its metadata.
+/// The reads of an image's starts, and its metadata.
 fn hot(
     session: &Session,
     image: &LazyImage,
@@ -149,7 +148,7 @@ fn hot(
     Ok(whole.chain(parts).collect())
 }
 
-/// Where an image is.
+/// The repositories to read an image from.
 struct Places {
     /// Dragonfly alone.
     shared: Arc<dyn Pull>,
@@ -158,8 +157,8 @@ struct Places {
 }
 
 impl Places {
-    /// Has something brought, and forgets it. What Dragonfly shows to the registry is renewed when
-    /// it has expired.
+    /// Makes Dragonfly fetch something, and drops the bytes. Renews the credentials that Dragonfly
+    /// shows to the registry when they have expired.
     async fn bring(&self, wanted: Wanted, bar: &ProgressBar) -> Result<()> {
         match self.fetch(&wanted, bar).await {
             Err(error) if is_denied(&error) => {

@@ -33,26 +33,26 @@ use crate::{
 ///
 /// The image is mounted lazily, overlayfs takes the writes, and runc runs the command in the
 /// foreground. The exit code is the command's; 125 means that Lazuli itself failed, 126 that the
-/// command cannot be executed, 127 that it is not there. What the container wrote is gone
+/// command cannot be executed, 127 that it was not found. The container's writes are discarded
 /// afterwards.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     image: mount::ImageArguments,
-    /// Print what was fetched, to stderr
+    /// Print statistics of the fetched data to stderr
     #[arg(long)]
     stats: bool,
-    /// What the container reaches
+    /// The container's network
     #[arg(long, value_name = "NETWORK", default_value = "host")]
     network: Network,
-    /// Most processes and threads it may have
+    /// Maximum number of processes and threads
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PIDS)]
     pids_limit: u32,
-    /// Most memory it may take, as in 512m or 2g [default: three quarters of the machine's]
+    /// Maximum memory, as in 512m or 2g [default: three quarters of the machine's]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<u64>,
-    /// Give it a user namespace: its root has no power over the node. Owners of files stay as they
-    /// are. Needs --network none
+    /// Use a user namespace: the container's root has no power over the node. Owners of files stay
+    /// as they are. Needs --network none
     #[arg(long)]
     user_namespace: bool,
     /// Replaces the image's command
@@ -66,7 +66,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
 }
 
 async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
-    // From here on signals end the container, not this process, which has to clean up after it.
+    // From here on, signals end the container, and this process cleans up after it.
     let mut signals = Signals::catch()?;
     if arguments.user_namespace && arguments.network == Network::Host {
         // The kernel lets no namespace mount the /sys of a network that is not its own.
@@ -137,7 +137,7 @@ fn memory(text: &str) -> Result<u64, String> {
     parsed.ok_or_else(|| "expected bytes, or a number with k, m or g".to_owned())
 }
 
-/// As a shell shows it: 128 + signal for what a signal ended.
+/// An exit code in a shell's convention: 128 + signal.
 fn ended_by(signal: i32) -> ExitCode {
     ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
 }
@@ -188,7 +188,7 @@ async fn wait(bundle: &Bundle, signals: &mut Signals) -> Result<ExitStatus> {
     }
 }
 
-/// What `docker run` hands on to its container.
+/// Signals that `docker run` passes to its container.
 const SIGNALS: [Signal; 9] = [
     Signal::HUP,
     Signal::INT,

@@ -12,8 +12,8 @@ use crate::{Session, daemon, progress};
 
 /// Read the whole cache back and check it, chunk by chunk
 ///
-/// Wrong chunks are reported, evicted, and fetched again when they are read; containers go on
-/// meanwhile. The exit code is 1 when something was wrong.
+/// Wrong chunks are reported, evicted, and fetched again when they are read; containers keep
+/// running. The exit code is 1 if a chunk was wrong.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// For programs; docs/cli.md describes it
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Serialize)]
 struct Report {
     blobs: usize,

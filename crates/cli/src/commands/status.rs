@@ -5,7 +5,7 @@ use lazuli_runtime::daemon::{MirrorStatus, SnapshotsStatus, Status};
 
 use crate::{Session, daemon};
 
-/// Show what is mounted and what was fetched for it
+/// Show mounted images and the data fetched for them
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// For programs; docs/cli.md describes it

@@ -21,9 +21,9 @@ use crate::{
     path_context::PathContext as _,
 };
 
-/// What starts of an image read
+/// Show the trace of an image: what its starts read
 ///
-/// The daemon records it, and fetches it ahead of the next start.
+/// The daemon records the trace, and fetches what it lists ahead of the next start.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -51,7 +51,7 @@ struct Show {
     access: image_args::Access,
 }
 
-/// A trace as it is shown.
+/// A trace, as printed.
 #[derive(Debug, Serialize)]
 struct Shown {
     image: String,
@@ -170,7 +170,7 @@ fn print(shown: &Shown) {
     }
 }
 
-/// Says how much of a trace the image doesn't have.
+/// Reports how much of a trace the image doesn't have.
 pub(super) fn report_unknown(hot: &Hot, image: &str) {
     if hot.unknown > 0 {
         println!("  ignored   {} hot chunks of the trace that are not in {image}", hot.unknown);

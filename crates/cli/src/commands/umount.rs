@@ -6,9 +6,9 @@ use lazuli_runtime::daemon::Request;
 
 use crate::{Session, daemon};
 
-/// Take a mounted image away
+/// Unmount an image
 ///
-/// Refuses while a process uses it. What was fetched stays in the cache.
+/// Refuses while a process uses the mount. Fetched data stays in the cache.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Where it is mounted
@@ -25,8 +25,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The path without symbolic links. A mount point whose file system no longer answers cannot be
-/// looked at, but its parent can.
+/// Resolves symbolic links of a path. A mount point whose file system no longer answers cannot be
+/// accessed, but its parent can.
 fn real_path(directory: &Path) -> Result<PathBuf> {
     if let Ok(path) = directory.canonicalize() {
         return Ok(path);

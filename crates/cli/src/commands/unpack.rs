@@ -134,7 +134,7 @@ fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()>
 
 fn partial() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
-    // What others may read is the umask's business, as for any file.
+    // The umask decides who else may read it, as for any file.
     builder.prefix(".lazuli-unpack-").permissions(Permissions::from_mode(0o666));
     builder
 }

@@ -14,7 +14,7 @@ use lazuli_registry::ImageName;
 
 use crate::{Session, image_args};
 
-/// Say whether an image may run, by the policy of this node
+/// Check whether an image may run by the policy of this node
 ///
 /// The exit code is 0 if it may; the reason is printed. containerd asks in this way before it
 /// pulls, with options that have one dash and a descriptor on standard input, if a link to this
@@ -25,17 +25,18 @@ pub(crate) struct Arguments {
     /// The name that was asked for
     #[arg(long, value_name = "IMAGE")]
     name: String,
-    /// What it was resolved to: the digest of a manifest or an index
+    /// The digest of the manifest or index to which it was resolved
     #[arg(long)]
     digest: Digest,
-    /// What standard input has: a descriptor of that digest [default: it is not read]
+    /// Type of the descriptor on standard input, which must have that digest [default: standard
+    /// input is not read]
     #[arg(long, value_name = "TYPE")]
     stdin_media_type: Option<String>,
     #[command(flatten)]
     access: image_args::Access,
 }
 
-/// Most bytes of a descriptor. They have some hundred, with annotations a few thousand.
+/// Maximum size of a descriptor, in bytes. They have some hundred, with annotations a few thousand.
 const DESCRIPTOR_LIMIT: u64 = 64 << 10;
 
 /// Command lines of containerd: the verb is in the program's name, and options have one dash.
@@ -58,7 +59,7 @@ pub(crate) fn translated(arguments: impl Iterator<Item = OsString>) -> Vec<OsStr
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // What containerd shows its users is on standard output.
+    // containerd shows standard output to its users.
     match runtime.block_on(verify(session, arguments)) {
         Ok(reason) => {
             println!("{reason}");

@@ -70,7 +70,7 @@ impl Bundle {
         &self.id
     }
 
-    /// Where the daemon mounts the image.
+    /// The directory at which the daemon mounts the image.
     pub(crate) fn lower(&self) -> PathBuf {
         self.directory.join("lower")
     }
@@ -117,8 +117,8 @@ impl Bundle {
         command
     }
 
-    /// Whether the command was started: runc's own failures have the exit code 1, as many
-    /// commands'.
+    /// Returns whether the command was started: runc's own failures have exit code 1, as many
+    /// commands do.
     pub(crate) fn has_started(&self) -> bool {
         self.pid_file().exists()
     }
@@ -142,7 +142,7 @@ fn runc(root: &Path) -> Command {
     command
 }
 
-/// Removes bundles whose owner is gone.
+/// Removes bundles whose owners are gone.
 fn sweep(root: &Path, run: &Path) {
     let Ok(entries) = fs::read_dir(run) else { return };
     for entry in entries.flatten() {
@@ -187,7 +187,7 @@ fn is_mount_point(directory: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
     match (device(directory), directory.parent().map(device)) {
-        // A directory whose file system died (ENOTCONN) is a mount point, too.
+        // A directory with a dead file system (ENOTCONN) is a mount point too.
         (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
         (Ok(own), Some(Ok(parent))) => own != parent,
         _ => false,

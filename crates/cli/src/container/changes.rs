@@ -17,9 +17,9 @@ pub(crate) struct Written {
     pub(crate) layers: Vec<PathBuf>,
 }
 
-/// A container that the daemon knows, by the name that its engine gave it.
+/// A container known to the daemon, by its engine's name for it.
 struct Container<'a> {
-    /// Of `lazuli run`, the name of its bundle; of containerd, `NAMESPACE/NUMBER/KEY`.
+    /// For `lazuli run`, the name of its bundle; for containerd, `NAMESPACE/NUMBER/KEY`.
     name: String,
     mount: &'a MountStatus,
     layers: Vec<PathBuf>,

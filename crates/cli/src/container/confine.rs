@@ -1,7 +1,7 @@
 //! Confinement of a container: capabilities, system calls, limits, and hidden parts of /proc and
 //! /sys.
 //!
-//! All of it is what `docker run` gives a container, since images are made with that in mind.
+//! All of it equals what `docker run` sets up, since images are made for that.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ const CAPABILITIES: [&str; 14] = [
     "CAP_SYS_CHROOT",
 ];
 
-/// Files that tell about the node or drive it: covered by an empty file or directory.
+/// Files that reveal or control the node: covered by an empty file or directory.
 const MASKED: [&str; 12] = [
     "/proc/acpi",
     "/proc/asound",
@@ -51,7 +51,7 @@ const READ_ONLY: [&str; 5] =
 /// fork bomb to take the process ids of a node.
 pub(crate) const DEFAULT_PIDS: u32 = 2048;
 
-/// What a container may take of the node.
+/// Limits on the container's use of the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Processes and threads.
@@ -60,34 +60,33 @@ pub(crate) struct Limits {
     pub(crate) memory: Option<u64>,
 }
 
-/// Root keeps the set across exec; for another user the kernel clears what is not inheritable,
-/// which is what Docker does too.
+/// Root keeps the set across exec; for other users the kernel clears capabilities that are not
+/// inheritable, as under Docker.
 pub(super) fn capabilities() -> Value {
     json!({ "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES })
 }
 
-/// What a container reaches.
+/// The network of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
-    /// What the host reaches, with its addresses and ports
+    /// The host's network, with its addresses and ports
     Host,
-    /// Nothing but a loopback device of its own
+    /// A loopback device of its own, and nothing else
     None,
 }
 
 /// How far a container is kept from the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Isolation {
-    /// What it reaches.
+    /// Its network.
     pub(crate) network: Network,
-    /// What it may take.
+    /// Its limits.
     pub(crate) limits: Limits,
-    /// Whether its root is root of a user namespace only.
+    /// Whether its root is only root of a user namespace.
     pub(crate) user_namespace: bool,
 }
 
-/// The `linux` member of the bundle's configuration for a container whose control group is
-/// `cgroup`.
+/// The `linux` member of the bundle's configuration, for a container in the control group `cgroup`.
 pub(super) fn linux(cgroup: &str, isolation: Isolation) -> Value {
     let Isolation { network, limits, user_namespace } = isolation;
     let mut kinds = vec!["pid", "ipc", "uts", "mount", "cgroup"];
@@ -111,9 +110,9 @@ pub(super) fn linux(cgroup: &str, isolation: Isolation) -> Value {
         linux["sysctl"] = json!({ "net.ipv4.ip_unprivileged_port_start": "0" });
     }
     if user_namespace {
-        // All ids as they are, so the image's owners need no translation. What the namespace takes
-        // away is the power of root: its capabilities count for what belongs to the container, and
-        // for nothing of the node.
+        // All ids are mapped to themselves, so the image's owners need no translation. The
+        // namespace takes away root's power: its capabilities apply to the container's objects
+        // only, and to none of the node's.
         let every = json!([{ "containerID": 0, "hostID": 0, "size": u32::MAX }]);
         linux["uidMappings"] = every.clone();
         linux["gidMappings"] = every;
@@ -121,7 +120,7 @@ pub(super) fn linux(cgroup: &str, isolation: Isolation) -> Value {
     linux
 }
 
-/// runc refuses limits whose controller the node does not have.
+/// The limits whose controllers the node has: runc refuses others.
 fn resources(limits: Limits, controllers: &[String]) -> Value {
     let has = |name: &str| controllers.iter().any(|controller| controller == name);
     // A container has the devices of Docker's, which runc makes and allows.

@@ -15,7 +15,7 @@ pub(crate) enum Misconfigured {
 }
 
 impl Misconfigured {
-    /// What `docker run` exits with.
+    /// The exit code that `docker run` uses.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Misconfigured::NotFound(_) => 127,
@@ -58,14 +58,14 @@ pub(crate) fn look_up(
             Ok(true) => return Ok(()),
             Ok(false) => result = Err(Misconfigured::NotExecutable(candidate)),
             Err(Errno::NOENT | Errno::NOTDIR) => {}
-            // Not ours to judge: runc says what is wrong.
+            // Left to runc, which reports the problem.
             Err(_) => return Ok(()),
         }
     }
     result
 }
 
-/// Never leaves `rootfs`, whatever its symbolic links say.
+/// Resolves `path` without leaving `rootfs`, whatever its symbolic links are.
 fn is_executable(rootfs: &Path, path: &str) -> rustix::io::Result<bool> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = openat(CWD, rootfs, flags, Mode::empty())?;

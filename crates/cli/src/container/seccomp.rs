@@ -1,8 +1,8 @@
 //! Docker's default seccomp profile, for the capabilities that a container has here.
 //!
-//! It is a list of what is allowed. All else fails with EPERM, `clone3` with ENOSYS so that
-//! programs fall back to `clone`, whose flags a filter can see. runc passes over names that this
-//! architecture does not have.
+//! It is a list of allowed system calls. All others fail with EPERM, and `clone3` with ENOSYS so
+//! that programs fall back to `clone`, whose flags a filter can check. runc ignores names that this
+//! architecture doesn't have.
 
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ fn allowed_where(name: &str, argument: Value) -> Value {
     json!({ "names": [name], "action": "SCMP_ACT_ALLOW", "args": [argument] })
 }
 
-/// This architecture, and those whose programs its kernel runs, too.
+/// This architecture, and those whose programs its kernel also runs.
 fn architectures() -> &'static [&'static str] {
     if cfg!(target_arch = "x86_64") {
         &["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]

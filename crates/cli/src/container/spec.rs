@@ -1,7 +1,7 @@
 //! An image's config as an OCI runtime bundle config.
 //!
-//! The container is confined as one of `docker run` is. Other than there, it has the host's network
-//! or none, since Lazuli starts containers but does not manage networks.
+//! The container is confined like one of `docker run`. Unlike there, it has the host's network or
+//! none, since Lazuli starts containers but doesn't manage networks.
 
 use std::{ffi::OsString, path::Path};
 
@@ -14,7 +14,7 @@ use super::{
     user::User,
 };
 
-/// What an image config says about its process. The config's other fields are not ours.
+/// The process in an image config. Its other fields are not used here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ImageProcess {
@@ -62,12 +62,12 @@ impl ImageProcess {
         Ok(arguments)
     }
 
-    /// Where the process starts; docker takes relative directories from the root.
+    /// The process's working directory; docker resolves relative directories from the root.
     pub(crate) fn working_directory(&self) -> String {
         format!("/{}", self.working_dir.as_deref().unwrap_or_default().trim_start_matches('/'))
     }
 
-    /// The directories in which a command without a slash is looked for.
+    /// The directories that are searched for a command without a slash.
     pub(crate) fn search_path(&self) -> String {
         let own = self.env.iter().flatten().find(|entry| entry.starts_with("PATH="));
         own.map_or(DEFAULT_PATH, String::as_str)["PATH=".len()..].to_owned()

@@ -92,7 +92,7 @@ fn field(fields: &[&str], index: usize) -> Option<u32> {
     fields.get(index)?.parse().ok()
 }
 
-/// Reads a file of the image without ever leaving `rootfs`, whatever its symbolic links say.
+/// Reads a file of the image without leaving `rootfs`, whatever its symbolic links are.
 fn database(rootfs: &Path, path: &str) -> Result<String> {
     let context = || format!("cannot read /{path} of the image");
     let root = rustix::fs::openat(CWD, rootfs, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())

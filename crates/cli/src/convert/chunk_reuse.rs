@@ -16,14 +16,14 @@ use lazuli_runtime::image::StoredImage;
 
 use crate::image::{push, scratch::Scratch};
 
-/// Images whose chunks are looked for when the target's tag is new: each costs its bootstrap, 1 to
-/// 3 MB for 20,000 files.
+/// Number of images to search for chunks when the target's tag is new: each costs its bootstrap, 1
+/// to 3 MB for 20,000 files.
 const SIBLINGS: usize = 3;
 
 /// Requests at the same time.
 const REQUESTS: usize = 8;
 
-/// Where the image is stored, and how to reach it.
+/// The place that the image is stored in, and how to reach it.
 pub(crate) struct Target<'a> {
     pub(crate) name: &'a ImageName,
     pub(crate) repository: &'a Arc<dyn Repository>,
@@ -31,13 +31,13 @@ pub(crate) struct Target<'a> {
     pub(crate) platform: Option<&'a Platform>,
 }
 
-/// Lazy images whose chunks a conversion may reuse: their manifests, and those of their blobs that
-/// the repository has.
+/// Lazy images whose chunks a conversion may reuse: their manifests, and the digests of their blobs
+/// in the repository.
 #[derive(Debug, Default)]
 pub(crate) struct ReusableImages(Vec<(Digest, HashSet<Digest>)>);
 
 impl ReusableImages {
-    /// The manifests of the images whose blobs `image` uses. It may itself be one of them, made
+    /// The manifests of the images whose blobs `image` uses. `image` may be one of them, converted
     /// again.
     pub(crate) fn used_by(&self, built: &Built, image: &Digest) -> Vec<Digest> {
         let used = || built.blobs.iter().filter(|blob| blob.file.is_none());
@@ -154,7 +154,7 @@ fn nearest(tag: &str, mut tags: Vec<String>) -> Vec<String> {
     below.iter().rev().chain(above).take(SIBLINGS).cloned().collect()
 }
 
-/// A tag cut between digits and other characters, so that 1.10 comes behind 1.9.
+/// Splits a tag between digits and other characters, so that 1.10 sorts behind 1.9.
 fn parts(tag: &str) -> Vec<(u64, String)> {
     let mut parts = Vec::new();
     let mut rest = tag;

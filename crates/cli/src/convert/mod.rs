@@ -1,4 +1,4 @@
-//! Making a lazy image of another image, a tar or a directory.
+//! Makes a lazy image from another image, a tar or a directory.
 //!
 //! ```text
 //! prepare ─▶ build ─▶ order_by_trace ─▶ publish
@@ -45,7 +45,7 @@ use crate::{
     progress,
 };
 
-/// What to convert, how, and where to store it.
+/// A conversion: source, target and options.
 pub(crate) struct Request {
     pub(crate) source: Source,
     pub(crate) target: ImageName,
@@ -59,7 +59,7 @@ pub(crate) struct Request {
     /// Size of batches of small chunks, in bytes; 0 for none.
     pub(crate) batch_size: u32,
     pub(crate) order: Order,
-    /// Whether to store the source image, too.
+    /// Whether to store the source image too.
     pub(crate) keep_oci: bool,
     pub(crate) signer: Option<Signer>,
     /// The options that change the image, for the statement of the conversion.
@@ -98,12 +98,12 @@ pub(crate) struct Conversion<'a> {
 /// A built image with its chunks in their final order.
 pub(crate) struct Ordered {
     pub(crate) built: Built,
-    /// The chunks that come first.
+    /// The chunks to put first.
     pub(crate) hot: Option<Hot>,
     trace: Option<Trace>,
 }
 
-/// What publishing an image came to.
+/// The result of publishing an image.
 pub(crate) struct Published {
     /// Bytes of the image, with its bootstrap.
     pub(crate) stored: u64,
@@ -158,7 +158,7 @@ impl<'a> Conversion<'a> {
         Target { name: target, repository: &self.target, options: access, platform }
     }
 
-    /// Finds chunks at the target. None for a trace: it describes an image that was made of its
+    /// Finds reusable chunks at the target. Skipped for a trace: it describes an image made of its
     /// layers alone.
     fn find_reusable(&mut self) -> Result<()> {
         if !matches!(self.request.order, Order::Source) {
@@ -273,7 +273,7 @@ impl<'a> Conversion<'a> {
 }
 
 /// The source's repository, if the target's registry can mount blobs from it: lazy images are often
-/// stored beside the images that they come from, and base layers may be there already.
+/// stored beside their sources, and base layers may exist there already.
 fn mount_source(request: &Request) -> Option<&str> {
     match &request.source {
         Source::Image(source) => push::mount_source(source, &request.target),

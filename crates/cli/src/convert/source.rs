@@ -31,7 +31,7 @@ pub(crate) struct Opened {
     pub(crate) config: ImageConfig,
     /// The manifest and repository, if the source is an image of a registry or layout.
     pub(crate) image: Option<(Manifest, Arc<dyn Pull>)>,
-    /// Annotations for the manifest of the lazy image that tell where it comes from.
+    /// Annotations for the lazy image's manifest that name its source.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
@@ -47,8 +47,8 @@ impl Opened {
         self.layers.iter().filter(unread).map(|layer| layer.stored_size).sum()
     }
 
-    /// Replaces layers by their records of an earlier conversion, where `dictionary` has all of their
-    /// content, and trims the dictionary to what the others can use.
+    /// Replaces layers by their records of an earlier conversion, if `dictionary` has all of their
+    /// content, and trims the dictionary to blobs that the other layers can use.
     pub(crate) fn take_known(
         &mut self,
         dictionary: &mut Dictionary,
@@ -73,7 +73,7 @@ pub(crate) fn open(
     access: &RegistryOptions,
     runtime: &Runtime,
 ) -> Result<Opened> {
-    // Lazy images are made of ordinary ones.
+    // Lazy images are made from ordinary ones.
     let platform = platform.unwrap_or_else(Platform::host).ordinary();
     match source {
         Source::Image(name) => {
@@ -144,8 +144,8 @@ async fn image(repository: Arc<dyn Pull>, platform: &Platform) -> Result<Opened>
     Ok(Opened { layers, digests, config, image: Some((manifest, repository)), annotations })
 }
 
-/// A layer that is requested when its first byte is read: an image has more layers than a
-/// registry wants connections, and an idle one would be closed.
+/// A layer that is requested when its first byte is read: an image may have more layers than a
+/// registry allows connections, and an idle one would be closed.
 enum Fetch {
     Waiting(Arc<dyn Pull>, Box<Descriptor>, Handle),
     Reading(Box<dyn Read + Send>),

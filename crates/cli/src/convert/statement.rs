@@ -1,4 +1,4 @@
-//! The source of a conversion as policies know it, and the statement of the conversion.
+//! The source of a conversion in the terms of policies, and the statement about the conversion.
 
 use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
 
@@ -35,7 +35,7 @@ impl Origin {
         Ok(Some(Self::of(name, manifest)))
     }
 
-    /// What `name` means.
+    /// The source for `name`.
     pub(crate) fn of(name: &ImageName, manifest: &Manifest) -> Self {
         let name = name.to_string();
         let name = name.split('@').next().unwrap_or_default().to_owned();
@@ -72,7 +72,7 @@ impl Origin {
     }
 }
 
-/// What makes statements.
+/// The converter in statements.
 pub(crate) fn this_program() -> Result<Converter> {
     let program = digest_of("/proc/self/exe").context("cannot read this program")?;
     let version = env!("CARGO_PKG_VERSION").to_owned();

@@ -1,4 +1,4 @@
-//! Pushing a layer's blob while it is built.
+//! Pushes a layer's blob while it is built.
 //!
 //! It is used for sources of one layer without a digest, a directory or a tar: there, compressed data
 //! is final as soon as it is written, since no lower layer can have the same chunks. Blobs of other
@@ -58,7 +58,7 @@ struct Running {
     task: Option<JoinHandle<Result<Pushed, RegistryError>>>,
 }
 
-/// The push's task, the finished blob if it is wanted, and the bytes sent so far.
+/// The push's task, the finished blob if wanted, and the bytes sent so far.
 type Ending<'b> = (JoinHandle<Result<Pushed, RegistryError>>, Option<&'b BuiltBlob>, ProgressBar);
 
 fn lock(push: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -117,7 +117,8 @@ impl<'a> StreamingPush<'a> {
         Ok(Some((blob, bytes)))
     }
 
-    /// Tells the push how the blob ends. A signal can cancel the upload until [`Self::close`].
+    /// Tells the push the blob's final size and digest. A signal can cancel the upload until
+    /// [`Self::close`].
     fn end<'b>(&self, built: Option<&'b Built>) -> Option<Ending<'b>> {
         let mut push = lock(&self.push);
         let State::Running(push) = &mut *push else { return None };

@@ -1,4 +1,4 @@
-//! `--trace-run`: running an image once on a temporary node, to record what a start reads.
+//! `--trace-run`: runs an image once on a temporary node, to record the reads of its start.
 
 use std::{
     ffi::OsString,
@@ -30,7 +30,7 @@ use crate::{
     path_context::PathContext as _,
 };
 
-/// How often to check whether the start is over.
+/// Interval for checking whether the start is over.
 const STEP: Duration = Duration::from_millis(200);
 
 /// Time for the command to end after SIGTERM. Its result is discarded anyway.
@@ -66,7 +66,7 @@ pub(crate) async fn run(
     let repository = lazuli_registry::open(&layout, &Options::default())?;
     push::push(&*repository, blobs, bootstrap, image, None, None).await?;
     let config = directory.path().join("config.toml");
-    // The image's name here is none that a policy knows; the source has passed it under its own.
+    // No policy knows the image's name here; the source has been admitted under its own name.
     let policy = directory.path().join("policy.toml");
     let text = format!("policy = {policy:?}\n{CONFIG}");
     for (path, text) in [(&policy, POLICY), (&config, &text)] {
@@ -96,7 +96,7 @@ impl Node {
         manifest: &Digest,
         command: &[OsString],
     ) -> Result<Trace> {
-        // From here on signals end the container, and this process cleans up after it.
+        // From here on, signals end the container, and this process cleans up after it.
         let _held = HeldSignals::new();
         let mut signals = Signals::new()?;
         let mut child = Command::new("/proc/self/exe")

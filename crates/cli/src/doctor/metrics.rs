@@ -1,4 +1,4 @@
-//! Whether metrics are served.
+//! Checks that metrics are served.
 
 use std::{
     io::{self, Read, Write},

@@ -10,7 +10,7 @@ use crate::{bounded_file, mirror};
 /// It is on this machine.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// What makes the files anew.
+/// The command that writes the files again.
 const SET_UP: &str = "lazuli setup mirror";
 
 pub(super) fn listening(node: &Node<'_>) -> Option<Row> {

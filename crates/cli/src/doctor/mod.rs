@@ -1,7 +1,7 @@
 //! Diagnoses the node: abilities, faults, and the commands that repair them.
 //!
-//! A check looks at one thing of the node and makes a row. Checks only read; those that ask another
-//! process have a deadline.
+//! A check examines one aspect of the node and makes a row. Checks only read; those that ask
+//! another process have a deadline.
 
 pub(crate) mod containerd;
 mod disk;
@@ -17,16 +17,16 @@ use serde::Serialize;
 
 use crate::Session;
 
-/// What a check found.
+/// The finding of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     /// The name of the check.
     pub(crate) check: &'static str,
-    /// Whether that is well.
+    /// Whether the finding is good.
     pub(crate) verdict: Verdict,
-    /// What was found, for people.
+    /// The finding, for people.
     pub(crate) found: String,
-    /// What to type, or to write where, if it is not well.
+    /// The remedy, if the finding is bad: a command, or a change of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
 }
@@ -57,19 +57,19 @@ impl Row {
     }
 }
 
-/// What checks look at.
+/// The input of checks.
 pub(crate) struct Node<'a> {
     session: &'a Session,
-    /// What the daemon says, or why it says nothing.
+    /// The daemon's status, or the reason why it gives none.
     status: Result<Status, String>,
-    /// What containerd says, or why it says nothing.
+    /// containerd's state, or the reason why it gives none.
     containerd: Result<containerd::Running, String>,
 }
 
-/// A check. It has nothing to say of what is not set up and need not be.
+/// A check. `None` if its subject is not set up and need not be.
 type Check = fn(&Node<'_>) -> Option<Row>;
 
-/// In the order of what depends on what.
+/// In the order of dependencies.
 const CHECKS: &[(&str, Check)] = &[
     ("daemon", service::daemon),
     ("kernel", kernel::driver),
@@ -103,7 +103,7 @@ impl<'a> Node<'a> {
         Node { session, status, containerd }
     }
 
-    /// Runs the checks that `wanted` names, or all if it names none.
+    /// Runs the checks in `wanted`, or all if it is empty.
     pub(crate) fn examine(&self, wanted: &[String]) -> Vec<Row> {
         let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|one| one == name);
         let checks = CHECKS.iter().filter(|(name, _)| is_wanted(name));

@@ -34,7 +34,7 @@ pub(super) fn daemon(node: &Node<'_>) -> Option<Row> {
     Some(Row::fine(CHECK, format!("version {} runs", status.version)))
 }
 
-/// What is to be said of workers that died, as long as the last death is news.
+/// Describes the deaths of workers, as long as the last death is recent.
 fn deaths(status: &DaemonStatus) -> Option<String> {
     let DaemonStatus { restarts, last_exit, last_exit_seconds_ago, .. } = status;
     let (exit, ago) = (last_exit.as_ref()?, (*last_exit_seconds_ago)?);

@@ -35,7 +35,7 @@ pub(crate) async fn fetch(
     while !rest.is_empty() {
         let (mut bytes, mut units) = (0, HashSet::new());
         let end = rest.iter().position(|(blob, chunk)| {
-            // What is stored together is fetched once.
+            // Chunks that are stored together are fetched once.
             bytes +=
                 if units.insert((blob.id, chunk.stored)) { chunk.stored_size.into() } else { 0 };
             bytes > WINDOW

@@ -13,7 +13,7 @@ use lazuli_registry::{BlobContent, Document, ImageName, Options, PushBy};
 use super::{push, sign::Signer};
 use crate::convert::statement::this_program;
 
-/// What was stored.
+/// The result of storing the indexes.
 #[derive(Debug, Default)]
 pub(crate) struct StoredLayers {
     /// Bytes of indexes.
@@ -56,7 +56,7 @@ pub(crate) async fn store_layers(
         });
         stored.uploaded += push::upload(&*place, blobs.into(), None, &|_| {}).await?;
         stored.bytes += size;
-        // The statement is there before the layer's tag means it.
+        // The statement is stored before the layer's tag names the manifest.
         place.push_document(&document, PushBy::Digest).await?;
         if let Some(signer) = signer {
             let indexing = LayerIndexing { converter: this_program()?, layer: *stated };
@@ -67,8 +67,8 @@ pub(crate) async fn store_layers(
     Ok(stored)
 }
 
-/// Whether a layer can be put together again from its index and its chunks: then its tree can be
-/// made of its index.
+/// Returns whether a layer can be restored from its index and its chunks: then its tree can be made
+/// from its index.
 fn is_whole(written: &WrittenIndex) -> bool {
     let blob = &written.record.blob;
     let read = ReadIndex::parse(&written.bytes, blob.id, blob.stored_size);

@@ -1,4 +1,4 @@
-//! One image: opening, reading, signing and storing it. Nothing here prints, except progress.
+//! One image: opens, reads, signs and stores it. Nothing here prints, except progress.
 
 pub(crate) mod hot_blob;
 pub(crate) mod index_repository;

@@ -25,13 +25,14 @@ pub(crate) struct LazyImage {
     pub(crate) name: ImageName,
     pub(crate) manifest: Manifest,
     pub(crate) image: StoredImage,
-    /// Where its blobs are.
+    /// The repository with its blobs.
     pub(crate) repository: Arc<dyn Repository>,
     _scratch: Scratch,
 }
 
 impl LazyImage {
-    /// Those of its `blobs` that an image at `target` has to be given: none where this one is.
+    /// Those of its `blobs` that an image at `target` needs: none if the target shares this image's
+    /// place.
     pub(crate) fn to_store<'a>(
         &self,
         blobs: impl IntoIterator<Item = &'a Blob>,
@@ -50,13 +51,13 @@ impl LazyImage {
         self.layer(blob).map_or(blob.stored_size, |layer| layer.size)
     }
 
-    /// Stored bytes at the beginning of a blob that a start reads, if the registry knows.
+    /// Stored hot bytes at the beginning of a blob, if the registry knows.
     pub(crate) fn hot_bytes(&self, blob: &Blob) -> Option<u64> {
         self.layer(blob)?.hot_bytes()
     }
 
-    /// Refuses an index, whose data is in the layers of an ordinary image: what cannot be done
-    /// without changing these.
+    /// Refuses an index, whose data is in the layers of an ordinary image, for operations that
+    /// would change these.
     pub(crate) fn must_be_converted(&self) -> Result<()> {
         if self.image.bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
             let name = &self.name;
@@ -109,7 +110,7 @@ pub(crate) fn open_with(
     Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
 }
 
-/// What an image shows, to compare it with another.
+/// The visible content of an image, to compare it with another.
 pub(crate) struct Shown<'a, B> {
     pub(crate) tree: Tree,
     pub(crate) bootstrap: &'a Bootstrap<B>,

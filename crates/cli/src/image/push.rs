@@ -44,7 +44,7 @@ pub(crate) fn built(blob: &BuiltBlob) -> Option<Blob> {
     Some((record.id, record.stored_size, BlobContent::File(blob.file.clone()?)))
 }
 
-/// Whether both images are in the same repository or layout, and share its blobs.
+/// Returns whether both images are in the same repository or layout, and share its blobs.
 pub(crate) fn same_place(a: &ImageName, b: &ImageName) -> bool {
     match (a, b) {
         (ImageName::Registry(a), ImageName::Registry(b)) => {
@@ -68,8 +68,8 @@ pub(crate) fn must_name_a_new_image(name: &ImageName) -> Result<()> {
     Ok(())
 }
 
-/// The content of `<blob id>.blob.meta` for a blob that `repository` has: from what the bootstrap
-/// says, or from its end if another writer made it.
+/// The content of `<blob id>.blob.meta` for a blob in `repository`: from the bootstrap, or from the
+/// blob's end if another writer made it.
 pub(crate) async fn meta_file(repository: &dyn Pull, record: &BlobRecord) -> Result<Vec<u8>> {
     if let Some(written) = rafs::written_meta_file(record) {
         return Ok(written);
@@ -86,8 +86,8 @@ pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
 }
 
-/// Stores blobs before the config before the manifest, and signatures before the tag, so that what
-/// the tag names is always whole. Returns the bytes that the target did not have yet.
+/// Stores the blobs, the config, the manifest, the signatures and the tag in this order, so that
+/// the tag always names something complete. Returns the bytes that the target did not have yet.
 pub(crate) async fn push(
     target: &dyn Repository,
     blobs: Vec<Blob>,

@@ -27,19 +27,19 @@ use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 /// more.
 pub(crate) const WINDOW: u64 = 8 << 20;
 
-/// A command has many requests under way, and no reader that waits for one of them: its requests
+/// A command has many requests in flight, and no reader waits for a particular one: its requests
 /// are bigger than a node's, and bridge less.
 const PLANNER: Planner = Planner { gap: 64 << 10, max_request: WINDOW };
 
-/// Requests at the same time: enough to hide round trips, few enough for any registry.
+/// Concurrent requests: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
 
-/// How often a request is repeated after a passing failure. The waits between add up to 6 s, as for
+/// Number of retries after a transient failure. The waits between them add up to 6 s, as for
 /// pushes.
 const RETRIES: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
-/// The stored bytes of these chunks, in a few requests, so many of them at the same time.
+/// Reads the stored bytes of these chunks, in a few concurrent requests.
 pub(crate) async fn read(
     repository: &dyn Pull,
     chunks: &[(&Blob, &Chunk)],
@@ -95,8 +95,7 @@ async fn range_of(repository: &dyn Pull, blob: &Blob, range: Range<Stored>) -> R
     }
 }
 
-/// Takes a chunk out of what its stored bytes [decode](Decoder::unit) to, and compares it with its
-/// digest.
+/// Extracts a chunk from its [decoded](Decoder::unit) unit, and compares it with its digest.
 pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
     chunk.verified(unit).with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))
 }
@@ -132,7 +131,7 @@ const DECODED: u64 = 16 << 20;
 /// Places for chunks in a window, which may repeat.
 const PLACES: usize = 1 << 16;
 
-/// Windows that are on their way or wait to be used.
+/// Windows that are in flight or not used yet.
 const AHEAD: usize = 2;
 
 /// The chunks of an image in order, fetched ahead of their use, decoded and checked.
@@ -156,7 +155,7 @@ struct Window {
 }
 
 impl<'a> Chunks<'a> {
-    /// Begins to fetch `wanted`. `used` hears of decoded bytes as they are used.
+    /// Begins to fetch `wanted`. `used` is called with decoded bytes as they are used.
     pub(crate) fn fetch(
         repository: Arc<dyn Pull>,
         image: &StoredImage,
@@ -171,7 +170,7 @@ impl<'a> Chunks<'a> {
         let fill = move |mut window: Window| {
             let (repository, bootstrap) = (repository.clone(), bootstrap.clone());
             let count = count.clone();
-            // On its own: it goes on while earlier ones wait to be used.
+            // As a task of its own, which continues while earlier windows wait to be used.
             let filled = tokio::spawn(async move {
                 let found = places(bootstrap.blobs(), &window.chunks);
                 let stored = read(&*repository, &found, REQUESTS / AHEAD).await?;
@@ -200,7 +199,7 @@ impl<'a> Chunks<'a> {
         Chunks { windows, window: Window::default(), next: 0, fetched, used }
     }
 
-    /// Stored bytes of all chunks that were fetched so far.
+    /// Stored bytes of all chunks fetched so far.
     pub(crate) fn fetched(&self) -> u64 {
         self.fetched.load(Ordering::Relaxed)
     }
@@ -222,7 +221,7 @@ impl Content for Chunks<'_> {
     }
 }
 
-/// Where chunks of an image that was checked are.
+/// Returns the places of the chunks of a checked image.
 fn places<'a>(blobs: &'a [Blob], chunks: &[ChunkRef]) -> Vec<(&'a Blob, &'a Chunk)> {
     let place = |chunk: &ChunkRef| {
         let blob = &blobs[usize::from(chunk.blob.0)];
@@ -231,12 +230,12 @@ fn places<'a>(blobs: &'a [Blob], chunks: &[ChunkRef]) -> Vec<(&'a Blob, &'a Chun
     chunks.iter().filter_map(place).collect()
 }
 
-/// Cuts what is wanted into windows.
+/// Splits the wanted chunks into windows.
 fn plan(blobs: &[Blob], wanted: &[ChunkRef]) -> Vec<Window> {
     let mut windows = Vec::new();
     let mut window = Window::default();
     let mut known = HashMap::new();
-    // What is fetched and decoded is a unit as far as any chunk goes, once in each window.
+    // A unit is fetched and decoded once per window, up to its last wanted chunk.
     let mut units: HashMap<_, (u64, u64)> = HashMap::new();
     let (mut stored, mut decoded) = (0, 0);
     for chunk in wanted {
@@ -317,7 +316,7 @@ mod tests {
         assert_eq!(windows(blob(9, 1 << 20, 1 << 20), []), []);
         assert_eq!(windows(blob(9, 1 << 20, 1 << 20), 0..9), [(8, 8), (1, 1)]);
         assert_eq!(windows(blob(20, 10, 1 << 20), 0..20), [(16, 16), (4, 4)]);
-        // A chunk that is bigger than a window has one of its own.
+        // A chunk bigger than a window has a window of its own.
         assert_eq!(windows(blob(2, 16 << 20, 16 << 20), [0, 1, 1, 0]), [(1, 1), (1, 2), (1, 1)]);
         // Zeros without end are one chunk.
         assert_eq!(

@@ -16,7 +16,7 @@ pub(crate) fn parent() -> PathBuf {
 /// A scratch directory. Dropping it or a signal that ends the process removes it.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    // Dropped first, so that a signal meanwhile still removes it.
+    // Dropped first, so that a signal meanwhile still removes the directory.
     directory: TempDir,
     _undo: Undo,
 }

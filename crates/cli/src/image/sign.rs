@@ -41,12 +41,12 @@ pub(crate) struct Sign {
 }
 
 impl Sign {
-    /// What was asked for, for a command with other options.
+    /// The options of a command that has options of its own.
     pub(crate) fn with(sign: Option<PathBuf>) -> Self {
         Sign { sign, sign_as: None }
     }
 
-    /// What signs an image that goes to `target`; `None` without `--sign`.
+    /// Makes the signer of an image that goes to `target`; `None` without `--sign`.
     ///
     /// # Errors
     /// The key cannot be used, or there is no name that a signature could be for.
@@ -94,7 +94,7 @@ fn repository(reference: &Reference) -> String {
     format!("{registry}/{}", reference.repository())
 }
 
-/// Signs what is stored in one place.
+/// Signs the documents of one place.
 #[derive(Debug)]
 pub(crate) struct Signer {
     key: SigningKey,
@@ -123,7 +123,8 @@ impl Signer {
         attached.with_context(|| format!("cannot state what {} was made from", self.target))
     }
 
-    /// States beside the index with the manifest `document`, which `to` has, what it is of.
+    /// Attaches to the index with the manifest `document`, which `to` has, the statement about the
+    /// image it belongs to.
     pub(crate) async fn state_index(
         &self,
         to: &dyn Repository,

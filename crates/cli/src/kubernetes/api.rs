@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{condition::Node, events::Event, text::plain};
 use crate::bounded_file;
 
-/// How long a request may take, its answer included.
+/// Time limit for a request, its answer included.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Biggest answer in bytes. An object has at most 1.5 MiB in etcd.
@@ -27,10 +27,10 @@ pub(super) struct ApiServer {
 }
 
 impl ApiServer {
-    /// The one that every pod's environment names.
+    /// The API server in the environment of every pod.
     ///
     /// # Errors
-    /// It does not.
+    /// The environment names none.
     pub(super) fn in_cluster(service_account: PathBuf) -> Result<Self> {
         let variable = |name: &str| {
             env::var(name).with_context(|| format!("{name} is not set: expected in a pod"))

@@ -41,7 +41,7 @@ impl fmt::Display for State {
     }
 }
 
-/// A node, as far as it matters here.
+/// The parts of a node that matter here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Node {
@@ -74,7 +74,7 @@ struct Written {
 }
 
 impl Condition {
-    /// What `doctor` means.
+    /// The condition that follows from `doctor`.
     pub(super) fn of(rows: &Result<Vec<Row>>) -> Self {
         let (status, reason, message) = match rows {
             Err(error) => (State::Unknown, "DoctorFailed".to_owned(), format!("{error:#}")),
@@ -86,7 +86,7 @@ impl Condition {
         Condition { status, reason, message: plain(&message) }
     }
 
-    /// A patch of the node's status, if it does not say that already.
+    /// A patch of the node's status, unless the node has the condition already.
     pub(super) fn patch(&self, node: &Node) -> Option<Value> {
         let now = rfc3339::now();
         let written = node.status.conditions.iter().find(|written| written.kind == TYPE);
@@ -110,8 +110,8 @@ impl Condition {
         (!is_told).then(|| json!({ "status": { "conditions": [patch] } }))
     }
 
-    /// A JSON patch that removes the start-up taint, if it is there and lazy pods can start. It
-    /// fails if the node's taints are changed meanwhile.
+    /// A JSON patch that removes the start-up taint, if the node has it and lazy pods can start. It
+    /// fails if the node's taints change meanwhile.
     pub(super) fn untaint(&self, node: &Node) -> Option<Value> {
         let taints = node.spec.taints.iter();
         let mut ours = taints.enumerate().filter(|(_, taint)| taint["key"] == TAINT);

@@ -1,4 +1,4 @@
-//! Events: what an operator or a pod's owner should see, and not too often.
+//! Events for an operator or a pod's owner, limited in rate.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ pub(super) struct Event {
     pub(super) body: Value,
 }
 
-/// What was seen at the look before, and what was said lately.
+/// The previous observation, and recent events.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     before: Option<Seen>,
@@ -44,7 +44,7 @@ struct Seen {
     is_fuse: bool,
 }
 
-/// What to say, of the node or of a pod.
+/// An event to report, about the node or a pod.
 struct News<'a> {
     reason: &'static str,
     message: String,
@@ -53,8 +53,8 @@ struct News<'a> {
 }
 
 impl Events {
-    /// The events that a look at the node's status brings. The first look only finds what lasts:
-    /// what happened before it was reported already, or is old.
+    /// The events that follow from the node's status. The first call only reports persisting
+    /// states: earlier incidents have been reported already, or are old.
     pub(super) fn of(&mut self, node: &str, status: &Status) -> Vec<Event> {
         let now = Instant::now();
         self.said.retain(|_, when| now.duration_since(*when) < AGAIN);
@@ -90,8 +90,8 @@ impl Events {
     }
 }
 
-/// The namespace of an event and what it is about: the reader's pod where that is known, or the
-/// node, whose events are in `default` and have its name for its uid, as the kubelet's have.
+/// The namespace and the object of an event: the reader's pod if known, or the node, whose events
+/// are in `default` and have its name as uid, as the kubelet's have.
 fn object(node: &str, read: Option<&FailedReadStatus>) -> (String, Value) {
     let pod = read.and_then(|read| {
         let (namespace, name) = read.pod.as_ref()?.split_once('/')?;
@@ -140,7 +140,7 @@ fn news<'a>(before: Option<&Seen>, status: &'a Status) -> Vec<News<'a>> {
     news
 }
 
-/// Why an image is served by FUSE, if one is or the next one would be.
+/// The reason why an image is served by FUSE, if one is or the next one would be.
 fn fuse(status: &Status) -> Option<&str> {
     let daemon = [(status.daemon.driver, &status.daemon.driver_reason)];
     let mounts = status.mounts.iter().map(|mount| (mount.driver, &mount.driver_reason));
@@ -148,7 +148,7 @@ fn fuse(status: &Status) -> Option<&str> {
     all.find(|(driver, _)| *driver == DriverChoice::Fuse).map(|(_, why)| why.as_str())
 }
 
-/// What to say if requests failed since `before`, and nothing arrived.
+/// The text for requests that failed since `before` without any data arriving.
 fn outage(before: Option<&ServerStatus>, now: &ServerStatus) -> Option<String> {
     if now.bytes > before.map_or(0, |before| before.bytes) {
         return None;

@@ -1,4 +1,4 @@
-//! Tells Kubernetes about this node: a condition, events, and the end of a start-up taint.
+//! Reports this node to Kubernetes: a condition, events, and the end of a start-up taint.
 //!
 //! It runs in the DaemonSet's pod, beside the daemon and without a way into it: it asks `lazuli
 //! doctor` and `lazuli status`, and talks to the API server with the pod's service account.
@@ -16,10 +16,10 @@ use anyhow::Result;
 
 use self::{api::ApiServer, condition::Condition, events::Events, observe::observe};
 
-/// How often it looks: as often as the pod's readiness probe.
+/// Interval between looks, the same as that of the pod's readiness probe.
 const PERIOD: Duration = Duration::from_secs(15);
 
-/// A node, and who is told about it.
+/// A node and its reports.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     /// Its name in the cluster.
@@ -31,7 +31,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Reports until the process is ended. What fails is tried again at the next look.
+    /// Reports until the process is ended. Failures are retried with the next observation.
     ///
     /// # Errors
     /// The address of the API server is not in the environment.

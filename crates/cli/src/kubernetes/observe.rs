@@ -7,18 +7,18 @@ use lazuli_runtime::daemon::Status;
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{io::AsyncReadExt as _, process::Command, time::timeout};
 
-/// How long an answer may take. `doctor` itself gives each process that it asks some seconds.
+/// Time limit for an answer. `doctor` itself gives each process that it asks some seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Biggest answer in bytes. `status` has about 2 KiB for each mount.
 const LIMIT: u64 = 16 << 20;
 
-/// What was found at one moment.
+/// An observation at one moment.
 #[derive(Debug)]
 pub(super) struct Observation {
-    /// What `doctor` says of what a lazy pod needs.
+    /// The findings of `doctor` that matter to a lazy pod.
     pub(super) rows: Result<Vec<Row>>,
-    /// What `status` says.
+    /// The output of `status`.
     pub(super) status: Result<Status>,
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn observe(program: &Path) -> Observation {
     Observation { rows, status: ask(program, "status").await }
 }
 
-/// What a verb prints. It may fail, as `doctor` does when something is lacking.
+/// The output of a verb, which may exit with a failure, as `doctor` does when something is missing.
 async fn ask<T: DeserializeOwned>(program: &Path, verb: &str) -> Result<T> {
     let command = format!("{} {verb}", program.display());
     let answer = timeout(DEADLINE, output(program, verb)).await;

@@ -1,4 +1,4 @@
-//! Messages for people: bounded, and without what changes a terminal.
+//! Messages for people: bounded, and without control characters of terminals.
 
 /// Bytes of a message. The API server refuses events with more than 1024.
 const LIMIT: usize = 1000;

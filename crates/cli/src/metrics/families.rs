@@ -1,5 +1,5 @@
-//! The names of what is measured. They are what dashboards and alerts depend on: they are added
-//! over time, never renamed or removed.
+//! The names of metrics. Dashboards and alerts depend on them: they are added over time, never
+//! renamed or removed.
 
 use std::time::UNIX_EPOCH;
 
@@ -217,7 +217,7 @@ fn prefetch(measured: &Measurements) -> Vec<Family> {
     ]
 }
 
-/// None without a mirror.
+/// Empty without a mirror.
 fn mirror(measured: &Measurements) -> Vec<Family> {
     let Some(mirror) = &measured.mirror else { return Vec::new() };
     vec![
@@ -269,7 +269,7 @@ fn histogram(name: &'static str, help: &'static str, counts: &HistogramCounts) -
     Family { name, help, kind, unit, samples: vec![plain(value)] }
 }
 
-/// A sample for each of `all`, whose counters are in its order.
+/// A sample for each of `all`; the counters are in the same order.
 fn each<T: Copy>(
     label: &'static str,
     all: &[T],

@@ -1,4 +1,4 @@
-//! What the daemon measures, for Prometheus.
+//! The daemon's metrics for Prometheus.
 
 mod families;
 
@@ -14,19 +14,19 @@ use tokio::task::JoinHandle;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Metrics {
-    /// Where they are served: an IP address with a port, or the path of a Unix socket.
+    /// The address to serve them at: an IP address with a port, or the path of a Unix socket.
     listen: String,
 }
 
 impl Metrics {
-    /// Where they are served.
+    /// Returns the address to serve them at.
     pub(crate) fn address(&self) -> Result<Address> {
         self.listen.parse().context("metrics.listen")
     }
 }
 
-/// Serves metrics, if the configuration says so. The task ends when another worker takes over.
-/// Nothing else depends on it.
+/// Serves metrics, if configured. The task ends when another worker takes over. Nothing else
+/// depends on it.
 pub(crate) fn serve(table: Option<&Metrics>, worker: &Worker) -> Option<JoinHandle<()>> {
     let address = table?.address();
     let address = address

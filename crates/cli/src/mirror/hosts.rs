@@ -15,7 +15,7 @@ use crate::path_context::PathContext as _;
 /// The first line of the file, by which it is known.
 const MARK: &str = "# Written by `lazuli setup mirror`. `lazuli setup mirror --undo` removes it.";
 
-/// The directory that counts for registries without one of their own.
+/// The directory for registries without one of their own.
 const DEFAULT: &str = "_default";
 
 /// Directories as containerd's `config_path` has them. containerd takes the first that has
@@ -68,7 +68,7 @@ impl HostsDirectories {
         Ok((file, self.own()?))
     }
 
-    /// Removes what [`HostsDirectories::add`] wrote, if it did.
+    /// Removes the file of [`HostsDirectories::add`], if it exists and is unchanged.
     pub(crate) fn remove(&self) -> Result<Option<PathBuf>> {
         let Some(first) = self.0.first() else { return Ok(None) };
         let directory = first.join(DEFAULT);
@@ -114,7 +114,7 @@ fn registries(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// The file's text. It is for all to read: the key is in a file of root's.
 fn text(address: SocketAddr, identity: &Identity) -> String {
-    // Debug output of paths is quoted as TOML wants it, but for characters that no state directory
+    // Rust's debug output of paths is valid TOML, except for characters that no state directory
     // has.
     format!(
         "{MARK}\n\n[host.\"https://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n  \

@@ -1,4 +1,4 @@
-//! The node's mirror, and what it has the worker do.
+//! The node's mirror, and its requests to the worker.
 
 mod hosts;
 
@@ -14,13 +14,13 @@ pub(crate) use hosts::HostsDirectories;
 
 use crate::Session;
 
-/// Where the mirror keeps what it needs.
+/// The mirror's directory.
 pub(crate) fn directory(session: &Session) -> PathBuf {
     session.root.join("mirror")
 }
 
-/// Answers pulls, if the configuration says so. The task ends when another worker takes over.
-/// Images are served also when this fails.
+/// Answers pulls, if configured. The task ends when another worker takes over. Images are served
+/// even if this fails.
 pub(crate) fn serve(
     session: &Session,
     registry: &Options,

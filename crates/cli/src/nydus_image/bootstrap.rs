@@ -34,8 +34,8 @@ impl Given {
         self.argument.as_deref().or(self.option.as_deref()).unwrap_or(Path::new(""))
     }
 
-    /// Reads it. One that was taken out of its blob gets an id that no other blob has, unless the
-    /// file is named by the right one.
+    /// Reads the bootstrap. One that was extracted from its blob gets an id that no other blob has,
+    /// unless the file is named after the right one.
     pub(super) fn read(&self) -> Result<Bootstrap<Vec<u8>>> {
         let path = self.path();
         let context = || format!("cannot read the bootstrap {}", path.display());

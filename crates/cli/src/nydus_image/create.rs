@@ -57,7 +57,7 @@ pub(super) struct Arguments {
     /// Size of chunks: a power of two, 0x1000 to 0x1000000
     #[arg(long, value_name = "chunk-size", value_parser = size, default_value = "0x100000")]
     chunk_size: u32,
-    /// Compress small chunks that lie together in batches of up to so many bytes: a power of two,
+    /// Compress neighbouring small chunks in batches of up to this many bytes: a power of two,
     /// 0x1000 to the size of chunks; 0 for none
     #[arg(long, value_name = "batch-size", value_parser = size, default_value = "0")]
     batch_size: u32,
@@ -67,13 +67,13 @@ pub(super) struct Arguments {
     /// Format version
     #[arg(short = 'v', long, value_name = "fs-version", default_value = "6")]
     fs_version: FsVersion,
-    /// The bootstrap of an image whose chunks are used: bootstrap=FILE
+    /// Reuse the chunks of an image, by its bootstrap: bootstrap=FILE
     #[arg(long, value_name = "chunk-dict")]
     chunk_dict: Option<String>,
     /// Align decoded chunks to 4K, as is always done
     #[arg(long)]
     aligned_chunk: bool,
-    /// What becomes of whiteouts: oci takes them out, with none they stay, for `merge`
+    /// How to treat whiteouts: oci applies them, none keeps them, for `merge`
     #[arg(long, value_name = "whiteout-spec", default_value = "oci")]
     whiteout_spec: WhiteoutSpec,
     /// What readers fetch first
@@ -191,7 +191,7 @@ fn copy(made: &Path, output: &mut File) -> io::Result<()> {
     io::copy(&mut File::open(made)?, output).map(drop)
 }
 
-/// The bootstrap with what is to be fetched first.
+/// The bootstrap with a prefetch table.
 fn with_prefetch(built: &Built, options: &Options, patterns: &[EntryPath]) -> Result<Vec<u8>> {
     if patterns.is_empty() || built.blobs.is_empty() {
         return Ok(built.bootstrap.clone());

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{Common, bootstrap::Given};
 
-/// Print what RAFS metadata says, in JSON
+/// Print RAFS metadata as JSON
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]

@@ -1,6 +1,6 @@
-//! The command under the name `nydus-image`: what upstream's tools (nydus-snapshotter's converter,
-//! and so nydusify, acceld, BuildKit and nerdctl) call to make images. The verbs and options that
-//! they pass, and no others: what is not here, the command line refuses.
+//! The command under the name `nydus-image`, which upstream's tools (nydus-snapshotter's converter,
+//! and so nydusify, acceld, BuildKit and nerdctl) call to make images. It has exactly the verbs and
+//! options that they pass; the command line refuses all others.
 //!
 //! ```text
 //! create  one layer ─▶ a blob that holds its own bootstrap, or a blob and a bootstrap
@@ -24,7 +24,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{exit, start_logging};
 
-/// Whether the command was called by upstream's name.
+/// Returns whether the command was called by upstream's name.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next();
     name.as_deref().and_then(|name| Path::new(name).file_name()) == Some(OsStr::new("nydus-image"))
@@ -50,7 +50,7 @@ enum Verb {
     Unpack(unpack::Arguments),
 }
 
-/// What every verb has.
+/// Options of every verb.
 #[derive(Debug, Args)]
 struct Common {
     /// What is logged
@@ -64,7 +64,7 @@ struct Common {
     log_level: String,
 }
 
-/// Whether readers of upstream are told what to fetch first.
+/// Whether upstream's readers get a prefetch table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PrefetchPolicy {
     /// The files and directories that standard input names, one in each line

@@ -22,7 +22,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// What was made; `bootstrap` is where, unless it is in its blob.
+    /// The result; `bootstrap` is its path, unless it is in its blob.
     pub(super) fn new(bootstrap: Option<&Path>, blobs: impl IntoIterator<Item = Digest>) -> Self {
         let bootstrap = bootstrap.map(|path| path.display().to_string()).unwrap_or_default();
         let blobs = blobs.into_iter().map(|id| id.hex()).collect();
@@ -30,7 +30,7 @@ impl Output {
         Output { version, bootstrap, blobs, fs_version: None, compressor: None }
     }
 
-    /// The same with what `check` finds out.
+    /// Adds the findings of `check`.
     pub(super) fn of(self, fs_version: u8, compressor: Option<String>) -> Self {
         Output { fs_version: Some(fs_version.to_string()), compressor, ..self }
     }

@@ -11,7 +11,7 @@ use super::PrefetchPolicy;
 /// Bytes of standard input: a path for each file of an image that has two hundred thousand.
 const LIMIT: u64 = 16 << 20;
 
-/// Absolute paths, one in each line; none if the policy is `none`.
+/// Absolute paths, one in each line; empty if the policy is `none`.
 pub(super) fn patterns(policy: PrefetchPolicy) -> Result<Vec<EntryPath>> {
     if policy == PrefetchPolicy::None {
         return Ok(Vec::new());
@@ -32,7 +32,7 @@ pub(super) fn patterns(policy: PrefetchPolicy) -> Result<Vec<EntryPath>> {
     lines.filter(|line| !line.is_empty()).map(path).collect()
 }
 
-/// What is at these paths. A directory stands for all that is in it.
+/// The inodes at these paths. A directory stands for everything below it.
 pub(super) fn find(tree: &Tree, patterns: &[EntryPath]) -> Vec<InodeId> {
     let mut found = Vec::new();
     for (number, path) in patterns.iter().enumerate() {

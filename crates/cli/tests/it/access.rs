@@ -1,4 +1,4 @@
-//! Which logins may fetch an image, and from where: pull secrets of containerd's clients, and its
+//! The logins that may fetch an image: pull secrets of containerd's clients, and containerd's
 //! directory of registries.
 
 use std::{
@@ -30,7 +30,7 @@ use crate::{lazuli::Lazuli, registry::Registry, reliability::able};
 /// Each is one chunk, so that reading one is one request.
 const FILES: [&str; 5] = ["one", "two", "three", "four", "five"];
 
-/// Nothing but what is read arrives.
+/// Only data that is read arrives.
 const FETCH: &str =
     "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n[fetch]\namplify_bytes = 0\n";
 
@@ -67,7 +67,7 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon that serves containerd, and a registry that wants a login.
+/// A daemon that serves containerd, and a registry that requires a login.
 struct Rig {
     lazuli: Lazuli,
     registry: FakeRegistry,
@@ -153,7 +153,7 @@ impl Rig {
         self.prepare("extract-2", data, labels(bootstrap, "nydus-bootstrap"))
     }
 
-    /// Where the image is mounted.
+    /// The directory at which the image is mounted.
     fn mounted(&self) -> PathBuf {
         let status = self.lazuli.status();
         let [mount] = &status["mounts"].as_array().unwrap()[..] else { panic!("{status:#}") };
@@ -229,7 +229,7 @@ fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     fs::write(rig.lazuli.path("auth.json"), entry).unwrap();
     wait("the new password", || read(&image, "five"));
 
-    // None of it is shown.
+    // No credential is visible.
     let stat = StatSnapshotRequest { snapshotter: "lazuli".into(), key: rig.layers[1].clone() };
     let stat = rig.call(async |mut client| client.stat(stat).await).unwrap();
     let status = rig.lazuli.status();
@@ -291,7 +291,8 @@ fn registries_are_reached_as_containerds_directory_says() {
     lazuli.ok(["mount", &image, "mnt"]);
     assert!(read(&at, "one"));
 
-    // The registry moves, behind another authority. A reader waits until the file says where.
+    // The registry moves, behind another authority. A reader waits until the file names the new
+    // address.
     let moved = serve(&newer, "second");
     drop(registry);
     thread::scope(|scope| {
@@ -314,7 +315,7 @@ fn registries_are_reached_as_containerds_directory_says() {
     }
     assert!(read(&at, "three"));
 
-    // The next worker knows no route. It serves what is here, and other reads wait for the file.
+    // The next worker has no route. It serves cached data, and other reads wait for the file.
     lazuli.kill(lazuli.worker());
     assert!(read(&at, "one") && read(&at, "three"));
     thread::scope(|scope| {

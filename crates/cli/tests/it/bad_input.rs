@@ -139,7 +139,7 @@ fn an_image_that_is_not_lazy_is_not_mounted() {
     assert_eq!(std::fs::read_dir(lazuli.root().join("images")).unwrap().count(), 0);
 }
 
-/// A registry chooses what an error quotes, and a terminal obeys what it is sent.
+/// Registries control the text that errors quote, and terminals obey control characters.
 #[test]
 fn errors_have_no_control_characters() {
     let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
@@ -178,7 +178,7 @@ fn wrong_bytes_are_an_error_for_their_reader_only() {
     std::fs::write(source.join("bad"), odd::random(1, 1 << 20)).unwrap();
     std::fs::write(source.join("good"), odd::random(2, 1 << 20)).unwrap();
     lazuli.ok(["convert", "dir:source", "oci:lazy:x"]);
-    // The data blob is the largest; `bad` comes first in it.
+    // The data blob is the largest; `bad` is its first file.
     let blobs = std::fs::read_dir(lazuli.path("lazy/blobs/sha256")).unwrap();
     let blob =
         blobs.map(|e| e.unwrap().path()).max_by_key(|p| p.metadata().unwrap().len()).unwrap();
@@ -275,7 +275,7 @@ fn a_full_cache_is_an_error_until_there_is_room() {
     lazuli.ok(["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
     let error = std::fs::read(mountpoint.join("file")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(5), "{error}");
-    // Says so once; the log is on the same disk.
+    // Reported once; the log is on the same disk.
     assert!(lazuli.log().contains("is full"), "{}", lazuli.log());
     std::fs::remove_file(ballast).unwrap();
     assert!(std::fs::read(mountpoint.join("file")).unwrap() == odd::random(1, 12 << 20));

@@ -1,5 +1,5 @@
-//! Images that know what their starts read: hot chunks first in each blob, or in a blob of their
-//! own.
+//! Images ordered by the reads of their starts: hot chunks first in each blob, or in a blob of
+//! their own.
 
 use std::{
     collections::BTreeMap,
@@ -29,13 +29,13 @@ const FILES: u64 = 40;
 /// Decoded bytes of a file, which do not compress.
 const SIZE: usize = 50_000;
 
-/// What a start reads, in this order.
+/// The reads of a start, in this order.
 const READ: [u32; 5] = [31, 3, 12, 22, 7];
 
-/// Stored bytes of that.
+/// Their stored bytes.
 const HOT: u64 = READ.len() as u64 * SIZE as u64;
 
-/// Without neighbours, so that what arrives was asked for.
+/// Without neighbours, so that only requested data arrives.
 const AHEAD: &str = "[fetch]\namplify_bytes = 0\n[prefetch]\nrest_bytes_per_second = 0\n";
 
 fn name(number: u64) -> String {
@@ -230,7 +230,7 @@ fn wrong_bytes_never_get_into_a_hot_blob() {
     assert!(error.contains(&format!("chunk 22 of blob {id}")), "{error}");
 }
 
-/// A place for temporary files whose content is counted afterwards.
+/// A directory for temporary files, whose content is counted afterwards.
 fn with_scratch<'a>(command: &'a mut Command, lazuli: &Lazuli) -> &'a mut Command {
     command.env("TMPDIR", lazuli.directory("scratch"))
 }
@@ -248,7 +248,7 @@ fn a_trial_run_shows_what_is_hot() {
         let mut command = lazuli.command(["convert", &source, &target, "--trace-run"]);
         with_scratch(command.args(run), &lazuli).output().unwrap()
     };
-    // One that ends, and one that goes on, does not hear of signals, and has to be ended.
+    // One that ends, and one that continues, ignores signals, and has to be killed.
     let mut took = Vec::new();
     let network = fs::read_link("/proc/self/ns/net").unwrap();
     let alone = format!("ls / && [ $(readlink /proc/self/ns/net) != {network:?} ]");
@@ -260,7 +260,7 @@ fn a_trial_run_shows_what_is_hot() {
         assert!(output.status.success() && said.contains("come first"), "{output:?}");
         lazuli.ok(["check", &format!("oci:lazy:{tag}"), "--against", &source]);
     }
-    // What goes on is waited for until it reads nothing new for 5 s, what has ended is not.
+    // The run waits for the latter until it reads nothing new for 5 s, and not for the former.
     assert!(took[0] + Duration::from_secs(4) < took[1], "{took:?}");
     let made = manifests(&lazuli.path("lazy"));
     for manifest in made.values() {

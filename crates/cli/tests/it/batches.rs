@@ -1,4 +1,4 @@
-//! Images whose small files are compressed together, as made here and as upstream makes them.
+//! Images with batches of small files, as made here and by upstream.
 
 use std::{fs, path::PathBuf};
 
@@ -51,8 +51,8 @@ fn copy(lazuli: &Lazuli, to: &str) {
     lazuli.ok(["copy", "oci:batched:latest", &format!("oci:{to}:latest")]);
 }
 
-/// Without `--batch` the image has no batches, also where it reuses a version that has some: its
-/// readers may not know them.
+/// Without `--batch` the image has no batches, even if it reuses a version with batches: its
+/// readers may not support them.
 #[test]
 fn the_next_version_has_none_unless_it_is_asked_for() {
     let lazuli = Lazuli::new();
@@ -121,7 +121,7 @@ fn every_verb_reads_batches() {
         let diff = lazuli.ok(["diff", "oci:alone:latest", &image]);
         assert!(diff.contains("0 added, 0 removed, 0 changed"), "{diff}");
     }
-    // The same bytes, and the next version takes what it can from this one.
+    // The same bytes, and the next version reuses what it can of this one.
     lazuli.ok(["convert", "dir:source", "oci:again:latest", "--batch", "64"]);
     assert_eq!(
         Forge::new(lazuli.path("again")).manifest(),

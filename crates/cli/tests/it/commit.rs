@@ -1,4 +1,4 @@
-//! What was written on top of a lazy image becomes a lazy image.
+//! Changes on top of a lazy image become a lazy image.
 
 use std::{
     fs,
@@ -149,7 +149,7 @@ fn a_commit_equals_the_mounted_tree() {
     );
 }
 
-/// What stands in the lower layers only cannot be told from the upper directory.
+/// The upper directory doesn't have the content of the lower layers.
 #[test]
 fn unsupported_overlay_marks_are_refused_by_name() {
     if !require(Feature::Root) {
@@ -191,7 +191,7 @@ fn only_new_chunks_are_stored() {
         assert!((1 << 20..1_100_000).contains(&stored(&said)), "{said}");
         lazuli.ok(["check", &image(target)]);
     }
-    // Another registry has nothing of it.
+    // Another registry has none of it.
     let fake = FakeRegistry::start().unwrap();
     let elsewhere = format!("{}/app:new", fake.host());
     let said = lazuli.ok(["commit", "upper", &elsewhere, "--base", &image("app:base")]);
@@ -213,7 +213,7 @@ fn a_container_of_lazuli_run_is_committed() {
     let mut said = String::new();
     BufReader::new(container.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
     assert_eq!(said, "written\n");
-    // The tag is moved: the container's image is still the one that it runs on.
+    // The tag is moved: the container's image is still the one on which it runs.
     lazuli.ok(["convert", &format!("dir:{}", empty(&lazuli).display()), "oci:lazy:base"]);
     let name = format!("lazuli-{}", container.id());
     lazuli.ok(["commit", &name, "oci:lazy:new"]);

@@ -1,4 +1,4 @@
-//! Conversion: sources, determinism, what is pushed, what other tools read.
+//! Conversion: sources, determinism, pushed content, and other tools as readers.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! From one registry to another, with all that belongs to an image.
+//! Copies of an image and everything that belongs to it, from one registry to another.
 
 use std::fs;
 
@@ -101,8 +101,8 @@ pub(crate) fn refer(
     )
 }
 
-/// An index of two images that share a layer of 20 MiB; one has a signed list of parts. All of
-/// these manifests.
+/// An index of two images that share a layer of 20 MiB; one has a signed list of parts. Returns all
+/// manifests.
 fn everything(registry: &FakeRegistry) -> Vec<Digest> {
     let mut all = Vec::new();
     let shared = odd::random(1, 20 << 20);
@@ -152,8 +152,8 @@ fn every_platform_and_every_referrer() {
         assert_eq!(registry.violations(), [""; 0]);
         assert_eq!(registry.open_uploads(), 0);
     };
-    // To another registry; on to a directory; from there to one that lists no referrers, from there
-    // back.
+    // To another registry; on to a directory; from there to one without the referrers API, and from
+    // that one back.
     let [first, second] = [&to, &old].map(|registry| format!("{}/copied/app:2", registry.host()));
     for pair in [[&*image, &*first], [&first, "oci:layout:2"], ["oci:layout:2", &second]] {
         let said = lazuli.ok(["copy", pair[0], pair[1]]);
@@ -214,7 +214,7 @@ fn signatures_under_tags_go_along() {
     }
     // A layout's only image is still found without its name.
     lazuli.ok(["copy", "oci:layout", "oci:other:2"]);
-    // What cannot be found out is no reason to copy an image without its signature.
+    // An unknown answer must not lead to a copy without its signature.
     from.fault("GET", &tags[0], 1000, Fault::Status(500));
     let error = lazuli.fails(["copy", &image, &format!("{}/third:2", to.host())]);
     assert!(error.contains(&tags[0]), "{error}");
@@ -245,7 +245,7 @@ fn wrong_blobs_are_not_copied() {
     assert_eq!(to.manifest("app", "2"), from.manifest("app", "1"));
     assert_eq!(to.blob("app", &layer.parse().unwrap()), from.blob("app", &layer.parse().unwrap()));
 
-    // A list that says what is not so, and one that names what is gone.
+    // A list with a false entry, and one that names a missing manifest.
     from.without_referrers();
     let [amd64, parts] = [&all[0], &all[3]];
     let entry = |digest: &str| json!({ "mediaType": MANIFEST, "digest": digest, "size": 1 });
@@ -257,7 +257,7 @@ fn wrong_blobs_are_not_copied() {
     let said = lazuli.ok(["copy", &image, &format!("{}/third:2", to.host())]);
     assert!(!said.contains("artifacts"), "{said}");
     assert_eq!(to.manifest("third", &parts.to_string()), None);
-    // What is not understood stops the copy: it would not be whole.
+    // An unknown media type aborts the copy: it would be incomplete.
     let odd = format!(
         r#"{{"schemaVersion":2,"mediaType":"{INDEX}","manifests":[{{"mediaType":"{MANIFEST}","digest":"sha512:00","size":1}}]}}"#
     );

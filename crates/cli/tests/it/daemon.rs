@@ -84,7 +84,7 @@ fn a_reader_of_a_stopped_daemon_never_sees_a_hole() {
         assert!(later == odd::random(1, 2 << 20)[1 << 20..][..4096], "wrong bytes");
     }
     drop(open);
-    // What is mounted afterwards is right again.
+    // A later mount is right again.
     lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap()]);
     listing::assert_equal(lazuli.path("source"), mountpoint);
 }
@@ -99,7 +99,8 @@ fn the_cache_is_found_again_after_a_restart() {
     lazuli.ok(["mount", "oci:lazy:image", mountpoint.to_str().unwrap()]);
     assert_eq!(lazuli.mount_status(&mountpoint)["chunks_ready"], ready);
     std::fs::read(mountpoint.join("a")).unwrap();
-    // Manifest and config say what the name means now; the bootstrap and the data are here.
+    // Manifest and config are fetched for the name's present meaning; the bootstrap and the data
+    // are cached.
     let again = lazuli.mount_status(&mountpoint);
     assert!(again["bytes_fetched"].as_u64().unwrap() < 10_000, "{again:#}");
 }
@@ -109,7 +110,7 @@ fn chunks_of_another_image_are_not_fetched_again() {
     let Some((lazuli, mountpoint)) = mounted() else { return };
     std::fs::read(mountpoint.join("a")).unwrap();
     lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
-    // The worker of now knows the first image only from the disk.
+    // The present worker knows the first image only from the disk.
     lazuli.ok(["stop"]);
     let next = lazuli.directory("next");
     std::fs::write(next.join("a"), odd::random(1, 2 << 20)).unwrap();
@@ -225,7 +226,7 @@ fn a_stale_mount_record_touches_nothing() {
     let worker = lazuli.worker();
     run("umount", &[mountpoint.as_ref()]);
     mount_theirs(&mountpoint);
-    // This worker does not know; the next one finds the record.
+    // This worker has forgotten; the next one finds the record.
     lazuli.kill(worker);
     let other = lazuli.directory("other");
     lazuli.ok(["mount", "oci:lazy:image", other.to_str().unwrap()]);

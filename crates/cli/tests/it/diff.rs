@@ -1,4 +1,4 @@
-//! What differs between two images.
+//! Differences between two images.
 
 use std::{
     fs::{self, File, FileTimes, Permissions},
@@ -97,11 +97,11 @@ fn every_kind_of_change() {
     assert_eq!(report["chunks"]["shared"]["chunks"], 3 + 3, "{report:#}");
     assert_eq!(report["chunks"]["only_a"]["chunks"], 1 + 1, "{report:#}");
     assert_eq!(report["chunks"]["only_b"]["chunks"], 2, "{report:#}");
-    // B was converted where A was, and uses A's blob for what both have.
+    // B was converted next to A, and uses A's blob for shared content.
     assert_eq!(report["fetch"]["blobs"], 1);
     assert_eq!(report["fetch"]["stored_bytes"], report["chunks"]["only_b"]["stored_bytes"]);
 
-    // Elsewhere B has a blob of its own with all that it needs. A node copies what it has of A.
+    // Elsewhere, B has its own blob with everything. A node copies the chunks that it has of A.
     lazuli.ok(["convert", "dir:b", "oci:apart:b"]);
     let (_, report) = json("oci:lazy:a", "oci:apart:b");
     assert_eq!(report["chunks"]["shared"]["chunks"], 3 + 3, "{report:#}");

@@ -1,4 +1,4 @@
-//! A state directory on a disk that is full: nothing is lost, and all goes on when there is room.
+//! A state directory on a full disk: nothing is lost, and everything resumes when there is space.
 
 use std::{fs, path::PathBuf};
 

@@ -15,7 +15,7 @@ use crate::{lazuli::Lazuli, mount::unpack, policy::signer::Signer, reliability::
 
 const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";
 
-/// What a file of [`image`] holds: something that compresses to a half.
+/// The content of a file of [`image`], which compresses to a half.
 fn content(number: usize) -> Vec<u8> {
     let bytes = odd::random(number as u64, 150_000);
     bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
@@ -52,7 +52,7 @@ fn odd_trees_show_what_is_in_the_layers() {
         listing::assert_equal(lazuli.path("unpacked"), mountpoint.clone());
         lazuli.ok(["umount", at]);
         lazuli.ok(["check", "oci:layout:odd", "--against", "oci:layout:odd"]);
-        // Once more: everything is there, byte by byte.
+        // Once more: everything exists, byte for byte.
         let first = fs::read(layout.join("index.json")).unwrap();
         assert_ne!(before, first);
         lazuli.ok(["index", "oci:layout:odd"]);
@@ -183,7 +183,7 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
     lazuli.ok(["convert", "oci:layout:1", "oci:lazy:1"]);
     let error = lazuli.fails(["index", "oci:lazy:1"]);
     assert!(error.contains("needs no index"), "{error}");
-    // A configuration that says something else about the layers.
+    // A configuration that contradicts the layers.
     let mut lying = image(Compression::Gzip);
     lying.layers.push(Layer::new(tarball::write(&[Entry::file("a", "b")]), Compression::Gzip));
     lying.write_layout(&layout, "1").unwrap();
@@ -204,8 +204,8 @@ fn images_that_cannot_be_indexed_are_refused_by_name() {
     assert!(error.contains("its config says"), "{error}");
 }
 
-/// An index starts an image by the word of a key that the node's policy trusts for the image's
-/// name, and by no other.
+/// An index starts an image only if its statement is signed by a key that the node's policy trusts
+/// for the image's name.
 #[test]
 fn an_index_is_used_only_if_a_trusted_key_states_it() {
     if !able("fuse") || !require(Feature::Program("openssl")) {
@@ -238,11 +238,11 @@ fn an_index_is_used_only_if_a_trusted_key_states_it() {
         lazuli.ok(["umount", at]);
     }
     lazuli.ok(["check", &name, "--against", "oci:source:x"]);
-    // The statement goes along with a copy, and is for the name that it has.
+    // The statement is copied along, and is for the original name.
     let copy = format!("{}/other:1", registry.host());
     lazuli.ok(["copy", &name, &copy]);
     refused(&copy);
-    // What a key has stated that is trusted no longer is worth nothing.
+    // A statement by a key that is no longer trusted is worthless.
     trust(&evil);
     lazuli.ok(["mount", &name, at, "--driver", "fuse"]);
     lazuli.ok(["umount", at]);

@@ -50,7 +50,7 @@ fn one_tag_is_both_images() {
     let source = raw(&format!("oci:{}:x", lazuli.path("source").display()));
     assert_eq!(raw(&copied), source);
 
-    // What is converted again is the ordinary one, and nothing of it is stored twice.
+    // The ordinary image is converted again, and nothing is stored twice.
     let again = lazuli.ok(["convert", &both, &registry.image("app:both"), "--keep-oci"]);
     assert!(again.contains("uploaded 0 B"), "{again}");
     assert_eq!(json(&lazuli.ok(["inspect", &both, "--json"]))["manifest_digest"], lazy["digest"]);

@@ -28,15 +28,15 @@ impl Lazuli {
         lazuli
     }
 
-    /// Writes the configuration, without anything that fetches by itself: most tests count what
-    /// readers cause.
+    /// Writes the configuration, with background fetches disabled: most tests count the requests
+    /// that readers cause.
     pub(crate) fn configure(&self, text: &str) {
         let quiet = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n";
         self.configure_all(&format!("{text}\n{quiet}"));
     }
 
-    /// Writes the whole configuration. How full the machine's disk is makes no difference, unless
-    /// `text` says so.
+    /// Writes the whole configuration. The fill level of the machine's disk doesn't matter, unless
+    /// `text` sets it.
     pub(crate) fn configure_all(&self, text: &str) {
         let (table, keep) = ("[cache]\n", "[cache]\nkeep_free = 0\n");
         let text = match text {
@@ -70,8 +70,7 @@ impl Lazuli {
         self
     }
 
-    /// The same on a node of another network, as far as [`Lazuli::output`] and what asks it are
-    /// concerned.
+    /// Runs [`Lazuli::output`] and its callers on a node of another network.
     pub(crate) fn on(mut self, node: Node) -> Self {
         self.node = Some(node);
         self
@@ -153,7 +152,7 @@ impl Lazuli {
         }
     }
 
-    /// What the daemon logged.
+    /// The daemon's log.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.root().join("daemon.log")).unwrap_or_default()
     }
@@ -183,7 +182,7 @@ pub(crate) fn corpus(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Whether a mount was not taken away because files in it are open.
+/// Returns whether an unmount was refused because files are open.
 fn is_busy(output: &Output) -> bool {
     !output.status.success() && output.stderr.trim_ascii_end().ends_with(b"is in use")
 }

@@ -1,4 +1,4 @@
-//! What starts of one image bring to others: the next version, another repository, another node.
+//! Lessons of one image's starts for others: the next version, another repository, another node.
 
 use std::{fs, thread, time::Duration};
 
@@ -18,10 +18,10 @@ const FILES: usize = 40;
 /// Decoded bytes of a file, which do not compress: a chunk each.
 const SIZE: usize = 200_000;
 
-/// What starts read: too far from each other to come along by chance.
+/// The reads of starts: too far apart to be fetched together by chance.
 const READ: [usize; 5] = [31, 3, 12, 22, 7];
 
-/// With bytes for what others have learnt.
+/// With a byte budget for lessons.
 fn taught() -> String {
     format!("{LEARN}escalate_bytes = 100000000\n")
 }
@@ -49,7 +49,7 @@ fn chunks_ready(lazuli: &Lazuli) -> u64 {
     lazuli.mount_status(&lazuli.path("mnt"))["chunks_ready"].as_u64().unwrap()
 }
 
-/// An image whose start is over, in a registry.
+/// An image in a registry whose start is over.
 fn started(lazuli: &Lazuli, registry: &FakeRegistry) {
     fill(&lazuli.directory("source"), FILES, SIZE);
     let image = convert(lazuli, registry, "app:1");
@@ -64,15 +64,15 @@ fn started(lazuli: &Lazuli, registry: &FakeRegistry) {
     wait("the end of the start", || lazuli.log().contains("a start is over"));
 }
 
-/// The tree as it is, as an image of this name.
+/// Converts the present tree to an image of this name.
 fn convert(lazuli: &Lazuli, registry: &FakeRegistry, name: &str) -> String {
     let image = format!("{}/{name}", registry.host());
     lazuli.ok(["convert", "dir:source", &image]);
     image
 }
 
-/// The next version, as `name`: one of the files that are read has other bytes, one another name,
-/// and there is one more.
+/// The next version, as `name`: one of the read files has other bytes, one has another name, and
+/// one file is new.
 fn next_version(lazuli: &Lazuli, registry: &FakeRegistry, name: &str) -> String {
     let source = lazuli.path("source");
     fs::write(source.join("a-new-file"), odd::random(100, SIZE)).unwrap();

@@ -1,4 +1,4 @@
-//! The driver `loop`: what it leaves to the kernel, and what it leaves behind.
+//! The driver `loop`: hand-over to the kernel, and clean-up.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{lazuli::Lazuli, reliability::able};
 
-/// Nothing here takes longer, on the busiest machine.
+/// Longer than any step takes on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SIZE: usize = 4 << 20;
@@ -64,7 +64,7 @@ impl Node {
         self.lazuli.mount_status(&self.mountpoint)["events"].as_u64().unwrap()
     }
 
-    /// What is behind loop devices of this node, as the kernel names it.
+    /// The backing files of this node's loop devices, as the kernel names them.
     fn loops(&self) -> Vec<String> {
         let blobs = fs::read_dir(self.lazuli.root().join("cache/blobs")).into_iter().flatten();
         let names: Vec<_> = blobs.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -241,7 +241,7 @@ fn probes_of_a_disk_fetch_nothing_before_it_is_mounted() {
     node.lazuli.ok(["stop"]);
     let status = |node: &Node| node.lazuli.mount_status(&node.mountpoint);
     fs::remove_dir_all(node.lazuli.root().join("cache")).unwrap();
-    // What looks here is whatever this system has.
+    // Whatever programs of this system probe new disks.
     node.mount(&node.mountpoint);
     thread::sleep(Duration::from_millis(300));
     let chunks = status(&node)["chunks_ready"].as_u64().unwrap();

@@ -35,7 +35,8 @@ fn upper() -> Vec<u8> {
     ])
 }
 
-/// The images `lower` and `upper` in the layout `lazy`, and one of both as two layers in `source`.
+/// The images `lower` and `upper` in the layout `lazy`, and an image of both as two layers in
+/// `source`.
 fn images(lazuli: &Lazuli) {
     let layer = |tar| Layer::new(tar, Compression::Gzip);
     let both = Image::new([layer(lower()), layer(upper())]);
@@ -103,7 +104,7 @@ fn images_that_cannot_be_merged_are_refused() {
     let fixed = format!("oci:lazy:@{digest}");
     let error = lazuli.fails(["merge", "oci:lazy:lower", "oci:lazy:upper", &fixed]);
     assert!(!error.contains("panicked") && error.contains(&digest), "{error}");
-    // One image is none to merge.
+    // Merging needs at least two images.
     assert_eq!(lazuli.output(["merge", "oci:lazy:lower", "oci:lazy:new"]).status.code(), Some(2));
     assert!(lazuli.fails(["inspect", "oci:lazy:new"]).contains("new"));
 }

@@ -1,4 +1,4 @@
-//! What Prometheus gets, by a parser of others, after events that are known.
+//! Prometheus' view of the metrics, by a foreign parser, after known events.
 
 use std::{
     collections::BTreeMap,
@@ -21,12 +21,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lazuli::Lazuli;
 
-/// Nothing here takes longer, on the busiest machine.
+/// Longer than any step takes on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const MIB: usize = 1 << 20;
 
-/// A node with a mounted image of two files `a` and `b` of 4 MiB, whose metrics are served.
+/// A node with a mounted image of two files `a` and `b` of 4 MiB, and its metrics.
 struct Scene {
     lazuli: Lazuli,
     registry: FakeRegistry,
@@ -72,7 +72,7 @@ fn scrape(address: &str) -> std::io::Result<String> {
     Ok(body.to_owned())
 }
 
-/// What is served at an address, once it is.
+/// The metrics at an address, once they are served.
 fn page(address: &str) -> String {
     let begun = Instant::now();
     loop {
@@ -84,8 +84,8 @@ fn page(address: &str) -> String {
     }
 }
 
-/// What the parser of Prometheus' own client library for Python makes of a text: the values of all
-/// samples by name and labels.
+/// Parses a text with Prometheus' own client library for Python: the values of all samples by name
+/// and labels.
 const PARSER: &str = "
 import json, sys
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
@@ -176,7 +176,7 @@ fn misses_and_their_bytes_are_counted() {
     assert_eq!(after.get("lazuli_waiting_readers"), 0.0);
     let version = format!("lazuli_build_info{{version=\"{}\"}} 1\n", env!("CARGO_PKG_VERSION"));
     assert!(text.contains(&version), "{text}");
-    // What an image, a registry or a path is called must not become a label.
+    // Names of images, registries and paths must not become labels.
     for name in [scene.registry.host().as_str(), "image:1", "/mnt", "sha256"] {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         assert!(lines.into_iter().all(|line| !line.contains(name)), "{name} in {text}");
@@ -258,7 +258,7 @@ fn deaths_and_takeovers_are_counted_and_metrics_survive_them() {
     scene.until("lazuli_takeovers_total", |count| count == 1.0);
     scene.until(&deaths("worker"), |count| count == 1.0);
     scene.until("lazuli_mounts;driver=fuse", |count| count == 1.0);
-    // Both at once, which only what is on the disk outlives.
+    // Both at once: only the counters on disk survive.
     let daemon = scene.lazuli.status()["daemon"].clone();
     let pids = ["keeper_pid", "worker_pid"]
         .map(|key| Pid::from_raw(i32::try_from(daemon[key].as_i64().unwrap()).unwrap()).unwrap());
@@ -270,7 +270,7 @@ fn deaths_and_takeovers_are_counted_and_metrics_survive_them() {
     scene.until(&deaths("worker"), |count| count == 2.0);
     scene.until(&deaths("keeper"), |count| count == 1.0);
     scene.until("lazuli_takeovers_total", |count| count == 1.0);
-    // A daemon that is told to end has not died.
+    // A daemon that stops on request has not died.
     scene.lazuli.ok(["stop", "--force"]);
     let image = format!("{}/image:1", scene.registry.host());
     scene.lazuli.ok(["mount", &image, scene.mountpoint.to_str().unwrap(), "--driver", "fuse"]);
@@ -300,7 +300,7 @@ fn prefetched_bytes_that_readers_ask_for_are_told_from_others() {
             .map(|which| samples.get(&format!("lazuli_prefetched{which}_bytes_total")))
     };
     assert_eq!(counts(), [0.0; 3]);
-    // A reader that goes on has what follows fetched ahead of it.
+    // A sequential reader causes readahead.
     assert_eq!(scene.read("a").unwrap(), odd::random(1, 4 * MIB));
     scene.until("lazuli_prefetched_bytes_total", |bytes| bytes > 0.0);
     scene.until("lazuli_prefetched_read_bytes_total", |bytes| bytes > 0.0);

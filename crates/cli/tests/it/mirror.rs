@@ -1,4 +1,4 @@
-//! The mirror of a daemon: its port while processes come and go, and what a crowd costs.
+//! The mirror of a daemon: its port while processes are replaced, and the cost of a crowd.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::lazuli::Lazuli;
 
-/// How long things may take that take milliseconds.
+/// Time limit for operations that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Scene {
@@ -59,7 +59,7 @@ impl Scene {
         self.lazuli.ok([&["setup", "mirror", "--containerd", "none.toml"][..], more].concat())
     }
 
-    /// What the mirror did, if there is one.
+    /// The mirror's activity, if there is one.
     fn activity(&self) -> serde_json::Value {
         let output = self.lazuli.output(["status", "--json"]);
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -158,7 +158,7 @@ fn a_worker_that_dies_or_is_replaced_costs_a_client_one_retry() {
     assert!(asked > 6 && failed <= 6, "{failed} of {asked} failed");
 }
 
-/// What a pull takes of a crowd of 1,000.
+/// The data of one pull, and the number of concurrent pulls.
 const LAYER: usize = 1 << 20;
 const CROWD: usize = 1000;
 
@@ -207,7 +207,7 @@ fn a_thousand_pulls_at_once_take_less_than_256_mib() {
     assert!(whole > 0, "{later} left to the registry");
 }
 
-/// The socket comes from systemd, and is there before the daemon and after it.
+/// systemd owns the socket, which exists before the daemon and after it.
 #[test]
 fn a_socket_that_systemd_holds_is_the_mirrors() {
     let Some(mut scene) = Scene::new() else { return };

@@ -1,4 +1,4 @@
-//! What a mount shows, with both drivers, against what umoci unpacks.
+//! The content of a mount, with both drivers, compared with umoci's.
 
 use std::{
     fs::{self, Permissions},
@@ -21,7 +21,7 @@ use crate::{
     registry::Registry,
 };
 
-/// `umoci unpack` of an OCI layout: the reference for what an image holds.
+/// `umoci unpack` of an OCI layout: the reference for an image's content.
 pub(crate) fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
     let bundle = lazuli.path("bundle");
     let image = format!("{}:{tag}", layout.display());
@@ -121,7 +121,7 @@ fn corpus_images_from_a_registry() {
     }
 }
 
-/// Whether the kernel reads the blobs of the mount past their page cache.
+/// Returns whether the kernel reads the blobs of the mount with direct I/O.
 fn reads_directly(mountpoint: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mount = table.lines().find(|line| line.contains(mountpoint.to_str().unwrap()));
@@ -146,7 +146,7 @@ fn the_configuration_allows_and_forbids_direct_reads() {
         assert!(began.elapsed() < Duration::from_secs(60), "{}", lazuli.log());
         thread::sleep(Duration::from_millis(50));
     }
-    // A mount that is taken over goes back to buffered reads, and a new one begins with them.
+    // A mount that is taken over returns to buffered reads, and a new one starts with them.
     lazuli.configure("[cache]\ndirect_io = false\n");
     lazuli.ok(["daemon", "--takeover"]);
     assert!(!reads_directly(&mountpoint));

@@ -1,5 +1,5 @@
-//! Two nodes and a registry, each with a network namespace and an address of its own: what one has
-//! learned, the other knows.
+//! Two nodes and a registry, each with a network namespace and an address of its own: one node's
+//! lessons help the other.
 
 use std::net::IpAddr;
 
@@ -22,8 +22,8 @@ const FILES: usize = 100;
 /// 256 KiB.
 const SIZE: usize = 30_000;
 
-/// What the start reads, in this order: three runs of neighbours, with more than a request may skip
-/// between them.
+/// The reads of the start, in this order: three runs of neighbours, farther apart than a request
+/// may bridge.
 const READ: [usize; 8] = [71, 70, 10, 40, 72, 11, 42, 41];
 
 const RUNS: usize = 3;
@@ -49,7 +49,7 @@ fn trace(lazuli: &Lazuli, image: &str) -> Value {
     serde_json::from_str(&shown).unwrap()
 }
 
-/// Where in the log the requests are whose target has `part`.
+/// Positions in the log of the requests whose target contains `part`.
 fn about(log: &[Logged], part: &str) -> Vec<usize> {
     (0..log.len()).filter(|at| log[*at].target.contains(part)).collect()
 }

@@ -52,7 +52,7 @@ fn fails(lazuli: &Lazuli, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), error)
 }
 
-/// What the converter passes for a layer, with these options more.
+/// Runs the converter's command for a layer, with these further options.
 fn create(lazuli: &Lazuli, tar: &str, blob: &str, more: &[&str]) {
     let converter = [
         "create",
@@ -93,7 +93,7 @@ fn section(blob: &[u8], wanted: &str) -> Option<Vec<u8>> {
         2 => zstd::decode_all(stored).unwrap(),
         flags => panic!("flags {flags}"),
     };
-    // Of the chunks it says the decoded size, and its digest covers their footer.
+    // The entry of the chunks has their decoded size, and its digest covers their footer.
     if wanted != "image.blob" {
         assert_eq!(content.len(), number(entry, 72));
         assert_eq!(Algorithm::Sha256.digest(&content).hash[..], entry[24..56]);
@@ -250,7 +250,7 @@ fn a_layer_comes_back_as_its_tar() {
     for tar in tars() {
         let (blobs, bootstraps) = layers(&lazuli, &[tar]);
         let blob = fs::read(lazuli.path(&format!("{}.blob", bootstraps[0]))).unwrap();
-        // What the converter passes: chunks alone, in a file with another name.
+        // The converter passes the chunks alone, in a file with another name.
         let content = section(&blob, "image.blob");
         fs::write(lazuli.path("image.blob"), content.clone().unwrap_or_default()).unwrap();
         fs::rename(lazuli.path(&bootstraps[0]), lazuli.path("image.boot")).unwrap();
@@ -382,7 +382,7 @@ fn bad_input_is_named() {
         let (code, error) = fails(&lazuli, &[&create, more].concat());
         assert!(code == Some(1) && error.contains(word), "{more:?}: {error}");
     }
-    // A bootstrap that was taken out of its blob and does not say of which.
+    // A bootstrap that was extracted from its blob and doesn't name it.
     fs::copy(lazuli.path(&sources[0]), lazuli.path("layers/image.boot")).unwrap();
     let (_, error) = fails(&lazuli, &["merge", "-B", "out", "layers/image.boot"]);
     assert!(error.contains("layers/image.boot") && error.contains("id"), "{error}");

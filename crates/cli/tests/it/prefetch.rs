@@ -25,14 +25,15 @@ const FILES: usize = 40;
 /// Decoded bytes of a file, which do not compress.
 const SIZE: usize = 200_000;
 
-/// What starts read, in this order: too far from each other to come along by chance.
+/// The reads of starts, in this order: too far apart to be fetched together by chance.
 const READ: [usize; 5] = [31, 3, 12, 22, 7];
 
-/// Without neighbours, so that what arrives was asked for.
+/// Without neighbours, so that only requested data arrives.
 pub(crate) const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n\
                      [prefetch]\nrest_bytes_per_second = 0\n";
 
-/// From where on a registry is far: more than the first answer of a near one takes.
+/// The distance from which a registry counts as far: more than the first answer of a near one
+/// takes.
 const FAR: Duration = Duration::from_millis(20);
 
 /// A registry with an image, as its name.
@@ -45,7 +46,7 @@ fn registry(lazuli: &Lazuli) -> (FakeRegistry, String) {
     (registry, image)
 }
 
-/// Puts so many files of `size` bytes into a directory.
+/// Fills a directory with `files` files of `size` bytes.
 pub(crate) fn fill(directory: &Path, files: usize, size: usize) {
     for number in 0..files {
         fs::write(directory.join(name(number)), odd::random(number as u64, size)).unwrap();
@@ -98,7 +99,7 @@ fn chunks_ready(lazuli: &Lazuli) -> u64 {
     lazuli.mount_status(&lazuli.path("mnt"))["chunks_ready"].as_u64().unwrap()
 }
 
-/// The chunks that are ready when none has arrived for two seconds.
+/// The number of ready chunks, once none has arrived for two seconds.
 fn settled(lazuli: &Lazuli) -> u64 {
     let mut ready = chunks_ready(lazuli);
     loop {
@@ -110,7 +111,7 @@ fn settled(lazuli: &Lazuli) -> u64 {
     }
 }
 
-/// Forgets everything but what was learned.
+/// Deletes everything but traces and lessons.
 pub(crate) fn forget(lazuli: &Lazuli) {
     lazuli.ok(["stop"]);
     fs::remove_dir_all(lazuli.root().join("cache")).unwrap();
@@ -374,7 +375,7 @@ fn the_rest_is_fetched_after_the_start() {
     (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
 }
 
-/// One miss that nothing foresaw brings what lies around it, and no more than the start may have.
+/// An unforeseen miss fetches its neighbourhood, within the budget of the start.
 #[test]
 fn an_unforeseen_miss_fetches_its_neighbourhood() {
     if !needs() {
@@ -384,19 +385,19 @@ fn an_unforeseen_miss_fetches_its_neighbourhood() {
     let (_registry, image) = registry(&lazuli);
     mount(&lazuli, &image);
     read(&lazuli, 20, SIZE);
-    // Of 500 kB two files beside the one that was read.
+    // Two files beside the one that was read, with a budget of 500 kB.
     wait("the neighbourhood", || chunks_ready(&lazuli) == 3);
     for number in [21, 22] {
         read(&lazuli, number, SIZE);
     }
     assert_eq!(chunks_ready(&lazuli), 3);
-    // Of the 100 kB that are left none.
+    // None with the remaining 100 kB.
     read(&lazuli, 3, SIZE);
     thread::sleep(Duration::from_millis(200));
     assert_eq!(chunks_ready(&lazuli), 4, "its bytes are spent");
 }
 
-/// Where the rest of an image is not wanted, no guess at it is.
+/// With `rest_bytes_per_second = 0`, escalation is off by default.
 #[test]
 fn misses_do_not_escalate_where_the_rest_is_not_wanted() {
     if !needs() {
@@ -410,7 +411,7 @@ fn misses_do_not_escalate_where_the_rest_is_not_wanted() {
     assert_eq!(chunks_ready(&lazuli), 1);
 }
 
-/// A start that goes on missing has all of the image soon.
+/// A start that keeps missing soon has the whole image.
 #[test]
 fn misses_escalate() {
     if !needs() {
@@ -464,7 +465,7 @@ fn a_requested_prefetch_survives_deaths() {
     registry.go_away();
     (0..FILES).for_each(|number| read(&lazuli, number, SIZE));
     registry.come_back();
-    // What is here costs nothing but the question what the name means.
+    // Everything is cached, so only the name is resolved.
     registry.reset_stats();
     let said = lazuli.ok(["prefetch", "--wait", &image]);
     assert!(said.contains("is here"), "{said}");

@@ -1,4 +1,4 @@
-//! An ordinary image and, beside it under no name of its own, the lazy one that refers to it.
+//! An ordinary image and, beside it without a name of its own, the lazy one that refers to it.
 
 use lazuli_testkit::{
     kernel::{Feature, require},
@@ -39,7 +39,7 @@ fn a_trusted_referrer_replaces_a_tag_and_never_a_digest() {
     let pinned = format!("{ordinary}@{subject}");
     manifest["subject"] = json!({ "mediaType": MANIFEST, "digest": subject, "size": raw.len() });
     registry.put_manifest("app", "beside", MANIFEST, manifest.to_string().as_bytes());
-    // Any client that may push can put it there. Only the operator can say that this is enough.
+    // Any client that may push can add a referrer, so only the operator can trust it.
     let error = lazuli.fails(["mount", &ordinary, mountpoint]);
     assert!(error.contains("images.referrers"), "{error}");
     let other = format!("[images]\nreferrers = ['{}/other']\n", registry.host());

@@ -22,7 +22,7 @@ impl Registry {
         Self::over(Arc::new(tempfile::tempdir().unwrap()), "")
     }
 
-    /// Another one with the same content, over TLS.
+    /// A second registry with the same content, over TLS.
     pub(crate) fn with_tls(&self, certificate: &Path, key: &Path) -> Self {
         let (certificate, key) = (certificate.display(), key.display());
         let tls = format!("  tls: {{certificate: \"{certificate}\", key: \"{key}\"}}\n");

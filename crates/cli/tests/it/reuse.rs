@@ -1,4 +1,4 @@
-//! A conversion makes and stores only what the target's repository does not have.
+//! A conversion makes and stores only content that the target's repository lacks.
 
 use lazuli_testkit::{
     kernel::{Feature, require},
@@ -15,9 +15,8 @@ use crate::{
     registry::Registry,
 };
 
-/// A version of an app: a base of 4 MB, two small layers, of which the lower one differs from
-/// version to version, and in each version one of 2 MB that was made anew from mostly the same
-/// files.
+/// A version of an app: a base of 4 MB, two small layers, of which the lower one differs between
+/// versions, and one of 2 MB that each version builds anew from mostly the same files.
 fn write(lazuli: &Lazuli, version: u64) -> String {
     let built = [odd::random(3, 2 << 20), odd::random(200 + version, 3000)].concat();
     let tars = [
@@ -56,12 +55,12 @@ fn the_next_version_costs_what_changed() {
     let first = lazuli.ok(["convert", &versions[0], &image("1.0")]);
     assert!(stored(&first) > 6_000_000 && !first.contains("known"), "{first}");
 
-    // The changed layer, one chunk of the one that was made anew, and the tables.
+    // The changed layer, one chunk of the rebuilt one, and the tables.
     let second = lazuli.ok(["convert", &versions[1], &image("1.1")]);
     assert!(second.contains("in 4 layers, 2 of them known"), "{second}");
     assert!(stored(&second) < 60_000, "{second}");
 
-    // Nothing is read when nothing has changed, and what the tag names stays the same.
+    // Nothing is read when nothing has changed, and the tag's manifest stays the same.
     let again = lazuli.ok(["convert", &versions[1], &image("1.1")]);
     assert!(again.contains("4 of them known") && stored(&again) == 0, "{again}");
 
@@ -98,7 +97,7 @@ fn dict_reuses_the_chunks_of_a_named_image() {
     let registry = Registry::start();
     let (one, two) = (write(&lazuli, 0), write(&lazuli, 1));
     let image = |tag: &str| registry.image(&format!("app:{tag}"));
-    // Four tags: more than are looked at.
+    // Four tags: more than `convert` considers.
     lazuli.ok(["convert", &one, &image("zzz")]);
     for tag in ["a1", "a2", "a3"] {
         let other = lazuli.directory(tag);
@@ -144,8 +143,8 @@ fn an_image_of_old_and_new_blobs_mounts_as_one() {
     }
 }
 
-/// What an update from `one` to `two` costs beside its metadata: stored, and fetched by a node that
-/// has all of `one`; and the chunks that only `two` has, as stored.
+/// The cost of an update from `one` to `two` beside its metadata: bytes stored, bytes fetched by a
+/// node with all of `one`, and bytes of the chunks that only `two` has, as stored.
 fn update(lazuli: &Lazuli, one: &str, two: &str) -> (u64, u64, u64) {
     let registry = Registry::start();
     let [old, new] = ["app:1", "app:2"].map(|name| registry.image(name));
@@ -176,8 +175,8 @@ fn assert_cheap((stored, fetched, changed): (u64, u64, u64)) {
     assert!(fetched * 10 <= changed * 11, "{fetched} fetched for {changed} changed");
 }
 
-/// A layer that was made anew with a tenth of its files changed, some gone and some new, on a base
-/// that has not changed.
+/// A rebuilt layer with a tenth of its files changed, some removed and some new, on an unchanged
+/// base.
 #[test]
 fn an_update_costs_the_chunks_that_changed() {
     if !require(Feature::Root) {

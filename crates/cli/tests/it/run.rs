@@ -58,7 +58,7 @@ fn containers_see_their_own_control_group() {
     nothing_left(&lazuli);
 }
 
-/// Without one there is a loopback device, all of whose ports are free for any user.
+/// Without a network there is a loopback device, all of whose ports are free for any user.
 #[test]
 fn containers_have_the_hosts_network_or_none() {
     let Some(lazuli) = prepared("busybox") else { return };

@@ -99,8 +99,8 @@ fn wrong_bytes_that_were_read_already_are_taken_back() {
 #[test]
 fn pages_of_chunks_that_are_missing_are_dropped() {
     let Some((lazuli, mountpoint, data)) = read_image("fanotify") else { return };
-    // The next worker knows of no chunk, but the kernel has pages of all of them. Nothing tells
-    // whether they are right.
+    // The next worker has forgotten all chunks, but the kernel has pages of them, which may be
+    // wrong.
     let worker = lazuli.worker();
     rustix::process::kill_process(worker, rustix::process::Signal::STOP).unwrap();
     for map in ["live", "durable"] {

@@ -1,4 +1,4 @@
-//! What is pushed while it is read, and what is left when that comes to nothing.
+//! Pushes of data that is still being read, and their clean-up after failures.
 
 use std::{
     fs,
@@ -95,7 +95,7 @@ fn a_tar_is_pushed_while_it_is_read() {
         let lazuli = &conversion.lazuli;
         fs::write(lazuli.path("x.tar"), &tar).unwrap();
         lazuli.ok(["check", &conversion.image(), "--against", "tar:x.tar"]);
-        // The same bytes as of a tar that is there.
+        // The same bytes as from a tar file on disk.
         lazuli.ok(["convert", "tar:x.tar", "oci:lazy:x"]);
         let digest = |image: &str| {
             let said = lazuli.ok(["inspect", image, "--json"]);
@@ -173,7 +173,7 @@ fn a_signal_that_is_to_be_ignored_ends_nothing() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A reader that does not go on: the tar is there in part.
+/// The reader stops, so the tar is written in part.
 #[test]
 fn a_signal_takes_the_tar_that_unpack_writes() {
     let lazuli = Lazuli::new();

@@ -38,7 +38,7 @@ struct Node {
 #[derive(Clone, Debug)]
 enum Kind {
     Directory,
-    /// Its size, and what is written where, with holes between.
+    /// Its size, and its data segments, with holes between them.
     File(u64, Vec<(u64, Vec<u8>)>),
     Symlink(Vec<u8>),
     HardLink(Index),
@@ -88,7 +88,7 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 fn node() -> impl Strategy<Value = Node> {
     let id = || prop_oneof![0..1000_u32, 0..u32::MAX];
-    // What ext4 holds: 1901 to 2446.
+    // The range of ext4: 1901 to 2446.
     let modified = (-(1_i64 << 31)..1 << 33, 0..1_000_000_000_i64);
     let attributes = vec(("[a-z]{1,20}", vec(any::<u8>(), 0..300)), 0..3);
     let place = (any::<Index>(), name(), kind());
@@ -146,7 +146,7 @@ fn write(root: &Path, nodes: &[Node]) {
         }
         made.push((path, node));
     }
-    // The last ones first: what is made in a directory changes its time.
+    // Children first: making an entry changes its directory's time.
     for (path, node) in made.into_iter().rev() {
         dress(&path, node);
     }

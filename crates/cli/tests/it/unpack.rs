@@ -1,4 +1,4 @@
-//! The way back: directories, tars and ordinary images made of lazy ones.
+//! Unpacking: directories, tars and ordinary images made from lazy ones.
 
 use std::{
     fs::{self, File},
@@ -56,7 +56,7 @@ fn every_odd_entry_comes_back() {
     assert!(tar == fs::read(lazuli.path("again.tar")).unwrap(), "not the same bytes");
     assert!(tar == lazuli.output(["unpack", "oci:lazy:x", "tar:-"]).stdout, "not the same bytes");
 
-    // Others read what was written.
+    // Other tools read the output.
     let file = lazuli.path("x.tar");
     let mut gnu = Command::new("tar");
     run(gnu.args(["--xattrs", "--xattrs-include=*", "-xpf"]).arg(file).arg("-C").arg(&extracted));
@@ -99,7 +99,7 @@ fn an_ordinary_image_keeps_its_config() {
     assert_eq!((history.len(), layers), (3, 1), "{history:#?}");
     assert_eq!(manifest["layers"].as_array().unwrap().len(), 1);
     assert!(manifest["annotations"].is_null(), "{manifest:#}");
-    // Its tar is what `tar:` gives.
+    // Its tar equals the output of `tar:`.
     lazuli.ok(["unpack", "oci:lazy:x", "tar:x.tar"]);
     let tar = fs::read(lazuli.path("x.tar")).unwrap();
     assert_eq!(config["rootfs"]["diff_ids"], json!([Algorithm::Sha256.digest(&tar)]));
@@ -157,7 +157,7 @@ fn targets_that_are_refused() {
     lazuli_testkit::oci::Image::new([layer]).write_layout(&lazuli.path("plain"), "x").unwrap();
     let error = lazuli.fails(["unpack", "oci:plain:x", "tar:x.tar"]);
     assert!(error.contains("lazuli convert") && !lazuli.path("x.tar").exists(), "{error}");
-    // A file is replaced, also behind a symbolic link; what is none is written to.
+    // A file is replaced, even behind a symbolic link; a device or pipe is written to.
     fs::write(lazuli.path("old.tar"), "old").unwrap();
     symlink("old.tar", lazuli.path("link.tar")).unwrap();
     lazuli.ok(["unpack", "oci:lazy:x", "tar:link.tar"]);
@@ -166,7 +166,7 @@ fn targets_that_are_refused() {
     lazuli.ok(["check", "oci:lazy:x", "--against", "tar:old.tar"]);
 }
 
-/// What a directory has, but for what tests put there.
+/// The content of a directory, without the tests' own files.
 fn left(lazuli: &Lazuli) -> Vec<String> {
     let known = ["config.toml", "source", "root"];
     let names = fs::read_dir(lazuli.path("")).unwrap();
@@ -196,7 +196,7 @@ fn wrong_bytes_leave_nothing() {
         assert_eq!(left(&lazuli), [""; 0], "{target}");
         registry.clear_faults();
     }
-    // What passes is waited for.
+    // Transient faults are waited out.
     registry.fault("GET", blob, 3, Fault::Status(503));
     registry.fault("GET", blob, 1, Fault::TruncateAfter(1000));
     registry.reset_stats();

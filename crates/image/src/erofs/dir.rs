@@ -18,12 +18,13 @@ pub struct DirEntry<'a> {
     pub nid: Nid,
     /// The type that the entry claims for that inode.
     pub file_type: FileType,
-    /// Where a listing continues after this entry, see [`crate::rafs::Bootstrap::read_dir`].
+    /// The offset at which a listing continues after this entry, see
+    /// [`crate::rafs::Bootstrap::read_dir`].
     pub next_offset: u64,
 }
 
 impl DirEntry<'_> {
-    /// Whether this is `.` or `..`.
+    /// Returns whether the entry is `.` or `..`.
     pub fn is_dot(&self) -> bool {
         matches!(self.name, b"." | b"..")
     }

@@ -7,13 +7,13 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-/// Where the superblock starts, in bytes.
+/// Offset of the superblock, in bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// First four bytes of the superblock.
 pub const SUPERBLOCK_MAGIC: u32 = 0xe0f5_e1e2;
 /// log2 of [`crate::BLOCK_SIZE`].
 pub const BLOCK_BITS: u8 = 12;
-/// `feature_compat` bit that says "a RAFS extended superblock follows".
+/// `feature_compat` bit: a RAFS extended superblock follows.
 pub const COMPAT_RAFS_V6: u32 = 0x4000_0000;
 /// `feature_incompat` bit: files may be made of chunks.
 pub const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
@@ -23,13 +23,14 @@ pub const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 pub const DEVICE_SLOT_SIZE: u64 = 128;
 /// The device table follows both superblocks: slot 11, byte 1408.
 pub const DEVICE_SLOT: u16 = 11;
-/// Most devices of an image: chunk indexes have 8 bits for `blob + 1`, and 255 stays unused.
+/// Maximum number of devices of an image: chunk indexes have 8 bits for `blob + 1`, and 255 stays
+/// unused.
 pub const MAX_DEVICES: usize = 254;
 /// Unit of inode numbers ("nid"), in bytes.
 pub const INODE_SLOT: u64 = 32;
 /// Bytes per directory entry before its name.
 pub const DIRENT_SIZE: usize = 12;
-/// The bit of the chunk format word that says "8-byte chunk indexes".
+/// Bit of the chunk format word: chunk indexes have 8 bytes.
 pub const CHUNK_INDEXES: u32 = 0x20;
 /// The bits of the chunk format word that hold log2(chunk size / block size).
 pub const CHUNK_BITS_MASK: u32 = 0x1f;
@@ -66,13 +67,13 @@ pub struct SuperBlock {
     pub uuid: [u8; 16],
     /// Label.
     pub volume_name: [u8; 16],
-    /// Features that a reader must know.
+    /// Features that a reader must support.
     pub feature_incompat: U32,
     /// Compression algorithms of EROFS itself; 0 in RAFS.
     pub compression: U16,
     /// Number of device slots.
     pub device_count: U16,
-    /// Where the device table starts, in units of [`DEVICE_SLOT_SIZE`].
+    /// Offset of the device table, in units of [`DEVICE_SLOT_SIZE`].
     pub device_slot: U16,
     /// Later features; 0 in RAFS.
     pub rest: [u8; 38],
@@ -92,7 +93,7 @@ pub struct DeviceSlot {
     pub reserved: [u8; 56],
 }
 
-/// An inode in 64 bytes; what the writer makes.
+/// An inode in 64 bytes, the only form that the writer emits.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InodeExtended {
@@ -170,9 +171,9 @@ pub const INODE_EXTENDED: u16 = 1;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Dirent {
-    /// Which inode.
+    /// The inode's number.
     pub nid: U64,
-    /// Where the name starts in the block.
+    /// Offset of the name in the block.
     pub name_offset: U16,
     /// [`super::FileType`] number.
     pub file_type: u8,
@@ -198,7 +199,7 @@ pub struct XattrHeader {
 pub struct XattrEntry {
     /// Bytes of the name without its prefix.
     pub name_len: u8,
-    /// Which prefix, see [`XATTR_PREFIXES`].
+    /// Number of the prefix, see [`XATTR_PREFIXES`].
     pub prefix: u8,
     /// Bytes of the value.
     pub value_size: U16,

@@ -23,7 +23,7 @@ pub(crate) type Slot = usize;
 /// The inodes of an image in the order in which they are written; the root is first.
 pub(crate) struct Plan<'a> {
     pub(crate) inodes: Vec<PlannedInode<'a>>,
-    /// Where in `inodes` each inode of the tree is.
+    /// The position in `inodes` of each inode of the tree.
     pub(crate) slots: HashMap<InodeId, Slot>,
     /// Number of names, the root counted as one.
     pub(crate) names: u64,
@@ -41,7 +41,7 @@ pub(crate) struct PlannedInode<'a> {
     pub(crate) content: Content<'a>,
 }
 
-/// What follows an inode or lies in blocks of its own.
+/// Data that the writer puts behind an inode or in blocks of its own.
 pub(crate) enum Content<'a> {
     Directory(Vec<DirBlock<'a>>),
     Symlink(&'a [u8]),

@@ -1,4 +1,4 @@
-//! Reads inodes and their data. Nothing here trusts an offset or a size.
+//! Reads inodes and their data. Every offset and size is checked before it is used.
 
 use zerocopy::FromBytes;
 
@@ -17,14 +17,14 @@ pub(crate) const MAX_TARGET: u64 = 4095;
 /// An extended attribute's full name and its value.
 pub type Xattr<'a> = (Vec<u8>, &'a [u8]);
 
-/// An image's bytes and what the superblock says about them.
+/// An image's bytes with the geometry from its superblock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) geometry: Geometry,
 }
 
-/// What the superblock says about inodes.
+/// The superblock's description of the inode area.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     /// First byte of the inode area.
@@ -56,7 +56,7 @@ pub struct InodeView {
     pub nlink: u32,
     /// Bytes of content: of a file, of a link's target, of a directory's entries.
     pub size: u64,
-    /// Where the inode starts in the bootstrap, in bytes.
+    /// Offset of the inode in the bootstrap, in bytes.
     pub offset: u64,
     pub(crate) layout: DataLayout,
     /// First block, device number or chunk format word.
@@ -81,7 +81,7 @@ impl InodeView {
         }
     }
 
-    /// What extended attributes take in the image, in bytes; 0 when there are none.
+    /// Size of the extended attributes in the image, in bytes; 0 without any.
     pub const fn xattr_size(&self) -> u64 {
         self.xattr_size
     }

@@ -27,7 +27,7 @@ pub(crate) enum Mark {
     End,
 }
 
-/// Where the marks are, in bytes.
+/// Offsets of the marks, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     blob_table: u64,
@@ -61,7 +61,7 @@ impl Output {
         Output { places: measured.places, position: 0, bytes: Some(bytes) }
     }
 
-    /// What the second pass wrote.
+    /// The image, once the second pass has written it.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes.unwrap_or_default()
     }
@@ -94,7 +94,7 @@ impl Output {
         }
     }
 
-    /// Where the mark is; 0 for marks that the first pass has not reached.
+    /// Position of the mark; 0 for marks that the first pass has not reached.
     pub(crate) fn place(&self, mark: Mark) -> u64 {
         match mark {
             Mark::BlobTable => self.places.blob_table,
@@ -112,7 +112,7 @@ impl Output {
     }
 }
 
-/// Writes all inodes with what follows them, then the blocks of those that have any.
+/// Writes all inodes with their inline data, then their data blocks.
 pub(crate) fn write_inodes(plan: &Plan<'_>, out: &mut Output) {
     for (slot, inode) in plan.inodes.iter().enumerate() {
         write_inode(slot, inode, out);

@@ -21,10 +21,10 @@ pub struct ImageConfig {
 
 const DOCUMENT: &str = "image configuration";
 
-/// What the history says about the step that made a lazy image.
+/// History entry of the step that made a lazy image.
 const CONVERT: &str = "lazuli convert";
 
-/// What it says about the step that added what a container wrote.
+/// History entry of the step that added a container's changes.
 const COMMIT: &str = "lazuli commit";
 
 impl ImageConfig {
@@ -33,7 +33,7 @@ impl ImageConfig {
         parse(DOCUMENT, json)
     }
 
-    /// A configuration for files that come without one.
+    /// A configuration for a root file system that has none.
     pub fn new(platform: &Platform) -> Self {
         let mut config = ImageConfig { fields: Vec::new() };
         config.set("architecture", json!(platform.architecture));
@@ -45,7 +45,7 @@ impl ImageConfig {
         config
     }
 
-    /// What the image runs on.
+    /// The platform the image runs on.
     pub fn platform(&self) -> Result<Platform, OciError> {
         let text = |name: &str| self.field::<String>(name);
         match (text("os")?, text("architecture")?) {
@@ -89,8 +89,8 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// This configuration with one more step in the history, before that with the bootstrap: for
-    /// the lazy image that has what a container wrote on top of this one.
+    /// This configuration with one more history step, before the bootstrap's: the base of a lazy
+    /// image with a container's changes on top.
     pub fn committed(&self) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Box<RawValue>> = self.field("history")?.unwrap_or_default();
@@ -100,8 +100,8 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// The configuration of the ordinary image of one layer made from this one. What the history
-    /// tells of the former layers stays, as steps that have none any more.
+    /// The configuration of an ordinary image with one layer, made from this one. History entries
+    /// of the former layers remain, as steps without a layer.
     pub(super) fn flat(&self, diff_id: Digest) -> Result<Self, OciError> {
         let mut config = self.clone();
         let mut history: Vec<Map<String, Value>> = self.field("history")?.unwrap_or_default();

@@ -1,5 +1,4 @@
-//! The manifest of an index: what it takes to read an ordinary image in places, as a referrer of
-//! it.
+//! The manifest of an index: a referrer that makes an ordinary image readable in places.
 //!
 //! ```text
 //! manifest ─ subject                the ordinary image
@@ -30,7 +29,7 @@ pub struct IndexedLayer {
 pub struct IndexImage {
     /// The manifest.
     pub manifest: Vec<u8>,
-    /// What a list of referrers says about it.
+    /// Its descriptor in a list of referrers.
     pub descriptor: Descriptor,
 }
 
@@ -68,7 +67,7 @@ impl IndexImage {
     }
 }
 
-/// The configuration of manifests that need none.
+/// The configuration of manifests without one.
 pub const EMPTY_CONFIG: &[u8] = b"{}";
 
 /// The tag under which a repository of indexes has that of `layer`.
@@ -96,7 +95,7 @@ pub fn layer_index_manifest(index: &IndexedLayer) -> Result<Vec<u8>, OciError> {
     serde_json::to_vec(&manifest).map_err(|source| OciError::Json { document, source })
 }
 
-/// What a manifest says about the index of a layer.
+/// The descriptor of a layer's index.
 fn index_layer(index: &IndexedLayer) -> Descriptor {
     let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
     let notes = [
@@ -117,7 +116,8 @@ impl Manifest {
         is_it.then_some(index)
     }
 
-    /// Whether this is an index of `image`, of its very configuration and of no layers but its own.
+    /// Returns whether this is an index of `image`: it has the same configuration and no layers but
+    /// those of `image`.
     pub fn is_index_of(&self, digest: &Digest, image: &Manifest) -> bool {
         let is_its_layer = |layer: Digest| image.layers.iter().any(|own| own.digest == layer);
         let mut indexed = self.layers.iter().filter_map(Descriptor::index_of);

@@ -24,9 +24,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Algorithm, Digest};
 
-/// The chain ids of layers, lowest first, whose uncompressed tars have the digests `diff_ids`:
-/// containerd names a layer on top of the layers below it so. (OCI image specification, "Layer
-/// ChainID".)
+/// Computes the chain ids of layers from their DiffIDs, lowest first. containerd names a layer on
+/// top of those below it by its chain id. (OCI image specification, "Layer ChainID".)
 pub fn chain_ids(diff_ids: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
     let mut chain: Vec<Digest> = Vec::new();
     for diff_id in diff_ids {
@@ -38,7 +37,8 @@ pub fn chain_ids(diff_ids: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
     chain
 }
 
-/// Most bytes of a manifest, an index or a configuration. Registries accept 4 MiB and no more.
+/// Maximum size of a manifest, an index or a configuration, in bytes. Registries accept 4 MiB and
+/// no more.
 pub const MAX_DOCUMENT: usize = 4 << 20;
 
 /// Media types.
@@ -49,8 +49,8 @@ pub mod media_type {
     pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
     /// An OCI image configuration.
     pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-    /// What upstream's converter calls the manifest of a lazy image that is in an index beside an
-    /// ordinary one: no media type, but the type of artifact in its descriptor.
+    /// Type of a lazy manifest that stands in an index beside an ordinary one, in the words of
+    /// upstream's converter. It is the artifact type of the descriptor rather than a media type.
     pub const LAZY_MANIFEST: &str = "application/vnd.nydus.image.manifest.v1+json";
     /// A layer that is a gzipped tar.
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
@@ -58,14 +58,14 @@ pub mod media_type {
     pub const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// A data blob.
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
-    /// A referrer with what it takes to read an ordinary image in places.
+    /// A referrer that makes an ordinary image readable in places.
     pub const LAYER_INDEX: &str = "application/vnd.lazuli.index.v1";
     /// Docker's image configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-    /// A lazy image's configuration, from converters that keep others from taking it for one that
-    /// they can run.
+    /// Configuration of a lazy image, from converters that mark it so that other runtimes don't try
+    /// to run the image.
     pub const LAZY_CONFIG: &str = "application/vnd.nydus.image.config.v1+json";
-    /// What has no content of its own: two bytes, `{}`.
+    /// The empty object of two bytes, `{}`, for documents without content.
     pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
     /// Docker's image manifest.
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
@@ -98,25 +98,25 @@ pub enum OciError {
     /// Bigger than [`MAX_DOCUMENT`].
     #[error("the {document} has {size} bytes, at most {MAX_DOCUMENT} are allowed")]
     TooBig {
-        /// Which document.
+        /// The document.
         document: &'static str,
         /// Its size in bytes.
         size: usize,
     },
-    /// Not JSON, or not what the specification says.
+    /// Not JSON, or JSON that violates the specification.
     #[error("the {document} cannot be read: {source}")]
     Json {
-        /// Which document.
+        /// The document.
         document: &'static str,
-        /// Where and what.
+        /// The place and the problem.
         source: serde_json::Error,
     },
     /// Well-formed, but of no use.
     #[error("the {document} {problem}")]
     Invalid {
-        /// Which document.
+        /// The document.
         document: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
@@ -128,7 +128,7 @@ fn parse<'a, T: Deserialize<'a>>(document: &'static str, json: &'a [u8]) -> Resu
     serde_json::from_slice(json).map_err(|source| OciError::Json { document, source })
 }
 
-/// What one document says about another.
+/// A reference from one document to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
@@ -138,13 +138,13 @@ pub struct Descriptor {
     pub digest: Digest,
     /// Its size in bytes.
     pub size: u64,
-    /// What the packer noted about it.
+    /// Annotations by the packer.
     #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Where a manifest of an index runs.
+    /// The platform that a manifest of an index runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// What a manifest of an index is when it is not an ordinary image.
+    /// Type of an artifact, for manifests that are not ordinary images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
 }
@@ -167,14 +167,15 @@ impl Descriptor {
         }
     }
 
-    /// Whether this is a bootstrap layer of RAFS v6, or of v5.
+    /// Returns whether this is a bootstrap layer of RAFS v6 or v5.
     pub fn is_bootstrap(&self) -> bool {
         let version = self.annotations.get(annotation::FS_VERSION);
         self.has(annotation::BOOTSTRAP)
             && version.is_none_or(|version| version == "6" || version == "5")
     }
 
-    /// Where a manifest of an index runs, with [`Platform::LAZY`] however that is said.
+    /// The platform that a manifest of an index runs on, with [`Platform::LAZY`] in whichever form
+    /// it is marked.
     pub fn runs_on(&self) -> Option<Platform> {
         let lazy = self.artifact_type.as_deref() == Some(media_type::LAZY_MANIFEST);
         let platform = self.platform.clone()?;
@@ -192,7 +193,8 @@ impl Descriptor {
         self.annotations.get(annotation::INDEX_OF)?.parse().ok()
     }
 
-    /// Digest of the stored chunk tables in the index of a layer, if its maker says it.
+    /// Digest of the stored chunk tables in the index of a layer, if the index was annotated with
+    /// it.
     pub fn index_tables(&self) -> Option<Digest> {
         self.annotations.get(annotation::INDEX_TABLES)?.parse().ok()
     }
@@ -208,10 +210,10 @@ impl Descriptor {
 pub struct Manifest {
     /// Always 2.
     schema_version: u32,
-    /// One of the two manifest types of [`media_type`]; OCI allows to leave it out.
+    /// One of the two manifest types of [`media_type`]; optional in OCI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
-    /// What it is if it is not an ordinary image.
+    /// Type of an artifact, if the manifest is not an ordinary image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The image configuration.
@@ -221,7 +223,7 @@ pub struct Manifest {
     /// The manifest that this one refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Descriptor>,
-    /// What the packer noted about the image.
+    /// Annotations by the packer.
     #[serde(default, deserialize_with = "or_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -246,8 +248,8 @@ impl Manifest {
         self.layers.last().filter(|layer| layer.is_bootstrap())
     }
 
-    /// Data layers and bootstrap of a lazy image that has other layers on top: what a container
-    /// wrote, or what a builder added. Of a lazy image as it was converted, all of its layers.
+    /// Data layers and bootstrap of the lazy image below any layers that a container or a builder
+    /// added on top. Without such layers, these are all layers.
     pub fn lazy_base(&self) -> Option<(&[Descriptor], &Descriptor)> {
         let at = self.layers.iter().position(Descriptor::is_bootstrap)?;
         Some((&self.layers[..at], &self.layers[at]))
@@ -304,7 +306,7 @@ impl LazyImage {
     }
 }
 
-/// What a manifest says about a data blob.
+/// The descriptor of a data blob.
 fn data_layer(blob: &BlobLayer) -> Descriptor {
     let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
     let mut notes = vec![(annotation::DATA_BLOB, "true")];
@@ -312,7 +314,7 @@ fn data_layer(blob: &BlobLayer) -> Descriptor {
     Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
 }
 
-/// What a manifest says about the packed bootstrap.
+/// The descriptor of the packed bootstrap.
 fn bootstrap_layer(bootstrap: &BlobLayer) -> Descriptor {
     let notes = [(annotation::BOOTSTRAP, "true"), (annotation::FS_VERSION, "6")];
     Descriptor::new(media_type::LAYER_ZSTD, bootstrap.digest, bootstrap.size, &notes)
@@ -340,7 +342,7 @@ impl FlatImage {
         diff_id: Digest,
         mut annotations: BTreeMap<String, String>,
     ) -> Result<Self, OciError> {
-        // It speaks of what became the lazy image.
+        // The annotation describes the source of the lazy image, not this image.
         annotations.remove(annotation::SOURCE_DIGEST);
         let config = source.flat(diff_id)?.to_json();
         let layers = vec![Descriptor::plain(media_type::LAYER_GZIP, layer, size)];
@@ -349,9 +351,8 @@ impl FlatImage {
     }
 }
 
-/// An index with an ordinary image and the lazy one made of it, both for `platform`. The ordinary
-/// one comes first: readers that do not know what a feature of a platform is take the first that
-/// fits.
+/// An index with an ordinary image and the lazy one made from it, both for `platform`. The ordinary
+/// image comes first, because readers that don't know platform features take the first match.
 pub fn both(
     ordinary: Descriptor,
     lazy: Descriptor,

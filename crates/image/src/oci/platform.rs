@@ -14,16 +14,15 @@ pub struct Platform {
     /// `v7`, `v8`, …; absent for most processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// What an image needs beside that, or what a client that asks for one can do with it:
-    /// [`Platform::LAZY`].
+    /// Features that an image requires, or that a client supports: [`Platform::LAZY`].
     #[serde(default, rename = "os.features", skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<String>,
 }
 
 impl Platform {
-    /// The feature that lazy images need, in the word of upstream's converter. An index may have an
-    /// ordinary image and a lazy one for the same platform; a client that does not know the word
-    /// takes the ordinary one.
+    /// The feature that lazy images require, in the word of upstream's converter. An index may have
+    /// an ordinary and a lazy image for one platform; clients that don't know the feature take the
+    /// ordinary one.
     pub const LAZY: &str = "nydus.remoteimage.v1";
 
     /// The same for a client that cannot use lazy images.
@@ -60,9 +59,9 @@ impl Platform {
         }
     }
 
-    /// Whether an image for `self` is what a client that asks for `wanted` means. A variant that
-    /// was not asked for does not matter, and `arm64` is `arm64/v8`; whatever feature the image
-    /// needs has to be there.
+    /// Returns whether an image for `self` suits a client that asks for `wanted`. A variant matters
+    /// only if `wanted` has one, and `arm64` equals `arm64/v8`; the client must support every
+    /// feature that the image requires.
     pub fn satisfies(&self, wanted: &Platform) -> bool {
         self.os == wanted.os
             && self.architecture == wanted.architecture

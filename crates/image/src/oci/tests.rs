@@ -16,7 +16,7 @@ fn a_lazy_image_keeps_what_the_source_says() {
     let blob = BlobLayer { hot_bytes: Some(1 << 40), ..layer(b"a") };
     let image = LazyImage::new(&source, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
     let text = std::str::from_utf8(&image.config).unwrap();
-    // Whatever is not ours is there byte for byte, odd numbers and spaces included.
+    // Foreign fields are kept byte for byte, odd numbers and spaces included.
     for kept in [
         r#""config":{"Env":["A=1"],"x": 1.50e0,
  "Big":123456789012345678901234567890}"#,
@@ -122,7 +122,7 @@ fn an_index_of_both_images() {
     let (ordinary, lazy) = (entry(0), entry(1));
     assert_eq!(ordinary.runs_on(), Some(host.clone()));
     for lazy in [
-        // As it is written, and with either of its marks alone.
+        // A lazy manifest is recognised by either of its marks.
         Descriptor { artifact_type: None, ..lazy.clone() },
         Descriptor { platform: Some(host.clone()), ..lazy.clone() },
         lazy,

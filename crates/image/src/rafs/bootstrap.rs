@@ -27,7 +27,7 @@ pub struct Bootstrap<B> {
 /// A piece of a file in a decoded blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Which blob.
+    /// The blob.
     pub blob: BlobIndex,
     /// First byte.
     pub start: Decoded,
@@ -59,7 +59,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         self.tables.geometry.chunk_size
     }
 
-    /// What computes the digests of chunks.
+    /// The algorithm of the chunk digests.
     pub fn digest_algorithm(&self) -> Algorithm {
         self.tables.digest
     }
@@ -76,19 +76,19 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         &self.tables.blobs
     }
 
-    /// What the blob table says about the tails of the blobs, in the order of [`Bootstrap::blobs`].
+    /// The tails in the blob table, in the order of [`Bootstrap::blobs`].
     pub fn tails(&self) -> &[TailInfo] {
         &self.tables.tails
     }
 
-    /// Blobs with chunks that are left out of [`Bootstrap::blobs`], because only CI tables say in
-    /// which units they are stored: see [`super::place`]. Indexes of gzip layers are so, and what
-    /// others write when they make batches.
+    /// Blobs with chunks missing from [`Bootstrap::blobs`], because only the CI tables name their
+    /// units: see [`super::place`]. Indexes of gzip layers are such blobs, and batched blobs by
+    /// other writers.
     pub fn unplaced(&self) -> &[BlobIndex] {
         &self.tables.unplaced
     }
 
-    /// Says where decoders can begin in the blob, which is a gzip layer.
+    /// Sets the points of a blob that is a gzip layer.
     ///
     /// # Errors
     /// The blob has a chunk in a unit that begins at none of the points, or does not exist.
@@ -167,8 +167,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         Ok(Chunks { inode: *inode, blobs: self.blobs(), indexes: indexes.iter() })
     }
 
-    /// Where the byte at `offset` of a regular file lies, and how many bytes follow it in the same
-    /// chunk; `None` at and after the end of the file.
+    /// Returns the place of the byte at `offset` of a regular file, and how many bytes follow it in
+    /// the same chunk; `None` at and after the end of the file.
     pub fn extent(&self, file: Nid, offset: u64) -> Result<Option<Extent>, FormatError> {
         let view = self.view();
         let inode = view.inode(file)?;
@@ -250,9 +250,9 @@ fn resolve(
     Ok((ChunkRef { blob: BlobIndex(blob), number }, decoded))
 }
 
-/// Limits a walk over all inodes. Inodes and what belongs to them do not overlap in a sound image,
-/// so together they cannot be bigger than the file; without a limit a few KiB of overlapping inodes
-/// could stand for gigabytes.
+/// Limits a walk over all inodes. In a sound image, inodes and their data do not overlap, so
+/// together they are no bigger than the file. Without a limit, a few KiB of overlapping inodes
+/// could expand to gigabytes.
 #[derive(Debug)]
 pub(super) struct Budget(u64);
 
@@ -261,7 +261,7 @@ impl Budget {
         Budget(bytes.len() as u64)
     }
 
-    /// Takes what `inode` and its metadata occupy.
+    /// Charges the size of `inode` with its metadata.
     pub(super) fn charge(&mut self, inode: &InodeView, chunk_size: u32) -> Result<(), FormatError> {
         let content = match inode.file_type {
             FileType::Regular => {
@@ -353,8 +353,8 @@ impl<B: AsRef<[u8]>> TreeBuilder<'_, B> {
     }
 }
 
-/// Whether the kernel, which sees the whole file as chunks of the size in `inode`, finds the same
-/// bytes as a reader that uses each index entry.
+/// Returns whether the kernel, which maps the whole file in chunks of the size in `inode`, sees the
+/// same bytes as a reader that uses each index entry.
 pub(super) fn kernel_agrees(
     inode: &InodeView,
     chunk_size: u32,

@@ -11,7 +11,7 @@ use crate::{
     erofs::{FileType, InodeView, Nid, layout::INODE_SLOT},
 };
 
-/// What a bootstrap consists of.
+/// The counts of a bootstrap's parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Names, the root counted as one.
@@ -32,7 +32,7 @@ pub struct Summary {
     pub chunks: u64,
 }
 
-/// How many names lead to an inode, and how many it claims, by nid.
+/// The number of names that lead to an inode, and the number that it claims, by nid.
 type Links = HashMap<Nid, Link>;
 
 struct Link {

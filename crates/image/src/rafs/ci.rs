@@ -23,13 +23,13 @@ mod flags {
     pub(super) const ZRAN: u8 = 0x2;
     pub(super) const BATCH: u8 = 0x4;
     pub(super) const ENCRYPTED: u8 = 0x8;
-    /// A CRC-32C in place of a batch; no digest, and not looked at.
+    /// A CRC-32C in place of a batch; no digest, and not read.
     const HAS_CRC32C: u8 = 0x10;
     pub(super) const KNOWN: u8 = COMPRESSED | ZRAN | BATCH | ENCRYPTED | HAS_CRC32C;
 }
 
-/// Whether a decoded CI table of a blob with these features and so many chunks may have this size:
-/// in version 2 each unit has at least one chunk.
+/// Returns whether a decoded CI table may have this size, for a blob with these features and this
+/// number of chunks. In version 2, each unit has at least one chunk.
 pub(super) fn size_fits(blob_features: u32, chunks: u32, size: u64) -> bool {
     let chunks = u64::from(chunks);
     if blob_features & CHUNK_INFO_V2 == 0 {
@@ -53,7 +53,7 @@ pub(super) struct CiTable<'a> {
     is_v2: bool,
 }
 
-/// What a table says about units.
+/// The units of a table.
 enum Units<'a> {
     /// Stored and decoded size, and padding.
     Batches(&'a [u8]),
@@ -64,7 +64,7 @@ enum Units<'a> {
 }
 
 impl<'a> CiTable<'a> {
-    /// `None` if `bytes` are not as many as `tail` says, or cannot be that many.
+    /// Returns `None` if the length of `bytes` differs from the one in `tail`, or is impossible.
     pub(super) fn new(bytes: &'a [u8], tail: &TailInfo) -> Option<Self> {
         let size = bytes.len() as u64;
         if tail.chunk_count > MAX_CHUNKS
@@ -86,7 +86,7 @@ impl<'a> CiTable<'a> {
         Some(CiTable { entries, units, is_v2 })
     }
 
-    /// How many units it describes.
+    /// The number of units that it describes.
     pub(super) fn unit_count(&self) -> u64 {
         match self.units {
             Units::Batches(batches) => batches.len() as u64 / CI_UNIT_SIZE,
@@ -107,7 +107,7 @@ impl<'a> CiTable<'a> {
         self.decode_v2(entry).map_err(|problem| format!("entry {number}: {problem}"))
     }
 
-    /// Where a chunk of an unconverted layer is: its own stored bytes, and the first of
+    /// Returns the place of a chunk of an unconverted layer: its own stored bytes, and the first of
     /// its decoded ones in the unpacked layer.
     pub(super) fn own_place(&self, number: u32) -> Result<(CiEntry, u64), String> {
         let at = number as usize * CI_V2_ENTRY_SIZE as usize;
@@ -198,7 +198,7 @@ impl<'a> CiTable<'a> {
     }
 }
 
-/// Entries do not say how many contexts follow, but each has a chunk.
+/// Counts contexts by their chunks: entries don't state the number, but each context has a chunk.
 fn count_of_contexts(entries: &[u8]) -> usize {
     let (entries, _) = entries.as_chunks::<{ CI_V2_ENTRY_SIZE as usize }>();
     let number = |entry| (words(entry)[2] >> 32) as usize;
@@ -241,15 +241,15 @@ pub(super) fn table(chunks: &[Chunk]) -> Result<Vec<u8>, &Chunk> {
     Ok(table)
 }
 
-/// Where in a piece of a gzip layer a chunk begins.
+/// The place of a chunk in a piece of a gzip layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceInPiece {
     pub(super) unit: u32,
     pub(super) offset: u32,
 }
 
-/// The entry of a chunk of an unconverted layer; it is in a piece, or stored as it is.
-/// `None` when a field does not fit.
+/// The entry of a chunk of an unconverted layer, either in a piece or stored raw. `None` when a
+/// field does not fit.
 pub(super) fn layer_entry(chunk: &Chunk, place: Option<PlaceInPiece>) -> Option<[u64; 3]> {
     let entry = CiEntry::of(chunk);
     match place {
@@ -261,7 +261,7 @@ pub(super) fn layer_entry(chunk: &Chunk, place: Option<PlaceInPiece>) -> Option<
     }
 }
 
-/// Where a chunk lies, as a CI entry says it.
+/// A chunk's place, as encoded in a CI entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CiEntry {
     pub(super) stored: Stored,
@@ -282,7 +282,7 @@ const STORED_MASK: u64 = 0xff_ffff_ffff;
 const STORED_HIGH_SHIFT: u32 = 40;
 
 impl CiEntry {
-    /// What the entry of `chunk` says.
+    /// The entry of `chunk`.
     pub(super) const fn of(chunk: &Chunk) -> Self {
         CiEntry {
             stored: chunk.stored,

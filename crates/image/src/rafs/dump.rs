@@ -8,13 +8,13 @@ use crate::{
     erofs::{FileType, InodeView},
 };
 
-/// Where [`dump`] stops, in bytes of text: far beyond what a sound image needs, so that the text
-/// and the memory for it stay in proportion to the image.
+/// Limit of [`dump`], in bytes of text: far beyond the needs of a valid image, so that the text and
+/// the memory for it stay in proportion to the image.
 const TEXT_PER_BYTE: usize = 64;
 const MIN_TEXT: usize = 1 << 20;
 
-/// The image as text: tables first, then every name in the order of a walk, each with all that its
-/// inode says. The same image always gives the same text. A damaged part is shown as its error.
+/// Renders the image as text: first the tables, then every name in the order of a walk, with its
+/// whole inode. Equal images give equal texts. A damaged part appears as its error.
 pub fn dump<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> String {
     let mut text = String::new();
     tables(bootstrap, &mut text);

@@ -26,8 +26,7 @@ pub(super) fn forget_id(bootstrap: &mut [u8], id: &Digest) -> Result<(), FormatE
     rename(bootstrap, id.hex().as_bytes(), &EMBEDDED_ID, |_| {})
 }
 
-/// Gives the blob that `bootstrap` was embedded in its id. A bootstrap that was in no blob stays as
-/// it is.
+/// Gives the blob that `bootstrap` was embedded in its id. Other bootstraps stay unchanged.
 ///
 /// # Errors
 /// The superblocks are not those of a RAFS v6 bootstrap, or the tables are not inside of it.

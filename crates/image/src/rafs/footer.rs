@@ -3,7 +3,7 @@
 /// Bytes of a footer.
 pub(super) const SIZE: u64 = 512;
 
-/// Where in a header its checksum is.
+/// Place of the checksum in a header.
 const CHECKSUM: std::ops::Range<usize> = 148..156;
 
 /// The footer of a section.
@@ -13,7 +13,7 @@ pub(super) fn encode(name: &str, size: u64) -> [u8; SIZE as usize] {
     if size < 1 << 33 {
         header[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
     } else {
-        // GNU tar's form for what 11 octal digits cannot say.
+        // GNU tar's binary form, for sizes beyond 11 octal digits.
         header[124] = 0x80;
         header[128..136].copy_from_slice(&size.to_be_bytes());
     }
@@ -25,7 +25,7 @@ pub(super) fn encode(name: &str, size: u64) -> [u8; SIZE as usize] {
     header
 }
 
-/// Name and size of the section that ends before this footer; `None` if it is not one.
+/// Name and size of the section that ends before this footer; `None` if `header` is no footer.
 pub(super) fn decode(header: &[u8; SIZE as usize]) -> Option<(&str, u64)> {
     if octal(&header[CHECKSUM])? != checksum(header) || header[156] != b'0' {
         return None;

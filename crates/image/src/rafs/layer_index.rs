@@ -1,11 +1,11 @@
-//! The index of an unconverted layer: a blob with what it takes to read the layer in
-//! places.
+//! The index of an unconverted layer: a blob that makes the layer readable in places.
 //!
 //! ```text
 //! CI table | CI header |H| digest array |H| skeleton |H| table of contents |H|
 //! ```
-//! The skeleton is the unpacked layer without the bytes of its chunks, compressed with zstd: with
-//! them, it is the layer again. That of a layer without chunks is all that its index has.
+//! The skeleton is the unpacked layer without the bytes of its chunks, compressed with zstd.
+//! Skeleton and chunks together restore the layer. The index of a layer without chunks has only the
+//! skeleton.
 //!
 //! It is written as upstream writes "zran" blobs, so that upstream's readers serve such images,
 //! too.
@@ -23,7 +23,7 @@ use crate::{
     points::NewPoint,
 };
 
-/// What an index says about a layer.
+/// The content of a layer's index.
 #[derive(Clone, Debug)]
 pub struct LayerIndex {
     /// SHA-256 of the layer as stored.
@@ -33,16 +33,16 @@ pub struct LayerIndex {
     /// Its chunks in their order. Each is where its own bytes are in the stored layer, and in no
     /// unit.
     pub chunks: Vec<Chunk>,
-    /// The pieces of a gzip layer that have chunks, in their order; none of a plain tar.
+    /// The pieces of a gzip layer that have chunks, in their order; empty for a plain tar.
     pub pieces: Vec<Piece>,
-    /// What of the unpacked layer is in no chunk, compressed with zstd; empty if that is not kept.
+    /// The bytes of the unpacked layer outside all chunks, compressed with zstd; empty if not kept.
     pub skeleton: Vec<u8>,
 }
 
 /// A piece of a gzip layer: what follows a point, as far as there are chunks.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Where it begins.
+    /// The point at its beginning.
     pub point: NewPoint,
     /// The same place in the unpacked layer.
     pub decoded: u64,
@@ -54,7 +54,7 @@ pub struct Piece {
     pub offsets: Vec<u32>,
 }
 
-/// An index as stored, and what a bootstrap says about the layer.
+/// A stored index, with the bootstrap's description of the layer.
 #[derive(Clone, Debug)]
 pub struct WrittenIndex {
     /// The blob.
@@ -211,7 +211,7 @@ pub(super) mod tests {
         .unwrap()
     }
 
-    /// What becomes of an index whose decoded CI table is changed.
+    /// Places the chunks of an index whose decoded CI table was changed.
     fn placed(change: impl FnOnce(&mut [u8])) -> Result<super::super::Placed, FormatError> {
         let index = index();
         let (tree, options) = (Tree::new(Metadata::default()), BootstrapOptions::default());

@@ -10,17 +10,17 @@ use crate::chunk::Part;
 /// Label of a bootstrap of RAFS v5 that was [translated](super::v5).
 pub(super) const V5_LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
 
-/// Where the extended superblock starts, in bytes: right after the EROFS superblock.
+/// Offset of the extended superblock, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;
-/// Where the device table starts, in bytes.
+/// Offset of the device table, in bytes.
 pub const DEVICE_TABLE_OFFSET: u64 = 1408;
 /// Smallest and largest chunk size of an image, in bytes. A CI entry has 24 bits for a size.
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 0x1000..=0x100_0000;
-/// Most chunks in a blob: a chunk index has 24 bits for the number, and the last value stays
-/// unused.
+/// Maximum number of chunks in a blob: a chunk index has 24 bits for the number, and the last value
+/// stays unused.
 pub const MAX_CHUNKS: u32 = 0xff_ffff;
-/// Most chunks that an image may list, of all of its blobs. No limit of the format, but of what
-/// readers have room for.
+/// Maximum number of chunks over all blobs of an image. A limit of readers' memory, not of the
+/// format.
 pub const MAX_ROWS: u64 = 4 << 20;
 /// Alignment of blobs in the single-device view, in bytes.
 pub const MAPPED_ALIGN: u64 = 0x8_0000;
@@ -87,12 +87,12 @@ pub mod features {
     pub const HAS_TAR_HEADER: u32 = 0x1000_0000;
     /// There is a table of contents.
     pub const HAS_TOC: u32 = 0x2000_0000;
-    /// The writer knows about tar headers and tables of contents (2.2 and later).
+    /// The writer supports tar headers and tables of contents (2.2 and later).
     pub const CAP_TAR_TOC: u32 = 0x4000_0000;
-    /// What every blob made here has.
+    /// The features of every blob that this crate writes.
     pub const WRITTEN: u32 =
         ALIGNED | INLINED_CHUNK_DIGEST | HAS_TAR_HEADER | HAS_TOC | CAP_TAR_TOC;
-    /// What a blob made here has in addition if there are batches in it.
+    /// Further features of a written blob with batches.
     pub const WRITTEN_BATCHED: u32 = CHUNK_INFO_V2 | BATCH;
 }
 
@@ -112,7 +112,7 @@ pub struct ExtendedSuperBlock {
     pub chunk_table_offset: U64,
     /// Bytes of the chunk table.
     pub chunk_table_size: U64,
-    /// First byte of the prefetch table; 0 when there is none.
+    /// First byte of the prefetch table; 0 without one.
     pub prefetch_table_offset: U64,
     /// Bytes of the prefetch table.
     pub prefetch_table_size: U32,
@@ -184,11 +184,11 @@ pub struct ChunkEntry {
     pub stored: U64,
     /// First decoded byte.
     pub decoded: U64,
-    /// Where one of the files that use the chunk has it.
+    /// The chunk's offset in one of the files that use it.
     pub file_offset: U64,
     /// Number in the blob.
     pub number: U32,
-    /// CRC-32C when the flag says so.
+    /// CRC-32C, if the flag is set.
     pub crc32c: U32,
 }
 
@@ -230,14 +230,14 @@ pub const CI_UNIT_SIZE: u64 = 40;
 /// million chunks.
 pub const MAX_CI_V2: u64 = 256 << 20;
 
-/// What a CI table says about a piece of a gzip file: how to begin to decode it, and how long it
-/// is. Windows follow the last one.
+/// A piece of a gzip file in a CI table: where and how decoding begins, and its length. Windows
+/// follow the last context.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Context {
     /// First whole stored byte.
     pub stored: U64,
-    /// Where in the unpacked file it begins.
+    /// Its offset in the unpacked file.
     pub decoded: U64,
     /// First byte of its window among the windows.
     pub window: U64,
@@ -249,7 +249,7 @@ pub struct Context {
     pub window_size: U32,
     /// The byte before the first.
     pub before: u8,
-    /// How many of its upper bits belong to the piece.
+    /// The number of its upper bits that belong to the piece.
     pub bits: u8,
     /// Zero.
     pub reserved: [u8; 2],
@@ -273,7 +273,7 @@ pub struct CiHeader {
     pub stored_size: U64,
     /// Decoded bytes of the CI table.
     pub size: U64,
-    /// First byte of what is said about units in the decoded CI table; 0 without any.
+    /// First byte of the units in the decoded CI table; 0 without any.
     pub units_offset: U64,
     /// Bytes of that, with windows.
     pub units_size: U64,

@@ -1,4 +1,4 @@
-//! RAFS v6: what turns an EROFS image into the index of data blobs.
+//! RAFS v6: the structures that turn an EROFS image into an index of data blobs.
 //!
 //! A [`Bootstrap`] is an EROFS image with tables of blobs and chunks; [`write_bootstrap`] makes one
 //! from a tree. A data blob is chunks back to back with a [tail](blob_tail) that describes them
@@ -37,7 +37,7 @@ pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetc
 
 use crate::{Blob, Codec, Digest};
 
-/// What a bootstrap says about one blob.
+/// A bootstrap's description of one blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobRecord {
     /// Its id, sizes and chunks.
@@ -46,7 +46,7 @@ pub struct BlobRecord {
     pub tail: TailInfo,
 }
 
-/// Where the tables at the end of a blob are.
+/// The places of the tables at the end of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailInfo {
     /// See [`layout::features`].
@@ -62,7 +62,7 @@ pub struct TailInfo {
     pub ci_size: u64,
     /// How the CI table is compressed.
     pub ci_codec: Codec,
-    /// Bytes of the table of contents with its footer; 0 when the bootstrap does not say.
+    /// Bytes of the table of contents with its footer; 0 if unknown.
     pub toc_size: u32,
     /// SHA-256 of the table of contents with its footer, if `toc_size` is not 0.
     pub toc_digest: Option<Digest>,
@@ -70,7 +70,7 @@ pub struct TailInfo {
     pub index: Option<IndexBlob>,
 }
 
-/// What makes an unconverted layer readable in places.
+/// The index of an unconverted layer, as a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexBlob {
     /// SHA-256 of the blob as stored.
@@ -80,7 +80,7 @@ pub struct IndexBlob {
 }
 
 impl TailInfo {
-    /// That of a blob without a chunk table.
+    /// Describes a blob without a chunk table.
     const fn without_table(features: u32, chunk_count: u32, index: Option<IndexBlob>) -> Self {
         TailInfo {
             features,
@@ -100,12 +100,12 @@ impl TailInfo {
         self.ci_offset + self.ci_stored_size + layout::CI_HEADER_SIZE
     }
 
-    /// Whether only the CI table says where chunks are stored.
+    /// Returns whether only the CI table has the places of stored chunks.
     pub(super) const fn has_units(&self) -> bool {
         self.features & (layout::features::BATCH | layout::features::ZRAN) != 0
     }
 
-    /// Whether units are pieces of a gzip file.
+    /// Returns whether units are pieces of a gzip file.
     pub(super) const fn has_contexts(&self) -> bool {
         self.features & layout::features::ZRAN != 0
     }

@@ -1,4 +1,4 @@
-//! Bootstraps that leave out where chunks are stored that lie in a unit with others.
+//! Completes bootstraps that leave out the stored places of chunks which share a unit.
 //!
 //! Upstream's do: what it knows about a batch, or about a piece of a gzip layer, is in the CI table
 //! of the blob only. Lazuli goes by the chunk table, which has the digests. So where such a
@@ -17,17 +17,17 @@ use crate::{BlobIndex, FormatError, Points, Structure};
 /// The chunk table of a bootstrap with everything placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where it is in the bootstrap.
+    /// Its offset in the bootstrap.
     pub at: u64,
     /// The table, of the same size as before.
     pub table: Vec<u8>,
-    /// Where decoders can begin in gzip layers.
+    /// The points at which decoders can begin in gzip layers.
     pub points: Vec<(BlobIndex, Points)>,
 }
 
-/// The chunk table of the bootstrap `bytes` with the places of all chunks that it leaves out and
-/// that are in one of `cis`, the decoded CI tables of some of its blobs. What else they say is not
-/// looked at.
+/// Returns the chunk table of the bootstrap `bytes`, completed with the places of all chunks that
+/// it leaves out and that are in one of `cis`, the decoded CI tables of some of its blobs. Other
+/// fields of `cis` are ignored.
 pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
     let (tables, chunk_table) = parse_blobs(bytes)?;
     let error = |object: Structure, problem: String| FormatError::new(object, 0, problem);

@@ -1,4 +1,4 @@
-//! Reads what [`LayerIndex::write`](super::LayerIndex::write) has written.
+//! Reads the output of [`LayerIndex::write`](super::LayerIndex::write).
 
 use super::{
     BlobRecord, IndexBlob, TailInfo,
@@ -11,20 +11,20 @@ use crate::{
     Algorithm, Blob, Chunk, Codec, Digest, FormatError, Stored, offset::round_up_to_block,
 };
 
-/// An index of an unconverted layer, and what it takes to put that layer together again.
+/// The index of an unconverted layer, with the data to restore that layer.
 #[derive(Clone, Debug)]
 pub struct ReadIndex {
-    /// What a bootstrap says about the layer, with chunks that are in no unit yet.
+    /// The bootstrap's description of the layer, with chunks that are not placed in units yet.
     pub record: BlobRecord,
     /// For each chunk the place of its first byte in the unpacked layer. They ascend, and chunks
     /// do not overlap.
     pub starts: Vec<u64>,
-    /// The unpacked layer without its chunks, compressed with zstd; `None` if it is not kept.
+    /// The unpacked layer without its chunks, compressed with zstd; `None` if not kept.
     pub skeleton: Option<Vec<u8>>,
 }
 
 impl ReadIndex {
-    /// Reads `bytes`, the index of `layer`, which has `stored_size` bytes.
+    /// Parses `bytes`, the index of `layer`, which has `stored_size` bytes.
     ///
     /// # Errors
     /// They are no index, or one of another layer.

@@ -22,12 +22,12 @@ use crate::{
     },
 };
 
-/// What a bootstrap does not take from its tree and blobs.
+/// Parameters of a bootstrap beyond its tree and blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootstrapOptions {
     /// Bytes per chunk: a power of two from 4 KiB to 16 MiB; 1 MiB by default.
     pub chunk_size: u32,
-    /// What the chunk digests were computed with; BLAKE3 by default.
+    /// The algorithm of the chunk digests; BLAKE3 by default.
     pub digest: Algorithm,
 }
 
@@ -49,8 +49,8 @@ pub fn write_bootstrap(
     write_bootstrap_with_prefetch(tree, blobs, options, &[])
 }
 
-/// The same image with a prefetch table: the files that readers of upstream fetch first. What no
-/// name leads to is left out.
+/// [`write_bootstrap`] with a prefetch table: the files that upstream's readers fetch first. Inodes
+/// without a name are left out.
 pub fn write_bootstrap_with_prefetch(
     tree: &Tree,
     blobs: &[BlobRecord],
@@ -104,7 +104,7 @@ impl Image<'_> {
         }
         out.pad(BLOCK_SIZE);
 
-        // Blob table: what EROFS has no place for about each blob.
+        // Blob table: fields of blobs that EROFS has no room for.
         out.mark(Mark::BlobTable);
         for (index, record) in self.blobs.iter().enumerate() {
             out.write(self.blob_entry(index, record).as_bytes());
@@ -122,7 +122,7 @@ impl Image<'_> {
         }
         out.pad(BLOCK_SIZE);
 
-        // Inode area: inodes with what follows them, then their blocks.
+        // Inode area: inodes with their inline data, then their blocks.
         out.mark(Mark::Meta);
         // Upstream takes a root directory at the very start of the inode area for a missing one.
         out.write(&[0; BLOCK_SIZE as usize]);
@@ -257,8 +257,8 @@ fn hex(blob: &Blob) -> [u8; 64] {
     blob.id.hex().as_bytes().try_into().expect("32 bytes are 64 hex digits")
 }
 
-/// Checks options and blobs, and returns the codec that the image is said to have: that of all
-/// blobs, but gzip layers may have blobs beside them with what they cannot give.
+/// Checks options and blobs. Returns the codec of the image, which all blobs share; only an image
+/// of gzip layers may also have blobs with another codec, for data that the layers cannot give.
 fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
     let fail = |problem: Problem| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
     let chunk_size = options.chunk_size;

@@ -17,7 +17,7 @@ fn ci(sample: &Sample, blob: usize) -> Vec<u8> {
     ci_table_of(&sample.blobs[blob].stored[record.tail.ci_offset as usize..], &record.tail).unwrap()
 }
 
-/// `bootstrap` with what `place` makes of it.
+/// `bootstrap` after `place`.
 fn placed(bootstrap: &[u8], tables: &[(BlobIndex, Vec<u8>)]) -> Vec<u8> {
     let mut bootstrap = bootstrap.to_vec();
     let placed = place(&bootstrap, tables).unwrap();
@@ -82,7 +82,8 @@ fn places_that_a_bootstrap_leaves_out_come_from_the_blob() {
     assert!(placed(&bare, &[]) == bare);
 }
 
-/// Whatever a table says, the chunks end inside blob and batch, and so does a decoder.
+/// For every changed byte of a table, chunks stay inside their blob and batch, and so does the
+/// decoder.
 #[test]
 fn every_byte_of_a_table_changed() {
     let sample = batched_sample(Codec::None);
@@ -104,7 +105,7 @@ fn every_byte_of_a_table_changed() {
             }
             let same = check_ci_table(record, &tables[0].1).is_ok();
             let untouched = bootstrap.blobs()[0] == record.blob;
-            // A changed reserved byte changes nothing; what the bootstrap says itself is not taken
+            // A changed reserved byte has no effect; fields that the bootstrap has are not taken
             // from the table.
             assert!(!same || untouched, "byte {at} became {value:#x}");
         }

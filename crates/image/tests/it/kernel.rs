@@ -1,4 +1,4 @@
-//! What others think of our images: Linux and `fsck.erofs`.
+//! Linux and `fsck.erofs` read our images.
 
 use std::{
     fs,

@@ -17,7 +17,7 @@ fn the_sample() {
     assert_eq!(summary.names, flatten(&sample.tree).len() as u64);
     assert_eq!(flatten(&bootstrap.tree().unwrap()), flatten(&sample.tree));
     assert_eq!(bootstrap.blob_records(), records(&sample.blobs));
-    // Writing what was read gives the same bytes: nothing depends on the order of `Tree::add`.
+    // Writing a tree that was read gives the same bytes, whatever the order of `Tree::add`.
     let again = bootstrap.tree().unwrap();
     let again = write_bootstrap(&again, &bootstrap.blob_records(), &small_chunks()).unwrap();
     assert!(again == sample.bootstrap);

@@ -157,7 +157,7 @@ pub(crate) struct Sample {
     pub(crate) bootstrap: Vec<u8>,
 }
 
-/// One of everything, with a directory of several blocks and what does not fit behind its inode.
+/// One file of each type, with a directory of several blocks and data too big to follow its inode.
 pub(crate) fn sample() -> Sample {
     build(Codec::Zstd, |tree| {
         let big = add(tree, Tree::ROOT, b"big", Kind::Directory(BTreeMap::new()));
@@ -174,7 +174,7 @@ pub(crate) fn sample() -> Sample {
     })
 }
 
-/// One of everything that is small, the same with every version of the codecs.
+/// One small file of each type. Its bytes don't depend on the versions of the codecs.
 pub(crate) fn small_sample() -> Sample {
     build(Codec::None, |_| {})
 }
@@ -226,7 +226,7 @@ fn build(codec: Codec, more: impl FnOnce(&mut Tree)) -> Sample {
     Sample { tree, blobs, bootstrap }
 }
 
-/// Files of their own, in batches, and one that a batch would not have been smaller for.
+/// Small files in batches, and one file that a batch would not compress better.
 pub(crate) fn batched_sample(codec: Codec) -> Sample {
     let options = small_chunks();
     let mut blobs = [BlobBuilder::new(codec, options), BlobBuilder::new(codec, options)];

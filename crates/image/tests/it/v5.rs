@@ -1,4 +1,4 @@
-//! RAFS v5: what becomes of an image, and damaged ones.
+//! RAFS v5: translation of sound and of damaged images.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn translated(sample: &Sample) -> Vec<u8> {
     write(&sample.tree, &blobs, &small_chunks())
 }
 
-/// Every path with what is there; files as the digests and stored places of their chunks.
+/// Every path with its content; files as the digests and stored places of their chunks.
 type Listing = BTreeMap<Vec<u8>, (String, Vec<u8>, Vec<(Digest, Digest, u64, u32, u32)>)>;
 
 fn listing<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Listing {
@@ -74,7 +74,7 @@ fn blobs_and_chunks_that_no_file_uses_are_left_out() {
     assert_eq!(blob.chunks[0].digest, Algorithm::Sha256.digest(b"kept"));
 }
 
-/// Whether an image is translated; then the result must be sound.
+/// Returns whether an image is translated, and asserts that the result is sound.
 fn sound(bytes: &[u8]) -> bool {
     let Ok(bootstrap) = v5::translate(bytes) else { return false };
     check(&Bootstrap::open(bootstrap).unwrap()).unwrap();

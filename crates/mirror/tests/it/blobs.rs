@@ -1,4 +1,4 @@
-//! Blobs: ranges, digests, registries that know no ranges.
+//! Blobs: ranges, digests, registries without range support.
 
 use lazuli_testkit::registry::Fault;
 
@@ -75,7 +75,7 @@ async fn wrong_bytes_are_never_the_whole_blob() {
         let layer = noise(size);
         let digest = scene.registry.put_blob(APP, &layer);
         let path = format!("blobs/{digest}");
-        // The question for its size comes first.
+        // The request for the size comes first.
         scene.registry.fault("GET", &format!("{digest}"), 1, Fault::Latency(Default::default()));
         scene.registry.fault("GET", &format!("{digest}"), 1000, Fault::WrongBytes);
         let answer = scene.get(&path).await;

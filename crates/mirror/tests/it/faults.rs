@@ -57,7 +57,7 @@ async fn a_registrys_rate_limit_is_respected() {
     let scene = Scene::new().await;
     scene.put_image("1", b"layer");
     scene.registry.fault("GET", "/manifests/", 100, Fault::Busy(429, 30));
-    // A stranger may have a login, with which he may ask more often.
+    // An anonymous client may have a login, with which it may ask more often.
     assert_eq!(scene.get("manifests/1").await.status(), 401);
     scene.registry.reset_stats();
     let answer = scene.get_as("ann", "secret", "manifests/1").await;
@@ -77,8 +77,8 @@ async fn wrong_manifests_are_not_passed_on() {
     assert_eq!(scene.get("manifests/1").await.status(), 200);
 }
 
-/// Pods with `imagePullPolicy: Always` restart while the registry is away, each client's with what
-/// it was allowed to see.
+/// Pods with `imagePullPolicy: Always` restart while the registry is away. Each client gets only
+/// answers that its own login was given before.
 #[tokio::test]
 async fn manifests_are_answered_while_the_registry_is_away() {
     let scene = Scene::new().await;

@@ -97,8 +97,7 @@ async fn tokens_outlast_the_mirrors_process_and_are_for_one_registry() {
     assert_eq!(other.log(), []);
 }
 
-/// What was allowed is asked for again when it is no longer in memory, and ends with the first
-/// refusal.
+/// Answers that left memory are requested again, and the first refusal ends access.
 #[tokio::test]
 async fn a_login_that_the_registry_no_longer_takes_sees_nothing() {
     let scene = Scene::new().await;
@@ -123,7 +122,7 @@ async fn a_public_image_needs_no_login_and_a_login_does_no_harm() {
     assert_eq!(scene.get_as("ann", "secret", "manifests/1").await.status(), 200);
     let shown = scene.registry.log().iter().any(|request| request.authorized);
     assert!(!shown, "a login is shown to a registry that did not ask for one");
-    // More than one: the mirror may still be fetching what follows the earlier answers.
+    // Several, because the mirror may still be fetching ahead after earlier answers.
     scene.registry.fault("GET", "/manifests/", 100, Fault::Status(403));
     assert_eq!(scene.get("manifests/1-manifest").await.status(), 401);
 }

@@ -1,4 +1,4 @@
-//! Manifests: what they are answered with, and what the registry is asked for them.
+//! Manifests: answers to clients, and requests to the registry.
 
 use lazuli_registry::Login;
 

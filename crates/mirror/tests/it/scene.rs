@@ -28,7 +28,7 @@ pub(crate) struct Scene {
     serving: JoinHandle<()>,
 }
 
-/// What the node was told.
+/// Records what the mirror reports to the node.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(pub(crate) Mutex<Vec<(String, Option<Login>)>>);
 
@@ -44,7 +44,7 @@ impl Scene {
         Self::with(&[]).await
     }
 
-    /// The same with names whose tags are answered with the lazy form.
+    /// A scene whose tags of these names are answered with the lazy form.
     pub(crate) async fn with(lazy: &[&str]) -> Self {
         let directory = Arc::new(tempfile::tempdir().unwrap());
         Self::over(FakeRegistry::start().unwrap(), directory, lazy).await
@@ -69,7 +69,7 @@ impl Scene {
         Scene { registry, mirror, address, client, node, directory, serving }
     }
 
-    /// The same with another process of the mirror: what was in memory is gone.
+    /// The scene after a restart of the mirror: answers in memory are gone.
     pub(crate) async fn restarted(self) -> Self {
         self.serving.abort();
         Self::over(self.registry.clone(), self.directory.clone(), &[]).await
@@ -169,7 +169,7 @@ impl Scene {
         (self.registry.put_manifest(APP, tag, kind, &raw), raw.len())
     }
 
-    /// What the registry was asked, in order.
+    /// The requests that the registry received, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
         let log = self.registry.log();
         log.iter().map(|request| format!("{} {}", request.method, request.target)).collect()

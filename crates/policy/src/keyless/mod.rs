@@ -16,12 +16,12 @@ use crate::{
     evidence::Certified,
 };
 
-/// Most bytes of a trusted root. That of the public instance has 7 kB.
+/// Maximum size of a trusted root, in bytes. That of the public instance has 7 kB.
 pub(crate) const LIMIT: usize = 1 << 20;
 
 const DOCUMENT: &str = "Sigstore bundle";
 
-/// Whose signatures count.
+/// The accepted identity, as the policy file has it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Table {
@@ -30,7 +30,7 @@ pub(crate) struct Table {
     pub(crate) trusted_root: PathBuf,
 }
 
-/// An identity, and what is trusted to have seen it.
+/// An identity with its trusted root.
 pub(crate) struct Keyless {
     issuer: String,
     subject: String,
@@ -50,7 +50,7 @@ impl fmt::Display for Keyless {
 }
 
 impl Keyless {
-    /// Whose signatures count, with the content of the trusted root.
+    /// Reads the accepted identity; `root` is the content of its trusted root file.
     pub(crate) fn new(table: Table, root: &[u8]) -> Result<Self, String> {
         let Table { issuer, subject, trusted_root } = table;
         if issuer.is_empty() || subject.trim_end_matches('*').is_empty() {
@@ -67,7 +67,7 @@ impl Keyless {
         Ok(Keyless { issuer, subject, verifier })
     }
 
-    /// Checks that a bundle is this identity's signature of what has the digest `signed`.
+    /// Checks that a bundle is this identity's signature of an object with the digest `signed`.
     pub(crate) fn verify(&self, bundle: &[u8], signed: &Digest) -> Result<(), String> {
         let json = std::str::from_utf8(bundle).map_err(|error| error.to_string())?;
         let bundle = Bundle::from_json(json).map_err(|error| error.to_string())?;
@@ -88,7 +88,7 @@ impl Keyless {
     }
 }
 
-/// What the transparency log says about a signature, in an annotation of cosign 2.
+/// The transparency log's entry for a signature, in an annotation of cosign 2.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct LogEntry {

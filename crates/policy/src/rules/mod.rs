@@ -39,7 +39,7 @@ pub enum PolicyError {
     /// The file cannot be read.
     #[error("policy {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
@@ -47,19 +47,19 @@ pub enum PolicyError {
     /// It is no TOML, or has other keys than a policy.
     #[error("policy {} is not valid: {problem}", path.display())]
     Syntax {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where, and what is wrong.
+        /// The place, and the problem.
         problem: String,
     },
     /// A rule cannot be used.
     #[error("policy {}: {rule}: {problem}", path.display())]
     Rule {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// `default`, or `images."NAME"`.
         rule: String,
-        /// What is wrong, and what was expected.
+        /// The problem, with the expected value.
         problem: String,
     },
 }
@@ -83,8 +83,8 @@ struct Document {
 }
 
 impl Policy {
-    /// Reads the policy at `path`, and the files that it names, by `read`, which reads a file of at
-    /// most so many bytes.
+    /// Reads the policy at `path` and the files that it names. `read` reads a file of at most the
+    /// given size.
     ///
     /// # Errors
     /// One of them cannot be read, or not be used.
@@ -94,7 +94,7 @@ impl Policy {
         Self::parse(path, &text, read)
     }
 
-    /// The same with the file's content.
+    /// Parses the policy from the content of its file. Reads the files that it names.
     ///
     /// # Errors
     /// One of them cannot be read, or not be used.
@@ -137,15 +137,15 @@ impl Policy {
         self.hash
     }
 
-    /// Whether the conversion statement of a lazy image counts for `name`, so that referrers of an
-    /// ordinary image are worth to be looked at.
+    /// Returns whether conversion statements count for lazy images under `name`, so that the
+    /// referrers of an ordinary image are worth a request.
     pub fn takes_statements(&self, name: &ImageName) -> bool {
         let (_, rule) = self.rule(&Asked::of(name));
         matches!(rule, Rule::Require(requirement)
             if !requirement.converters.keys.is_empty() && !requirement.accepts_anything())
     }
 
-    /// Whether a key is trusted to state what is in layers of images with the name `name`.
+    /// Returns whether a key is trusted to state the contents of layers of images named `name`.
     pub fn has_statement_keys(&self, name: &ImageName) -> bool {
         let (_, rule) = self.rule(&Asked::of(name));
         matches!(rule, Rule::Require(requirement) if !requirement.converters.keys.is_empty())
@@ -155,7 +155,7 @@ impl Policy {
         &self.path
     }
 
-    /// The rule for an image, and what it is called in the file.
+    /// Returns the rule for an image, and its name in the file.
     pub(crate) fn rule(&self, asked: &Asked) -> (String, &Rule) {
         let found = self.rules.iter().find(|(scope, _)| scope.covers(&asked.repository));
         found.map_or_else(

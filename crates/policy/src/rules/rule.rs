@@ -17,13 +17,13 @@ use crate::{
     program::Program,
 };
 
-/// Most keys of one rule.
+/// Maximum number of keys of one rule.
 const KEYS: usize = 64;
 
-/// How long a verifier program may take, as containerd's default.
+/// Time limit for a verifier program, as containerd's default.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a whole file of at most so many bytes.
+/// Reads a whole file of at most the given number of bytes.
 pub type ReadFile<'a> = dyn Fn(&Path, usize) -> io::Result<Vec<u8>> + 'a;
 
 /// The evidence that one rule requires.
@@ -34,7 +34,7 @@ pub(crate) enum Rule {
     Require(Box<Requirement>),
 }
 
-/// Signatures and the like; one of the ways is enough.
+/// The evidence that a rule accepts: signatures, or statements by converters.
 #[derive(Debug)]
 pub(crate) struct Requirement {
     pub(crate) ground: Option<Ground>,
@@ -47,14 +47,14 @@ pub(crate) struct Requirement {
 #[derive(Debug)]
 pub(crate) struct Converters {
     pub(crate) keys: Vec<PublicKey>,
-    /// So many of them have to state the same conversion.
+    /// The number of keys that must state the same conversion.
     pub(crate) threshold: usize,
 }
 
-/// What has to be there.
+/// The kind of signature required.
 #[derive(Debug)]
 pub(crate) enum Ground {
-    /// Nothing: the rule is there for the keys of its statements.
+    /// None: the rule exists for the keys of its statements.
     Anything,
     Keys {
         keys: Vec<PublicKey>,
@@ -65,7 +65,7 @@ pub(crate) enum Ground {
 }
 
 impl Requirement {
-    /// Whether images run without a signature.
+    /// Returns whether images run without a signature.
     pub(crate) fn accepts_anything(&self) -> bool {
         matches!(self.ground, Some(Ground::Anything))
     }
@@ -117,7 +117,7 @@ struct Table {
     signed_as: Vec<String>,
 }
 
-/// Reads files, and remembers what was in them.
+/// Reads files and caches their content.
 pub(super) struct Reader<'a> {
     pub(super) read: &'a ReadFile<'a>,
     pub(super) seen: Vec<(PathBuf, Vec<u8>)>,
@@ -207,7 +207,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Different keys: one that is listed twice must not count twice.
+    /// Reads different keys: a key listed twice must not count twice.
     fn keys(&mut self, what: &str, paths: &[PathBuf]) -> Result<Vec<PublicKey>, String> {
         if paths.len() > KEYS {
             return Err(format!("{what} has {} files, expected at most {KEYS}", paths.len()));
@@ -247,7 +247,7 @@ impl Reader<'_> {
     }
 }
 
-/// A threshold that so many keys can reach.
+/// Checks that `keys` keys can reach the threshold.
 fn within(what: &str, threshold: usize, keys: usize) -> Result<usize, String> {
     if (1..=keys).contains(&threshold) {
         Ok(threshold)

@@ -31,7 +31,7 @@ use crate::{
 /// Most requests for one image.
 const REQUESTS: usize = 128;
 
-/// Most failures that an error lists.
+/// Maximum number of failures that an error lists.
 const FAILURES: usize = 3;
 
 type Answer = (String, Result<Found, RegistryError>);
@@ -94,7 +94,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Everything that bundles beside the manifest say.
+    /// Gathers the evidence of all bundles beside the manifest.
     pub(crate) async fn gather(mut self) -> Evidence {
         let (home, manifest) = (&self.question.name, self.question.manifest.digest);
         self.begin(home, Task::Referrers(manifest));
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks the verifier program of the policy, once everything else is known. False if there is
+    /// Runs the policy's verifier program, once all other evidence is known. False if there is
     /// none.
     async fn consult(&mut self) -> bool {
         let asked = Asked::of(&self.question.name);
@@ -125,7 +125,7 @@ impl<'a> Search<'a> {
         if !self.evidence.consents.is_empty() {
             return false;
         }
-        // Signers sign what the name means.
+        // Signers sign the index if the name means one.
         let image = self.index.clone().unwrap_or_else(|| self.question.manifest.clone());
         let home = self.places.get(&Asked::of(&self.question.name).repository).cloned();
         let image = described(home, image).await;
@@ -210,7 +210,7 @@ impl<'a> Search<'a> {
         }));
     }
 
-    /// Adds what could not be had: it may be why there is no signature.
+    /// Adds failed requests to the reasons: they may be why no signature was found.
     fn refuse(self, mut refused: Box<Refused>) -> Box<Refused> {
         refused.reasons.extend(self.failures.into_iter().take(FAILURES));
         refused

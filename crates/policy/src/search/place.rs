@@ -1,4 +1,4 @@
-//! One repository in which evidence is looked for.
+//! One repository that is searched for evidence.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
 /// The goal of a search: its image has the repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Task {
-    /// What the name means, if that is an index.
+    /// The index that the name means, if it means one.
     Index,
     /// Signatures under the tag of this digest.
     Tag(Digest),
@@ -48,7 +48,7 @@ pub(super) struct SearchedRepository {
     references: Vec<String>,
 }
 
-/// What `place` has, with its size and type, if nothing but the digest is known of it yet.
+/// Fetches size and type of an image at `place`, if only its digest is known yet.
 pub(super) async fn described(place: Option<SearchedRepository>, image: Descriptor) -> Descriptor {
     let (0, Some(place)) = (image.size, place) else { return image };
     match place.repository.document(Some(&image.digest)).await {

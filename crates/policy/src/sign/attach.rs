@@ -6,7 +6,7 @@ use lazuli_registry::{BlobContent, Document, PushBy, RegistryError, Repository};
 use super::{BundleReferrer, SigningError, SigningKey, sign_statement};
 use crate::{Bundle, Statement, bundle::BUNDLE_LIMIT, media_type};
 
-/// Bundles beside an image that are looked at for one that is already there.
+/// Maximum number of bundles beside an image that are checked for an existing signature.
 const LOOKED_AT: usize = 64;
 
 /// Why a statement was not attached.
@@ -20,8 +20,8 @@ pub enum AttachError {
     Registry(#[from] RegistryError),
 }
 
-/// Makes a bundle with `statement`, signed with `key`, a referrer of `subject`, which `to` has;
-/// unless this key has signed it before, and that is there.
+/// Signs `statement` with `key`, and adds the bundle to `to` as a referrer of `subject`. Does
+/// nothing if a bundle with the same statement by this key exists.
 ///
 /// # Errors
 /// The key cannot sign, or the place does not take the bundle.
@@ -59,7 +59,7 @@ async fn is_attached(
     });
     let payload = statement.to_json();
     for entry in of_this_type.take(LOOKED_AT) {
-        // One that is damaged, or gone, is not ours.
+        // Skip missing and damaged bundles: they are not ours.
         let Ok(document) = to.document(Some(&entry.digest)).await else { continue };
         let Ok(manifest) = Manifest::parse(&document.raw) else { continue };
         let [layer] = &manifest.layers[..] else { continue };

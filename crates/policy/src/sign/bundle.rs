@@ -43,7 +43,7 @@ pub struct BundleReferrer {
 }
 
 impl BundleReferrer {
-    /// A referrer of `subject` that has `bundle`, whose statement has a predicate of
+    /// A referrer of `subject` with `bundle`, whose statement's predicate has the type
     /// `predicate_type`.
     pub fn new(subject: &Descriptor, bundle: &[u8], predicate_type: &str) -> Self {
         let digest = |content| Algorithm::Sha256.digest(content);
@@ -76,7 +76,7 @@ impl BundleReferrer {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// What the list of the image's referrers says about the manifest.
+    /// The manifest's entry in the list of the image's referrers.
     pub fn entry(&self) -> Descriptor {
         let raw = self.to_json();
         let digest = Algorithm::Sha256.digest(&raw);

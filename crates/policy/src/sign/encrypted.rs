@@ -69,7 +69,7 @@ pub(super) struct EncryptedKey {
 }
 
 impl EncryptedKey {
-    /// Parses the content of the PEM section, or says what is wrong with it.
+    /// Parses the content of the PEM section; the error says what is wrong.
     pub(super) fn parse(raw: &[u8]) -> Result<Self, String> {
         let document: Document = serde_json::from_slice(raw).map_err(|error| error.to_string())?;
         let decode =

@@ -64,7 +64,7 @@ enum Pair {
 }
 
 impl SigningKey {
-    /// Parses the private key in `pem`: PKCS#8, or what `cosign generate-key-pair` writes, which
+    /// Parses the private key in `pem`: PKCS#8, or the output of `cosign generate-key-pair`, which
     /// `password` decrypts.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl SigningKey {
         Ok(SigningKey { pair, public })
     }
 
-    /// The key that verifies what this one signs.
+    /// The public key of this private key.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }

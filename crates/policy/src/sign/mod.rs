@@ -4,7 +4,7 @@
 //! .sig tag ─▶ manifest ─▶ simple signing payload    cosign 2, podman, admission controllers
 //! referrer ─▶ bundle ─▶ envelope ─▶ statement       cosign 3; what an image was made from
 //! ```
-//! All but [`attach`] is pure: the caller knows where bytes are stored.
+//! All but [`attach`] is pure: the caller decides where to store the bytes.
 
 mod attach;
 mod bundle;

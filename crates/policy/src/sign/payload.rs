@@ -16,7 +16,7 @@ use crate::{
 
 const DOCUMENT: &str = "manifest of signatures";
 
-/// Most bytes of such a manifest: what registries accept.
+/// Maximum size of such a manifest, in bytes: what registries accept.
 const LIMIT: usize = lazuli_image::oci::MAX_DOCUMENT;
 
 /// A simple signing payload and its signature.
@@ -47,7 +47,7 @@ impl SignedPayload {
     }
 }
 
-/// A manifest of signatures. What other signers put into it stays.
+/// A manifest of signatures. Fields by other signers are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SignatureManifest {
     fields: Map<String, Value>,
@@ -63,7 +63,7 @@ impl Default for SignatureManifest {
 }
 
 impl SignatureManifest {
-    /// Parses the manifest that a `.sig` tag names.
+    /// Parses the manifest under a `.sig` tag.
     ///
     /// # Errors
     /// It is none.
@@ -79,7 +79,7 @@ impl SignatureManifest {
         Ok(SignatureManifest { fields, layers })
     }
 
-    /// Whether it has a signature of `payload` that `key` verifies.
+    /// Returns whether a signature of `payload` exists that `key` verifies.
     pub fn has(&self, payload: &[u8], key: &PublicKey) -> bool {
         let digest = Algorithm::Sha256.digest(payload);
         let mut layers = self

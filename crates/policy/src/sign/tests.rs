@@ -1,4 +1,4 @@
-//! Against what the real cosign made, see `tests/fixtures/cosign/make`; and with keys of every
+//! Reads output of the real cosign, see `tests/fixtures/cosign/make`, and signs with keys of every
 //! kind.
 
 use aws_lc_rs::{

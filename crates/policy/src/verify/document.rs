@@ -54,7 +54,8 @@ pub(crate) enum Document<'a> {
 }
 
 impl Document<'_> {
-    /// What is signed by some of `keys`, and by which.
+    /// Verifies the document with `keys`. Returns the numbers of the keys that signed it, and the
+    /// signed content.
     pub(super) fn by_keys(&self, keys: &[PublicKey]) -> Result<(Vec<usize>, Signed), String> {
         match self {
             Document::Simple(SimpleSignature { payload, signature, .. }) => {
@@ -68,7 +69,8 @@ impl Document<'_> {
         }
     }
 
-    /// What is signed by an identity. Only signatures of one of `digests` are looked at.
+    /// Verifies the document with an identity, and returns the signed content. Signatures of
+    /// digests other than `digests` are ignored.
     pub(super) fn by_identity(
         &self,
         identity: &keyless::Keyless,
@@ -141,7 +143,7 @@ fn of_payload(payload: &[u8]) -> Result<Signed, String> {
     Ok(Signed { subjects: vec![(Some(reference), digest)] })
 }
 
-/// Attestations of other kinds say something about an image, and not that it may run.
+/// Extracts the signed image. Attestations of other types describe an image without approving it.
 fn of_statement(statement: &Statement) -> Result<Signed, String> {
     if statement.predicate_type != statement::SIGNED {
         let kind = &statement.predicate_type;

@@ -17,7 +17,7 @@ use crate::{
     statement,
 };
 
-/// Most reasons that an error lists.
+/// Maximum number of reasons that an error lists.
 const REASONS: usize = 6;
 
 /// An image that may run under a name. Serving an image takes one; only [`verify`] makes it of
@@ -33,13 +33,13 @@ impl Verified {
         Verified { manifest, by: by.into() }
     }
 
-    /// For the mounts of an earlier worker: it had this when it mounted them, and readers go on.
+    /// Admits a mount of an earlier worker, which verified it before it mounted.
     pub fn taken_over(manifest: Digest) -> Self {
         Self::new(manifest, "an earlier worker")
     }
 
-    /// That what has the manifest `manifest` may run as well: it shows layers of this image, by an
-    /// index that is vouched for or that this node made.
+    /// Admits the manifest `manifest` too: it shows the layers of this image, by an index that a
+    /// key vouches for or that this node made.
     pub fn of_index(&self, manifest: Digest) -> Self {
         Self::new(manifest, self.by.clone())
     }
@@ -68,11 +68,11 @@ pub struct Refused {
     pub image: String,
     /// The policy's file.
     pub policy: PathBuf,
-    /// Which of its rules.
+    /// The name of the rule.
     pub rule: String,
-    /// What that wants.
+    /// The requirement of the rule.
     pub wanted: String,
-    /// Why that is not there.
+    /// Why the evidence doesn't meet it.
     pub reasons: Vec<String>,
 }
 
@@ -90,11 +90,11 @@ pub struct Claim<'a> {
     /// The index that lists it, if the name means one: a signature of an index covers its
     /// manifests.
     pub index: Option<Digest>,
-    /// The manifest of the ordinary image whose place it takes.
+    /// The manifest of the ordinary image that it replaces.
     pub replaces: Option<Digest>,
 }
 
-/// Decides.
+/// Decides whether an image may run.
 ///
 /// # Errors
 /// The policy does not want the image to run, or there is not enough evidence.
@@ -132,7 +132,7 @@ pub fn verify(
     Err(refused(requirement.to_string(), reasons))
 }
 
-/// The sources of trusted conversion statements, whose signatures are wanted.
+/// The sources named by trusted conversion statements, whose signatures are needed next.
 pub(crate) fn sources(
     policy: &Policy,
     claim: &Claim<'_>,
@@ -148,7 +148,7 @@ pub(crate) fn sources(
     }
 }
 
-/// Whether one of `digests` may run under the name, and on which evidence.
+/// Returns the evidence that admits one of `digests` under the name, or `None`.
 fn approved(
     requirement: &Requirement,
     asked: &Asked,
@@ -200,8 +200,8 @@ fn approved(
     }
 }
 
-/// Whether the source of a conversion may run under its own name, by a signature: a converter's key
-/// alone must not be enough to admit an unsigned image.
+/// Returns the signature that admits the source of a conversion under the source's own name. A
+/// converter's key alone must not be enough to admit an unsigned image.
 fn approved_source(
     policy: &Policy,
     conversion: &Conversion,

@@ -14,7 +14,7 @@ use crate::{
     media_type, statement::Source,
 };
 
-/// A key, and what signs with it.
+/// A key that signs.
 struct Signer {
     pair: EcdsaKeyPair,
     pem: String,
@@ -149,7 +149,7 @@ fn a_signature_of_the_index_covers_what_it_lists_and_other_names_have_to_be_allo
     }
 }
 
-/// That `r.example/a` with digest 1 was made from `r.example/source:1`, digest 2.
+/// States that `r.example/a` with digest 1 was made from `r.example/source:1`, digest 2.
 fn conversion() -> Conversion {
     Conversion {
         source: Source {
@@ -180,7 +180,7 @@ fn a_conversion_takes_a_trusted_statement_and_a_signed_source() {
     let (good, source) = (state(&converter, "r.example/a", 1, &conversion()), "r.example/source");
     let signed = author.simple(source, digest(2));
     assert_eq!(refusal(&policy, &both(good.clone(), signed.clone())), None);
-    // A signature of the manifest is as good as one of the index.
+    // A signature of the manifest counts as one of the index does.
     assert_eq!(refusal(&policy, &both(good.clone(), author.simple(source, digest(3)))), None);
     let of = |name: &str| {
         let mut conversion = conversion();
@@ -204,7 +204,7 @@ fn a_conversion_takes_a_trusted_statement_and_a_signed_source() {
         (both(of("r.example/free"), signed.clone()), "accepts it unsigned"),
         (both(of("other.example/x"), signed.clone()), "default rejects it"),
         (both(of("not a name"), signed.clone()), "not the name of an image"),
-        // What may sign a source may not state conversions, and the other way round.
+        // A key trusted to sign a source may not state conversions, and the other way round.
         (
             both(state(&author, "r.example/a", 1, &conversion()), signed.clone()),
             "there is no signature",
@@ -214,7 +214,7 @@ fn a_conversion_takes_a_trusted_statement_and_a_signed_source() {
         let reason = refusal(&policy, &evidence).unwrap();
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    // What takes the place of an ordinary image was made of that one.
+    // The lazy image that replaces an ordinary one was made from that one.
     let name = "r.example/a:1".parse().unwrap();
     let evidence = both(good, signed);
     for (replaced, fits) in [(3, true), (2, true), (4, false)] {

@@ -29,8 +29,8 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
-/// The manifest that `repository`, opened at `name`, has; or if that is of an ordinary image, that
-/// of a referrer:
+/// Returns the manifest that `repository` was opened at, `name`; or, if that is an ordinary
+/// image's, the manifest of a referrer:
 ///
 /// - Where `replacement` is allowed, the first lazy image. Not where the name has a digest: a
 ///   referrer is not covered by it.
@@ -65,9 +65,8 @@ pub async fn lazy_manifest(
     Ok(manifest)
 }
 
-/// The lazy form of what `name`, which is a tag, means: `document` itself, an entry of the index
-/// that it is, or in a `trusted` repository an image that refers to it. None if there is none for
-/// this machine.
+/// Returns the lazy form of the tag `name`: `document` itself, an entry if it is an index, or in a
+/// `trusted` repository an image that refers to it. `None` if there is none for this machine.
 ///
 /// # Errors
 /// The index has no image for this machine, or its entry cannot be had.
@@ -131,8 +130,8 @@ async fn indexes(repository: &dyn Repository, subject: &Manifest, most: usize) -
     referrers(repository, subject, kind, |_| true, is_index, most).await
 }
 
-/// The first manifests that refer to `subject` and are what is wanted, of those whose entry in the
-/// list of referrers looks like it; `most` of them.
+/// Fetches the first `most` referrers of `subject` that `is_it` accepts, among those whose entry in
+/// the list `may_be` accepts.
 async fn referrers(
     repository: &dyn Repository,
     subject: &Manifest,

@@ -42,7 +42,7 @@ pub(crate) async fn manifest(
     }
 }
 
-/// What `selector` names, as it is stored.
+/// Fetches the manifest or index `selector`, as stored.
 pub(crate) async fn document(
     client: &Client,
     selector: &Selector,
@@ -63,7 +63,7 @@ fn expected(selector: &Selector) -> Option<&Digest> {
     }
 }
 
-/// The bytes of a manifest or an index, and what the server says that they are.
+/// Fetches the bytes of a manifest or an index, with its Content-Type.
 async fn raw(
     client: &Client,
     selector: &Selector,
@@ -87,7 +87,7 @@ fn any_manifest() -> HeaderMap {
     types.map(|name| (ACCEPT, HeaderValue::from_static(name))).collect()
 }
 
-/// Whether `selector` names the manifest `digest` there.
+/// Returns whether `selector` names the manifest `digest` on the server.
 pub(crate) async fn has_manifest(
     client: &Client,
     selector: &Selector,
@@ -104,13 +104,13 @@ pub(crate) async fn has_manifest(
     Ok(response.status() == StatusCode::OK && found == Some(*digest))
 }
 
-/// The Content-Type. Parameters such as a charset do not change what it is.
+/// The Content-Type, without parameters such as a charset.
 pub(crate) fn content_type(response: &Response) -> Option<String> {
     let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
     Some(value.split(';').next()?.trim().to_owned())
 }
 
-/// Whether the repository holds `digest`.
+/// Returns whether the repository has the blob `digest`.
 pub(crate) async fn has_blob(
     client: &Client,
     digest: &Digest,
@@ -124,8 +124,8 @@ pub(crate) async fn has_blob(
     match response.status() {
         StatusCode::OK => Ok(true),
         StatusCode::NOT_FOUND => Ok(false),
-        // Only what exists has another place; signed storage would refuse HEAD with a signature for
-        // GET.
+        // The server redirects only for blobs that exist. Don't follow: storage refuses HEAD with a
+        // signature for GET.
         status if status.is_redirection() => Ok(true),
         _ => Err(client.refuse(response, &object).await),
     }

@@ -1,4 +1,4 @@
-//! Ranged reads of blobs: what a container waits for.
+//! Ranged reads of blobs, on which containers wait.
 //!
 //! Many registries answer a read of a blob with a redirect to signed storage. The target is
 //! remembered for each blob, so that only its first range pays for the detour, and forgotten when
@@ -28,11 +28,11 @@ use crate::{
     },
 };
 
-/// Memory taken ahead of the bytes that arrive, in bytes: a caller's range may be wrong, what
-/// arrives has been paid for by the other side.
+/// Limit on memory reserved ahead of arriving bytes, in bytes: the caller's range may be wrong,
+/// while bytes that arrive cost the sender as much.
 const RESERVE_LIMIT: u64 = 4 << 20;
 
-/// Where blobs really are, by digest. As long as the image has blobs.
+/// Targets of redirects, by blob digest. Kept as long as the image is open.
 #[derive(Debug, Default)]
 pub(crate) struct Locations(Mutex<HashMap<Digest, Url>>);
 
@@ -54,9 +54,9 @@ impl Locations {
     }
 }
 
-/// Cuts `range` into `count` parts that differ by one byte at most, to be asked for at the same
-/// time: at least one, at most [`CONNECTIONS`], and not more than it has bytes. Of a server that is
-/// near, or of none, it is one: there is nothing to gain.
+/// Splits `range` into `count` parts of nearly equal size, to be requested at the same time: at
+/// least one, at most [`CONNECTIONS`], and not more than it has bytes. A nearby server, or none,
+/// gets one part: there is nothing to gain.
 pub fn parts(
     range: &Range<Stored>,
     count: u64,
@@ -113,7 +113,7 @@ pub(crate) async fn read(
                 Ok((response, _)) => exactly(client, response, start..end, &object, arrived).await,
                 Err(error) => Err(error),
             };
-            // The registry may know another place by now.
+            // The registry may redirect elsewhere by now.
             return bytes.inspect_err(|_| locations.set(digest, None));
         }
         tracing::debug!(%digest, "a redirect expired");
@@ -127,8 +127,8 @@ pub(crate) async fn read(
     exactly(client, response, start..end, &object, arrived).await
 }
 
-/// How many bytes the blob `digest` has. Asked with a read of one byte: signed storage behind a
-/// redirect refuses HEAD.
+/// Returns the size of the blob `digest` in bytes. Reads one byte to learn it: signed storage
+/// behind a redirect refuses HEAD.
 pub(crate) async fn size(
     client: &Client,
     locations: &Locations,
@@ -150,7 +150,7 @@ pub(crate) async fn size(
                 RegistryError::malformed(&client.place, &object, problem)
             })
         }
-        // An empty blob has no first byte, and some servers know no ranges.
+        // An empty blob has no first byte, and some servers don't support ranges.
         StatusCode::RANGE_NOT_SATISFIABLE => Ok(0),
         StatusCode::OK => response.content_length().ok_or_else(|| {
             RegistryError::malformed(&client.place, &object, "its answer has no Content-Length")
@@ -181,13 +181,14 @@ pub(crate) fn expect_whole(client: Arc<Client>, digest: Digest) {
     });
 }
 
-/// Storage refuses an old signature with 401, 403 or 410, and one of the big ones with 400; 404 is
-/// what remains when a blob was moved. The registry knows better in each case.
+/// Returns whether storage refused an old location. Expired signatures give 401, 403 or 410, and
+/// 400 at one of the big providers; moved blobs give 404. The registry knows the new location in
+/// each case.
 fn has_expired(status: StatusCode) -> bool {
     matches!(status.as_u16(), 400 | 401 | 403 | 404 | 410)
 }
 
-/// The body of `response`, if it is what was asked for and nothing else.
+/// Reads the body of `response` if it is exactly the requested range.
 async fn exactly(
     client: &Client,
     mut response: Response,

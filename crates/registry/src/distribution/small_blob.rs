@@ -18,7 +18,7 @@ use crate::{
     repository::{Pull, SmallBlob},
 };
 
-/// Smallest part, in bytes: about what a connection carries in its first round trip.
+/// Minimum size of a part in bytes: about the capacity of a connection's first round trip.
 const SMALLEST_PART: u64 = 16 << 10;
 
 /// Fetches and checks a whole blob. In parts, if it has two of the smallest and the server reads

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Some registries say `null` where there are none.
+/// Some registries send `null` for an empty list.
 #[derive(Deserialize)]
 struct List {
     tags: Option<Vec<String>>,

@@ -30,8 +30,8 @@ use crate::{
     },
 };
 
-/// Silence of one place after which a hedged request goes to the next. A cold proxy needs most of a
-/// second for a manifest.
+/// Silence of one server after which a hedged request goes to the next. A cold proxy needs most of
+/// a second for a manifest.
 const HEDGE_AFTER: Duration = Duration::from_secs(2);
 
 /// A repository on several servers.
@@ -54,7 +54,7 @@ impl fmt::Debug for Mirrored {
 }
 
 impl Mirrored {
-    /// Prepares to talk to all `servers` of what `reference` names.
+    /// Opens clients for all `servers` of `reference`.
     pub(crate) fn open(
         reference: &Reference,
         servers: Vec<Server>,
@@ -73,7 +73,7 @@ impl Mirrored {
         self.places.iter().filter(move |place| with(place.may()))
     }
 
-    /// Where pushes go.
+    /// Returns the registry that pushes go to.
     fn target(&self) -> Result<&Arc<Registry>, RegistryError> {
         let mut all = self.trusted(|may| may.push);
         let first = all.next();
@@ -246,14 +246,13 @@ impl Pull for Mirrored {
         Ok(bytes)
     }
 
-    /// Of the push target: a mirror has only what was pulled through it.
+    /// Tags of the push target: a mirror has only what was pulled through it.
     async fn tags(&self) -> Result<Vec<String>, RegistryError> {
         self.target()?.tags().await
     }
 
-    /// Connections are opened to the first healthy server that is no peer. Peers answer from this
-    /// node's link, so their record counts where one of them is asked first, and else that of the
-    /// registry.
+    /// Preconnects to the first healthy server that is no peer. A peer shares this node's link, so
+    /// the health of a peer counts if one is asked first, and otherwise that of the registry.
     fn request_policy(&self) -> RequestPolicy {
         let deliver = || self.trusted(|may| may.pull);
         let is_well = |place: &&Arc<Registry>| place.server().is_well();
@@ -272,7 +271,7 @@ impl Pull for Mirrored {
         Some(self.reference.in_registry())
     }
 
-    /// What a mirror serves may be private at its registry, so the registry decides.
+    /// A mirror may serve openly what is private at the registry, so the registry decides.
     fn serves_anonymously(&self) -> bool {
         self.places.last().is_some_and(|registry| registry.serves_anonymously())
     }
@@ -324,7 +323,7 @@ impl Referrers for Mirrored {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        // Trust in what a tag means includes this, as in containerd.
+        // Trust in tags of a server includes its referrers, as in containerd.
         let places = self.trusted(|may| may.referrers || may.resolve).collect();
         let found = self.first("referrers", places, |place| async move {
             let found = place.referrers(subject, artifact_type).await?;

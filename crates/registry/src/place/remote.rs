@@ -40,7 +40,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Prepares to talk to the registry of `reference`, where its name says that it is.
+    /// Opens a client for the registry of `reference`, at the host in its name.
     ///
     /// # Errors
     /// If no HTTP client can be made.
@@ -49,7 +49,7 @@ impl Registry {
         Self::at(reference, server, options)
     }
 
-    /// Prepares to talk to one of the servers that have what `reference` names.
+    /// Opens a client for one of the servers of `reference`.
     pub(crate) fn at(
         reference: Reference,
         server: Server,
@@ -60,12 +60,12 @@ impl Registry {
         Ok(Registry { reference, client, locations: Locations::default(), policy })
     }
 
-    /// What the server is trusted with.
+    /// The server's capabilities.
     pub(crate) fn may(&self) -> Capabilities {
         self.client.server().may
     }
 
-    /// Whether and how to ask it.
+    /// The server's request policy.
     pub(crate) fn policy(&self) -> &RequestPolicy {
         &self.policy
     }
@@ -77,7 +77,7 @@ impl Registry {
         }
     }
 
-    /// The server's record so far.
+    /// The server's health.
     pub(crate) fn server(&self) -> &Arc<Health> {
         self.client.health()
     }

@@ -16,10 +16,10 @@ use crate::{
     repository::request_policy::RequestPolicy,
 };
 
-/// Tags per page in a request for a list of tags. Most registries answer with at most so many.
+/// Tags per page in a request for a list of tags. Most registries answer with at most this many.
 pub const TAGS: usize = 1000;
 
-/// A blob in memory, and what it cost.
+/// A blob in memory, with the cost of fetching it.
 #[derive(Clone, Debug)]
 pub struct SmallBlob {
     /// The whole blob.
@@ -35,10 +35,10 @@ pub trait Pull: Send + Sync + Debug {
     /// `platform` (Linux on this machine's processor by default).
     async fn manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError>;
 
-    /// The manifest or index `digest`, or the one that the repository was opened at.
+    /// Fetches the manifest or index `digest`, or the one that the repository was opened at.
     async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError>;
 
-    /// Whether the place has the whole blob.
+    /// Returns whether the place has the whole blob.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError>;
 
     /// The blob's size in bytes, as the server reports it.
@@ -65,7 +65,7 @@ pub trait Pull: Send + Sync + Debug {
     /// [`TAGS`] where the registry can limit it. Empty if the registry doesn't list tags.
     async fn tags(&self) -> Result<Vec<String>, RegistryError>;
 
-    /// Whether, when and how patiently to send requests here, at this moment.
+    /// The present request policy of this place.
     fn request_policy(&self) -> RequestPolicy {
         RequestPolicy::default()
     }
@@ -78,8 +78,8 @@ pub trait Pull: Send + Sync + Debug {
         None
     }
 
-    /// Whether the registry has served this repository without credentials, and nothing only with
-    /// them. False until something has been read.
+    /// Returns whether the registry has served this repository without credentials, and nothing
+    /// only with them. False until something has been read.
     fn serves_anonymously(&self) -> bool {
         false
     }

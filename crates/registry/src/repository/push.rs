@@ -49,8 +49,8 @@ pub trait Push: Send + Sync + Debug {
     ) -> Result<Pushed, RegistryError>;
 
     /// Makes sure that the place has a blob that is still being written. Data beyond one request's
-    /// worth is sent as it is written; whether the server already has the blob can be asked only
-    /// where the blob was complete by then.
+    /// worth is sent as it is written. Whether the server already has the blob is asked only if the
+    /// blob is complete by then.
     async fn push_growing(
         &self,
         blob: Growing,
@@ -65,8 +65,8 @@ pub trait Push: Send + Sync + Debug {
     /// Makes the repository's tag name this manifest. Its blobs must have been pushed.
     async fn push_manifest(&self, raw: Bytes, media_type: &str) -> Result<Digest, RegistryError>;
 
-    /// Makes sure that the place has the manifest or index, found as `by` says. Everything that it
-    /// names must have been pushed.
+    /// Makes sure that the place has the manifest or index, under the name or digest in `by`.
+    /// Everything that it names must have been pushed.
     async fn push_document(&self, document: &Document, by: PushBy)
     -> Result<Pushed, RegistryError>;
 }

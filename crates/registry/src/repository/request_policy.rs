@@ -1,4 +1,4 @@
-//! Whether, when and how patiently to send requests to a place.
+//! Request policy: whether, when and how patiently to send requests to a place.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -51,8 +51,8 @@ impl RequestPolicy {
         }
     }
 
-    /// Begins to open connections for many requests to come, if the server is far away and this was
-    /// not done within the last minute. Call it on a runtime, before the first request, and await
+    /// Starts to open connections for many requests to come, unless the server is near or this
+    /// happened within the last minute. Call it on a runtime, before the first request, and await
     /// the result before the others. Requests work whether or not it succeeds.
     pub fn preconnect(&self) -> Preconnect {
         self.preconnect.as_ref().map_or_else(Preconnect::default, |client| client.preconnect())
@@ -72,13 +72,13 @@ impl RequestPolicy {
         self.peer.is_some()
     }
 
-    /// Whether to ask for blobs of this size.
+    /// Returns whether to ask for blobs of this size.
     pub fn suits_size(&self, bytes: u64) -> bool {
         self.peer.is_none() || bytes >= dragonfly::LEAST
     }
 
-    /// Whether to ask for this range of a blob of `size` bytes. A peer-to-peer daemon fetches
-    /// whole pieces where no node has them yet.
+    /// Returns whether to ask for this range of a blob of `size` bytes. A peer-to-peer daemon
+    /// fetches whole pieces if no node has them yet.
     pub async fn suits_range(
         &self,
         blob: &Digest,
@@ -92,7 +92,7 @@ impl RequestPolicy {
         }
     }
 
-    /// How long the server may be silent before a hedged request; `None` for the usual time.
+    /// Silence of the server before a hedged request; `None` for the default.
     pub fn hedge_after(&self) -> Option<Duration> {
         self.is_peer().then_some(dragonfly::HEDGE_AFTER)
     }
@@ -102,7 +102,7 @@ impl RequestPolicy {
         self.traffic.as_ref()
     }
 
-    /// The server's record so far; `None` for directories.
+    /// The server's health; `None` for directories.
     pub fn health(&self) -> Option<&Arc<Health>> {
         self.health.as_ref()
     }

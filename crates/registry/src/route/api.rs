@@ -2,7 +2,7 @@
 
 use reqwest::Url;
 
-/// The root of the API at a host and port; what is wrong with them, otherwise.
+/// The root of the API at a host and port. The error is the problem.
 pub(crate) fn api(scheme: &str, host: &str) -> Result<Url, String> {
     // Docker Hub's API is not at the host that names it.
     let host = if host == "docker.io" { "registry-1.docker.io" } else { host };

@@ -15,7 +15,7 @@ pub const MIRROR_LIMIT: usize = 8;
 /// A server that holds images of a registry under the same repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Of its API, see [`crate::route::server::Server::root`].
+    /// The root of its API, see [`crate::route::server::Server::root`].
     pub(crate) root: Url,
     host: String,
 }
@@ -53,7 +53,8 @@ impl fmt::Display for Mirror {
 pub struct Mirrors(BTreeMap<String, Vec<Mirror>>);
 
 impl Mirrors {
-    /// Sets the mirrors of a registry, `docker.io` or `registry.example:5000`, as images name it.
+    /// Sets the mirrors of a registry, `docker.io` or `registry.example:5000`, as image names spell
+    /// it.
     ///
     /// # Errors
     /// The host is none, has mirrors already, or there are more than [`MIRROR_LIMIT`].

@@ -25,26 +25,26 @@ use crate::{
 pub struct Options {
     /// Speak HTTP without TLS, also to registries that are not on this machine.
     pub plain_http: bool,
-    /// Where to look for credentials, see [`credentials::default_files`].
+    /// The files to read credentials from, see [`credentials::default_files`].
     pub credential_files: Vec<PathBuf>,
-    /// How long to wait.
+    /// Time limits.
     pub timeouts: Timeouts,
     /// Servers that are asked before those of `hosts` and the registry itself.
     pub mirrors: Mirrors,
     /// The peer-to-peer daemon, which is asked for blobs before all servers.
     pub dragonfly: Option<Dragonfly>,
-    /// What containerd has been told about registries.
+    /// containerd's registry configuration.
     pub hosts: Hosts,
     /// Logins that came with images, shared by all images.
     pub keyring: Keyring,
-    /// Repositories whose referrers take an ordinary image's place.
+    /// Repositories whose lazy referrers replace ordinary images.
     pub referrers: TrustedReferrers,
-    /// Which index makes an ordinary image a lazy one.
+    /// The indexes that make an ordinary image lazy.
     pub indexes: IndexTrust,
     /// Health of servers and connections to them, shared by all images.
     pub pool: ClientPool,
-    /// Where this node's own mirror listens. containerd's `hosts.toml` names it for every registry;
-    /// it is left out here, because it would ask itself.
+    /// Address of this node's own mirror. containerd's `hosts.toml` names it for every registry;
+    /// requests of the mirror itself leave it out.
     pub own_mirror: Option<SocketAddr>,
 }
 
@@ -68,8 +68,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The servers that have what `reference` names, in the order in which they are to be asked,
-    /// the registry itself last.
+    /// Returns the servers to ask for `reference` in their order, the registry itself last.
     pub(crate) fn servers(&self, reference: &Reference) -> Result<Vec<Server>, HostsError> {
         let mirrors = self.mirrors.of(reference.registry()).iter().map(Server::from);
         let mut servers: Vec<_> = mirrors.collect();
@@ -83,13 +82,13 @@ impl Options {
         Ok(servers)
     }
 
-    /// Sets up the client for plain registries on this machine, ahead of the first image. What
-    /// takes some milliseconds of it is to load the code, which is that of all clients; the
-    /// system's TLS roots are left to the first server that needs them.
+    /// Sets up a client for plain HTTP registries on this machine, ahead of the first image. The
+    /// time goes into loading code that all clients share, some milliseconds. The system's TLS
+    /// roots are left to the first server that needs them.
     pub fn warm_up(&self) {
         let (tls, timeouts) = (Arc::default(), self.timeouts);
         let manner = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
-        // What is wrong with this machine's TLS is told when an image is opened, with the image's
+        // Ignored: problems with this machine's TLS are reported when an image is opened, with its
         // name.
         let _ = self.pool.http(&manner);
     }

@@ -90,7 +90,7 @@ impl Server {
         })
     }
 
-    /// Whether it is the server at this loopback address, by any name of this machine.
+    /// Returns whether it is the server at this loopback address, by any name of this machine.
     pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
         let host = self.root.host_str().unwrap_or_default().trim_matches(['[', ']']);
         let same_host = match host.parse::<IpAddr>() {
@@ -100,7 +100,7 @@ impl Server {
         same_host && self.root.port_or_known_default() == Some(address.port())
     }
 
-    /// Whether this is the registry itself rather than a mirror.
+    /// Returns whether this is the registry itself rather than a mirror.
     pub(crate) fn is_registry(&self, reference: &Reference) -> bool {
         api(self.root.scheme(), reference.registry())
             .is_ok_and(|root| root.origin() == self.root.origin())

@@ -6,21 +6,21 @@ use crate::name::{ImageName, InvalidName, Reference};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedReferrers(Vec<Reference>);
 
-/// Which index of an ordinary image is used.
+/// The indexes of ordinary images that are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexTrust {
     /// None.
     Nothing,
-    /// None but those that this node makes of layers that it has hashed whole.
+    /// Indexes that this node made from layers that it has hashed whole.
     Proven,
-    /// These, and those that a key vouches for which the policy trusts.
+    /// Proven indexes, and those signed by a key that the policy trusts.
     #[default]
     Signed,
     /// Any that the image's repository has.
     Repository,
 }
 
-/// Whether a lazy image that refers to an ordinary one may take its place.
+/// Whether a lazy image may replace the ordinary image that it refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
     /// The ordinary image is used.
@@ -30,7 +30,7 @@ pub enum Replacement {
 }
 
 impl IndexTrust {
-    /// Whether any index that belongs to the image `name` may be used without a statement.
+    /// Returns whether any index of the image `name` may be used without a statement.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
         // Write access to a layout directory means that its operator wrote it.
         self == IndexTrust::Repository || matches!(name, ImageName::Layout(_))
@@ -38,14 +38,14 @@ impl IndexTrust {
 }
 
 impl TrustedReferrers {
-    /// Parses repositories, `HOST/PATH` as images name them.
+    /// Parses repositories, `HOST/PATH` as in image names.
     ///
     /// # Errors
-    /// The number of the first that is none, and why.
+    /// The number of the first invalid repository, and the problem.
     pub fn parse(repositories: &[String]) -> Result<Self, (usize, InvalidName)> {
         let parse = |(number, text): (usize, &String)| {
             let reference: Reference = text.parse().map_err(|error| (number, error))?;
-            // What names an image has its tag or digest behind the repository's last part.
+            // A tag or digest follows the last part of the repository.
             if text.rsplit('/').next() != reference.repository().rsplit('/').next() {
                 let problem = "expected a repository, without tag and digest";
                 return Err((number, InvalidName::new(text, problem)));
@@ -55,7 +55,7 @@ impl TrustedReferrers {
         repositories.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether a referrer may take the place of the image `name`.
+    /// Returns whether a referrer may replace the image `name`.
     pub fn replacement(&self, name: &ImageName) -> Replacement {
         let is_trusted = match name {
             // Write access to a layout directory means that its operator wrote it.

@@ -52,11 +52,11 @@ pub(crate) struct Call<'a> {
 
 /// A registry's repository over HTTP.
 pub(crate) struct Client {
-    /// What the user calls the image, for messages.
+    /// The user's name for the image, for messages.
     pub(crate) place: String,
     reference: Reference,
-    /// The registry that this server is a mirror of, in `ns` of each request: proxies for several
-    /// registries, those that containerd knows, go by it.
+    /// The registry that this server mirrors, sent as `ns` in each request: proxies for several
+    /// registries that are made for containerd go by it.
     mirrors: Option<String>,
     server: Server,
     base: Url,
@@ -80,7 +80,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// What `image` names, at one of its servers. Credentials in files are those for that server's
+    /// Opens `image` at one of its servers. Credentials in files are looked up for that server's
     /// host; logins that came with images are for the registry itself.
     pub(crate) fn new(
         image: &Reference,
@@ -116,7 +116,7 @@ impl Client {
         });
         let health = options.pool.at(&base.origin().ascii_serialization());
         if server.peer.is_some() {
-            // It is on this node, and has most of what a request costs it to do by itself.
+            // It runs on this node, and most of the time of its answers is its own work.
             health.answered(Duration::ZERO);
         }
         let kind = match () {
@@ -143,14 +143,14 @@ impl Client {
         })
     }
 
-    /// Whether everything that it has given came without credentials, see
+    /// Returns whether the server never needed credentials so far, see
     /// [`Pull::serves_anonymously`](crate::Pull::serves_anonymously).
     pub(crate) fn serves_anonymously(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && !self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Notes an answer to a request with or without credentials. What the operator has set for the
-    /// server is as good as those.
+    /// Notes an answer to a request with or without credentials. Headers that the operator set for
+    /// the server count as credentials.
     fn note_access(&self, status: StatusCode, tried: &Tried) {
         if status.is_success() || status.is_redirection() {
             let is_open = tried.is_open() && self.server.headers.is_empty();
@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Where this is.
+    /// The server that is asked.
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }
@@ -173,7 +173,7 @@ impl Client {
         Ok(url)
     }
 
-    /// The URL of a further page that an answer links to; `None` if it is on another server.
+    /// Resolves a link to a further page; `None` if it leads to another server.
     pub(crate) fn page(&self, response: &Response, link: &str) -> Option<Url> {
         let mut url = response.url().join(link).ok().filter(|url| self.is_registry(url))?;
         if !url.query_pairs().any(|(key, _)| key == "ns") {
@@ -182,16 +182,15 @@ impl Client {
         Some(url)
     }
 
-    /// Tells a mirror which registry is meant.
+    /// Tells a mirror which registry a request is for.
     fn name_registry(&self, url: &mut Url) {
         if let Some(registry) = &self.mirrors {
             url.query_pairs_mut().append_pair("ns", registry);
         }
     }
 
-    /// Opens connections for requests that are about to come, unless that was done lately or the
-    /// server is near. With requests for nothing: the HTTP library has no other way to put
-    /// connections into its pool.
+    /// Opens connections for requests to come, unless that happened lately or the server is near.
+    /// Sends pings: the HTTP library has no other way to fill its connection pool.
     pub(crate) fn preconnect(&self) -> Preconnect {
         if self.health.is_near()
             || !self.pool.should_preconnect(&self.base.origin().ascii_serialization())
@@ -204,19 +203,19 @@ impl Client {
         let ping = move |_| {
             let request = http.get(url.clone()).timeout(limit);
             async move {
-                // Whatever the answer is, 401 is usual. A connection goes to the pool when all of
-                // it has arrived.
+                // Any answer will do, and 401 is usual. A connection returns to the pool once its
+                // answer was read.
                 if let Ok(response) = request.send().await {
                     let _ = read_bounded(response, DETAIL_LIMIT, "", "").await;
                 }
             }
         };
-        // The manifest is asked for meanwhile. Behind it go the parts of the bootstrap, the config,
-        // and the question for a trace.
+        // The manifest is requested meanwhile. The parts of the bootstrap, the config and the
+        // lookup of a trace follow.
         Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
     }
 
-    /// Whether the server may have a referrers API.
+    /// Returns whether the server may have a referrers API.
     pub(crate) fn may_list_referrers(&self) -> bool {
         self.pool.may_list_referrers(&self.base.origin().ascii_serialization())
     }
@@ -226,8 +225,7 @@ impl Client {
         self.pool.note_referrers_api(&self.base.origin().ascii_serialization(), api);
     }
 
-    /// Waits for `answer`, which is all that comes at a time, but no longer than the server lives,
-    /// if that can be told.
+    /// Waits for `answer`. For a peer-to-peer daemon, gives up when its health probe fails.
     pub(crate) async fn watch<T>(
         &self,
         object: &str,
@@ -239,7 +237,7 @@ impl Client {
         }
     }
 
-    /// What comes next of a body.
+    /// Reads the next chunk of a body.
     pub(crate) async fn chunk(
         &self,
         response: &mut Response,
@@ -254,17 +252,17 @@ impl Client {
         chunk
     }
 
-    /// How the server has done so far.
+    /// The server's health.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Counts what it sends, and fails to send.
+    /// Counters of the server's data and failures.
     pub(crate) fn traffic(&self) -> &ServerTraffic {
         &self.traffic
     }
 
-    /// What must be allowed to read (and write) this repository, in the words of token servers.
+    /// The scope of access to this repository, in the words of token servers.
     pub(crate) fn scope(&self, actions: &str) -> String {
         format!("repository:{}:{actions}", self.reference.repository())
     }
@@ -281,7 +279,7 @@ impl Client {
         Ok(self.uploads.get_or_init(|| client))
     }
 
-    /// Whether credentials for the registry may be shown to the host of `url`.
+    /// Returns whether the host of `url` may get credentials for the registry.
     fn is_registry(&self, url: &Url) -> bool {
         url.origin() == self.base.origin()
     }
@@ -298,8 +296,8 @@ impl Client {
         }
     }
 
-    /// Reads a part of a blob at the peer-to-peer daemon's socket; `None` if it has none, or does
-    /// not deliver.
+    /// Reads a part of a blob by the peer-to-peer daemon's socket; `None` if it has no socket, or
+    /// doesn't deliver.
     pub(crate) async fn by_socket(
         &self,
         digest: &Digest,
@@ -321,8 +319,8 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Sends `call` as it is, with whatever authorization the registry wants. A 401 is answered
-    /// with everything that is known, once. A call without body must change nothing.
+    /// Sends `call` with the authorization that the registry wants. After a 401, tries all known
+    /// credentials once. A call without a body must be safe to repeat.
     pub(crate) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
         let http = if call.body.is_some() { self.uploads()? } else { &self.http };
         let ours = self.is_registry(&call.url);
@@ -332,7 +330,7 @@ impl Client {
         loop {
             let mut headers = if ours { self.server.headers.clone() } else { HeaderMap::new() };
             headers.extend(call.headers.clone());
-            // Instead of one that the operator has set, if the registry refuses that.
+            // Replaces the operator's value only once the registry has refused that.
             if let Some(value) = tried.header() {
                 headers.insert(AUTHORIZATION, value.clone());
             }
@@ -341,7 +339,7 @@ impl Client {
                 request = request.body(body.clone());
             }
             let sent = Instant::now();
-            // What comes back may be an error that is not the last word.
+            // The inner error may be retried, so it is not counted yet.
             let sending = async { Ok(request.send().await) };
             let sent_or_not = self.watch(call.object, sending).await;
             let response = match sent_or_not.inspect_err(|error| self.traffic.note(error))? {

@@ -1,8 +1,8 @@
 //! Health and connections of servers, shared by open images.
 //!
-//! A node opens the same image again and again, to check it, to mount it and to read it, and other
-//! images of the same registry. Each opening makes an object of its own, which uses what earlier
-//! ones learned and set up.
+//! A node opens an image several times, to check it, to mount it and to read it, and opens other
+//! images of the same registry. Each opening makes its own object, which reuses the state and
+//! connections of earlier ones.
 
 use std::{
     collections::HashMap,
@@ -21,8 +21,8 @@ const CLIENT_AGE: Duration = Duration::from_secs(300);
 /// How long a server counts as one without the referrers API, until it is asked again.
 const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
-/// Idle connections kept for each server: what two starts use. A burst may open more, which end
-/// with it.
+/// Idle connections kept for each server: enough for two starts. A burst may open more, which close
+/// afterwards.
 const MOST_IDLE: usize = 2 * CONNECTIONS as usize;
 
 /// How long preconnected connections count as warm: servers that close idle ones early do so after
@@ -38,7 +38,7 @@ pub(crate) enum ReferrersApi {
     Missing,
 }
 
-/// What is known about the servers that are in use. Clones are the same collection.
+/// State of the servers in use. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct ClientPool(Arc<Mutex<Servers>>);
 
@@ -77,14 +77,14 @@ impl ClientPool {
         health
     }
 
-    /// What all of these servers sent, and failed to send.
+    /// Counters of all these servers' data and failures.
     pub fn traffic(&self) -> Arc<Traffic> {
         self.lock().traffic.clone()
     }
 
-    /// The client for requests without a body, to servers that are spoken to like this: images
-    /// share its connections, and what it takes to read the system's roots. Or what is wrong with
-    /// the TLS of this machine.
+    /// Returns the client for requests without a body to servers with this protocol. Images share
+    /// its connections and the system's roots that it loaded. The error is a problem with this
+    /// machine's TLS.
     pub(crate) fn http(&self, manner: &Protocol) -> Result<reqwest::Client, String> {
         let clients = &mut self.lock().clients;
         clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
@@ -99,8 +99,8 @@ impl ClientPool {
         Ok(http)
     }
 
-    /// Whether the caller should preconnect to the server: not if that was done within the last
-    /// minute.
+    /// Returns whether the caller should preconnect to the server: not if that happened within the
+    /// last minute.
     pub(crate) fn should_preconnect(&self, origin: &str) -> bool {
         let prepared = &mut self.lock().prepared;
         prepared.retain(|_, when| when.elapsed() < WARM);
@@ -111,7 +111,8 @@ impl ClientPool {
         !is_warm
     }
 
-    /// Whether the server may have a referrers API: it did not deny it within the last hour.
+    /// Returns whether the server may have a referrers API: it did not deny it within the last
+    /// hour.
     pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
         let denied = self.lock().without_referrers.get(origin).copied();
         denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)

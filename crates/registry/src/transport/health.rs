@@ -25,20 +25,21 @@ const LONGEST_REST: Duration = Duration::from_secs(30);
 /// Longest Retry-After that is believed. Readers wait behind it, and some servers name hours.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
-/// A server is near whose quickest answer took less. A new connection carries a megabyte within
-/// seven round trips, so in 20 ms: several at the same time cost both sides more than they save.
+/// A server counts as near if its quickest answer took less. A new connection carries a megabyte
+/// within seven round trips, so in 20 ms: several at the same time cost both sides more than they
+/// save.
 const NEAR: Duration = Duration::from_millis(3);
 
-/// The same for the first answer of all, which may say more than those that come when both sides
-/// are busy: it takes two round trips, for the connection, and up to 9 ms from a registry on the
-/// same machine if code that never ran is read from the disk.
+/// The same limit for the very first answer, which may be more meaningful than later ones, when
+/// both sides are busy. It takes two round trips, for the connection, and up to 9 ms from a
+/// registry on the same machine that has to read code from the disk.
 pub(crate) const NEAR_AT_FIRST: Duration = Duration::from_millis(10);
 
-/// What is known about one server, or one blob at it.
+/// The health of one server, or of one blob at a server.
 ///
-/// It is well until something fails, and again after the first success. In between it rests, for
-/// longer after each failure: 1 to 30 s, varied by half in both directions so that nodes do not
-/// come back together.
+/// Requests prefer healthy servers. A server is healthy until a request fails, and again after the
+/// next success. In between it rests, for longer after each failure: 1 to 30 s, varied by half in
+/// both directions so that nodes don't retry together.
 #[derive(Debug)]
 pub struct Health {
     /// For messages.
@@ -68,7 +69,7 @@ impl Health {
     }
 
     /// A request that began at `started` failed for a reason that may pass. `retry_after` is how
-    /// long the server asks to be left alone. Requests that were under way together count as one
+    /// long the server asks to be left alone. Requests that were in progress together count as one
     /// failure.
     pub fn failed(&self, started: Instant, retry_after: Option<Duration>) {
         let now = Instant::now();
@@ -96,29 +97,28 @@ impl Health {
         }
     }
 
-    /// The head of an answer came so long after its request was sent.
+    /// Notes that the head of an answer arrived this long after its request.
     pub fn answered(&self, after: Duration) {
         self.first.get_or_init(|| after);
         let micros = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
         self.quickest.fetch_min(micros, Ordering::Relaxed);
     }
 
-    /// Whether the server has answered so quickly that there is nothing to gain from asking it for
-    /// parts at the same time, or before they are needed.
+    /// Returns whether the server answers so quickly that parallel or early requests gain nothing.
     pub fn is_near(&self) -> bool {
         let quickest = Duration::from_micros(self.quickest.load(Ordering::Relaxed));
         quickest < NEAR || self.first.get().is_some_and(|first| *first < NEAR_AT_FIRST)
     }
 
-    /// Whether there is no reason to ask others first.
+    /// Returns whether there is no reason to prefer other servers.
     pub fn is_well(&self) -> bool {
         let now = Instant::now();
         let state = self.lock();
         state.rests_until.max(state.asked_until).is_none_or(|until| until <= now)
     }
 
-    /// Whether anything failed since then for a reason that may pass: the server was busy, asked to
-    /// be left alone, or was away.
+    /// Returns whether a request failed since then for a transient reason: the server was busy,
+    /// asked for a pause, or was unreachable.
     pub fn has_failed_since(&self, since: Instant) -> bool {
         self.lock().last_failure.is_some_and(|failed| failed >= since)
     }
@@ -134,7 +134,8 @@ impl Health {
     }
 }
 
-/// Half to one and a half of `pause`: many nodes that failed together do not come back together.
+/// A random duration between half and one and a half of `pause`, so that nodes that failed together
+/// don't retry together.
 pub fn vary(pause: Duration) -> Duration {
     // `RandomState` is seeded by the operating system.
     let random = RandomState::new().build_hasher().finish() % 1001;

@@ -43,7 +43,7 @@ impl Keyring {
         &self.logins
     }
 
-    /// The authorizer for a repository at a server, made by `make` if there is none.
+    /// The authorizer for a repository at a server; `make` makes it on the first call.
     pub(crate) fn authorizer(
         &self,
         server: &Server,

@@ -34,8 +34,8 @@ struct Owned {
 }
 
 impl Logins {
-    /// Uses `login` for the repository of `image` first, until there is a newer one or it is
-    /// [removed](Logins::remove). What `owner` had before is forgotten. Images in directories need
+    /// Tries `login` first for the repository of `image`, until there is a newer one or it is
+    /// [removed](Logins::remove). Replaces an earlier login of `owner`. Images in directories need
     /// no login.
     pub(crate) fn set(&self, owner: &str, image: &ImageName, login: Login) {
         let ImageName::Registry(reference) = image else { return };

@@ -13,8 +13,9 @@ pub(crate) mod tls;
 pub(crate) mod token;
 pub(crate) mod traffic;
 
-/// Connections to a server that what a start needs is spread over: opened while it asks for the
-/// manifest, then used by parts of the bootstrap, and of the first chunks. A new connection carries
-/// ten segments, 14.6 kB, in its first round trip and twice as many in each one that follows, so
-/// twice as many connections are faster by one round trip, and half as many slower by one.
+/// Number of connections over which the data of a start is spread: opened while the manifest is
+/// requested, then used by parts of the bootstrap, and of the first chunks. A new connection
+/// carries ten segments, 14.6 kB, in its first round trip and twice as many in each one that
+/// follows, so twice as many connections are faster by one round trip, and half as many slower by
+/// one.
 pub const CONNECTIONS: u64 = 16;

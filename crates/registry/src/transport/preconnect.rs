@@ -9,12 +9,11 @@ use tokio::{
 
 use crate::transport::health::{Health, NEAR_AT_FIRST};
 
-/// How long they are waited for when the first answer is here. They began so much later, and as
-/// many at once take longer than one.
+/// Maximum wait for the connections after the first answer. They started [`NEAR_AT_FIRST`] later
+/// than its request, and opening many takes longer than one.
 const BEHIND: Duration = Duration::from_millis(10);
 
-/// Connections to a server that are being opened while it answers the first request; none by
-/// default.
+/// Connections being opened to a server during the first request; none by default.
 #[derive(Debug, Default)]
 pub struct Preconnect(Option<(Arc<Health>, JoinHandle<()>)>);
 
@@ -26,8 +25,8 @@ impl Preconnect {
     ) -> Self {
         let asked = server.clone();
         let opening = tokio::spawn(async move {
-            // A near one has answered by then, and would do so later if it had to take all of them
-            // first.
+            // A near server has answered by then; opening connections earlier would have delayed
+            // that answer.
             sleep(NEAR_AT_FIRST).await;
             if !asked.is_near() {
                 open.await;
@@ -36,8 +35,8 @@ impl Preconnect {
         Preconnect(Some((server, opening)))
     }
 
-    /// To be called when the first answer is here. Waits until the connections are open, if that is
-    /// soon: requests that come earlier would open as many again, and wait for them.
+    /// Waits briefly until the connections are open. Call it when the first answer has arrived:
+    /// requests that come too early would open as many connections again, and wait for those.
     pub async fn done(self) {
         if let Some((server, opening)) = self.0
             && !server.is_near()

@@ -41,8 +41,7 @@ pub(crate) struct Protocol {
 }
 
 impl Protocol {
-    /// What clients that speak like this have in common; or what is wrong with the TLS of this
-    /// machine.
+    /// Builds the client for this protocol. The error is a problem with this machine's TLS.
     pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
         // From plain HTTP only a redirect leads to TLS.
         let tls = self.tls.config(!self.is_plain);

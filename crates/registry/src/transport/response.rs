@@ -15,14 +15,15 @@ use crate::error::RegistryError;
 pub(crate) const DETAIL_LIMIT: u64 = 16 << 10;
 const DETAIL_SHOWN: usize = 300;
 
-/// Whether a request may have met a connection that the server was just closing. Some close theirs
-/// after an error without saying so, docker-registry 2.8 after each 416. A request that changes
-/// nothing is then sent again, once, as every client with a connection pool has to.
+/// Returns whether a request may have hit a connection that the server was just closing. Some
+/// servers close theirs after an error without announcing it, such as docker-registry 2.8 after
+/// each 416. Requests that change nothing are then sent again, once, as every client with a
+/// connection pool must.
 pub(crate) fn stale(error: &reqwest::Error) -> bool {
     error.is_request() && !error.is_connect() && !error.is_timeout()
 }
 
-/// Where the answer points, relative to where it came from.
+/// Returns the answer's redirect target, resolved against the URL that it came from.
 pub(crate) fn location(response: &Response) -> Option<Url> {
     let text = response.headers().get(LOCATION)?.to_str().ok()?;
     response.url().join(text).ok()
@@ -57,7 +58,7 @@ pub(crate) async fn read_bounded(
     }
 }
 
-/// What an error's body says, in one short line.
+/// The message in an error's body, in one short line.
 pub(crate) async fn detail(response: Response) -> String {
     #[derive(Deserialize)]
     struct Envelope {

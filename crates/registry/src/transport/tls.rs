@@ -23,14 +23,14 @@ use rustls::{
 };
 use rustls_platform_verifier::Verifier;
 
-/// What is not usual about TLS with a server. Nothing by default.
+/// TLS settings of a server. The default has none.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tls {
     /// Certificates that are trusted beside the system's: of authorities, or the server's own.
     pub(crate) authorities: Vec<CertificateDer<'static>>,
     /// Client certificates, for servers that request one.
     pub(crate) identities: Vec<Identity>,
-    /// Whether any certificate will do.
+    /// Whether to accept any certificate.
     pub(crate) skip_verify: bool,
 }
 
@@ -48,10 +48,10 @@ impl Clone for Identity {
     }
 }
 
-/// The certificates in a PEM file.
+/// Parses the certificates in a PEM file.
 ///
 /// # Errors
-/// What is wrong, without the file's name.
+/// The problem, without the file's name.
 pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match all {
@@ -68,10 +68,10 @@ pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 impl Identity {
-    /// From the certificate's PEM file and that of its key, which may be the same.
+    /// Parses a certificate's PEM file and that of its key, which may be the same.
     ///
     /// # Errors
-    /// What is wrong, without the files' names.
+    /// The problem, without the files' names.
     pub(crate) fn new(certificate: &[u8], key: &[u8]) -> Result<Self, String> {
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
@@ -92,7 +92,7 @@ fn provider() -> CryptoProvider {
     aws_lc_rs::default_provider()
 }
 
-/// What people are told of an error.
+/// The user's form of an error.
 fn problem(error: &Error) -> String {
     match error {
         Error::InconsistentKeys(_) => "the private key is another certificate's".to_owned(),
@@ -101,11 +101,11 @@ fn problem(error: &Error) -> String {
     }
 }
 
-/// What to do about a system without authorities.
+/// The remedy for a system without authorities.
 const ADVICE: &str = "install the system's certificate authorities (Debian: ca-certificates) or name them in SSL_CERT_FILE";
 
 impl Tls {
-    /// Whether there is anything that only makes sense with TLS.
+    /// Returns whether any setting is present, all of which need TLS.
     pub(crate) fn is_set(&self) -> bool {
         *self != Tls::default()
     }
@@ -148,15 +148,14 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// A verifier for the system's authorities and further certificates, or why there is none.
+/// The verifier with the system's authorities, or the reason why there is none.
 type System = Result<Verifier, Error>;
 
-/// Trusts the system's authorities and some certificates more, also those that stand for
-/// themselves.
+/// Trusts the system's authorities and further certificates, including self-signed ones.
 #[derive(Debug)]
 struct Named {
-    /// Some three hundred files, on Debian: 15 to 20 ms of a processor, and longer if they come
-    /// from a disk. Plain HTTP never needs them.
+    /// Loaded lazily. On Debian some three hundred files, which take 15 to 20 ms of a processor,
+    /// and longer from a disk; plain HTTP never needs them.
     system: LazyLock<System, Box<dyn FnOnce() -> System + Send>>,
     known: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,
@@ -187,9 +186,9 @@ impl ServerCertVerifier for Named {
         let checked =
             system.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match checked {
-            // What `openssl req -x509` makes is at once a server's certificate and its own
-            // authority, which the specification does not allow. Such a certificate is known in
-            // full; its dates have been looked at before.
+            // `openssl req -x509` makes certificates that are at once a server's and their own
+            // authority, which the specification forbids. Such a certificate is trusted itself; its
+            // dates have been checked already.
             Err(Error::InvalidCertificate(CertificateError::Other(_)))
                 if self.known.iter().any(|known| known == end_entity) =>
             {

@@ -1,9 +1,9 @@
 //! Fills the `Authorization` header of requests.
 //!
-//! A registry tells what it wants in its first 401: `Basic`, or `Bearer` with the address of a
-//! token server. A token is kept for each scope until the registry refuses it; many requests that
-//! are refused at once cause one renewal. Then whatever is known at that moment is tried, the
-//! newest first: passwords change while containers run.
+//! A registry's first 401 says what it wants: `Basic`, or `Bearer` with the address of a token
+//! server. A token is kept for each scope until the registry refuses it; many requests refused at
+//! once cause one renewal. Then all credentials known at that moment are tried, the newest first:
+//! passwords change while containers run.
 
 use std::{
     collections::HashMap,
@@ -57,18 +57,18 @@ pub(crate) struct Authorizer {
 #[derive(Debug, Default)]
 struct State {
     grants: HashMap<String, Grant>,
-    /// When everything was refused, and what there was in the keyring then.
+    /// When everything was refused, and the generation of the keyring at that time.
     refused: HashMap<String, (Instant, u64)>,
 }
 
-/// What is known to work.
+/// Authorization that worked.
 #[derive(Debug)]
 struct Grant {
     header: HeaderValue,
     credential: Credential,
 }
 
-/// What one request has tried without success, beginning with what it had from an earlier one.
+/// Credentials that one request has tried without success, starting with an earlier request's.
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     header: Option<HeaderValue>,
@@ -85,7 +85,7 @@ struct TokenAnswer {
 }
 
 impl Tried {
-    /// Whether the request was sent without credentials.
+    /// Returns whether the request was sent without credentials.
     pub(crate) fn is_open(&self) -> bool {
         let mut credentials = self.credentials.iter();
         !self.is_secret && credentials.all(|credential| *credential == Credential::Anonymous)
@@ -97,7 +97,8 @@ impl Authorizer {
         Authorizer { reference, files, logins, state: Mutex::default() }
     }
 
-    /// What is known to work for `scope`; nothing before the registry asked for anything.
+    /// Returns the authorization known to work for `scope`; none until the registry has asked for
+    /// it.
     pub(crate) async fn begin(&self, scope: &str) -> Tried {
         let state = self.state.lock().await;
         let grant = state.grants.get(scope);
@@ -169,7 +170,7 @@ impl Authorizer {
         denied.map_or(Ok(false), Err)
     }
 
-    /// What `credential` gets in answer to the challenges in `refusal`.
+    /// Exchanges `credential` for an authorization, by the challenges in `refusal`.
     async fn exchange(
         &self,
         http: &reqwest::Client,
@@ -278,27 +279,27 @@ impl Authorizer {
 }
 
 impl Tried {
-    /// Whether it is of no use any more. A token that was refused may have ended in this very
-    /// moment, so two are fetched.
+    /// Returns whether a credential failed for good. A refused token may have expired just then, so
+    /// a second one is fetched.
     fn is_spent(&self, credential: &Credential) -> bool {
         self.credentials.iter().filter(|tried| *tried == credential).count() >= 2
     }
 
-    /// Whether it was obtained with a password.
+    /// Returns whether the header was obtained with a password.
     pub(crate) fn is_secret(&self) -> bool {
         self.is_secret
     }
 
-    /// What to send.
+    /// The header to send.
     pub(crate) fn header(&self) -> Option<&HeaderValue> {
         self.header.as_ref()
     }
 }
 
-/// Whether a registry may send the node to this token server. What the server answers comes back to
-/// the registry, so a realm must not reach what only the node reaches: plain HTTP is for the
-/// registry's own host, and so are the node's own addresses and those of its link, where clouds
-/// answer with the machine's identity.
+/// Checks that a registry may send the node to this token server. The server's answer reaches the
+/// registry, so a realm must not be an address that only the node can reach. Plain HTTP is allowed
+/// only to the registry's own host, and so are the node's own addresses and those of its link,
+/// where clouds serve the machine's identity.
 fn check_realm(realm: &Url, registry: &Url) -> Result<(), String> {
     let same_host = realm.host_str() == registry.host_str();
     match realm.scheme() {
@@ -335,7 +336,7 @@ fn basic(user: &str, secret: &str) -> HeaderValue {
     sensitive(format!("Basic {encoded}")).unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-/// A header value whose `Debug` output hides it.
+/// A header value that `Debug` hides.
 fn sensitive(text: String) -> Option<HeaderValue> {
     let mut value = HeaderValue::try_from(text).ok()?;
     value.set_sensitive(true);

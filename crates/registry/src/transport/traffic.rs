@@ -1,4 +1,4 @@
-//! Counters of what servers sent, and of requests that they failed.
+//! Counters of data from servers, and of failed requests.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::error::RegistryError;
 
-/// What kind of server has images.
+/// The kind of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerKind {
     /// The registry that an image's name means.
@@ -49,7 +49,7 @@ pub enum Failure {
     Throttled,
     /// It failed: 5xx.
     Server,
-    /// Any other status or answer. 404 is none: clients ask for what need not be there.
+    /// Any other status or answer. 404 does not count: clients ask for optional objects.
     Refused,
 }
 
@@ -96,10 +96,10 @@ impl Failure {
     }
 }
 
-/// What arrived and failed, of all servers of one kind.
+/// Counters of data and failures, of all servers of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounts {
-    /// Bytes of blobs that arrived, also those of answers that broke off.
+    /// Bytes of blobs that arrived, including those of interrupted answers.
     pub bytes: u64,
     /// Requests that failed, by the number of the [`Failure`].
     pub failures: [u64; Failure::ALL.len()],
@@ -132,7 +132,7 @@ pub struct ServerTraffic {
 }
 
 impl ServerTraffic {
-    /// What kind of server it is.
+    /// The kind of the server.
     pub fn kind(&self) -> ServerKind {
         self.kind
     }

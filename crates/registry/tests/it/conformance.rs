@@ -1,4 +1,4 @@
-//! What every repository promises, run against each kind.
+//! The contract of every repository, run against each kind.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     let repository = reopen("1");
     let absent = sha256(b"absent");
 
-    // Nothing is there at first.
+    // The repository is empty at first.
     assert_eq!(repository.tags().await.unwrap(), [""; 0]);
     assert!(!repository.has_blob(&absent).await.unwrap());
     for error in [

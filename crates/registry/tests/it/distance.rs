@@ -1,4 +1,4 @@
-//! What the start of a container costs in round trips when the registry is far away.
+//! Round trips of a container start with a distant registry.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     support::{manifest, noise, options, push},
 };
 
-/// Long against what this machine needs for its own part.
+/// Long compared to this machine's own processing time.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
 const CONFIG: &[u8] = b"{}";
@@ -57,7 +57,7 @@ impl Far {
         Far::by(server, ROUND_TRIP, authority)
     }
 
-    /// The same, so far away.
+    /// A server by this name at this distance.
     fn by(server: &str, round_trip: Duration, authority: Option<&Authority>) -> Self {
         let wire = Wire::to(server.parse().unwrap(), round_trip).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ impl Far {
         open(&self.name, &self.options).unwrap()
     }
 
-    /// What a node does when an image is mounted that it does not have, and its first program runs.
+    /// Mounts an image that the node doesn't have, and reads what its first program needs.
     async fn start(&self) -> Cost {
         let before = self.wire.connections();
         let image = self.open();
@@ -118,8 +118,8 @@ impl Far {
         Cost { manifest, metadata, misses, windows, connections }
     }
 
-    /// The same for an image that is opened when another one has been started. The best of three:
-    /// others use this machine, too.
+    /// The start of an image after another one was started. The best of three, because other
+    /// processes use this machine too.
     async fn start_again(&self) -> Cost {
         let mut best = self.start().await;
         for _ in 0..2 {
@@ -133,8 +133,8 @@ impl Far {
         best
     }
 
-    /// Reports what starts cost. The second one has to be free of connections that the first one
-    /// made.
+    /// Reports the cost of starts. The second start must not pay for connections that the first one
+    /// opened.
     #[allow(clippy::print_stderr)]
     async fn check(&self, what: &str) -> Cost {
         let cold = self.start().await;
@@ -173,13 +173,13 @@ async fn a_start_over_plain_http() {
     let cold = Far::new(&server.host(), None).check("plain HTTP").await;
     // The handshake, and the request.
     assert!(cold.manifest >= 2.0, "{cold:?}");
-    // Those that are opened ahead and the manifest's, and as many again if that comes before others
-    // are ready.
+    // The preconnected ones and the manifest's, and as many again if the manifest arrives before
+    // they are ready.
     assert!((17..=36).contains(&cold.connections), "{cold:?}");
 }
 
-/// Whether a cold start so far away makes fewer connections. On a busy machine answers come late,
-/// so one of ten has to.
+/// Returns whether a cold start at this distance opens fewer connections. On a busy machine answers
+/// come late, so one of ten attempts suffices.
 async fn makes_fewer_than(connections: u64, round_trip: Duration) -> bool {
     let server = FakeRegistry::start().unwrap();
     push_image(&server.host()).await;

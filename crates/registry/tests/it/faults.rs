@@ -1,4 +1,4 @@
-//! What happens when registries misbehave.
+//! Misbehaving registries.
 
 use std::time::{Duration, Instant};
 
@@ -206,7 +206,7 @@ async fn an_upload_goes_on_where_it_broke_off() {
     let content = noise(BIG, 5);
     let digest = sha256(&content);
     let piece = 8u64 << 20;
-    // What the second PATCH does, and how many bytes travel because of it.
+    // The fault of the second PATCH, and how many bytes travel because of it.
     let cases = [
         (Fault::ResetAfter(1 << 20), Some(BIG as u64 + piece)),
         (Fault::Status(503), Some(BIG as u64 + piece)),
@@ -256,7 +256,7 @@ async fn an_upload_that_cannot_succeed_ends_and_leaves_nothing() {
     assert!(start.elapsed() < Duration::from_secs(20));
     assert_eq!(server.open_uploads(), 0);
     assert!(server.blob("app", &sha256(&content)).is_none());
-    // Small blobs take three requests: is it there, begin, everything.
+    // Small blobs take three requests: look up, begin, send everything.
     server.clear_faults();
     server.reset_stats();
     push(&registry, &content).await.unwrap();

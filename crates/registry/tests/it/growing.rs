@@ -14,10 +14,10 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::support::{noise, open, push, sha256};
 
-/// What one request carries.
+/// Bytes of one request.
 const PIECE: usize = 8 << 20;
 
-/// A blob of which nothing is there yet.
+/// A blob that is empty so far.
 fn growing(directory: &TempDir) -> (File, watch::Sender<Growth>, Growing) {
     let path = directory.path().join("blob");
     let file = File::create(&path).unwrap();
@@ -37,7 +37,7 @@ async fn a_growing_blob_is_sent_while_it_is_written() {
         (3 * PIECE + 5, Some(Fault::Status(404))),
     ] {
         let server = FakeRegistry::start().unwrap();
-        // The registry says that it forgot the first upload.
+        // The registry reports that it forgot the first upload.
         let forgotten = usize::from(fault == Some(Fault::Status(404)));
         if let Some(fault) = fault {
             server.fault("PATCH", "/uploads/", 1, Fault::Latency(Duration::ZERO));
@@ -87,7 +87,7 @@ async fn an_unfinished_blob_is_removed() {
     }
 }
 
-/// Neither a request that is on its way nor what waits behind it holds that up.
+/// Neither a running request nor data queued behind it delays that.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abandoned_blob_is_not_sent() {
     let size = 4 * PIECE + 1;
@@ -149,8 +149,8 @@ async fn an_upload_that_has_more_than_was_sent_begins_anew() {
     assert_eq!(server.violations(), Vec::<String>::new());
 }
 
-/// One that is whole before a request is full is asked for first; a directory takes it when it is
-/// whole.
+/// A blob that is complete before a request is full is looked up first; a directory stores it once
+/// it is complete.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_growing_blob_is_pushed_in_one_request() {
     let server = FakeRegistry::start().unwrap();

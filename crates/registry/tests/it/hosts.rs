@@ -11,10 +11,10 @@ use lazuli_testkit::{
 
 use crate::support::{manifest, noise, options, push, read, sha256};
 
-/// A registry behind TLS, and a directory that says how it is reached.
+/// A registry behind TLS, and a configuration directory for it.
 struct Rig {
     _server: FakeRegistry,
-    /// Of the TLS port.
+    /// The TLS port.
     port: u16,
     directory: tempfile::TempDir,
     blob: Vec<u8>,
@@ -176,7 +176,7 @@ async fn files_are_read_whenever_an_image_is_opened() {
     assert_ne!(broken, right);
     assert_eq!(right, Route::to(&rig.name(), &options));
     right.open(&rig.name(), &options).unwrap().manifest(None).await.unwrap();
-    // Also what another file names.
+    // Changes of other files that `hosts.toml` names count too.
     let before = Route::to(&rig.name(), &options);
     rig.file("ca.pem", &Authority::new("new").certificate());
     assert_ne!(before, Route::to(&rig.name(), &options));
@@ -204,7 +204,8 @@ impl Plain {
         Plain { registry, mirrors: [one, two], directory: tempfile::tempdir().unwrap(), raw }
     }
 
-    /// The image named by `selector`, as `text` says; `$0` and `$1` are the mirrors' addresses.
+    /// Opens the image `selector` with the hosts.toml `text`; `$0` and `$1` are the mirrors'
+    /// addresses.
     fn open(&self, selector: &str, text: &str) -> Arc<dyn Repository> {
         let directory = self.directory.path().join(self.registry.host());
         fs::create_dir_all(&directory).unwrap();
@@ -216,7 +217,7 @@ impl Plain {
         lazuli_registry::open(&name, &Options { hosts, ..options() }).unwrap()
     }
 
-    /// Requests so far: mirrors, registry.
+    /// Number of requests: mirrors, registry.
     fn requests(&self) -> [u64; 3] {
         [&self.mirrors[0], &self.mirrors[1], &self.registry].map(|server| server.stats().requests)
     }
@@ -227,8 +228,7 @@ const TWO: &str = "[host.\"http://$0\"]\ncapabilities = ['pull']\n[host.\"http:/
 #[tokio::test]
 async fn hosts_are_asked_within_their_capabilities() {
     let plain = Plain::new();
-    // A mirror without `resolve` is not asked what a tag means, but for everything that has a
-    // digest.
+    // A mirror without `resolve` is not asked for tags, but for everything with a digest.
     let image = plain.open(":1", TWO);
     assert_eq!(image.manifest(None).await.unwrap().raw, plain.raw);
     assert_eq!(plain.requests(), [0, 1, 0]);
@@ -239,7 +239,7 @@ async fn hosts_are_asked_within_their_capabilities() {
     let digest = plain.open(&format!("@{}", sha256(&plain.raw)), TWO);
     digest.manifest(None).await.unwrap();
     assert_eq!(plain.requests(), [2, 1, 0]);
-    // A blob is there when any server has it.
+    // A blob exists if any server has it.
     plain.mirrors[0].fault("HEAD", "", 1, Fault::Status(404));
     assert!(digest.has_blob(&sha256(b"layer")).await.unwrap());
     assert_eq!(plain.requests(), [3, 2, 0]);

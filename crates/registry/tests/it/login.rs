@@ -1,4 +1,4 @@
-//! Logins, and what they allow.
+//! Logins and their rights.
 
 use std::{fs, io::ErrorKind, net::TcpListener, sync::Arc};
 
@@ -69,7 +69,7 @@ async fn refusals_say_how_to_log_in_and_show_no_secret() {
     }
 }
 
-/// A registry must not have the node fetch from an address that only the node reaches, and bring
+/// A registry must not make the node fetch from an address that only the node reaches, and bring
 /// the answer back.
 #[tokio::test]
 async fn a_challenge_cannot_point_at_the_node() {
@@ -122,7 +122,7 @@ async fn credentials_stay_at_the_registry() {
     assert!(registry.describe().starts_with("127.0.0.1:"));
 }
 
-/// Whose passwords a token server takes, and how many tokens it was asked for since the last time.
+/// Number of requests to the token server since the last call.
 fn tokens(server: &FakeRegistry) -> u64 {
     let asked = server.stats().by_path.get("/token").copied().unwrap_or(0);
     server.reset_stats();
@@ -149,7 +149,7 @@ async fn a_password_that_changes_is_read_again() {
         let file = directory.path().join("config.json");
         let text = fs::read_to_string(&file).unwrap().replace("secret", "changed");
         fs::write(&file, text).unwrap();
-        // What was just refused is not tried again at once.
+        // Recently refused credentials are not tried again at once.
         tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
         assert!(read(&registry, &content, 0..10).await.unwrap() == content[..10]);
     }
@@ -191,7 +191,7 @@ async fn a_login_that_came_with_an_image_goes_first_and_the_newest_before_others
     assert!(works().await.unwrap());
     assert_eq!(tokens(&server), 1);
 
-    // What is newest may be wrong; then the others are tried, in the end those in files.
+    // The newest login may be wrong; then the others are tried, and finally those in files.
     keyring.set("four", &name, Pulled::new("joe", "wrong"));
     server.expire_tokens();
     assert!(works().await.unwrap());
@@ -215,7 +215,7 @@ async fn a_login_that_came_with_an_image_goes_first_and_the_newest_before_others
 
 #[tokio::test]
 async fn a_known_user_may_be_refused_access() {
-    // The token server gives a token to any login; only one of them is of use.
+    // The token server gives any login a token, but only one login has access.
     let server = FakeRegistry::start().unwrap();
     let content = noise(1000, 6);
     server.put_blob("app", &content);

@@ -46,7 +46,7 @@ impl Three {
         lazuli_registry::open(&name, options).unwrap()
     }
 
-    /// Requests so far: mirrors, registry.
+    /// Number of requests: mirrors, registry.
     fn requests(&self) -> [u64; 3] {
         [&self.mirrors[0], &self.mirrors[1], &self.registry].map(|server| server.stats().requests)
     }
@@ -65,7 +65,8 @@ async fn mirrors_are_asked_in_order_before_the_registry() {
     assert!(content == three.blob);
     assert_eq!(three.requests(), [2, 0, 0]);
 
-    // What one lacks, the next may have, and it is still the first for everything else.
+    // An object missing from one mirror is asked of the next; the first mirror stays first for all
+    // others.
     three.mirrors[0].fault("GET", "/blobs/", 1, Fault::Status(404));
     three.mirrors[1].fault("GET", "/blobs/", 1, Fault::Status(403));
     let range = Stored(5)..Stored(9000);
@@ -111,7 +112,7 @@ async fn credentials_stay_with_the_server_that_they_are_for() {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     let three = Three::start();
     three.registry.require(Login::Basic("me".into(), "secret".into()));
-    // One mirror wants a login that does not exist, the other its own.
+    // One mirror wants a login that doesn't exist, the other its own.
     three.mirrors[0].require(Login::Basic("me".into(), "secret".into()));
     three.mirrors[1].require(Login::Bearer("guest".into(), "other".into()));
     let directory = tempfile::tempdir().unwrap();

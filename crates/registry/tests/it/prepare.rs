@@ -24,7 +24,7 @@ const PREPARED: u64 = lazuli_registry::CONNECTIONS + 1;
 
 const CONTENT: usize = 100_000;
 
-/// Until the connections of what was answered are free again.
+/// Time until the connections of finished answers are free again.
 const ANSWERS: Duration = Duration::from_millis(200);
 
 /// Asks for as much at the same time as there should be connections.
@@ -65,7 +65,7 @@ async fn at_last<F: Future<Output = Result<(), String>>>(check: impl Fn() -> F) 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_find_connections_that_were_opened_ahead() {
     at_last(|| check_near(Login::None)).await;
-    // What strangers are answered without a login makes no difference.
+    // A token server that serves anonymous clients makes no difference.
     at_last(|| check_near(Login::Bearer(String::new(), String::new()))).await;
 }
 

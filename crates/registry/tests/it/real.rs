@@ -45,7 +45,7 @@ impl Server {
         Self::over(Arc::new(tempfile::tempdir().unwrap()), "")
     }
 
-    /// Another one with TLS, over the same images.
+    /// A second server with TLS, over the same images.
     pub(crate) fn with_tls(&self, shown: &Certificate) -> Self {
         let [certificate, key] = ["certificate.pem", "key.pem"].map(|n| self.root.path().join(n));
         fs::write(&certificate, &shown.certificate).unwrap();

@@ -1,4 +1,4 @@
-//! What refers to a manifest, with and without the API for it.
+//! Referrers of a manifest, with and without the API.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,7 @@ pub(crate) fn note(text: &str) -> BTreeMap<String, String> {
     BTreeMap::from([("org.example.note".to_owned(), text.to_owned())])
 }
 
-/// Pushes an image and says what it is.
+/// Pushes an image and returns its descriptor.
 pub(crate) async fn image(repository: &dyn Repository) -> Descriptor {
     push(repository, b"{}").await.unwrap();
     let raw = support::manifest(b"{}", &[]);
@@ -28,7 +28,7 @@ pub(crate) async fn image(repository: &dyn Repository) -> Descriptor {
     repository.manifest(None).await.unwrap().descriptor()
 }
 
-/// What a registry promises about referrers, whether it has the API or not.
+/// The contract of referrers, for registries with and without the API.
 pub(crate) async fn check(repository: &dyn Repository) {
     let subject = image(repository).await;
     let list = |kind: &'static str| repository.referrers(&subject.digest, Some(kind));
@@ -174,7 +174,7 @@ async fn a_replaced_referrer_is_deleted() {
         assert_eq!(list().await, sorted(vec![kept, two]), "api: {api}");
         assert!(server.manifest("app", &one.to_string()).is_none());
 
-        // A registry that deletes nothing still takes what is new.
+        // A registry that deletes nothing still accepts new referrers.
         server.fault("DELETE", "", 1, Fault::Status(405));
         let three = push("three", Some(&two)).await;
         let left = if api { vec![kept, two, three] } else { vec![kept, three] };
@@ -283,7 +283,7 @@ async fn hostile_lists_are_errors_or_ignored() {
     instead(&format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(",")));
     assert_eq!(list().await.unwrap().len(), 2000);
 
-    // What is no list says that there is no API.
+    // An answer that is no list means that there is no API.
     server.fault("GET", "/referrers/", 1, Fault::Header("content-type", "text/html".into()));
     assert_eq!(list().await.unwrap(), []);
     server.reset_stats();
@@ -332,14 +332,14 @@ async fn mirrors_are_read_and_never_written() {
     mirror.without_referrers();
     assert_eq!(list().await.unwrap().len(), 1);
     assert_eq!(repository.referrers(&sha256(b"absent"), Some(TYPE)).await.unwrap(), []);
-    // One that has it is enough.
+    // One mirror that has it is enough.
     let direct = support::open(&mirror, "app:1");
     image(&direct).await;
     direct.push_referrer(&subject, TYPE, &note("copied"), None).await.unwrap();
     registry.reset_stats();
     assert_eq!(list().await.unwrap()[0].annotations, note("copied"));
     assert_eq!(registry.stats().requests, 0);
-    // A mirror without referrers does not help, and one that is gone does not matter as long as
+    // A mirror without referrers doesn't help, and an unreachable one doesn't matter as long as
     // another answers.
     mirror.go_away();
     assert_eq!(list().await.unwrap()[0].annotations, note("one"));

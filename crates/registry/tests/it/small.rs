@@ -119,7 +119,7 @@ async fn a_blob_that_a_mirror_lacks_comes_from_the_next_server() {
         let small = image.small_blob(&descriptor(&content)).await.unwrap();
         assert!(small.content == content);
         assert_eq!(registry.stats().requests, 16);
-        // However it has done so far.
+        // Longer than the mirror's pause after a failure, at most 1.5 s.
         tokio::time::sleep(Duration::from_millis(1600)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Helpers that several tests use.
 
 use bytes::Bytes;
 use lazuli_image::{Algorithm, Digest, Stored, oci::media_type};

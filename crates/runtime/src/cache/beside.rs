@@ -15,12 +15,12 @@ pub(crate) trait Beside: Debug + Send + Sync {
     /// Files that nothing uses, and when each of them was used last. Blocks.
     fn unused(&self) -> Vec<(SystemTime, PathBuf)>;
 
-    /// Removes one of them, unless it is used by now, and says how many bytes it occupied. Blocks.
+    /// Removes a file unless it is in use by now. Returns the bytes that it occupied. Blocks.
     fn remove(&self, path: &Path) -> io::Result<u64>;
 }
 
 impl Cache {
-    /// Gives up what `beside` keeps as well when there is too much. The first caller's counts.
+    /// Lets eviction remove files of `beside` as well. Only the first call counts.
     pub(crate) fn evict_beside(&self, beside: Arc<dyn Beside>) {
         let _ = self.beside.set(beside);
     }

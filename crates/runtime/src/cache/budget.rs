@@ -1,8 +1,8 @@
 //! The cache's disk budget, and eviction to stay within it.
 //!
-//! First whole blobs that no image in use has, the one whose last use is longest ago first; then
-//! chunks of blobs in use, of images that have more than their share first, by when they were asked
-//! for last, see `blob::evict`.
+//! Whole blobs that no image in use has are evicted first, the least recently used first. Then
+//! chunks of blobs in use follow, by the time of their latest request, of images above their share
+//! first, see `blob::evict`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{sharing::Account, sync::lock};
 
-/// How often the cache is measured, at least.
+/// Maximum interval between measurements of the cache.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// When the budget is exceeded, it is brought to this part below it, so that not every chunk costs
@@ -60,7 +60,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Counts what was given up.
+    /// Counts evicted bytes.
     pub(super) fn count_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -75,12 +75,12 @@ enum Unused {
     Beside(PathBuf),
 }
 
-/// What was given up since the cache was opened.
+/// Counters of evictions since the cache was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
     /// Bytes of [`super::Settings::max_bytes`].
     pub max_bytes: Option<u64>,
-    /// Whether the cache is larger, because everything in it is in use and young.
+    /// Whether the cache exceeds the limit because everything in it is in use and recent.
     pub is_over: bool,
     /// Chunks of blobs in use.
     pub chunks: u64,
@@ -91,8 +91,7 @@ pub struct EvictionStats {
 }
 
 impl Cache {
-    /// Begins to give up what is too much. To be called when every blob that is mounted is open:
-    /// those that are not may go.
+    /// Starts eviction. Call it when every mounted blob is open: others may be evicted.
     pub fn start_evicting(self: &Arc<Self>) {
         if self.budget.since.set(Instant::now()).is_ok() {
             self.workers.runtime().spawn(keep(Arc::downgrade(self), self.budget.clone()));
@@ -111,7 +110,7 @@ impl Cache {
         }
     }
 
-    /// Counts what was written, and has the cache measured when it may have become too much.
+    /// Counts written bytes, and schedules a measurement when the cache may exceed its limit.
     pub(super) fn wrote(&self, bytes: u64) {
         let Some(max) = self.settings.max_bytes else { return };
         let written = self.budget.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -210,8 +209,7 @@ impl Cache {
         self.remove(dir).inspect_err(cannot).unwrap_or(0)
     }
 
-    /// Removes what is here of `blobs`, unless it is open, and says whether nothing is
-    /// left. Blocks.
+    /// Removes the files of `blobs` unless they are open. Returns whether none is left. Blocks.
     pub(crate) fn discard(&self, blobs: &HashSet<Digest>) -> bool {
         let turn = lock(&self.budget.evicting);
         for dir in self.unused() {
@@ -232,7 +230,7 @@ impl Cache {
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Directories of blobs that are not open, the one that was used longest ago first.
+    /// Directories of blobs that are not open, the least recently used first.
     fn unused(&self) -> Vec<PathBuf> {
         let mut dirs = self.unused_since();
         dirs.sort();
@@ -256,7 +254,7 @@ impl Cache {
         let Some(key) = dir.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
         let away = self.dir.join(format!("{AWAY}{key}"));
         {
-            // It is not opened meanwhile.
+            // The lock prevents opening it meanwhile.
             let open = lock(&self.blobs);
             if open.get(key).is_some_and(|blob| blob.strong_count() > 0) {
                 return Ok(0);
@@ -303,8 +301,8 @@ impl Cache {
                 Err(error) => tracing::warn!(blob = ?blobs[blob], %error, "cannot evict chunks"),
             }
         }
-        // Complete blobs are read without a question, so it is unknown what of them is idle. They
-        // are watched now.
+        // The kernel reads complete blobs without events, so their idle chunks are unknown. Events
+        // are turned on now.
         let mut missing = bytes.saturating_sub(freed);
         for blob in blobs {
             let open = blob.open_bytes();
@@ -361,7 +359,7 @@ async fn keep(cache: Weak<Cache>, budget: Arc<Budget>) {
     }
 }
 
-/// Removes what was being removed when a process died.
+/// Finishes removals that were interrupted when a process died.
 pub(super) fn sweep(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(AWAY.as_bytes())

@@ -1,9 +1,9 @@
 //! Chunks that another blob in the cache has: copied instead of fetched.
 //!
-//! Two versions of an image, or two images with the same package in them, have chunks in common
-//! although their blobs differ. The index knows the chunks that are in the cache by a part of their
-//! digests. That makes it small and wrong at times, which is harmless: what is copied is checked
-//! like what is fetched, and what does not fit is fetched.
+//! Two versions of an image, or two images with the same package, share chunks although their blobs
+//! differ. The index maps a part of each digest to a place in the cache. It is small, and sometimes
+//! wrong, which is harmless: copies are checked like answers, and a chunk that doesn't match is
+//! fetched.
 
 use std::{
     collections::HashMap,
@@ -34,12 +34,12 @@ struct Index {
     numbers: HashMap<Arc<str>, u32>,
 }
 
-/// Where the bytes of a chunk are.
+/// The place of a chunk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
     /// Position in [`Index::blobs`].
     blob: u32,
-    /// The first block in the blob's data file, whose size the format limits to 2^32 blocks.
+    /// The first block in the blob's data file. The format limits files to 2^32 blocks.
     block: u32,
 }
 
@@ -94,7 +94,7 @@ fn beginning(digest: &Digest) -> u64 {
 }
 
 impl Cache {
-    /// Notes what is here of a blob that was not opened yet.
+    /// Indexes the chunks on disk of a blob that was not opened yet.
     pub(crate) fn remember(&self, blob: &Blob) -> Result<(), CacheError> {
         let layout = Layout::new(blob)?;
         let key = layout.key();

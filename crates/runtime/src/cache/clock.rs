@@ -1,9 +1,9 @@
 //! A clock that hardly moves while the process is stopped.
 //!
-//! Between its look at what is ready and its answer a thread of ours may be stopped together with
-//! the whole process: by a signal, a debugger, a freezer. When all goes on, eviction must not find
-//! that the chunk has been idle for all that time: the answer, or the read of the FUSE driver, is
-//! still to come. So a leap of the clock counts for a few seconds only.
+//! A thread that has seen a chunk ready, but not answered yet, may be stopped with the whole
+//! process: by a signal, a debugger, a freezer. When the process continues, eviction must not take
+//! the chunk for idle during all that time: the answer, or the read of the FUSE driver, is still to
+//! come. So a leap of the clock counts for a few seconds only.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -18,8 +18,8 @@ const LEAP: u32 = 100;
 #[derive(Debug)]
 pub(super) struct Clock {
     opened: Instant,
-    /// When it was looked at last, in tenths of a second since `opened`, and below that what it
-    /// showed.
+    /// Time of the latest reading, in tenths of a second since `opened`; the low half is the value
+    /// shown then.
     seen: AtomicU64,
 }
 
@@ -37,13 +37,13 @@ impl Clock {
     }
 }
 
-/// What was seen, brought forward to `real`.
+/// The state `seen`, advanced to `real`.
 fn advance(seen: u64, real: u32) -> u64 {
     let before = (seen >> 32) as u32;
     u64::from(before.max(real)) << 32 | u64::from(advance_to(seen, real))
 }
 
-/// What the clock shows at `real`.
+/// The value shown at `real`.
 fn advance_to(seen: u64, real: u32) -> u32 {
     let (before, shown) = ((seen >> 32) as u32, seen as u32);
     shown.saturating_add(real.saturating_sub(before).min(LEAP))
@@ -62,7 +62,7 @@ mod tests {
             assert_eq!(seen as u32, now);
             now
         };
-        // Looks at it every five seconds, then a minute without any, and one that comes late.
+        // Readings every five seconds, then a minute without any, and a late one.
         for (real, expected) in [
             (0, 0),
             (50, 50),

@@ -1,7 +1,7 @@
-//! Reads that ended with an error, for the log: as many as say something new.
+//! Reads that ended with an error, for the log, limited to those with news.
 //!
-//! The reader's control groups are read at once, since it may end with the error. Names are the
-//! listener's business, off the path of reads.
+//! The reader's control groups are read at once, since the reader may end with the error. Listeners
+//! resolve names, off the read path.
 
 use std::{
     collections::HashMap,
@@ -16,18 +16,18 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::{error::ReadError, sharing::Account, sync::lock};
 
-/// What one image may report, so that one whose registry is away leaves the rest to others.
+/// Limit of one image, so that an image with an unreachable registry leaves room to others.
 const IMAGE: Rate = Rate { burst: 10, refill: Duration::from_secs(6) };
 
-/// What all of them may: four images can say everything.
+/// Limit of all images together: four images can use theirs fully.
 const NODE: Rate = Rate { burst: 40, refill: Duration::from_millis(1500) };
 
-/// Images whose reports are counted. Beyond this many the one that earned a report longest ago is
-/// forgotten: it has most likely a whole burst by now.
+/// Maximum number of images with counters. Beyond it, the image whose counter changed least
+/// recently is forgotten: it has most likely earned a whole burst by now.
 const IMAGES: usize = 256;
 
-/// How long the same failure of the same reader is no news. For one read of a program the kernel
-/// asks up to six times.
+/// Time during which a repeated failure of one reader is no news. For one read of a program, the
+/// kernel asks up to six times.
 const SAME: Duration = Duration::from_secs(10);
 
 /// Bytes of a thread's list of control groups that are kept. Each has a name of up to 255.
@@ -38,7 +38,7 @@ const GROUPS: usize = 4096;
 pub(crate) struct FailedRead {
     /// The blob.
     pub(crate) blob: Digest,
-    /// What was asked for.
+    /// The requested range.
     pub(crate) range: Range<Decoded>,
     /// Why it failed.
     pub(crate) error: ReadError,
@@ -50,7 +50,7 @@ pub(crate) struct FailedRead {
     pub(crate) unreported: u64,
 }
 
-/// Where they are reported.
+/// The reporter of failed reads.
 #[derive(Debug)]
 pub(super) struct FailedReads {
     state: Mutex<State>,
@@ -65,7 +65,7 @@ struct Rate {
     refill: Duration,
 }
 
-/// What is left of a [`Rate`].
+/// The remainder of a [`Rate`].
 #[derive(Debug)]
 struct Allowance {
     rate: Rate,
@@ -86,7 +86,7 @@ struct ImageState {
     last: Option<(Question, Instant)>,
 }
 
-/// Where a read begins, and the thread that reads.
+/// The blob and offset at which a read begins, and the thread that reads.
 type Question = (Digest, Decoded, Option<i32>);
 
 impl Allowance {
@@ -94,7 +94,7 @@ impl Allowance {
         Allowance { rate, left: rate.burst, refilled: now }
     }
 
-    /// Adds what was earned by now.
+    /// Adds the amount earned by now.
     fn earn(&mut self, now: Instant) {
         let Rate { burst, refill } = self.rate;
         let earned = now.saturating_duration_since(self.refilled).as_millis() / refill.as_millis();
@@ -128,7 +128,7 @@ impl FailedReads {
         FailedReads { state: state.into(), reports, listener: Mutex::new(Some(listener)) }
     }
 
-    /// Where they arrive, once.
+    /// Returns the receiving end, once.
     pub(super) fn listen(&self) -> Option<Receiver<FailedRead>> {
         lock(&self.listener).take()
     }
@@ -154,7 +154,8 @@ impl FailedReads {
         }
     }
 
-    /// Whether to report a read, and how many of the image were not before it.
+    /// Returns `None` if a read is not to be reported, else how many of the image's reads were not
+    /// reported before it.
     fn admit(&self, image: Account, question: Question, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
         let (node, image) = state.of(image, now);

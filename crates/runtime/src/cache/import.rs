@@ -1,4 +1,4 @@
-//! Blobs whose decoded bytes were written before it was known what is said about them.
+//! Imports blobs whose decoded bytes were written before their chunk table was known.
 //!
 //! ```text
 //! <dir>/incoming/<number>     decoded bytes at the places that they will have
@@ -22,7 +22,7 @@ use crate::{path_error::At as _, sync::lock};
 
 const INCOMING: &str = "incoming";
 
-/// Decoded bytes of a blob to be. The file goes unless it is imported.
+/// Decoded bytes of a future blob. The file is removed unless it is imported.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     path: PathBuf,
@@ -43,7 +43,7 @@ impl Drop for Incoming {
     }
 }
 
-/// Makes the directory for files that come in, empty. `dir` is the cache's.
+/// Creates the directory for incoming files, empty. `dir` is the cache's.
 pub(super) fn sweep(dir: &Path) -> io::Result<()> {
     let incoming = dir.join(INCOMING);
     match fs::remove_dir_all(&incoming) {
@@ -65,8 +65,8 @@ impl Cache {
         Ok(Incoming { path, file })
     }
 
-    /// Makes what came in the content of `blob`. The caller has checked all of it: every chunk has
-    /// the digest that `blob` says. Blocks.
+    /// Makes incoming bytes the content of `blob`. The caller has checked that every chunk has the
+    /// digest in `blob`. Blocks.
     pub(crate) fn import(
         &self,
         incoming: Incoming,

@@ -23,8 +23,8 @@ impl KeepFree {
 }
 
 impl Cache {
-    /// How many bytes have to go for [`super::Settings::keep_free`] to hold when the cache takes
-    /// `more` bytes. Blocks, briefly.
+    /// Returns the number of bytes to evict for [`super::Settings::keep_free`] to hold when the
+    /// cache takes `more` bytes. Blocks, briefly.
     pub(super) fn lacking(&self, more: u64) -> u64 {
         let Some(keep_free) = self.settings.keep_free else { return 0 };
         statvfs(&self.dir).map_or(0, |disk| {

@@ -11,18 +11,18 @@ use super::CacheError;
 /// Largest chunk of any image, decoded; the format's own limit.
 const MAX_CHUNK: u32 = 16 << 20;
 
-/// Largest chunk as stored. Codecs add a fraction of a percent to what they cannot compress; twice
+/// Maximum stored size of a chunk. Codecs add a fraction of a percent to incompressible data; twice
 /// the size is a bound on memory, not a format rule.
 const MAX_STORED_CHUNK: u32 = 2 * MAX_CHUNK;
 
-/// Largest decoded blob; the format's own limit, and just above what a file of ext4 can hold.
+/// Maximum decoded size of a blob: the format's own limit, and just above ext4's largest file.
 const MAX_DECODED: u64 = 1 << 44;
 
 /// Bytes of a layout that are hashed together, about.
 const SAID: usize = 64 << 10;
 
-/// What one image says about one blob, with everything checked that the cache relies on: chunks
-/// ascend and do not overlap in either address space, and lie inside the blob.
+/// An image's description of a blob, checked for everything that the cache relies on: chunks
+/// ascend, don't overlap in either address space, and lie inside the blob.
 #[derive(Debug)]
 pub(crate) struct Layout {
     blob: Blob,
@@ -86,20 +86,20 @@ impl Layout {
         self.file_size
     }
 
-    /// Digest of everything that the image says about the blob.
+    /// Digest of the whole description.
     pub(crate) fn digest(&self) -> &Digest {
         &self.digest
     }
 
-    /// Name of the blob's directory in the cache. Images that say different things about one blob
-    /// never share bytes, so that a lie about a blob only ever hurts the image that tells it.
+    /// Name of the blob's directory in the cache. Images with different descriptions of one blob
+    /// never share bytes, so a false description only hurts its own image.
     pub(crate) fn key(&self) -> String {
         format!("{}-{}", self.blob.id.hex(), self.digest.hex())
     }
 
-    /// Whether every block of `range` belongs to a chunk. What does not is a hole of the file, and
-    /// no image has bytes there: the kernel asks for it only if a bootstrap refers to chunks that
-    /// it does not list.
+    /// Returns whether every block of `range` belongs to a chunk. Other blocks are holes of the
+    /// file without bytes in any image: the kernel reads them only if a bootstrap refers to chunks
+    /// that it does not list.
     pub(crate) fn covers(&self, range: &Range<Decoded>) -> bool {
         let mut covered = range.start.0;
         for chunk in &self.blob.chunks[self.chunks_in(range)] {
@@ -149,7 +149,7 @@ fn digest(blob: &Blob) -> Digest {
         number(&mut said, chunk.decoded.0);
         number(&mut said, chunk.decoded_size.into());
         if let Some(part) = chunk.part {
-            // No other chunk goes on so: the next one begins with a name.
+            // Unambiguous: the next chunk begins with an algorithm's name.
             said.extend_from_slice(b"batch");
             number(&mut said, part.offset.into());
             number(&mut said, part.size.into());
@@ -303,7 +303,7 @@ mod tests {
             spoil(&mut blob);
             assert!(Layout::new(&blob).is_err(), "{what}");
         }
-        // An image that says something else about a point shares no bytes with others.
+        // An image with another description of a point shares no bytes with others.
         let other = Blob { points: points(6), ..pieces() };
         assert_ne!(Layout::new(&other).unwrap().key(), original.key());
     }

@@ -6,9 +6,9 @@
 //! <dir>/incoming/                            blobs of which not all is known yet, see `import`
 //! ```
 //!
-//! [`CachedBlob::ensure`] is the one question that every driver asks. It returns when the range is
-//! in the blob's file and every chunk of it was checked against its digest. Files are shared by all
-//! images that say the same about a blob. docs/cache.md explains what survives which crash.
+//! [`CachedBlob::ensure`] is the one operation that every driver uses. It returns when the range is
+//! in the blob's file and every chunk of it was checked against its digest. Images with the same
+//! description of a blob share its files. docs/cache.md explains what survives which crash.
 
 mod beside;
 mod blob;
@@ -71,19 +71,19 @@ use crate::{
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Neighbouring chunks that are missing too come along with a miss until there are this many
-    /// stored bytes, and more of them when readers go on there. 0 fetches only what is asked for.
+    /// On a miss, missing neighbours are fetched too until the request has this many stored bytes,
+    /// and more when readers continue there. 0 fetches only the requested chunks.
     pub amplify: u64,
     /// Time between the first chunk that is written and the moment when it is made to survive a
     /// power cut.
     pub flush_after: Duration,
     /// Longest wait of a reader for data, over all sources and retries, before it gets an error.
     pub deadline: Duration,
-    /// Bytes on the disk that the cache may take; without a number, whatever is there.
+    /// Maximum size of the cache on the disk in bytes; `None` for no limit.
     pub max_bytes: Option<u64>,
-    /// What stays free on the disk, as far as giving up blobs that no image uses can help.
+    /// Space to keep free on the disk, as far as evicting blobs that no image uses achieves it.
     pub keep_free: Option<KeepFree>,
-    /// Directories of directories, whose files count as well.
+    /// Directories whose subdirectories' files count as well.
     pub metadata: Vec<PathBuf>,
     /// How long a chunk of a blob in use must not have been asked for before it may be given up.
     /// Has to be longer than any reader needs from the kernel's question to the page.
@@ -123,12 +123,12 @@ pub enum CacheError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// What an image says about a blob cannot be true.
+    /// An image's description of a blob is impossible.
     #[error("blob {blob}: {problem}")]
     Layout {
         /// The blob.
         blob: Digest,
-        /// Which chunk, and what is wrong with it.
+        /// The chunk, and the problem with it.
         problem: String,
     },
 }
@@ -152,7 +152,7 @@ pub struct Cache {
     budget: Arc<Budget>,
     /// See [`Cache::evict_beside`].
     beside: OnceLock<Arc<dyn Beside>>,
-    /// What a blob can have from another one.
+    /// Chunks that blobs can copy from each other.
     chunk_index: ChunkIndex,
     /// Readers that may be on their way to a page.
     released: Arc<Released>,
@@ -161,7 +161,7 @@ pub struct Cache {
     metrics: Arc<Metrics>,
     failed_reads: FailedReads,
     own: Weak<Cache>,
-    /// Locked as long as it is open anywhere; blobs can outlive the cache.
+    /// Locked as long as the cache or one of its blobs is open.
     lock: Arc<File>,
 }
 
@@ -221,13 +221,14 @@ impl Cache {
         }
     }
 
-    /// Takes back what was given and is not in use.
+    /// Removes and returns given descriptors that are not in use.
     pub fn take_back(&self) -> Vec<File> {
         let mut given = lock(&self.given);
         given.drain().map(|(_, file)| file).collect()
     }
 
-    /// Where reads are reported that ended with an error, as far as they are; once.
+    /// Returns the channel that reports reads that ended with an error, once. Not every such read
+    /// is reported.
     pub(crate) fn failed_reads(&self) -> Option<Receiver<FailedRead>> {
         self.failed_reads.listen()
     }
@@ -237,32 +238,32 @@ impl Cache {
         &self.metrics
     }
 
-    /// Whether any reader waits for data.
+    /// Returns whether any reader waits for data.
     pub(crate) fn is_awaited(&self) -> bool {
         self.workers.is_awaited()
     }
 
-    /// Whether so many decoded bytes fit into [`Settings::max_bytes`].
+    /// Returns whether this many decoded bytes fit into [`Settings::max_bytes`].
     pub(crate) fn may_hold(&self, bytes: u64) -> bool {
         self.settings.max_bytes.is_none_or(|max| bytes <= max)
     }
 
-    /// Whether `bytes` more leave a fiftieth of the disk free: less, and others get into trouble
-    /// for what is a hint.
+    /// Returns whether a fiftieth of the disk stays free after `bytes` more. With less, prefetching
+    /// on a hint would harm others.
     pub(crate) fn has_room_for_hints(&self, bytes: u64) -> bool {
         self.leaves_free(bytes, 50)
     }
 
-    /// Whether `bytes` more leave a tenth of the disk, and of [`Settings::max_bytes`], and
-    /// [`Settings::keep_free`] free: else background work slows others down, and eviction undoes
-    /// it. Blocks, briefly.
+    /// Returns whether a tenth of the disk and of [`Settings::max_bytes`] stays free after `bytes`
+    /// more, and [`Settings::keep_free`]. With less, background work would slow others down, and
+    /// eviction would undo it. Blocks briefly.
     pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes;
         let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
         self.leaves_free(bytes, 10) && self.lacking(bytes) == 0 && max.is_none_or(fits)
     }
 
-    /// Whether one of so many parts of the disk stays free.
+    /// Returns whether one in `parts` parts of the disk stays free.
     fn leaves_free(&self, bytes: u64, parts: u64) -> bool {
         rustix::fs::statvfs(&self.dir).is_ok_and(|disk| {
             let (all, free) = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize);
@@ -276,8 +277,8 @@ impl Cache {
         blobs.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The blob as one image describes it. Images that say the same about it get the same
-    /// [`CachedBlob`], and `source` becomes the first of its sources.
+    /// Opens the blob as one image describes it. Images with the same description share the
+    /// [`CachedBlob`]; `source` becomes the first of its sources.
     pub fn blob(
         &self,
         blob: &Blob,
@@ -302,7 +303,7 @@ impl Cache {
         self.open_blob(layout).map(Some)
     }
 
-    /// The name of the directory that has what the image says about the blob.
+    /// The name of the directory for this description of a blob.
     pub fn directory_name(blob: &Blob) -> Result<String, CacheError> {
         Ok(Layout::new(blob)?.key())
     }
@@ -314,7 +315,7 @@ impl Cache {
         Ok(named.map(|(name, path)| (name, occupied(&path).0)).collect())
     }
 
-    /// Whether anything of a blob may be here.
+    /// Returns whether the cache may have files of a blob.
     pub(crate) fn has_files_of(&self, blob: &Digest) -> bool {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let hex = blob.hex();
@@ -347,7 +348,7 @@ impl Cache {
     }
 
     /// Makes everything that is ready survive a power cut, see [`CachedBlob::flush`]. For the end
-    /// of a process; meanwhile the cache does it by itself.
+    /// of a process; otherwise the cache flushes by itself.
     pub fn flush(&self) {
         let blobs = lock(&self.blobs);
         let blobs: Vec<_> = blobs.values().filter_map(Weak::upgrade).collect();
@@ -359,8 +360,8 @@ impl Cache {
     }
 }
 
-/// Bytes on the disk of the files in `dir`, and how many there are. One that goes meanwhile counts
-/// as gone.
+/// Disk usage in bytes and number of the files in `dir`. Files that disappear meanwhile are not
+/// counted.
 pub(crate) fn occupied(dir: &Path) -> (u64, u64) {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     // st_blocks counts 512 bytes, whatever the file system's block size.

@@ -1,4 +1,4 @@
-//! Readahead: what to fetch when readers go on where their last miss ended.
+//! Readahead: what to fetch when readers continue where their last miss ended.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -6,7 +6,7 @@ use lazuli_image::{Chunk, plan::gap};
 
 use crate::{plan::PLANNER, sync::lock};
 
-/// Runs that are followed in one blob: the files that a program goes through at the same time.
+/// Maximum number of runs followed in one blob: files that a program reads at the same time.
 const RUNS: usize = 8;
 
 /// Misses after which something is fetched ahead. In big files programs jump about, and sometimes
@@ -17,26 +17,26 @@ const SURE: u32 = 3;
 /// requests.
 pub(super) const PART: u64 = 1 << 20;
 
-/// What readers go through in one blob, as far as their misses show it. The latest run is the last.
+/// The sequential runs of readers in one blob, as far as their misses show them, the latest last.
 #[derive(Debug, Default)]
 pub(super) struct Runs(Mutex<VecDeque<Run>>);
 
-/// Misses that follow each other.
+/// A run of consecutive misses.
 #[derive(Debug)]
 struct Run {
-    /// The chunk after the last one that was asked for.
+    /// The chunk behind the last requested one.
     end: usize,
-    /// How many there were.
+    /// The number of misses.
     misses: u32,
     /// Stored bytes that were asked for.
     bytes: u64,
 }
 
 impl Runs {
-    /// Follows a miss whose missing chunks begin at `first`, and for which `bytes` stored bytes up
-    /// to the chunk `end` are asked for. Returns the end of what is to be fetched ahead after it:
-    /// of the missing chunks that follow, as many as have the bytes of the run so far, so a run has
-    /// twice as much with each miss, but no more than one request.
+    /// Records a miss whose missing chunks begin at `first`, and whose requests have `bytes` stored
+    /// bytes up to the chunk `end`. Returns the end of the chunks to read ahead: missing chunks
+    /// behind `end` with as many bytes as the run has so far, so that a run doubles with each miss,
+    /// up to one request.
     pub(super) fn follow(
         &self,
         chunks: &[Chunk],
@@ -64,7 +64,7 @@ impl Runs {
         }
         run.bytes += ahead;
         let end = run.end;
-        // One that ends here is the same, asked for again.
+        // A run that ends here is the same one, requested again.
         runs.retain(|other| other.end != end);
         runs.push_back(run);
         if runs.len() > RUNS {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn the_third_miss_of_a_run_has_more_fetched_ahead() {
         let chunks = chunks(101);
-        // Misses, of how many chunks, and where what is fetched ahead of the last one ends.
+        // Misses with their numbers of chunks, and where the readahead after the last one ends.
         type Case = (&'static str, &'static [(usize, usize)], usize);
         let cases: [Case; 8] = [
             ("one", &[(0, 1)], 1),
@@ -127,7 +127,7 @@ mod tests {
         let follow =
             |first, end, there: usize| runs.follow(&chunks, first, end, 1 << 20, |at| at != there);
         assert_eq!([follow(0, 1, 99), follow(1, 2, 99), follow(2, 3, 5)], [1, 2, 5]);
-        // The last one is too far away.
+        // The last miss is too far away.
         assert_eq!(follow(5, 6, 99), 39);
         // The same again, and others in between, more than are remembered.
         for _ in 0..3 {

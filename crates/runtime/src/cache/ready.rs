@@ -30,7 +30,7 @@ impl ReadyMap {
         self.words[chunk / 64].load(Ordering::Acquire) & bit(chunk) != 0
     }
 
-    /// Whether all chunks in `range` are ready.
+    /// Returns whether all chunks in `range` are ready.
     pub(crate) fn all_ready(&self, mut range: Range<usize>) -> bool {
         self.is_full() || range.all(|chunk| self.is_ready(chunk))
     }

@@ -1,11 +1,11 @@
 //! Readers that were let through and may not have left the kernel's wait yet.
 //!
 //! An answer wakes a reader that sleeps in the wait for pre-content events, and some instructions
-//! later the reader is at the page. A cgroup v1 freezer holds a sleeper where it is: it leaves the
-//! wait when it is thawed, hours later maybe, and then reads what the file has. So a chunk that a
-//! reader was let through to stays until the reader was seen outside the wait, and
-//! [`Settings::grace`] longer. (The freezer of cgroup v2 leaves sleepers in the kernel alone: they
-//! read, and stop on their way back to the program.)
+//! later the reader accesses the page. A cgroup v1 freezer holds a sleeping reader in place: it
+//! leaves the wait when it is thawed, perhaps hours later, and then reads the file's content at
+//! that time. So a chunk stays until the reader that was let through to it has been seen outside
+//! the wait, and for [`Settings::grace`] longer. (The freezer of cgroup v2 doesn't stop sleepers in
+//! the kernel: they finish the read, and stop on their way back to the program.)
 //!
 //! A thread waits for one event at a time. So the last one that it was let through to is all that
 //! has to be known.
@@ -32,12 +32,12 @@ use crate::{
 /// wakes all of them for each answer.
 const ANSWERED: Duration = Duration::from_secs(1);
 
-/// Tells the open blobs of a process apart.
+/// Distinguishes the open blobs of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlobKey(u64);
 
 impl BlobKey {
-    /// One that no other blob has.
+    /// A key that no other blob has.
     pub(super) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         BlobKey(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -48,10 +48,10 @@ impl BlobKey {
 #[derive(Default)]
 pub(super) struct Released {
     threads: Mutex<HashMap<i32, Reader>>,
-    /// Threads that were found frozen in the wait. A process before this one may have let them
-    /// through, to chunks that this one does not know.
+    /// Threads found frozen in the wait that an earlier process may have let through, to chunks
+    /// unknown to this process.
     strangers: Mutex<HashMap<i32, Option<Instant>>>,
-    /// Whether strangers have been looked for, and none can have come since.
+    /// Whether strangers have been searched for, so that no more can appear.
     counted: AtomicBool,
 }
 
@@ -65,8 +65,8 @@ struct Reader {
 }
 
 impl Released {
-    /// To be called before the thread is let through. 0 is a thread of which the kernel does not
-    /// tell.
+    /// Records a thread that is about to be let through. 0 stands for a thread that the kernel
+    /// doesn't name.
     pub(super) fn note(&self, thread: i32, blob: BlobKey, chunks: Range<usize>) {
         if thread == 0 {
             self.counted.store(false, Ordering::Release);
@@ -105,12 +105,12 @@ impl Released {
         }
     }
 
-    /// Whether frozen threads may be on their way to any chunk.
+    /// Returns whether frozen threads may be on their way to any chunk.
     pub(super) fn has_strangers(&self) -> bool {
         !lock(&self.strangers).is_empty()
     }
 
-    /// What has to stay, by blob.
+    /// The chunks that must stay, by blob.
     pub(super) fn chunks(&self) -> HashMap<BlobKey, Vec<Range<usize>>> {
         let mut chunks = HashMap::<_, Vec<_>>::new();
         for reader in lock(&self.threads).values() {
@@ -120,8 +120,8 @@ impl Released {
     }
 }
 
-/// Whether a thread may not be at its page yet. `left` is when it was first seen outside the wait:
-/// in another one later it is about something else.
+/// Returns whether a thread may not have reached its page yet. `left` is when it was first seen
+/// outside the wait: a later wait is for another event.
 fn is_here(thread: i32, left: &mut Option<Instant>, now: Instant, grace: Duration) -> bool {
     match (threads::find(thread), *left) {
         (ThreadState::Gone, _) => false,

@@ -9,39 +9,39 @@ use crate::sharing::Account;
 pub(super) struct Idle {
     /// When it was asked for last.
     pub(super) last: u32,
-    /// Which blob it is of.
+    /// The position of its blob.
     pub(super) blob: usize,
-    /// Where it is in the blob.
+    /// Its place in the blob.
     pub(super) at: usize,
     pub(super) bytes: u64,
     pub(super) account: Account,
 }
 
-/// What each image has on the disk above its share.
+/// The bytes of each image on the disk above its share.
 #[derive(Debug)]
 pub(super) struct Excess(HashMap<Account, u64>);
 
 impl Excess {
-    /// `held` is what images have, and `total` what all of them may have.
+    /// `held` are the bytes of each image, and `total` the limit for all of them.
     pub(super) fn of(held: &HashMap<Account, u64>, total: u64) -> Self {
         let share = total / (held.len() as u64).max(1);
         let above = |(account, bytes): (&Account, &u64)| (*account, bytes.saturating_sub(share));
         Excess(held.iter().map(above).filter(|(_, bytes)| *bytes > 0).collect())
     }
 
-    /// Whether any image has more than its share.
+    /// Returns whether any image exceeds its share.
     pub(super) fn is_any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Whether this image has.
+    /// Returns whether this image exceeds its share.
     pub(super) fn has(&self, account: &Account) -> bool {
         self.0.contains_key(account)
     }
 
-    /// Chooses chunks with about `bytes`, those first that were asked for longest ago: of images
-    /// above their share, and of others when none is any more, or when `for_others` of them need
-    /// room.
+    /// Chooses chunks with about `bytes`, those first whose latest request is longest ago: chunks
+    /// of images above their share, and of others when no image is any more, or when `for_others`
+    /// of them need space.
     pub(super) fn choose(
         &mut self,
         mut idle: Vec<Idle>,
@@ -113,8 +113,8 @@ mod tests {
         let chunks = idle(&[OTHER, OTHER, HOG, HOG, HOG]);
         let held = [(HOG, 100), (OTHER, 20)];
         assert_eq!(chosen(&held, chunks.clone(), 20, false), [2, 3]);
-        // Nothing of another one goes as long as it has more than its share, although that is too
-        // young to go.
+        // Another image keeps its chunks while this one exceeds its share, even though its
+        // remaining chunk is too recent to evict.
         assert_eq!(chosen(&held, chunks.clone(), 50, false), [2, 3, 4]);
         assert_eq!(chosen(&[(HOG, 70), (OTHER, 20)], chunks.clone(), 50, false), [2, 3, 0, 1, 4]);
         // A reader of an image within its share finds room all the same.

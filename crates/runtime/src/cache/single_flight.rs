@@ -17,8 +17,8 @@ type Outcome = Option<Result<(), ReadError>>;
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<HashMap<usize, watch::Receiver<Outcome>>>>);
 
-/// The duty to fetch one chunk. Dropping it unfinished wakes the waiters, and one of them takes
-/// over.
+/// The right and duty to fetch one chunk. Dropping it unfinished wakes the waiters, one of which
+/// takes over.
 pub(crate) struct Lease {
     chunk: usize,
     wanted: bool,
@@ -79,8 +79,8 @@ impl Lease {
         self.chunk
     }
 
-    /// Whether a reader waits for the chunk: it was asked for, or a reader has joined since. (One
-    /// receiver is the map's own.)
+    /// Returns whether a reader waits for the chunk: it was requested, or a reader has joined
+    /// since. (One receiver is the map's own.)
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted || self.outcome.receiver_count() > 1
     }
@@ -92,8 +92,8 @@ impl Lease {
         move || wanted || outcome.receiver_count() > 1
     }
 
-    /// Tells all waiters. The bit of a ready chunk is set before this is called, so that a reader
-    /// finds either the bit or the fetch.
+    /// Reports the result to all waiters. The bit of a ready chunk must be set before, so that a
+    /// reader finds either the bit or the fetch.
     pub(crate) fn finish(mut self, result: Result<(), ReadError>) {
         // First, so that a reader that learns of a failure and asks again does not join this fetch.
         self.leave();
@@ -130,7 +130,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Waiter {
-    /// How the fetch ended; `None` when it was abandoned.
+    /// Waits for the outcome of the fetch; `None` if it was abandoned.
     pub(crate) async fn wait(mut self) -> Outcome {
         let outcome = self.0.wait_for(Option::is_some).await.ok()?;
         outcome.clone()

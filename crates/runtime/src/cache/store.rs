@@ -8,11 +8,11 @@
 //! ```
 //!
 //! `durable` is replaced as a whole, after an fdatasync of `data`, and ends with a checksum. `live`
-//! gets a word written after each chunk and is never synced: it survives the process, but when the
-//! kernel goes down it can reach the disk before the bytes that it speaks of, so it counts only
-//! under the same boot. Both begin with a binding to the layout and to the very file `data` that
-//! they speak of. `durable` may also have a seal, the times of `data` when its chunks were known to
-//! be right: as long as it fits, the file was not touched. docs/cache.md has the whole argument.
+//! gets a word written after each chunk and is never synced: it survives the process. When the
+//! kernel goes down, it can reach the disk before the chunks that it lists, so it counts only under
+//! the same boot. Both begin with a binding to the layout and to one particular file `data`.
+//! `durable` may also have a seal, the times of `data` when its chunks were known to be right: as
+//! long as the seal fits, the file was not touched. docs/cache.md has the whole argument.
 
 use std::{
     collections::HashMap,
@@ -57,8 +57,8 @@ pub(crate) struct Store {
     binding: [u8; HASH],
 }
 
-/// Which file it is, and when it was last changed by any process, as the kernel keeps it. Reading
-/// leaves it alone; the file's owner cannot set it back (`st_ctime`).
+/// The identity of a file, and the time when any process last changed it, as the kernel keeps it.
+/// Reading leaves it alone; the file's owner cannot set it back (`st_ctime`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
     /// Seconds and nanoseconds since 1970.
@@ -76,7 +76,7 @@ impl Times {
         }
     }
 
-    /// Whether the next change gets other times on every kernel.
+    /// Returns whether the next change is certain to get other times, on every kernel.
     pub(crate) fn are_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = self.changed;
@@ -85,7 +85,7 @@ impl Times {
     }
 }
 
-/// What the maps of one data file begin with.
+/// The bindings at the start of one data file's maps.
 struct Bindings {
     durable: [u8; HASH],
     live: [u8; HASH],
@@ -100,14 +100,14 @@ impl Bindings {
     }
 }
 
-/// What was found in a blob's directory, as words of [`super::ready::ReadyMap`].
+/// The chunks found in a blob's directory, as words of [`super::ready::ReadyMap`].
 #[derive(Debug)]
 pub(crate) struct Found {
     /// Chunks whose bytes are on the disk.
     pub(crate) durable: Vec<u64>,
-    /// Chunks whose bytes are in the data file now; includes `durable`.
+    /// Chunks whose bytes are in the data file at present; includes `durable`.
     pub(crate) known: Vec<u64>,
-    /// Whether the file was not touched since all of `durable` was right.
+    /// Whether the file was not touched since all of `durable` was known to be right.
     pub(crate) sealed: bool,
     /// Times of the data file.
     pub(crate) times: Times,
@@ -162,8 +162,8 @@ impl Store {
         Ok((Store { dir, data, live, boot: boot.clone(), binding }, found))
     }
 
-    /// The chunks that are in the files of `layout` in `dir`, which are not open, as far as the
-    /// maps say.
+    /// Reads the maps of `layout` in `dir`, which must not be open. Returns the chunks that they
+    /// list.
     pub(crate) fn peek(dir: &Path, layout: &Layout, boot: &str) -> Option<Vec<u64>> {
         let metadata = fs::symlink_metadata(dir.join(DATA)).ok()?;
         let bindings = Bindings::new(layout, &metadata, boot);
@@ -186,7 +186,7 @@ impl Store {
         &self.data
     }
 
-    /// Where the decoded bytes of a blob with the directory `dir` are.
+    /// The path of the decoded bytes of a blob with the directory `dir`.
     pub(super) fn data_in(dir: &Path) -> PathBuf {
         dir.join(DATA)
     }
@@ -290,7 +290,7 @@ fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     for name in [DURABLE, LIVE, DATA] {
         removed |= remove(&dir.join(name))?;
     }
-    // A start waits for nothing here.
+    // Without old files there is nothing to sync, and a start need not wait.
     if removed {
         sync_dir(dir)?;
     }
@@ -299,8 +299,8 @@ fn create_data(dir: &Path, size: u64) -> io::Result<File> {
     Ok(data)
 }
 
-/// Replaces the map of an earlier process with what is believed now. `None` when the disk is full:
-/// then there is none at all, since an old one would claim what is given up later.
+/// Replaces the map of an earlier process by the current one. `None` when the disk is full: the old
+/// map is removed all the same, since it would claim chunks that are evicted later.
 fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<Option<File>> {
     let new = path.with_extension("new");
     let mut bytes = binding.to_vec();
@@ -321,7 +321,7 @@ fn create_live(path: &Path, binding: &[u8; HASH], words: &[u64]) -> io::Result<O
     }
 }
 
-/// Whether there is no room left: on the disk, or for this user.
+/// Returns whether the disk, or this user's quota, is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -334,7 +334,7 @@ fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// What a map of either kind begins with. A map with another binding speaks of something else.
+/// The binding at the start of a map. A map with another binding belongs to another file.
 fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
     hasher.update(format!("lazuli ready map 3 {kind}\n{boot}\n").as_bytes());
@@ -346,8 +346,8 @@ fn bind(kind: &str, layout: &Digest, data: &fs::Metadata, boot: &str) -> [u8; HA
     hasher.finish().hash
 }
 
-/// What says that the data file has not been touched since it had these times. Under another boot
-/// it never fits: meanwhile the disk may have been anywhere, and a clock can be set.
+/// The seal proves that the data file was not touched since it had these times. Under another boot
+/// it never fits: the disk may have been elsewhere meanwhile, and clocks can be set.
 fn seal(binding: &[u8; HASH], boot: &str, times: &Times) -> [u8; HASH] {
     let mut hasher = Algorithm::Blake3.hasher();
     hasher.update(format!("lazuli seal\n{boot}\n").as_bytes());

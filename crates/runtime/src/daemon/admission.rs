@@ -14,7 +14,7 @@ use super::{DaemonError, api::MountRequest, images::Images, logins::Lent, node::
 use crate::image::StoredImage;
 
 impl MountRequest {
-    /// The name that the policy goes by.
+    /// The name that the policy covers.
     fn asked(&self) -> Result<ImageName, DaemonError> {
         Ok(self.asked.as_ref().unwrap_or(&self.image).parse()?)
     }
@@ -30,8 +30,7 @@ impl MountRequest {
 }
 
 impl Node {
-    /// Whether a lazy image that refers to the ordinary one with the name `name` may take its
-    /// place.
+    /// Returns whether a lazy image may replace the ordinary image `name` that it refers to.
     pub(super) fn replacement(&self, name: &ImageName, options: &Options) -> Replacement {
         match self.gate.takes_statements(name) {
             true => Replacement::Allowed,
@@ -49,8 +48,8 @@ impl Node {
         Ok(self.gate.admit(question.by_client(request.asked.is_some())).await?)
     }
 
-    /// The same of an image that is named by the digest of its manifest, before the manifest is
-    /// here.
+    /// Finds out whether an image may run that is named by the digest of its manifest, before the
+    /// manifest is fetched.
     pub(super) async fn admit_pinned(
         &self,
         request: &MountRequest,
@@ -63,8 +62,8 @@ impl Node {
 }
 
 impl Images {
-    /// Waits until `admission` is through. What it takes to mount the image is fetched meanwhile
-    /// and after that: containerd asks for the mount as soon as it has its answer.
+    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards:
+    /// containerd requests the mount as soon as it has its answer.
     pub(super) async fn admit_ahead(
         &self,
         request: &MountRequest,
@@ -81,7 +80,7 @@ impl Images {
         let repository = lazuli_registry::open(&name, &options)?;
         let (tell, told) = oneshot::channel();
         let admission = async move {
-            // Sending fails if the request was given up meanwhile.
+            // Sending fails if the request was dropped meanwhile.
             match ended(admission.await) {
                 Ok(verified) => {
                     let _ = tell.send(Ok(()));

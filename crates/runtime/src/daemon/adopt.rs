@@ -40,7 +40,7 @@ use crate::{
     path_error::{At as _, PathError},
 };
 
-/// What was left, and what became of it.
+/// The state that an earlier worker left, as far as it was taken over.
 #[derive(Debug, Default)]
 pub(super) struct Adoption {
     filesystems: Vec<(FilesystemRecord, Arc<ErofsMount>)>,
@@ -126,8 +126,8 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on with file systems on loop devices. Reads are answered from here on: nothing may be
-    /// missing that the kernel has, since every read of what is missing waits.
+    /// Takes over file systems on loop devices. Reads are answered from here on, so nothing may be
+    /// missing that the kernel has: every read of missing data waits.
     async fn adopt_disks(
         &self,
         records: Vec<FilesystemRecord>,
@@ -149,7 +149,7 @@ impl Node {
         }
         let blobs = images.iter().flat_map(|(_, image)| image.blobs().iter().cloned()).collect();
         let (session, _serving) = self.resume_disks(left, blobs).await?;
-        // The one that every mount uses from now on.
+        // The session that every mount uses from now on.
         let session = self.loops.get_or_init(|| async { Ok(session) }).await.clone();
         let session = session.map_err(|reason| DaemonError::Driver { driver: "loop", reason })?;
         for (record, image) in images {
@@ -195,7 +195,7 @@ impl Node {
         self.filesystems.forget(record);
     }
 
-    /// `None` when no place shows the file system: it is served without having a mount of ours.
+    /// `None` when the file system is mounted nowhere: it is served without a mount of ours.
     async fn adopt_filesystem(
         &self,
         session: &Arc<Session>,
@@ -261,7 +261,7 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on with the connection of a FUSE mount. `None` when that cannot be done, now and later.
+    /// Takes over the connection of a FUSE mount. `None` when that is impossible for good.
     fn resume_fuse(
         &self,
         record: &MountRecord,
@@ -303,7 +303,7 @@ impl Node {
         mounts.iter().rfind(|mount| mount.target == *place && self.is_ours(mount, record))
     }
 
-    /// Whether a mount is the one that a record speaks of.
+    /// Returns whether a mount is the one in a record.
     fn is_ours(&self, mount: &MountEntry, record: &MountRecord) -> bool {
         match record.driver {
             DriverChoice::Fuse => mount.kind == fuse::KIND,
@@ -318,9 +318,9 @@ impl Node {
         }
     }
 
-    /// Starts to answer readers, those first that wait since before; the keeper learns when all of
-    /// them have their answer. Files whose file systems are lost are cut to nothing, which makes
-    /// errors of their holes; marks that are not needed any more go.
+    /// Starts to answer readers, those first that have waited since before; the keeper is told when
+    /// all of these have their answer. Files of lost file systems are truncated, which turns reads
+    /// of their holes into errors; marks that are no longer needed are removed.
     pub(super) async fn answer(
         self: &Arc<Self>,
         adoption: Adoption,

@@ -8,7 +8,7 @@ use crate::kernel::{
     mount,
 };
 
-/// What one mount point holds on to.
+/// The mount behind one mount point.
 #[derive(Debug)]
 pub(super) enum Attachment {
     /// A bind mount of the image's EROFS mount.

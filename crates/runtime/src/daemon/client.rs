@@ -17,8 +17,8 @@ use super::{
 
 use crate::keeper::{self, KeeperInfo};
 
-/// How long a worker may leave a client waiting before the keeper is asked how it is. A new worker
-/// after one that died needs a tenth of that.
+/// Silence of the worker after which the client asks the keeper for its state. A new worker after a
+/// death needs a tenth of that.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long the keeper may need to end after its worker.
@@ -50,7 +50,7 @@ pub enum ClientError {
     /// The connection broke.
     #[error("the daemon did not answer: {0}; its log says why")]
     Connection(#[from] io::Error),
-    /// The worker does not come up.
+    /// The worker doesn't start.
     #[error("the daemon's worker does not answer{}; its log says why", describe(.0))]
     NoWorker(KeeperInfo),
     /// The worker ended while it worked on the request.
@@ -58,16 +58,16 @@ pub enum ClientError {
         "the daemon's worker ended while it worked on this, another one goes on: see what is mounted, and try again"
     )]
     Interrupted,
-    /// The answer is not one of [`Response`].
+    /// The answer is not a [`Response`].
     #[error("the daemon answered something else than expected: {0}; is it another version?")]
     Protocol(#[from] serde_json::Error),
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("{0}")]
     Refused(String),
 }
 
 impl Client {
-    /// Connects to the daemon of `root`. One that is just ending counts as not running.
+    /// Connects to the daemon of `root`. A daemon that is just ending counts as not running.
     pub fn connect(root: &Path) -> Result<Self, ClientError> {
         let connected = dial(root).and_then(|stream| {
             let mut client = Client { root: root.to_owned(), stream };
@@ -89,7 +89,7 @@ impl Client {
     /// Asks the daemon to end and waits until it has ended.
     pub fn stop(mut self, how: Stop) -> Result<(), ClientError> {
         self.call(&Request::Stop { force: how == Stop::Forced })?;
-        // The kernel closes the connection when the worker is gone; the lock goes with the keeper.
+        // The kernel closes the connection when the worker has ended; the keeper holds the lock.
         let mut rest = [0];
         match self.stream.read(&mut rest) {
             Err(error) if !is_gone(&error) => return Err(error.into()),
@@ -153,7 +153,7 @@ fn describe(info: &KeeperInfo) -> String {
     format!("{}{}", last.unwrap_or_default(), next.unwrap_or_default())
 }
 
-/// No process listens, or the one that did went away.
+/// Returns whether no process listens, or the process that did has ended.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

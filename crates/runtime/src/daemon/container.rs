@@ -1,4 +1,4 @@
-//! Which container of Kubernetes a thread is in.
+//! The Kubernetes container that a thread is in.
 //!
 //! The kubelet and containerd put the container's id and the pod's uid into the names of control
 //! groups, and the kubelet has directories of logs that are named after pods. So nothing has to be
@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-/// Where the kubelet keeps logs: `pods/NAMESPACE_NAME_UID/CONTAINER/`, and links
+/// The kubelet's directory of logs: `pods/NAMESPACE_NAME_UID/CONTAINER/`, and links
 /// `containers/POD_NAMESPACE_CONTAINER-ID.log`.
 pub(super) const LOGS: &str = "/var/log";
 
@@ -16,10 +16,10 @@ const ID: usize = 64;
 /// Least digits of a pod's uid.
 const UID: usize = 32;
 
-/// Entries of a directory that are looked at. A node has some hundred pods.
+/// Limit of entries to read from a directory. A node has some hundred pods.
 const MOST: usize = 10_000;
 
-/// A container, as far as it is known.
+/// The known properties of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Container {
     /// Its id at containerd.

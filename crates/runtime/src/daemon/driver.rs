@@ -6,7 +6,7 @@ use super::{DaemonError, DriverChoice, node::Node};
 use crate::kernel::blobfs;
 
 impl Node {
-    /// What `--driver` means here.
+    /// Resolves `--driver` on this machine.
     pub(super) async fn choose(
         &self,
         wanted: DriverChoice,
@@ -51,13 +51,13 @@ impl Node {
     /// Finds out about the drivers that [`Node::default_driver`] may have to fall back to.
     pub(super) async fn find_default(&self) {
         if self.probe.fanotify.is_err() {
-            // Whether it works is remembered.
+            // The result is remembered.
             let _ = self.loops().await;
         }
     }
 
-    /// The session of the driver `loop`, which is started and tried when it is first needed; or why
-    /// there is none.
+    /// The session of the driver `loop`, which is started and tested on the first call; the error
+    /// is the reason why there is none.
     pub(super) async fn loops(&self) -> Result<Arc<blobfs::Session>, String> {
         let start = async {
             let link = self.link.clone();

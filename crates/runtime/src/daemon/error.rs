@@ -25,7 +25,7 @@ pub enum DaemonError {
     /// The image may not run here.
     #[error(transparent)]
     Gate(#[from] lazuli_policy::GateError),
-    /// Nothing says any more what is in its layers.
+    /// No statement or proof of the layers' content exists any more.
     #[error(
         "{image}: no key that the policy trusts states what is in its layers, and this node has not hashed them; \
          remove the image from containerd, and pull it again"
@@ -39,10 +39,10 @@ pub enum DaemonError {
     Prefix {
         /// The image.
         image: String,
-        /// What is wrong with the indexes.
+        /// The problem with the indexes.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// What was admitted is another image.
+    /// Another image was admitted.
     #[error("{image} is served only once it is verified")]
     Unverified {
         /// Its manifest.
@@ -59,7 +59,7 @@ pub enum DaemonError {
         /// The blob.
         blob: Digest,
     },
-    /// Which image is meant has to be certain.
+    /// The name has no digest, so it may mean different images.
     #[error("{image}: expected a name with the digest of a manifest, as in r.example/a@sha256:…")]
     NoDigest {
         /// The name.
@@ -70,7 +70,7 @@ pub enum DaemonError {
     NotItsManifest {
         /// The name, with the digest.
         image: String,
-        /// What the index has for this node.
+        /// The manifest in the index for this node.
         manifest: Digest,
     },
     /// The mount point is taken.
@@ -96,7 +96,7 @@ pub enum DaemonError {
     /// Images are mounted.
     #[error("images are mounted, {mounts}: unmount them first, or use `stop --force`")]
     Mounted {
-        /// Which, where, and what uses them, separated by commas.
+        /// The mounts and their users, separated by commas.
         mounts: String,
     },
     /// Nothing is mounted any more, but file systems of images are still in use.
@@ -106,11 +106,11 @@ pub enum DaemonError {
         list(images)
     )]
     StillUsed {
-        /// Digests of the images' manifests, and what uses them: ` by NAME (pid N)`, or nothing
-        /// when unknown.
+        /// Digests of the images' manifests, and their users: ` by NAME (pid N)`, or nothing when
+        /// unknown.
         images: Vec<(Digest, String)>,
     },
-    /// A takeover would end what uses these mounts.
+    /// A takeover would break the users of these mounts.
     #[error(
         "processes that use {} would get errors from then on: these mounts were made by a version whose FUSE mounts \
              only Linux 6.9 and later can hand over. End the processes and unmount first, or accept it \
@@ -118,7 +118,7 @@ pub enum DaemonError {
         mountpoints.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     WouldEnd {
-        /// Where they are.
+        /// Their mountpoints.
         mountpoints: Vec<PathBuf>,
     },
     /// Something else is mounted on top.
@@ -130,7 +130,7 @@ pub enum DaemonError {
     /// The daemon is about to end, or the client went away.
     #[error("given up: the daemon is ending")]
     Stopping,
-    /// The driver that was asked for does not work here.
+    /// The requested driver does not work here.
     #[error("the driver {driver} does not work here: {reason}")]
     Driver {
         /// Which.
@@ -145,7 +145,7 @@ pub enum DaemonError {
         image: String,
         /// Where.
         mountpoint: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A part of an image cannot be fetched.
@@ -153,7 +153,7 @@ pub enum DaemonError {
     Prefetch {
         /// The image.
         image: String,
-        /// Which part, and why.
+        /// The part, and why.
         source: ReadError,
     },
     /// Why something failed that several have asked for.
@@ -164,7 +164,7 @@ pub enum DaemonError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: io::Error,
     },
 }
@@ -180,8 +180,8 @@ fn list(images: &[(Digest, String)]) -> String {
 }
 
 impl DaemonError {
-    /// Whether the same may work a little later or in another process: something has run out, or
-    /// the disk failed.
+    /// Returns whether the request may succeed a little later or in another process: a resource is
+    /// exhausted, or the disk failed.
     pub(super) fn is_passing(&self) -> bool {
         let mut error: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(this) = error {

@@ -1,4 +1,4 @@
-//! Images whose metadata are on their way.
+//! Images whose metadata is in flight.
 
 use std::{
     collections::HashMap,
@@ -10,16 +10,17 @@ use tokio::sync::watch;
 
 use crate::sync::lock;
 
-/// Images whose metadata are fetched at a time. Others are fetched when containerd asks for them.
+/// Maximum number of images with metadata in flight. Others are fetched when containerd asks for
+/// them.
 const MOST: usize = 16;
 
-/// Images whose metadata are on their way, by the digest of the manifest.
+/// Images whose metadata is in flight, by the digest of the manifest.
 #[derive(Debug, Default)]
 pub(super) struct Expected(Mutex<HashMap<Digest, watch::Receiver<()>>>);
 
 impl Expected {
-    /// Takes note that an image's metadata are on their way, until the result is dropped. None if
-    /// they were before, or if too many are.
+    /// Registers an image whose metadata is in flight, until the result is dropped. `None` if it is
+    /// registered already, or too many are.
     pub(super) fn begin(&self, image: Digest) -> Option<watch::Sender<()>> {
         let mut coming = self.lock();
         coming.retain(|_, arrives| arrives.has_changed().is_ok());
@@ -31,7 +32,7 @@ impl Expected {
         Some(sender)
     }
 
-    /// Waits for metadata that are on their way; not long, because the fetch has deadlines.
+    /// Waits for metadata that are in flight; not long, because the fetch has deadlines.
     pub(super) async fn arrived(&self, image: &Digest) {
         let coming = self.lock().get(image).cloned();
         if let Some(mut coming) = coming {

@@ -9,14 +9,14 @@ use std::{
 
 use super::api::{MirrorStatus, SnapshotStatus, SnapshotsStatus};
 
-/// Tells what mounts are for, see [`Images::explained_by`](super::Images::explained_by). Blocks
-/// while it reads.
+/// Reports the purposes of mounts, see [`Images::explained_by`](super::Images::explained_by).
+/// Blocks while it reads.
 pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) + Send + Sync;
 
-/// What the mirror did so far.
+/// Reports the mirror's activity.
 pub type MirrorActivity = dyn Fn() -> MirrorStatus + Send + Sync;
 
-/// Other parts of the worker that `status` asks, once they are there.
+/// Other parts of the worker that contribute to `status`, once they exist.
 #[derive(Default)]
 pub(super) struct Explanation {
     snapshots: OnceLock<Arc<Explain>>,
@@ -30,17 +30,17 @@ impl fmt::Debug for Explanation {
 }
 
 impl Explanation {
-    /// Has the snapshot service asked. The first one stays.
+    /// Sets the snapshot service. Only the first call counts.
     pub(super) fn set_snapshots(&self, explain: Arc<Explain>) {
         let _ = self.snapshots.set(explain);
     }
 
-    /// Has the mirror asked. The first one stays.
+    /// Sets the mirror. Only the first call counts.
     pub(super) fn set_mirror(&self, activity: Arc<MirrorActivity>) {
         let _ = self.mirror.set(activity);
     }
 
-    /// What is kept for containerd, and what is mounted for it.
+    /// The snapshots for containerd, and their mounts.
     pub(super) async fn read(&self) -> (Option<SnapshotsStatus>, HashMap<PathBuf, SnapshotStatus>) {
         let Some(explain) = self.snapshots.get().cloned() else { return Default::default() };
         match tokio::task::spawn_blocking(move || explain()).await {
@@ -52,7 +52,7 @@ impl Explanation {
         }
     }
 
-    /// What the mirror did, if there is one.
+    /// The mirror's activity, if there is one.
     pub(super) fn mirror(&self) -> Option<MirrorStatus> {
         self.mirror.get().map(|activity| activity())
     }

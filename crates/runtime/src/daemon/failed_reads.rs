@@ -1,5 +1,5 @@
-//! Says in the log and in `status` which container could not read which file of which image, and
-//! why.
+//! Reports failed reads in the log and in `status`: the container, the file, the image, and the
+//! cause.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{cache::FailedRead, metrics::ReadFailure};
 /// Files and images of one read that are named.
 const SHOWN: usize = 3;
 
-/// Writes what arrives to the log, as long as there is a node.
+/// Logs failed reads as they arrive, as long as the node exists.
 pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
     while let Some(read) = reads.recv().await {
         let Some(node) = node.upgrade() else { return };
@@ -38,7 +38,7 @@ pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
     }
 }
 
-/// Writes a line, and returns what it says, without a number. Blocks.
+/// Logs a failed read, and returns its description, without a number. Blocks.
 fn describe(
     read: &FailedRead,
     names: &BTreeSet<String>,
@@ -48,7 +48,7 @@ fn describe(
     let Container { id, name, pod, pod_uid } = Container::of(groups, Path::new(LOGS));
     let mut files = Vec::new();
     for image in images {
-        // One more than is shown says that there are others.
+        // One more than shown reveals that there are others.
         image.files_with(blob, range, SHOWN + 1, &mut files);
     }
     let (image, file) = (shown(names.iter().cloned().collect()), shown(files));
@@ -69,7 +69,7 @@ fn describe(
     FailedReadStatus { number: 0, pod, pod_uid, container, image, file, cause: cause.to_owned() }
 }
 
-/// At most [`SHOWN`] of them; nothing if there are none.
+/// The first [`SHOWN`] names; `None` without names.
 fn shown(mut names: Vec<String>) -> Option<String> {
     let all = names.len();
     names.truncate(SHOWN);

@@ -8,7 +8,7 @@ use std::{
 use crate::sync::lock;
 
 /// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds
-/// what that left. The same image under another name does not wait: its registry may be another
+/// its result. The same image under another name does not wait, since its registry may be another
 /// one.
 #[derive(Debug, Default)]
 pub(super) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);

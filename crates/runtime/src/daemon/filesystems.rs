@@ -1,9 +1,9 @@
-//! The EROFS file systems of images: mounted ones, and what is left of them after the last unmount.
+//! The EROFS file systems of images: mounted ones, and those still in use after the last unmount.
 //!
-//! A file system lives as long as it is used: an overlay mount on top, another mount
-//! namespace, an open file. Without marks on the files behind it such a user would read holes as
-//! zeros, and without a daemon behind its disks errors. So both stay until the kernel says that the
-//! file system is gone, and so does a record on disk, for the next worker.
+//! A file system lives as long as it is used: by an overlay mount on top, another mount namespace,
+//! an open file. Without marks on its files, such a user would read holes as zeros, and without a
+//! daemon behind its disks, errors. So both stay until the kernel reports that the file system is
+//! gone, and so does a record on disk, for the next worker.
 
 use std::{
     io, mem,
@@ -30,34 +30,33 @@ use crate::{
     sync::lock,
 };
 
-/// How long the kernel may take to take an unused file system down; milliseconds in
-/// practice.
+/// Time limit for the kernel to remove an unused file system; milliseconds in practice.
 const LOOK_FOR_USERS: Duration = Duration::from_millis(300);
 
-/// How long it may take if the helper is known to be about it: the kernel forgets a million names
-/// in a second.
+/// The same if the helper is known to be removing it: the kernel forgets a million names in a
+/// second.
 const RELEASE: Duration = Duration::from_secs(30);
 
-/// How often file systems that outlive their mounts are looked after.
+/// Interval for checking file systems that outlive their mounts.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a worker has to know about a file system to serve it.
+/// The state from which another worker can serve a file system.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct FilesystemRecord {
-    /// The first request that wanted it: where its data comes from.
+    /// The first mount request for it, which names the source of its data.
     pub(super) request: MountRequest,
     /// The image.
     pub(super) manifest_digest: Digest,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub(super) backing: Backing,
     /// Device number of its files.
     pub(super) device: u64,
     /// The files behind it.
     pub(super) devices: Vec<PathBuf>,
-    /// The numbers of the loop devices behind it, one for each blob; `None` when it is on files.
+    /// Numbers of its loop devices, one for each blob; `None` when it is on files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) loops: Option<Vec<u32>>,
-    /// The start of the kernel that called it so.
+    /// The boot in which the kernel has used this name.
     pub(super) boot: String,
 }
 
@@ -67,7 +66,7 @@ impl Record for FilesystemRecord {
     }
 }
 
-/// What a driver has behind a file system, one for each blob.
+/// A driver's objects behind a file system, one for each blob.
 #[derive(Debug)]
 pub(super) enum Behind {
     /// Marks on files.
@@ -77,7 +76,7 @@ pub(super) enum Behind {
 }
 
 impl Behind {
-    /// What the kernel has asked about the image's blobs.
+    /// Number of the kernel's requests for the image's blobs.
     fn events(&self) -> u64 {
         match self {
             Behind::Watches(watches) => watches.iter().map(Watch::events).sum(),
@@ -85,13 +84,13 @@ impl Behind {
         }
     }
 
-    /// Whether a mount of ours is still about to go.
+    /// Returns whether a mount of ours is still about to go.
     fn is_releasing(&self) -> bool {
         matches!(self, Behind::Disks(session, _) if session.is_releasing())
     }
 
-    /// Has readers that are left get errors, instead of holes, from the end of this process on.
-    /// Disks do that by themselves.
+    /// Makes remaining readers get errors, instead of holes, once this process ends. Disks do that
+    /// by themselves.
     fn cut_off(self) {
         if let Behind::Watches(watches) = self {
             watches.into_iter().for_each(Watch::cut_off);
@@ -99,7 +98,7 @@ impl Behind {
     }
 }
 
-/// One EROFS mount of an image, and what is behind it.
+/// One EROFS mount of an image, with its devices.
 #[derive(Debug)]
 pub(super) struct ErofsMount {
     pub(super) erofs: Erofs,
@@ -111,12 +110,13 @@ pub(super) struct ErofsMount {
 }
 
 impl ErofsMount {
-    /// Whether it is to be read directly when its start is over. Disks are from the beginning.
+    /// Returns whether to switch it to direct I/O when its start is over. Disks use it from the
+    /// beginning.
     pub(super) fn reads_directly(&self) -> bool {
         self.is_on_files() && self.filesystems.reads_directly
     }
 
-    /// Whether the kernel reads the files of the cache through their page cache as long as data
+    /// Returns whether the kernel reads the files of the cache through their page cache while data
     /// arrives.
     pub(super) fn is_on_files(&self) -> bool {
         matches!(self.behind, Behind::Watches(_))
@@ -139,9 +139,9 @@ impl Drop for ErofsMount {
 #[derive(Debug)]
 pub(super) struct Filesystems {
     records: Records<FilesystemRecord>,
-    /// Whether the kernel may read blobs past their page cache.
+    /// Whether the kernel may read blobs with direct I/O.
     reads_directly: bool,
-    /// Those whose mounts are gone.
+    /// File systems whose mounts are gone.
     lingering: Mutex<Vec<Remains>>,
 }
 
@@ -183,7 +183,7 @@ impl Filesystems {
         Ok(self.keep(erofs, behind, record, 0))
     }
 
-    /// Keeps a file system that has a record together with what is behind it.
+    /// Keeps a file system that has a record, with its devices.
     pub(super) fn keep(
         self: &Arc<Self>,
         erofs: Erofs,
@@ -195,13 +195,12 @@ impl Filesystems {
         Arc::new(ErofsMount { erofs, stale_pages, behind, record, filesystems })
     }
 
-    /// Keeps what is behind a file system that has no mount of ours any more, until nothing uses
-    /// it.
+    /// Keeps the devices of a file system without a mount of ours, until nothing uses it.
     pub(super) fn linger(&self, behind: Behind, record: FilesystemRecord) {
         self.lock().push(Remains { record, behind });
     }
 
-    /// Whether it lives without a mount of ours.
+    /// Returns whether the file system lives without a mount of ours.
     pub(super) fn lingers(&self, backing: &Backing) -> bool {
         self.lock().iter().any(|remains| remains.record.backing == *backing)
     }
@@ -227,8 +226,7 @@ impl Filesystems {
         }
     }
 
-    /// Images that are still in use, and by what; waits a moment for those that are just going.
-    /// Blocks.
+    /// Images still in use, with their users; waits a moment for those that are just going. Blocks.
     pub(super) fn settle(&self) -> Vec<(Digest, String)> {
         let started = Instant::now();
         loop {
@@ -247,8 +245,8 @@ impl Filesystems {
         }
     }
 
-    /// Cuts the files behind them off, for the end of the daemon: reads of what the kernel has not
-    /// cached fail with EIO then, instead of showing holes.
+    /// Truncates the files behind them, for the end of the daemon: reads of data that the kernel
+    /// has not cached then fail with EIO, instead of showing holes.
     pub(super) fn cut_off(&self) {
         let all = mem::take(&mut *self.lock());
         for remains in all {

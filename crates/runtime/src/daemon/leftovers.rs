@@ -1,9 +1,9 @@
 //! Removes leftovers of images that containerd has removed: metadata, and blobs that no other image
 //! on the node has.
 //!
-//! containerd removes an image while its last container ends, so that a file system of it may live
-//! a moment longer, and a worker that takes over needs the metadata as long as that. What cannot go
-//! at once is marked, and looked at again.
+//! containerd removes an image while its last container ends, so a file system of the image may
+//! live a moment longer, and a worker that takes over needs the metadata until then. Leftovers that
+//! cannot be removed at once are marked, and retried later.
 
 use std::{collections::HashSet, sync::Weak, time::Duration};
 
@@ -12,16 +12,16 @@ use lazuli_image::Digest;
 use super::{Images, node::Node};
 use crate::image::removed;
 
-/// How often marked images are looked at.
+/// Interval for checking marked images.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// How long a removal waits for the disk. What takes longer goes on by itself.
+/// Maximum wait of a removal for the disk. A longer one continues by itself.
 const REMOVAL: Duration = Duration::from_secs(2);
 
 impl Images {
-    /// Has everything of an image go that nothing else uses: containerd has removed it. Waits for
-    /// that, for a while: a kubelet that is short of disk measures right after it has removed images,
-    /// and evicts pods if that was not enough.
+    /// Removes everything of an image that nothing else uses: containerd has removed the image.
+    /// Waits for that, for a while: a kubelet that is short of disk measures right after it has
+    /// removed images, and evicts pods if that was not enough.
     pub async fn removed(&self, manifest: Digest) {
         let (node, images) = (self.0.clone(), self.0.root.join("images"));
         let marked = tokio::task::spawn_blocking(move || removed::mark(&images, &manifest)).await;
@@ -34,7 +34,7 @@ impl Images {
 }
 
 impl Node {
-    /// Deletes what can be deleted of the images that are marked.
+    /// Deletes the leftovers of marked images, as far as possible.
     async fn clear_leftovers(&self) {
         let _clearing = self.pins.clearing.lock().await;
         if *self.leaving.borrow() {
@@ -43,7 +43,7 @@ impl Node {
         let before = self.pins.lock().ever;
         let mut used: HashSet<_> =
             self.images.all().await.iter().map(|image| image.manifest_digest()).collect();
-        // Nothing goes if it is not known what is used.
+        // Delete nothing without knowing what is used.
         let (Ok(mounts), Ok(filesystems)) = (self.mounts.records(), self.filesystems.images())
         else {
             return;
@@ -65,8 +65,8 @@ impl Node {
                 let discarded = cache.discard(&only);
                 {
                     let pinned = pins.lock();
-                    // What was pinned since may be used by now, and a blob that is being flushed
-                    // goes a little later.
+                    // Images pinned meanwhile may be in use, and a blob that is being flushed is
+                    // removed later.
                     if pinned.ever != before || !discarded {
                         continue;
                     }
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Looks again and again at what is marked, for as long as the node serves.
+/// Retries marked leftovers periodically, for as long as the node serves.
 pub(super) async fn clear(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;

@@ -53,7 +53,7 @@ pub(super) struct Lent {
 }
 
 impl Logins {
-    /// Puts what is recorded in `directory` into `keyring`.
+    /// Loads the records in `directory` into `keyring`.
     pub(super) fn open(directory: &Path, keyring: &Keyring) -> io::Result<Self> {
         let records = Records::open(directory.to_owned())?;
         let (keyring, records) = (keyring.clone(), Arc::new(records));

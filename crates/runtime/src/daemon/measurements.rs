@@ -1,4 +1,4 @@
-//! What there is to count and to measure of a daemon.
+//! The measurements of a daemon.
 
 use std::{
     error::Error,
@@ -19,26 +19,26 @@ use crate::{
     metrics::{Driver, MetricCounts, StartFailure},
 };
 
-/// What there is to count and to measure at one moment. Everything but what the keeper knows begins
-/// anew with each worker.
+/// All measurements at one moment. Everything but the keeper's history starts from zero with each
+/// worker.
 #[derive(Clone, Debug)]
 pub struct Measurements {
     /// When the worker started.
     pub started_at: SystemTime,
-    /// The keeper, and what became of its processes.
+    /// The keeper, and the history of its processes.
     pub keeper: KeeperInfo,
-    /// What readers and starts met.
+    /// Counters of readers and starts.
     pub counts: MetricCounts,
-    /// What servers sent, and failed to send, by the number of their kind.
+    /// Counters of servers' data and failures, by the number of their kind.
     pub traffic: [TrafficCounts; ServerKind::ALL.len()],
     /// Mounts that are served, by the number of their driver.
     pub mounts: [u64; Driver::ALL.len()],
     /// Blobs in the cache, and their bytes on the disk with the metadata of images; `None` if that
     /// cannot be read.
     pub cache: Option<(u64, u64)>,
-    /// What the cache gave up.
+    /// The cache's evictions.
     pub evictions: EvictionStats,
-    /// What the mirror did, if there is one.
+    /// The mirror's activity, if there is one.
     pub mirror: Option<MirrorStatus>,
 }
 
@@ -107,7 +107,7 @@ fn cause(error: &DaemonError) -> StartFailure {
     }
 }
 
-/// Whether the cause of an error is a registry's.
+/// Returns whether a registry caused an error.
 fn is_of_registry(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

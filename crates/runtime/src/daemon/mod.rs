@@ -113,7 +113,7 @@ use crate::{
     path_error::At as _,
 };
 
-/// What the operator may set; `None` is the default.
+/// The operator's settings; `None` is the default.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Stored bytes that are fetched around a miss.
@@ -124,28 +124,28 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// Whether the fanotify driver may read blobs directly; `None` goes by the kernel's release.
     pub direct_io: Option<bool>,
-    /// What blobs that no image uses leave free on the disk.
+    /// Space that blobs without an image leave free on the disk.
     pub keep_free: Option<KeepFree>,
     /// How registries are reached, with their mirrors.
     pub registry: lazuli_registry::Options,
-    /// Where containerd's requests arrive, if they do: the path of a Unix socket.
+    /// The path of the Unix socket for containerd's requests, if they are served.
     pub snapshots: Option<PathBuf>,
-    /// Where clients of the node's mirror connect, if it has one.
+    /// The address of the node's mirror, if it has one.
     pub mirror: Option<SocketAddr>,
-    /// What is fetched ahead of readers.
+    /// What to fetch ahead of readers.
     pub prefetch: crate::prefetch::Settings,
-    /// What becomes of indexes that the node makes of ordinary images.
+    /// How to handle indexes that the node makes of ordinary images.
     pub index: IndexSettings,
     /// Images that are fetched whole when the daemon starts.
     pub images: Vec<String>,
-    /// Which images may run, see [`lazuli_policy::Gate`].
+    /// The policy file, see [`lazuli_policy::Gate`].
     pub policy: Option<PathBuf>,
 }
 
-/// How long requests of clients may take that are under way when another worker takes over.
+/// Time limit for clients' requests in progress when another worker takes over.
 const QUIESCE: Duration = Duration::from_secs(5);
 
-/// The journal of the worker before, and what it left in it.
+/// The journal of the previous worker, and its unanswered events.
 type Left = (Journal, Vec<Unanswered>);
 
 /// The worker: everything but holding descriptors.
@@ -164,7 +164,7 @@ pub struct Worker {
 pub enum Ended {
     /// Nothing is mounted any more.
     Stopped,
-    /// Another worker goes on. The process has to exit at once, without taking anything down.
+    /// Another worker has taken over. The process must exit at once, without any clean-up.
     Left,
 }
 
@@ -247,24 +247,23 @@ impl Worker {
         Ok(Worker { node, listener, snapshots, mirror, link, orders })
     }
 
-    /// What this worker serves, for other parts of its process.
+    /// The images that this worker serves, for other parts of its process.
     pub fn images(&self) -> Images {
         Images(self.node.clone())
     }
 
-    /// Where containerd's requests arrive, once; see [`Settings::snapshots`].
+    /// Returns the socket for containerd's requests, once; see [`Settings::snapshots`].
     pub fn snapshots(&mut self) -> Option<UnixListener> {
         self.snapshots.take()
     }
 
-    /// Where clients of the mirror connect, once; see [`Settings::mirror`].
+    /// Returns the socket for clients of the mirror, once; see [`Settings::mirror`].
     pub fn mirror(&mut self) -> Option<TcpListener> {
         self.mirror.take()
     }
 
-    /// Serves until a client, a signal or the keeper says that it is enough. Signals stop as `stop
-    /// --force` does: every mount is detached first, because a reader without a daemon would see
-    /// holes.
+    /// Serves until a client, a signal or the keeper stops it. Signals act like `stop --force`:
+    /// every mount is detached first, because a reader without a daemon would see holes.
     pub async fn serve(self) -> io::Result<Ended> {
         let (stop, _) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate())?;
@@ -292,7 +291,7 @@ impl Worker {
     }
 }
 
-/// The control socket: the one that clients are waiting at, or a new one.
+/// The control socket: the one where clients wait, or a new one.
 fn listen(root: &Path, control: Option<OwnedFd>, link: &Arc<Link>) -> io::Result<UnixListener> {
     let listener = match control {
         Some(control) => control.into(),
@@ -324,8 +323,8 @@ fn listen_for_containerd(
     listening.inspect_err(failed).ok()
 }
 
-/// The mirror's socket, if there is to be one: systemd's, or the one that the worker before had, or
-/// a new one. Without it clients pull from the registry.
+/// The mirror's socket, if a mirror is configured: systemd's, the previous worker's, or a new one.
+/// Without it, clients pull from the registry.
 fn listen_for_pulls(
     address: Option<SocketAddr>,
     given: Option<OwnedFd>,
@@ -365,18 +364,17 @@ fn hold_open(
     UnixListener::from_std(listener)
 }
 
-/// What a takeover may do to readers.
+/// The permitted effect of a takeover on readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Nothing: it is refused if a mount cannot be gone on with.
+    /// None: it is refused if a mount cannot be taken over.
     Keep,
     /// Their mounts may end, and reads fail.
     End,
 }
 
-/// Finds out whether this program could serve `root`: whether it can read what is recorded there,
-/// and which drivers work. To keep `readers` it must also be able to go on with every mount. Changes
-/// nothing.
+/// Checks whether this program could serve `root`: whether it can read the records there, and which
+/// drivers work. To keep `readers`, it must also be able to take over every mount. Changes nothing.
 pub fn check(root: &Path, readers: Readers) -> Result<(), DaemonError> {
     let images = root.join("images");
     let records = record::recorded_mounts(root)?;

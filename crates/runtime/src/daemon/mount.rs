@@ -26,7 +26,7 @@ use crate::{
     prefetch::{Known, Metadata},
 };
 
-/// What to do about a mount that is in use.
+/// How to handle a busy mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InUse {
     /// Leave it, and name its users.
@@ -65,9 +65,8 @@ impl Node {
         let platform = platform.map(Platform::lazy);
         let mut options = self.options(&request);
         if request.base {
-            // containerd names layers by what the image's configuration claims of their content,
-            // and shares them between images: what only the repository vouches for must not decide
-            // that.
+            // containerd names layers by the claims of the image's configuration, and shares them
+            // between images. So indexes that only the repository vouches for must not count here.
             options.indexes = IndexTrust::Nothing;
         }
         let route = ImageRoute::to(&name, &options);
@@ -108,7 +107,7 @@ impl Node {
                     false => self.prefetcher.look_up(&repository, manifest, metadata),
                 }
             };
-            // Metadata first: nothing that is fetched ahead is of use before they are here.
+            // Metadata first: prefetched data is useless before it.
             let fetch = async {
                 let _lock = self.fetch_locks.lock(&request.image).await;
                 let admission = self.admit_resolved(&request, &resolved);

@@ -27,8 +27,8 @@ pub(super) struct MountTable {
     stopping: watch::Sender<bool>,
 }
 
-/// What is known of a mount point. A slot is taken before work on it starts, so that slow work on
-/// one mount point never blocks another.
+/// The state of a mount point. A slot is taken before work on it starts, so that slow work on one
+/// mount point never blocks another.
 #[derive(Debug)]
 enum Slot {
     /// A request mounts or unmounts here.
@@ -114,20 +114,20 @@ impl MountTable {
         self.mounts.lock().await.insert(mountpoint.to_owned(), Slot::Mounted(mount));
     }
 
-    /// Whether this daemon has a mount at a place.
+    /// Returns whether this daemon has a mount at a place.
     pub(super) async fn serves_at(&self, mountpoint: &Path) -> bool {
         let mut mounts = self.mounts.lock().await;
         self.prune(&mut mounts);
         matches!(mounts.get(mountpoint), Some(Slot::Mounted(_)))
     }
 
-    /// What is mounted where.
+    /// The mounted images, by mount point.
     pub(super) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
         let mounts = self.mounts.lock().await;
         mounted(&mounts).map(|(at, mount)| (at.clone(), mount.image.clone())).collect()
     }
 
-    /// What clients called these images when they were mounted.
+    /// The names by which clients mounted these images.
     pub(super) async fn names_of(&self, images: &[Arc<ServedImage>]) -> BTreeSet<String> {
         let mounts = self.mounts.lock().await;
         let is_meant = |mount: &Mount| images.iter().any(|image| Arc::ptr_eq(image, &mount.image));
@@ -135,7 +135,7 @@ impl MountTable {
         meant.map(|(_, mount)| mount.record.request.name().to_owned()).collect()
     }
 
-    /// How many mounts each driver serves, by its number.
+    /// The number of mounts that each driver serves, by its number.
     pub(super) async fn by_driver(&self) -> [u64; Driver::ALL.len()] {
         let mut count = [0; Driver::ALL.len()];
         for (_, mount) in mounted(&*self.mounts.lock().await) {
@@ -146,7 +146,7 @@ impl MountTable {
         count
     }
 
-    /// Returns when all FUSE mounts have answered what an earlier worker left.
+    /// Returns when all FUSE mounts have answered the requests that an earlier worker left.
     pub(super) async fn caught_up(&self) {
         let mut sessions = Vec::new();
         for (_, mount) in mounted(&*self.mounts.lock().await) {
@@ -157,7 +157,7 @@ impl MountTable {
         futures_util::future::join_all(sessions).await;
     }
 
-    /// Every mount, ordered by mount point, with what each is for.
+    /// Every mount, ordered by mount point, with its purpose.
     pub(super) async fn status(
         &self,
         mut why: HashMap<PathBuf, SnapshotStatus>,
@@ -169,8 +169,8 @@ impl MountTable {
             .collect()
     }
 
-    /// Locks the table for good once no request works on a mount point, after `may_stop` was asked
-    /// about what is mounted.
+    /// Locks the table for good once no request works on a mount point, and `may_stop` agrees to
+    /// the present mounts.
     pub(super) async fn stop(
         &self,
         may_stop: impl Fn(&[(&Path, &str)]) -> Result<(), DaemonError>,
@@ -179,7 +179,7 @@ impl MountTable {
             let mut mounts = self.mounts.lock().await;
             self.prune(&mut mounts);
             may_stop(&mounts.iter().map(named).collect::<Vec<_>>())?;
-            // From here on nothing new is mounted, and what is under way gives up or gets done.
+            // From here on, nothing new is mounted, and requests in progress fail or finish.
             self.stopping.send_replace(true);
             if !mounts.values().any(|slot| matches!(slot, Slot::Busy)) {
                 return Ok(LastMounts { table: self, mounts });
@@ -194,7 +194,7 @@ impl MountTable {
         self.records.write(record)
     }
 
-    /// What is recorded as mounted.
+    /// The recorded mounts.
     pub(super) fn records(&self) -> io::Result<Vec<MountRecord>> {
         self.records.all()
     }
@@ -256,7 +256,7 @@ impl Mount {
         Mount { record, image, attachment, id, before, metadata }
     }
 
-    /// Whether another mount is seen at its place.
+    /// Returns whether another mount covers it.
     pub(super) fn is_covered(&self, mounts: &[MountEntry], mountpoint: &Path) -> bool {
         seen_at(mounts, mountpoint).is_none_or(|seen| seen.id != self.id)
     }

@@ -7,8 +7,8 @@ use crate::kernel::mount;
 /// More names than this are cut.
 const SHOWN: usize = 5;
 
-/// ` by NAME (pid N), …` for the processes that have something under `mountpoint` open; empty when
-/// none is found, as with processes of another mount namespace.
+/// Lists the processes with open files under `mountpoint`: ` by NAME (pid N), …`. Empty when none
+/// is found, as with processes of another mount namespace.
 pub(super) fn of(mountpoint: &Path) -> String {
     mount::device(mountpoint)
         .map_or_else(|_| String::new(), |device| list(device, Some(mountpoint)))
@@ -38,8 +38,8 @@ fn list(device: u64, mountpoint: Option<&Path>) -> String {
     }
 }
 
-/// Whether a process has its directory, root, program or an open file there. The device tells a
-/// file system, the path which of its mounts.
+/// Returns whether a process has its directory, root, program or an open file there. The device
+/// identifies a file system, the path one of its mounts.
 fn uses(pid: u32, device: u64, mountpoint: Option<&Path>) -> bool {
     let below = |target: &Path| mountpoint.is_none_or(|mountpoint| target.starts_with(mountpoint));
     let links = ["cwd", "root", "exe"].map(|name| format!("/proc/{pid}/{name}").into());

@@ -42,7 +42,7 @@ use crate::{
     prefetch::Prefetcher,
 };
 
-/// Whether the fanotify driver has to be tried.
+/// Whether to try the fanotify driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fanotify {
     /// A worker before this one uses it.
@@ -76,11 +76,11 @@ pub(super) struct Node {
     pub(super) filesystems: Arc<Filesystems>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) prefetches: PrefetchJobs,
-    /// Which start of the kernel this is.
+    /// The kernel's boot id.
     pub(super) boot: String,
     /// Whether another worker is about to take over.
     pub(super) leaving: watch::Sender<bool>,
-    /// Read while a request is carried out.
+    /// Read-locked while a request is carried out.
     pub(super) working: Arc<RwLock<()>>,
     /// Other parts of the worker that `status` asks.
     pub(super) explanation: Explanation,
@@ -91,7 +91,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Opens what is in `root`.
+    /// Opens the state in `root`.
     pub(super) fn open(
         root: &Path,
         settings: &Settings,
@@ -173,9 +173,9 @@ impl Node {
         })
     }
 
-    /// Makes a fanotify session, if this machine can. No event is answered before [`Node::answer`]:
-    /// what the kernel kept from holes is told by which chunks are missing, so none may arrive
-    /// before it is gone.
+    /// Starts a fanotify session, if this machine supports it. No event is answered before
+    /// [`Node::answer`]: missing chunks show which pages the kernel may have read from holes, so no
+    /// chunk may arrive before these pages are gone.
     pub(super) fn start_fanotify(&mut self) {
         if self.probe.fanotify.is_err() {
             return;

@@ -18,7 +18,7 @@ const AGE: Duration = Duration::from_secs(5);
 pub struct Occupied {
     /// Bytes.
     pub bytes: u64,
-    /// Files, whose names are inodes.
+    /// Number of files, which take inodes.
     pub files: u64,
 }
 
@@ -39,7 +39,7 @@ impl Counted {
     }
 }
 
-/// Counts what the images at these mount points take.
+/// Counts the disk usage of the images at these mount points.
 pub(super) async fn count(mounts: Vec<(PathBuf, Arc<ServedImage>)>) -> HashMap<PathBuf, Occupied> {
     let directories = mounts.into_iter().map(|(at, image)| (at, image.directories()));
     let directories: Vec<_> = directories.collect();

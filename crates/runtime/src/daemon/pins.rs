@@ -1,4 +1,4 @@
-//! Images whose metadata are about to be used.
+//! Images whose metadata is about to be used.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use lazuli_image::Digest;
 
 use crate::{image::removed, sync::lock};
 
-/// Images whose metadata are about to be used.
+/// Images whose metadata is about to be used.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     pinned: Mutex<Pinned>,
@@ -21,7 +21,7 @@ pub(super) struct Pins {
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     now: HashMap<Digest, usize>,
-    /// How many there have been.
+    /// The number of pins there have ever been.
     pub(super) ever: u64,
 }
 

@@ -20,8 +20,7 @@ use super::{
 };
 use crate::image::{self, StoredImage};
 
-/// Pauses after which an image of the configuration is tried again; the registry may come up after
-/// the node.
+/// Pauses between attempts to fetch a configured image; the registry may start after the node.
 const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
@@ -30,7 +29,7 @@ const PAUSES: [Duration; 4] = [
 ];
 
 impl Node {
-    /// Begins to fetch an image, unless that is under way, and says how far it is.
+    /// Starts to fetch an image, unless that is in progress, and returns the progress.
     pub(super) fn prefetch(
         self: &Arc<Self>,
         request: PrefetchRequest,

@@ -1,4 +1,4 @@
-//! Prefetches under way, and those that ended a moment ago.
+//! Prefetches in progress, and those that have just ended.
 
 use std::{
     collections::HashMap,
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::sync::lock;
 
-/// How long the end of a prefetch is kept for the first client that asks. A client that asks after
-/// that wants another one.
+/// How long the result of a prefetch is kept for the first client that asks. A later request starts
+/// another prefetch.
 const NEWS: Duration = Duration::from_secs(10);
 
-/// The prefetches that go on, and those that ended a moment ago.
+/// Prefetches in progress, and those that ended a moment ago.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchJobs(Mutex<HashMap<PrefetchRequest, Arc<Job>>>);
 
@@ -26,7 +26,7 @@ pub(super) struct Job(Mutex<Progress>);
 
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// What is fetched, as soon as that is known and until it ends.
+    /// The image, once it is known and until the prefetch ends.
     pub(super) image: Option<Arc<ServedImage>>,
     pub(super) ended: Option<(Instant, Result<PrefetchStatus, Arc<DaemonError>>)>,
 }
@@ -42,8 +42,7 @@ impl Job {
 }
 
 impl PrefetchJobs {
-    /// Tells how far the prefetch for `request` is, after it was begun with `begin` if there was
-    /// none.
+    /// Returns the progress of the prefetch for `request`; starts it with `begin` if there is none.
     pub(super) fn progress(
         &self,
         request: &PrefetchRequest,
@@ -64,7 +63,7 @@ impl PrefetchJobs {
     }
 }
 
-/// How much of an image is here.
+/// How much of an image is present.
 pub(super) fn status(image: &ServedImage) -> PrefetchStatus {
     let (bytes_here, bytes_total) = image.filled();
     PrefetchStatus { bytes_here, bytes_total, done: false }

@@ -8,13 +8,13 @@ use std::{
 use super::filesystems::ErofsMount;
 use crate::cache::CachedBlob;
 
-/// A container that waited for nothing for so long has started: 5 s is well above the longest pause
-/// between two fetches of one start that was seen, and well below the life of anything worth tuning
+/// A container without a miss for this time has started: 5 s is well above the longest pause
+/// observed between two fetches of one start, and well below the life of any container worth tuning
 /// for.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Turns a mount to direct reads when its start is over: when no reader had to wait for [`QUIET`], or
-/// everything is here.
+/// Switches a mount to direct reads when its start is over: when no reader had to wait for
+/// [`QUIET`], or every chunk is ready.
 pub(super) async fn read_directly_when_quiet(
     mount: Weak<ErofsMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
@@ -41,9 +41,9 @@ pub(super) async fn read_directly_when_quiet(
     }
 }
 
-/// Drops the copies in the page cache of what a mount on disks was given, as often as it has been
-/// quiet, until the kernel reads the files itself. Not at once: what was just written would have to
-/// be on the disk before.
+/// Drops the page cache's copies of data that a mount on disks has read, whenever the mount has
+/// been quiet, until the kernel reads the files itself. Not at once, because fresh data would have
+/// to be written to the disk first.
 pub(super) async fn forget_pages_when_quiet(
     mount: Weak<ErofsMount>,
     blobs: Weak<[Arc<CachedBlob>]>,

@@ -26,7 +26,7 @@ impl Recent {
         recent.iter().find(|(known, _)| *known == name).map(|(_, manifest)| manifest.clone())
     }
 
-    /// Remembers what `name`, which has a digest, means.
+    /// Remembers the manifest of `name`, which has a digest.
     pub(super) fn insert(&self, name: &ImageName, manifest: Arc<Manifest>) {
         let name = name.to_string();
         let mut recent = lock(&self.0);

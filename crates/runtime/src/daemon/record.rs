@@ -1,8 +1,8 @@
 //! Records of mounts, by which a worker finds those of its predecessor.
 //!
 //! `ROOT/mounts` has one JSON file per mount point, `ROOT/filesystems` one per EROFS file system. A
-//! record is written before what it speaks of can be used, and removed after it is gone. A
-//! record of something that does not exist is left from a crash between the two, and harmless.
+//! record is written before its object can be used, and removed after the object is gone. A record
+//! without an object is left from a crash between the two, and harmless.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -23,25 +23,25 @@ use crate::{kernel::mount::Backing, path_error::At as _};
 
 /// Something that is recorded.
 pub(super) trait Record: Serialize + DeserializeOwned {
-    /// What tells it from others of its kind; fits into a file name.
+    /// The key of the record among others of its kind; fits into a file name.
     fn key(&self) -> String;
 }
 
 /// One mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct MountRecord {
-    /// What was asked for.
+    /// The mount request.
     pub(super) request: MountRequest,
-    /// What the image's name meant then.
+    /// The manifest to which the image's name resolved.
     pub(super) manifest_digest: Digest,
-    /// What was chosen then.
+    /// The driver that was chosen.
     pub(super) driver: DriverChoice,
-    /// Why.
+    /// The reason.
     pub(super) driver_reason: String,
-    /// What the kernel calls the file system behind an EROFS mount.
+    /// The kernel's name for the file system behind an EROFS mount.
     pub(super) backing: Option<Backing>,
-    /// Whether a FUSE mount was made by a version that keeps a journal of requests. Earlier ones
-    /// had the kernel check ACLs of every image.
+    /// Whether a FUSE mount was made by a version that keeps a journal of requests. Earlier
+    /// versions made the kernel check ACLs of every image.
     #[serde(default)]
     pub(super) journal: bool,
 }
@@ -121,7 +121,7 @@ impl<T: Record> Records<T> {
     }
 }
 
-/// What is recorded as mounted below `root`.
+/// The recorded mounts below `root`.
 pub(super) fn recorded_mounts(root: &Path) -> Result<Vec<MountRecord>, DaemonError> {
     let path = root.join("mounts");
     let records = Records::open(path.clone()).and_then(|records| records.all());

@@ -1,4 +1,4 @@
-//! Finds what the cache has of images that are not mounted.
+//! Finds cached chunks of images that are not mounted.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,21 +14,20 @@ use crate::{
     image::{self, StoredImage},
 };
 
-/// Largest bootstrap of an image that is looked at without being mounted: some 200,000 chunks,
-/// which take four times as much memory for as long as that takes.
+/// Largest bootstrap of an image that is read without being mounted: some 200,000 chunks, which
+/// take four times as much memory for as long as that takes.
 const REMEMBERED: u64 = 16 << 20;
 
 /// How long the first mount waits for it: about a round trip.
 const LOOK_WITHIN: Duration = Duration::from_millis(50);
 
-/// Whether images that are not mounted have been looked at.
+/// Whether images that are not mounted have been examined.
 #[derive(Debug, Default)]
 pub(super) struct Remembering(AtomicBool);
 
 impl Remembering {
-    /// Finds out what `cache` has of the images in a directory, once, when the first image is
-    /// mounted that may have the same chunks. It goes on in the background when the mount waits no
-    /// longer.
+    /// Indexes the chunks in `cache` of the images in a directory, once, when the first image is
+    /// mounted that may share chunks. Continues in the background when the mount stops waiting.
     pub(super) fn start(
         &self,
         images: PathBuf,
@@ -51,7 +50,7 @@ fn remember(images: &Path, cache: &Cache) {
         if bootstrap.is_ok_and(|bootstrap| bootstrap.len() > REMEMBERED) {
             continue;
         }
-        // What is damaged is fetched again when it is mounted, and reported then.
+        // Damaged metadata is fetched again at a mount, and reported then.
         let Ok(image) = StoredImage::open(&path) else { continue };
         for blob in image.bootstrap.blobs() {
             if let Err(error) = cache.remember(blob) {

@@ -9,7 +9,7 @@ use lazuli_registry::{
 
 use super::{DaemonError, api::MountRequest, node::Node};
 
-/// What a name means.
+/// The image to which a name resolves.
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     /// The manifest to serve.
@@ -25,7 +25,7 @@ impl From<Arc<Manifest>> for Resolved {
 }
 
 impl Node {
-    /// Finds out what `name` means, which is opened as `repository`.
+    /// Resolves `name`, which is opened as `repository`.
     pub(super) async fn resolve(
         &self,
         name: &ImageName,
@@ -46,7 +46,7 @@ impl Node {
         })
     }
 
-    /// Finds out whether what was resolved may run.
+    /// Finds out whether the resolved image may run.
     pub(super) async fn admit_resolved(
         &self,
         request: &MountRequest,

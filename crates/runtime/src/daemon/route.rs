@@ -1,8 +1,8 @@
 //! Routes to the blobs of images in use.
 //!
 //! containerd's registry configuration may change while containers run: a certificate is renewed, a
-//! mirror comes or goes. The daemon looks at it every few seconds, and images take other routes
-//! without being mounted anew. While a file is invalid, perhaps half written, they keep the last
+//! mirror is added or removed. The daemon checks it every few seconds, and images change routes
+//! without being mounted again. While a file is invalid, perhaps half written, they keep the last
 //! good route.
 
 use std::{
@@ -41,13 +41,14 @@ impl ImageRoute {
         }
     }
 
-    /// Whether there is a repository at its end, and not a stand-in that says why there is none.
+    /// Returns whether the route leads to a repository, rather than to a stand-in with the reason
+    /// why there is none.
     fn is_open(&self) -> bool {
         self.repository.get().is_some()
     }
 
-    /// The repository at its end. Always the same one: over the connections that brought the
-    /// metadata comes the first data.
+    /// The repository of the route. Always the same object: the connections that fetched the
+    /// metadata then fetch the first data.
     pub(super) fn open(&self) -> Result<Arc<dyn Repository>, RegistryError> {
         if let Some(repository) = self.repository.get() {
             return Ok(repository.clone());
@@ -60,7 +61,7 @@ impl ImageRoute {
 /// Every place that holds the image, in the order in which they are to be asked.
 fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
     let places = repository.clone().places();
-    // The repository's own error then says that no server may be asked.
+    // The repository's own error then reports that no server may be asked.
     if places.is_empty() { vec![repository.clone()] } else { places }
 }
 
@@ -113,9 +114,9 @@ impl ImageRoutes {
         Ok((routes, cached))
     }
 
-    /// Adds a route to `blobs`, which are open as `cached`, or replaces the one that is known under
-    /// that name. An unusable route replaces none; where none is known, as when the worker before
-    /// this one has left the image, reads fail with the reason until there is a usable one.
+    /// Adds a route to `blobs`, which are open as `cached`, or replaces the route of this name. An
+    /// unusable route replaces none; if there is no other, as for an image of the previous worker,
+    /// reads fail with the reason until there is a usable one.
     pub(super) fn add(&self, route: ImageRoute, blobs: &[Blob], cached: &[Arc<CachedBlob>]) {
         let mut routes = self.lock();
         let name = route.name.to_string();
@@ -169,7 +170,7 @@ impl ImageRoutes {
     }
 }
 
-/// What is attached last is asked first.
+/// The source attached last is asked first.
 fn attach(blob: &CachedBlob, sources: &[Arc<dyn BlobSource>]) {
     sources.iter().rev().for_each(|source| blob.attach(source.clone()));
 }

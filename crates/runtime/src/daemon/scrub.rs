@@ -1,5 +1,5 @@
-//! Reading the whole cache back. The client goes from step to step, so that nothing is lost when a
-//! worker dies, and a client that goes away ends it.
+//! Scrubs the whole cache. The client requests step by step, so that the death of a worker loses
+//! nothing, and a disconnected client ends the scrub.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Node {
-    /// What there is to check.
+    /// The blobs to check.
     pub(super) async fn scrub_plan(&self) -> Result<ScrubPlan, DaemonError> {
         let images = self.root.join("images");
         let described = tokio::task::spawn_blocking(move || describe(&images)).await;
@@ -81,8 +81,8 @@ impl Node {
                         tracing::warn!(mountpoint = %mountpoint.display(), "dropping its pages");
                         forget_pages(mountpoint).and(image.close_gap(mountpoint))
                     } else {
-                        // No reader should have got anything of what is missing, but the disk is
-                        // not all there is to check.
+                        // No reader should have got missing data, but that doesn't only depend on
+                        // the disk.
                         image.forget_missing(mountpoint)
                     };
                     dropped.unwrap_or_else(

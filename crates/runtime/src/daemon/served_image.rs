@@ -46,7 +46,7 @@ pub(super) struct ServedImage {
     stored: StoredImage,
     blobs: Arc<[Arc<CachedBlob>]>,
     _owners: Vec<Owner>,
-    /// Where its blobs can be fetched.
+    /// The servers to fetch its blobs from.
     routes: ImageRoutes,
     on_files: Mutex<Weak<ErofsMount>>,
     on_disks: Mutex<Weak<ErofsMount>>,
@@ -54,7 +54,7 @@ pub(super) struct ServedImage {
     is_started: AtomicBool,
 }
 
-/// What was done for an image so far.
+/// Counters of an image.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     pub(super) bytes_fetched: u64,
@@ -84,17 +84,17 @@ impl ServedImage {
         })
     }
 
-    /// Whether it has had a mount.
+    /// Returns whether it has had a mount.
     pub(super) fn is_started(&self) -> bool {
         self.is_started.load(Ordering::Relaxed)
     }
 
-    /// Whether this is the first of its mounts.
+    /// Returns whether this is the first of its mounts.
     pub(super) fn is_first_start(&self) -> bool {
         !self.is_started.swap(true, Ordering::Relaxed)
     }
 
-    /// What the prefetcher has to know of a start. Traces and lessons are in `repository`.
+    /// The prefetcher's view of a start. Traces and lessons are in `repository`.
     pub(super) fn prefetched(&self, repository: Arc<dyn Repository>) -> prefetch::Image {
         prefetch::Image {
             manifest: self.stored.descriptor.clone(),
@@ -125,29 +125,29 @@ impl ServedImage {
         self.stored.manifest_digest
     }
 
-    /// Directories with what is here of it.
+    /// The directories of its files.
     pub(super) fn directories(&self) -> Vec<PathBuf> {
         let blobs = self.blobs.iter().filter_map(|blob| Some(blob.path().parent()?.to_owned()));
         blobs.chain([self.stored.directory.clone()]).collect()
     }
 
-    /// Whether the image has this very blob.
+    /// Returns whether the image has this very blob.
     pub(super) fn has(&self, blob: &Arc<CachedBlob>) -> bool {
         self.blobs.iter().any(|own| Arc::ptr_eq(own, blob))
     }
 
-    /// Drops the pages of chunks that are not here, see [`stale_pages::close`]. Blocks.
+    /// Drops the pages of missing chunks, see [`stale_pages::close`]. Blocks.
     pub(super) fn close_gap(&self, mountpoint: &Path) -> io::Result<()> {
         stale_pages::close(mountpoint, &self.stored.bootstrap, &self.blobs, || {}).map(drop)
     }
 
-    /// Drops pages of chunks that are not here while readers are served, see
-    /// [`stale_pages::clean`]. Blocks.
+    /// Drops the pages of missing chunks while readers are served, see [`stale_pages::clean`].
+    /// Blocks.
     pub(super) fn forget_missing(&self, mountpoint: &Path) -> io::Result<()> {
         stale_pages::clean(mountpoint, &self.stored.bootstrap, &self.blobs)
     }
 
-    /// Stored bytes of the chunks that are here, and of all chunks.
+    /// Stored bytes of the chunks present, and of all chunks.
     pub(super) fn filled(&self) -> (u64, u64) {
         self.blobs.iter().map(|blob| blob.filled()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
     }
@@ -175,7 +175,7 @@ impl ServedImage {
         counters
     }
 
-    /// The image's EROFS mount on the files of its blobs: the one that is there, or a new one.
+    /// The image's EROFS mount on the files of its blobs: the existing one, or a new one.
     pub(super) async fn erofs_on_files(
         &self,
         session: &Arc<fanotify::Session>,
@@ -255,7 +255,7 @@ impl ServedImage {
         blobs.find(|blob| self.index_of(&blob.id()) == Some(*index)).cloned()
     }
 
-    /// Whether it has the blob with this digest.
+    /// Returns whether it has the blob with this digest.
     pub(super) fn has_blob(&self, blob: &Digest) -> bool {
         self.blobs.iter().any(|own| own.id() == *blob)
     }
@@ -310,7 +310,7 @@ impl ServedImage {
     }
 
     /// Takes over a file system of an earlier worker that is bound `at` some place. `None` when
-    /// another file system is seen there.
+    /// another file system is mounted there.
     pub(super) async fn adopt(
         &self,
         session: &Arc<fanotify::Session>,

@@ -22,7 +22,7 @@ impl ServedImages {
         self.0.lock().await.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Whether an image is served and has been mounted.
+    /// Returns whether an image is served and has been mounted.
     pub(super) async fn is_started(&self, manifest: &Digest) -> bool {
         let images = self.0.lock().await;
         images.get(manifest).and_then(Weak::upgrade).is_some_and(|image| image.is_started())

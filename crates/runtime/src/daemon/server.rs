@@ -93,8 +93,8 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
 async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>) -> Response {
     // Held while anything is done, see `Node::quiesce`.
     let Ok(_working) = node.working.clone().try_read_owned() else { return Response::Again };
-    // A task of its own: a client that goes away must not leave a mount half made, and a panic must
-    // not take the connection with it.
+    // A task of its own: a disconnected client must not leave a mount half made, and a panic must
+    // not end the connection.
     let node = node.clone();
     let cancelled = async {
         let _ = gone.await;

@@ -4,18 +4,18 @@ use std::{path::Path, time::Duration};
 
 use super::{DaemonError, mount_users, node::Node};
 
-/// What to do about images that are in use.
+/// How to handle images that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Go on serving them.
+    /// Keep serving them.
     IfUnused,
-    /// Detach their mounts. What still holds them open gets errors instead of data that is not
-    /// here.
+    /// Detach their mounts. Processes that still have files open get errors instead of missing
+    /// data.
     Forced,
 }
 
 impl Node {
-    /// Lets requests under way get done, for a while; later ones are answered with
+    /// Waits for requests in progress, for a while; later ones are answered with
     /// [`Response::Again`](super::Response::Again) for ever.
     pub(super) async fn quiesce(&self, limit: Duration) {
         self.leaving.send_replace(true);

@@ -27,7 +27,7 @@ pub(super) fn connect(root: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(address(&directory))
 }
 
-/// Binds the socket in `root`, whose lock the caller holds: an old socket is a dead daemon's.
+/// Binds the socket in `root`, whose lock the caller holds: an old socket belongs to a dead daemon.
 pub(super) fn listen(root: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(root.join(NAME)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -60,7 +60,8 @@ pub(super) fn listen_at(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Connections that wait for a worker: those of a node's pulls while one is replaced.
+/// Length of the queue for connections that wait for a worker: those of a node's pulls during a
+/// replacement.
 const WAITING: i32 = 1024;
 
 /// Listens on a port of the loopback interface.
@@ -77,7 +78,7 @@ pub(super) fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
-/// Whether clients that connect to `path` meet this listener.
+/// Returns whether clients that connect to `path` reach this listener.
 pub(super) fn is_at(listener: &UnixListener, path: &Path) -> bool {
     let address = listener.local_addr();
     address.is_ok_and(|address| address.as_pathname() == Some(path)) && path.exists()

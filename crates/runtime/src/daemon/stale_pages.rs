@@ -1,9 +1,10 @@
-//! After a time without a daemon: keeper and worker died together, the kernel let readers through
-//! to the holes of blob files, and keeps zeros where the image has something else.
+//! Drops stale pages after a time without a daemon: keeper and worker died together, and the kernel
+//! let readers through to the holes of blob files, and caches zeros where the image has other
+//! content.
 //!
-//! What is wrong can only be in pages of chunks that were not here then. They are dropped. A page
-//! that a program has mapped survives that, for all programs; so if one is left, the kernel is told
-//! to reclaim all of its page cache, mapped or not.
+//! Only pages of chunks that were missing then can be wrong. They are dropped. A page that a
+//! program has mapped cannot be dropped, for any program; so if one is left, the kernel is told to
+//! reclaim all of its page cache, mapped or not.
 
 use std::{
     fs::File,
@@ -25,35 +26,35 @@ use lazuli_sys::mmap::Map;
 
 use crate::{cache::CachedBlob, kernel::pages};
 
-/// Whether readers may have been let through to holes since the worker before.
+/// Whether readers may have been let through to holes since the previous worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gap {
     /// The keeper held the fanotify group: readers waited.
     None,
-    /// Keeper and worker died together, and no group was there.
+    /// Keeper and worker died together, and no group existed.
     Unheard,
 }
 
-/// How often it is looked after them.
+/// Number of checks for stale pages.
 const PASSES: usize = 40;
 
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks at which nothing may be seen while pages are being read. They are those of readers that
-/// wait for us, since the marks are back; but one that the kernel had let through before that may
-/// still be on its way to the hole. It does not wait for anything there, and 500 ms are a long time
-/// to be without a processor.
+/// Consecutive checks that must find no page that is being read. Such pages belong to readers that
+/// wait for this process, since the marks are back. But a reader that the kernel let through before
+/// may still be on its way to the hole. Nothing blocks it there, and 500 ms are a long time to be
+/// without a processor.
 const CALM: usize = 10;
 
-/// Times that pages are reclaimed before waiting readers are asked to let go of them: `read`
-/// keeps what it has found while the kernel reads ahead for it, and if that has to be asked for, it
-/// waits with pages of holes that cannot be dropped.
+/// Number of times that pages are reclaimed before waiting readers are asked to release them:
+/// `read` keeps the pages that it has found while the kernel reads ahead for it, and if the
+/// readahead raises an event, `read` waits with pages of holes that cannot be dropped.
 const RECLAIM_ATTEMPTS: usize = 3;
 
-/// Drops what the page cache of the image mounted `at` may hold from holes. Returns how many pages
-/// cannot be dropped. Blocks. The blobs must not be filled meanwhile. `deny_queued` has those go
-/// on who wait for us.
+/// Drops all pages that the page cache of the image mounted `at` may hold from holes. Returns how
+/// many cannot be dropped. Blocks. The blobs must not be filled meanwhile. `deny_queued` releases
+/// the readers that wait for this process.
 pub(super) fn close(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
@@ -86,8 +87,8 @@ pub(super) fn close(
     Ok(left)
 }
 
-/// The same while readers are served, for pages that should not exist. As a rule there are none,
-/// and nothing else is done.
+/// [`close`] while readers are served, for pages that should not exist. Usually there are none, and
+/// nothing else is done.
 pub(super) fn clean(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
@@ -100,7 +101,7 @@ pub(super) fn clean(
     Ok(())
 }
 
-/// Drops the pages of chunks that are not here, and returns where some are left.
+/// Drops the pages of missing chunks, and returns the places where some remain.
 fn forget_holes(
     at: &Path,
     bootstrap: &Bootstrap<Map>,
@@ -130,10 +131,10 @@ fn forget_holes(
     Ok(left)
 }
 
-/// Parts of a file that were not here.
+/// The ranges of a file that were missing.
 type StaleRanges = (PathBuf, Vec<Range<u64>>);
 
-/// Pages of them that a reader can see.
+/// Number of their pages that a reader can see.
 fn seen(doubtful: &[StaleRanges]) -> io::Result<u64> {
     doubtful.iter().map(|(path, holes)| sum(path, holes, pages::visible)).sum()
 }

@@ -63,7 +63,7 @@ impl Node {
     }
 }
 
-/// Seconds since a time in seconds since 1970; none of a time to come.
+/// Seconds since a time in seconds since 1970; `None` for a future time.
 fn seconds_since(time: u64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs().saturating_sub(time)

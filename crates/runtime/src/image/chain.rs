@@ -1,10 +1,9 @@
-//! The names that containerd may give to the layers of a lazy image: their chain ids, by content.
+//! Chain ids of a lazy image's layers, by content.
 //!
-//! containerd computes a layer's chain id from what the image's configuration claims, and does not
-//! look at the content of a layer that a snapshotter says is there. So a snapshotter has to
-//! compare: a data layer is stored as it is, and its digest in the manifest is that of its tar; of
-//! the bootstrap layer, whose compressed form the manifest names, the tar is hashed when it is
-//! unpacked.
+//! containerd computes a layer's chain id from the image's configuration, and doesn't look at the
+//! content of a layer that a snapshotter reports present. So a snapshotter has to compare. A data
+//! layer is stored as it is, so its digest in the manifest is that of its tar. The manifest names
+//! the compressed form of the bootstrap layer, so its tar is hashed while it is unpacked.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -21,22 +20,22 @@ use super::{
     fetch::{begin, find_bootstrap},
 };
 
-/// Chain ids of the data layers of a lazy image, lowest first; `None` if it is an ordinary image.
+/// Chain ids of the data layers of a lazy image, lowest first; `None` for an ordinary image.
 pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {
     let (data, _) = manifest.lazy_base()?;
     Some(oci::chain_ids(data.iter().map(|layer| layer.digest)))
 }
 
-/// The chain id of the bootstrap layer of the image with the digest `manifest`, if `images` has
-/// what it takes to know it.
+/// The chain id of the bootstrap layer of the image with the digest `manifest`, if `images` has the
+/// metadata to compute it.
 pub fn stored(images: &Path, manifest: &Digest) -> Option<Digest> {
     let directory = images.join(manifest.hex());
     let raw = read(&directory, MANIFEST).ok().filter(|raw| manifest.matches(raw))?;
     of_bootstrap(&Manifest::parse(&raw).ok()?, diff_id(&directory)?)
 }
 
-/// The same, with everything fetched that is missing once the image is admitted: all of its
-/// metadata, or of one that an earlier version fetched, the bootstrap layer once more.
+/// The chain id of the bootstrap layer. Fetches missing metadata once the image is admitted: all of
+/// it or, for an image that an earlier version fetched, the bootstrap layer once more.
 pub async fn fetched<T, E: From<ImageError>>(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,
@@ -72,7 +71,7 @@ fn of_bootstrap(manifest: &Manifest, diff_id: Digest) -> Option<Digest> {
     oci::chain_ids(layers).pop()
 }
 
-/// What was noted when the bootstrap was unpacked. A power cut may have damaged it.
+/// The DiffID recorded when the bootstrap was unpacked. A power cut may have damaged the file.
 fn diff_id(directory: &Path) -> Option<Digest> {
     let noted = read(directory, DIFF_ID).ok()?;
     std::str::from_utf8(&noted).ok()?.parse().ok()

@@ -15,8 +15,8 @@ pub(super) const BOOTSTRAP: &str = "bootstrap";
 pub(super) const BOOTSTRAP_DIGEST: &str = "bootstrap.digest";
 pub(super) const DIFF_ID: &str = "layer.diff-id";
 
-/// Waits until all of the image in `directory` is on the disk. A start does not: what a power cut
-/// leaves damaged is noticed and fetched again.
+/// Waits until all of the image in `directory` is on the disk. A start doesn't wait for that:
+/// damage by a power cut is detected and fetched again.
 pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     let names = [MANIFEST, CONFIG, BOOTSTRAP, BOOTSTRAP_DIGEST];
     let files = names.iter().map(|name| directory.join(name));
@@ -29,7 +29,7 @@ pub(crate) fn sync(directory: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Where an image's directory has the bootstrap.
+/// The bootstrap's path in an image's directory.
 pub fn bootstrap_path(directory: &Path) -> PathBuf {
     directory.join(BOOTSTRAP)
 }
@@ -47,7 +47,7 @@ pub(crate) fn directories(images: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(directories)
 }
 
-/// Removes what pulls that never ended left in `images`. For its only user.
+/// Removes the remains of interrupted pulls in `images`. No other process may use the directory.
 pub(crate) fn sweep(images: &Path) {
     for entry in fs::read_dir(images).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(PARTIAL.as_bytes())
@@ -76,7 +76,7 @@ impl Partial {
 
     pub(super) fn commit(self, to: &Path) -> Result<(), ImageError> {
         match fs::rename(&self.0, to) {
-            // Another task fetched the same image meanwhile: its copy is as good.
+            // Another task fetched the same image meanwhile; its copy is as good.
             Err(_) if to.exists() => Ok(()),
             Err(source) => Err(ImageError::Io { path: to.to_owned(), source }),
             Ok(()) => {

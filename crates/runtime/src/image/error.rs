@@ -38,7 +38,7 @@ pub enum ImageError {
     Unpack {
         /// The image.
         image: String,
-        /// What is wrong.
+        /// The problem.
         source: UnpackError,
     },
     /// Its bootstrap breaks the format.
@@ -46,7 +46,7 @@ pub enum ImageError {
     Format {
         /// The image.
         image: String,
-        /// What is wrong, and where.
+        /// The problem, and its place.
         source: FormatError,
     },
     /// A blob of the bootstrap is not in the manifest, so its size and place are unknown.
@@ -57,7 +57,7 @@ pub enum ImageError {
         /// The blob.
         blob: Digest,
     },
-    /// Where its chunks are stored is said by tables that no digest covers, and they are wrong.
+    /// Chunk tables that no digest covers name the stored places of its chunks, and they are wrong.
     #[error(
         "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
     )]
@@ -66,9 +66,9 @@ pub enum ImageError {
         image: String,
         /// The blob.
         blob: Digest,
-        /// Where the tables came from.
+        /// The place that the tables came from.
         place: String,
-        /// Which chunk is not where it should be.
+        /// The chunk that is not where it should be.
         problem: String,
     },
     /// A file of it on this node is damaged or missing.
@@ -76,7 +76,7 @@ pub enum ImageError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The node's disk.
@@ -84,7 +84,7 @@ pub enum ImageError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -22,7 +22,7 @@ use super::{
     unpack::{self, UnpackError},
 };
 
-/// What was fetched.
+/// The cost of a fetch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fetched {
     /// Bytes.
@@ -31,12 +31,12 @@ pub struct Fetched {
     pub requests: u64,
 }
 
-/// What an image's directory has.
+/// The files of an image's directory.
 pub(super) struct Content {
     pub(super) manifest: Vec<u8>,
     pub(super) config: Vec<u8>,
     pub(super) bootstrap: Arc<Bootstrap<Map>>,
-    /// Until others know of the bootstrap.
+    /// Held until the bootstrap is shared.
     pub(super) reservation: Option<Reservation>,
 }
 
@@ -57,9 +57,8 @@ pub(super) async fn fill<T, E: From<ImageError>>(
         let admitted = admitted?;
         Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
     };
-    // Both at the same time: a mount waits for one round trip less. Both to their ends: the
-    // directory goes if one fails, and the bootstrap is written to it by a thread that cannot be
-    // stopped.
+    // Concurrently: a mount saves one round trip. Both run to their ends: the directory is removed
+    // if one fails, and the thread that writes the bootstrap to it cannot be stopped.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, bootstrap);
     let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
@@ -82,14 +81,14 @@ pub(super) async fn fill<T, E: From<ImageError>>(
     Ok((content, admitted))
 }
 
-/// A bootstrap layer that is on its way, and the requests that this took.
+/// A bootstrap layer that is being fetched, and the number of requests for it.
 pub(super) struct Begun {
     reader: Box<dyn io::Read + Send>,
     requests: u64,
 }
 
-/// Asks for a bootstrap layer. All of it is in memory if it is small, since that is faster; else it
-/// arrives as it is read.
+/// Requests a bootstrap layer. A small one is read into memory, which is faster; a larger one is
+/// streamed.
 pub(super) async fn begin(
     repository: &dyn Pull,
     layer: &Descriptor,
@@ -145,7 +144,7 @@ pub(super) async fn find_bootstrap(
             }
             _ => {}
         }
-        // Its tables, too, unless it has none.
+        // Request its tables as well, unless it has none.
         let order = [&places[at..], &places[..at]].concat();
         let begun = begin(&**place, layer).await;
         unpacked = fetch_bootstrap(&**place, &order, from, begun, path, &mut fetched).await;
@@ -193,9 +192,9 @@ async fn fetch_bootstrap(
     let diff_id = unpacked.diff_id();
     let open = move || {
         let (bootstrap, reservation) = unpacked.open()?;
-        // Refuse a bad image here, where its name is known, and before anything of it is kept.
-        // Everything is walked once, since the kernel will believe what it says: all chunks that
-        // files refer to have to be in the chunk table, or they could not be checked.
+        // Refuse a bad image here, where its name is known, and before any of it is kept. All of it
+        // is walked, since the kernel trusts it: the chunk table must have all chunks that files
+        // refer to, or they could not be checked.
         rafs::check(&bootstrap).map_err(UnpackError::Format)?;
         Ok(Unpacked { bootstrap, reservation, diff_id })
     };
@@ -215,7 +214,7 @@ async fn fetch_bootstrap(
     Ok(unpacked)
 }
 
-/// Runs what would keep others from running.
+/// Runs blocking work on a thread of its own.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
 ) -> Result<T, UnpackError> {

@@ -1,4 +1,4 @@
-//! Which files of an image have some bytes of a blob.
+//! The files of an image that have given bytes of a blob.
 
 use std::ops::{ControlFlow, Range};
 
@@ -30,7 +30,7 @@ pub(crate) fn files_with<B: AsRef<[u8]>>(
     });
 }
 
-/// Whether a file has bytes of `range` in this blob.
+/// Returns whether a file has bytes of `range` in this blob.
 fn has<B: AsRef<[u8]>>(
     bootstrap: &Bootstrap<B>,
     file: Nid,

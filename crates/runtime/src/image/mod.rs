@@ -1,4 +1,4 @@
-//! Images on this node: what an image's name means, and its bootstrap on disk.
+//! Images on this node: their manifests, and their bootstraps on disk.
 //!
 //! ```text
 //! images/<manifest digest>/
@@ -64,7 +64,7 @@ pub struct StoredImage {
     pub directory: PathBuf,
     /// Digest of its manifest.
     pub manifest_digest: Digest,
-    /// What a document that speaks of the image says about its manifest.
+    /// The descriptor of its manifest in other documents.
     pub descriptor: Descriptor,
     /// Stored bytes at the beginning of each blob of the bootstrap that its maker calls hot.
     pub hot: Vec<u64>,
@@ -72,10 +72,10 @@ pub struct StoredImage {
     pub config: serde_json::Value,
     /// Its file tree and chunk tables.
     pub bootstrap: Arc<Bootstrap<Map>>,
-    /// Bytes of all its lazy layers as stored: what a pull fetches.
+    /// Bytes of all its lazy layers as stored: the size of a full pull.
     pub bytes_total: u64,
-    /// Whether that is all of the image. Otherwise ordinary layers are on top of it, which are not
-    /// ours.
+    /// Whether the image has no other layers. Otherwise ordinary layers are on top, which
+    /// containerd unpacks.
     pub whole: bool,
 }
 
@@ -86,8 +86,8 @@ impl StoredImage {
         if self.whole { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }
 
-    /// Fetches what is not in `images` yet of the image with this manifest, of which some upper
-    /// layers may be ordinary.
+    /// Fetches the metadata of the image with this manifest that `images` lacks. Upper layers may
+    /// be ordinary.
     pub async fn fetch(
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
@@ -99,8 +99,8 @@ impl StoredImage {
         Ok((image, fetched))
     }
 
-    /// The same for an image that has to be admitted. Its layers are asked for meanwhile; nothing
-    /// in them is looked at before that, and nothing kept.
+    /// [`fetch`] for an image that has to be admitted. Its layers are requested meanwhile, but
+    /// neither read nor kept before the admission.
     pub async fn fetch_admitted<T, E: From<ImageError>>(
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
@@ -136,7 +136,7 @@ impl StoredImage {
         Ok((Self::of(directory, manifest.digest, content)?, fetched, admitted))
     }
 
-    /// Whether `images` has an image, as far as its name tells.
+    /// Returns whether `images` has a directory for the image.
     pub fn is_in(images: &Path, manifest: &Digest) -> bool {
         images.join(manifest.hex()).exists()
     }

@@ -21,7 +21,8 @@ pub(super) struct Unusable {
     pub(super) problem: io::Error,
 }
 
-/// The file for a layer whose bootstrap is, or will be, in the file `bootstrap`.
+/// The file of points for a layer of the image with its bootstrap, now or later, in the file
+/// `bootstrap`.
 fn path(bootstrap: &Path, BlobIndex(index): BlobIndex) -> PathBuf {
     let mut name = bootstrap.as_os_str().to_owned();
     name.push(format!(".points-{index}"));
@@ -41,12 +42,12 @@ fn is_points(extension: &OsStr) -> bool {
     extension.as_encoded_bytes().starts_with(b"points-")
 }
 
-/// Keeps what was found where a bootstrap arrived.
+/// Writes the points beside a new bootstrap.
 pub(super) fn write(bootstrap: &Path, points: &[(BlobIndex, Points)]) -> io::Result<()> {
     points.iter().try_for_each(|(layer, points)| fs::write(path(bootstrap, *layer), points.bytes()))
 }
 
-/// Gives `image`, whose bootstrap is in the file `bootstrap`, the points of its layers.
+/// Attaches the points of its layers to `image`, whose bootstrap is in the file `bootstrap`.
 pub(super) fn attach<B: AsRef<[u8]>>(
     bootstrap: &Path,
     image: &mut Bootstrap<B>,

@@ -38,7 +38,7 @@ pub(crate) enum PrefixError {
     Image(#[from] ImageError),
 }
 
-/// Where decoders can begin in the layers.
+/// The points at which decoders can begin in the layers.
 type LayerPoints = Vec<(BlobIndex, Points)>;
 
 /// The lower layers of an ordinary image, as an image.
@@ -52,7 +52,7 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// Makes one of `layers`, the lowest of `image`.
+    /// Makes the image of `layers`, the lowest of `image`.
     pub(crate) fn new(image: &Manifest, layers: Vec<KnownLayer>) -> Result<Self, PrefixError> {
         let made = assemble(layers)?;
         let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
@@ -62,13 +62,13 @@ impl Prefix {
         let (subject, config) = (image.descriptor(), &image.parsed.config);
         let document = IndexImage::new(subject, config, &indexed, &[], bootstrap)?;
         let (bootstrap, points) = place(made.bootstrap, &made.layers)?;
-        // The kernel will believe what it says.
+        // The kernel trusts the bootstrap.
         rafs::check(&open(&bootstrap, &points)?)?;
         let IndexImage { manifest, descriptor } = document;
         Ok(Prefix { digest: descriptor.digest, manifest, bootstrap, points })
     }
 
-    /// Opens it in `images`, where it is put unless it is there. `config` is the image's.
+    /// Stores the image in `images` unless it exists, and opens it there. `config` is the image's.
     pub(crate) fn store(self, images: &Path, config: &[u8]) -> Result<StoredImage, PrefixError> {
         let directory = images.join(self.digest.hex());
         if let Ok(there) = StoredImage::open_for(&directory, Purpose::New) {
@@ -92,7 +92,7 @@ impl Prefix {
     }
 }
 
-/// What a blob in the cache is like that has the content of `layer`; `None` if no file has any.
+/// The blob of the cache with the content of `layer`; `None` if none of its files has content.
 pub(crate) fn blob_of(layer: KnownLayer) -> Result<Option<Blob>, PrefixError> {
     let made = assemble(vec![layer])?;
     let (bootstrap, points) = place(made.bootstrap, &made.layers)?;
@@ -110,7 +110,7 @@ fn open<'a>(
     Ok(bootstrap)
 }
 
-/// What a manifest says about the index of a layer.
+/// The entry of a layer's index in a manifest.
 pub(crate) fn describe(layer: &WrittenIndex) -> Option<IndexedLayer> {
     let index = layer.record.tail.index?;
     let (digest, size) = (index.digest, index.size);

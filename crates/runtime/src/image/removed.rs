@@ -1,5 +1,5 @@
-//! Images that containerd has removed: marked on the disk until nothing uses them, so that a
-//! restart forgets none.
+//! Images that containerd has removed, marked on the disk until nothing uses them: the marks
+//! survive restarts.
 
 use std::{
     collections::HashSet,
@@ -37,7 +37,7 @@ pub(crate) fn indexes_of(images: &Path, subject: &Digest) -> Vec<Digest> {
 
 /// Takes the mark away: the image is used again.
 pub(crate) fn unmark(images: &Path, manifest: &Digest) {
-    // Most have none. One that stays costs fetching the metadata again.
+    // Most have no mark. A mark that remains costs a fetch of the metadata.
     let _ = fs::remove_file(images.join(manifest.hex()).join(REMOVED));
 }
 
@@ -50,19 +50,18 @@ pub(crate) fn marked(images: &Path) -> Vec<Digest> {
         .collect()
 }
 
-/// Takes an image out of `images`, in one step; what is left of it has to be deleted with
-/// [`delete`].
+/// Moves an image out of `images` atomically; [`delete`] removes the rest.
 pub(crate) fn take_away(images: &Path, manifest: &Digest) -> io::Result<()> {
     let hex = manifest.hex();
     fs::rename(images.join(&hex), images.join(format!("{PARTIAL}{hex}")))
 }
 
-/// Deletes what was taken away.
+/// Deletes an image that was moved away.
 pub(crate) fn delete(images: &Path, manifest: &Digest) -> io::Result<()> {
     fs::remove_dir_all(images.join(format!("{PARTIAL}{}", manifest.hex())))
 }
 
-/// The layers of an image that no other one has, data blobs among them, as far as manifests can be
+/// The layers of an image, data blobs included, that no other image has, as far as manifests can be
 /// read.
 pub(crate) fn only_in(images: &Path, manifest: &Digest) -> HashSet<Digest> {
     let own = images.join(manifest.hex());

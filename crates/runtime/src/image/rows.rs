@@ -1,9 +1,8 @@
-//! Bounds the chunks of all images in memory together.
+//! Limits the chunks of all images in memory.
 //!
-//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so a client
-//! that makes images must not choose how many there are: one image may have [`MAX_ROWS`], and all
-//! of them together a reserve more. An image that is opened beside others may take half of what is
-//! left, so that none can take all of it.
+//! Each row of a chunk table takes about 90 bytes for as long as its image is open, so image makers
+//! must not control the total. One image may have [`MAX_ROWS`], and all of them together a reserve
+//! more. An image opened beside others may take half of the rest, so that none can take all of it.
 //!
 //! Images with the same bootstrap share one table, however often they are opened.
 
@@ -18,10 +17,10 @@ use lazuli_sys::mmap::Map;
 /// Rows of all images.
 const ALL: u64 = MAX_ROWS + RESERVE;
 
-/// What the largest image leaves for others.
+/// Rows that the largest image leaves to others.
 const RESERVE: u64 = 512 << 10;
 
-/// Memory is the process's, and so is this.
+/// One limit per process, as memory is.
 static OPEN: Mutex<Open> = Mutex::new(Open { images: Vec::new(), opening: 0 });
 
 struct Open {
@@ -31,12 +30,12 @@ struct Open {
     opening: u64,
 }
 
-/// What an image may be opened for.
+/// The reason for opening an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// A client wants it. There has to be room.
+    /// A client wants it; subject to the limit.
     New,
-    /// It was served before, or is only looked at.
+    /// It was served before, or is only inspected.
     Known,
 }
 
@@ -45,8 +44,7 @@ pub(super) enum Purpose {
 #[must_use]
 pub(super) struct Reservation(u64);
 
-/// Makes sure that there is room for so many rows. To be called before they are read. `Err` has how
-/// many there may be.
+/// Reserves this many rows. Call it before reading them. The error is the number of rows available.
 pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Reservation, u64> {
     let mut open = lock();
     let left = left_beside(
@@ -59,7 +57,7 @@ pub(super) fn reserve(rows: u64, purpose: Purpose) -> Result<Reservation, u64> {
     Ok(Reservation(rows))
 }
 
-/// The most rows that an image may have beside others with so many.
+/// The maximum number of rows for an image, given the rows of the others.
 fn left_beside(held: u64) -> u64 {
     if held == 0 { MAX_ROWS } else { ALL.saturating_sub(held) / 2 }
 }
@@ -106,7 +104,7 @@ mod tests {
         assert_eq!(left_beside(MAX_ROWS), RESERVE / 2);
         assert_eq!(left_beside(ALL), 0);
         assert_eq!(left_beside(u64::MAX), 0);
-        // However many come after each other, something is left for the next one.
+        // However many images follow, some rows are left for the next one.
         let mut held = MAX_ROWS;
         for _ in 0..10 {
             held += left_beside(held);

@@ -1,4 +1,5 @@
-//! Chunk tables that do not come with the bootstrap.
+//! Fetches chunk tables that don't come with the bootstrap. For an unconverted layer, they are in
+//! its index, a blob of the manifest.
 //!
 //! Of an unconverted layer they are in its index, a blob of the manifest.
 //!
@@ -23,23 +24,23 @@ use tokio::io::AsyncReadExt as _;
 /// A place that holds the image.
 type Mirror = Arc<dyn Pull>;
 
-/// What [`prove`] found.
+/// The result of [`prove`].
 pub(super) struct Read {
-    /// Whether the chunks are where they should be; if not, which one is missing.
+    /// Whether the chunks are at their places; the error names a missing one.
     pub(super) proof: Result<(), String>,
     pub(super) bytes: u64,
     pub(super) requests: u64,
 }
 
-/// Most bytes of the index of a layer that are held in memory.
+/// Maximum size of a layer's index that is held in memory, in bytes.
 const INDEX_LIMIT: u64 = 512 << 20;
 
 /// Tables of a blob, from [`TailInfo::ci_offset`] to [`TailInfo::meta_end`].
 pub(super) struct Tables {
     pub(super) bytes: Bytes,
-    /// Where they came from.
+    /// The place that they came from.
     pub(super) place: Mirror,
-    /// Whether a digest covers them.
+    /// Whether a digest covers the tables.
     pub(super) is_checked: bool,
     /// Bytes that were read for them.
     pub(super) read: u64,
@@ -97,7 +98,7 @@ async fn fetch_range(
     Err(RegistryError::Everywhere { failures })
 }
 
-/// The tables out of the whole index, whose digest the manifest has.
+/// Extracts the tables from the whole index, which is checked against its digest in the manifest.
 async fn fetch_whole(
     places: &[Mirror],
     index: IndexBlob,
@@ -132,8 +133,8 @@ async fn read_whole(place: &Mirror, index: IndexBlob) -> Result<Bytes, RegistryE
     Ok(bytes.into())
 }
 
-/// Reads the first, the middle and the last batch of a blob. A place with other bytes says nothing
-/// about the tables, as long as another one has the right ones.
+/// Checks the tables with the first, the middle and the last batch of a blob. A place with other
+/// bytes proves nothing about the tables as long as another place has the right ones.
 pub(super) async fn prove(places: &[Mirror], blob: &Blob) -> Result<Read, RegistryError> {
     let batched: Vec<_> = blob.chunks.iter().filter(|chunk| chunk.part.is_some()).collect();
     let mut chosen: Vec<_> = [0, batched.len() / 2, batched.len().saturating_sub(1)]
@@ -177,7 +178,7 @@ async fn look(places: &[Mirror], blob: &Blob, chunk: &Chunk) -> Result<Read, Reg
     Ok(read)
 }
 
-/// Whether stored bytes are those of a chunk.
+/// Returns whether stored bytes are those of a chunk.
 fn is(codec: Codec, chunk: &Chunk, stored: &[u8]) -> bool {
     let mut buffer = Vec::new();
     let unit = Decoder::new().unit(&chunk.unit(codec), stored, &mut buffer);

@@ -7,8 +7,8 @@ use lazuli_image::{
     rafs::Bootstrap,
 };
 
-/// Visits every name but the root's, with what the visit of its directory returned, until a visit
-/// ends it. Names in damaged directories are left out, and a tree without end is cut.
+/// Visits every name but the root's, with the value that the visit of its directory returned, until
+/// a visit ends the walk. Skips damaged directories, and cuts endless trees.
 pub(crate) fn walk<B: AsRef<[u8]>, T, R>(
     bootstrap: &Bootstrap<B>,
     root: T,

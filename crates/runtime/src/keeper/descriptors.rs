@@ -12,7 +12,7 @@ use super::wire::{Channel, Kind};
 pub struct Descriptors(Vec<(String, OwnedFd)>);
 
 impl Descriptors {
-    /// Adds a descriptor, in place of an earlier one of the same name.
+    /// Adds a descriptor, replacing one of the same name.
     pub fn insert(&mut self, name: String, descriptor: OwnedFd) {
         match self.0.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = descriptor,
@@ -26,7 +26,7 @@ impl Descriptors {
         Some(self.0.remove(at).1)
     }
 
-    /// Takes every descriptor out whose name begins with `prefix`.
+    /// Removes and returns all descriptors whose names begin with `prefix`.
     pub fn remove_all(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
         let all = std::mem::take(&mut self.0);
         let (found, rest) = all.into_iter().partition(|(name, _)| name.starts_with(prefix));

@@ -4,8 +4,8 @@ use std::{io, path::PathBuf};
 
 use crate::path_error::PathError;
 
-/// Most bytes of a root directory's path. fsconfig(2) takes strings of 255 bytes, and the longest
-/// one below the root is `/images/<64 digits>/bootstrap`.
+/// Maximum size of a root directory's path, in bytes. fsconfig(2) takes strings of 255 bytes, and
+/// the longest one below the root is `/images/<64 digits>/bootstrap`.
 pub(super) const ROOT_LIMIT: usize = 255 - 82;
 
 /// How a keeper ended.
@@ -13,7 +13,7 @@ pub(super) const ROOT_LIMIT: usize = 255 - 82;
 pub enum Ended {
     /// Nothing is mounted any more.
     Stopped,
-    /// Another keeper goes on.
+    /// Another keeper has taken over.
     Replaced,
 }
 
@@ -35,7 +35,7 @@ pub enum KeeperError {
         /// The root directory.
         root: PathBuf,
     },
-    /// Nothing can be kept for a worker whose keeper died.
+    /// The worker died before it handed over its descriptors.
     #[error("the worker died before it handed over what its keeper held")]
     Abandoned,
     /// The state directory, or a process.
@@ -43,7 +43,7 @@ pub enum KeeperError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The system's error.
         source: io::Error,
     },
 }

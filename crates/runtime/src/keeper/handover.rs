@@ -16,11 +16,11 @@ use super::{
     wire::{Channel, Kind, Message, unexpected},
 };
 
-/// How long the old keeper may take to end its worker, clients' requests included.
+/// Time limit for the old keeper to end its worker, clients' requests included.
 pub(super) const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 
-/// After so long without a word the old keeper goes on: what all of a takeover may take, and some
-/// more.
+/// Silence of the successor after which the old keeper resumes: the time limits of a whole
+/// takeover, with some margin.
 const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The successor, as the old keeper sees it.
@@ -42,7 +42,8 @@ impl Successor {
         self.channel.send(Kind::End, "", None)
     }
 
-    /// Whether it has said that it goes on alone; to be asked when there is something to read.
+    /// Returns whether the successor has reported that it no longer needs this keeper. Call it when
+    /// there is a message to read.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.channel.receive(), Ok(Some(Message { kind: Kind::Done, .. })))
     }
@@ -58,7 +59,7 @@ impl Successor {
     }
 }
 
-/// The other side does not want to.
+/// The other side refuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refusal(pub(super) String);

@@ -1,8 +1,8 @@
-//! What became of earlier processes of this daemon.
+//! The history of this daemon's processes.
 //!
-//! It is in a file, so that it outlives keeper and worker together. The keeper writes it when it
-//! starts, and when a process died or was replaced; a daemon that ends as it was told removes it.
-//! So a keeper that starts and finds it comes after a daemon that died whole.
+//! A file keeps it, so that it outlives keeper and worker together. The keeper writes the file when
+//! it starts, and when a process died or was replaced; a daemon that stops on request removes it.
+//! So a keeper that finds the file at its start follows a daemon whose processes all died.
 
 use std::{
     fs, io,
@@ -25,7 +25,7 @@ const KEEPER: &str = "the keeper before this one died";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct History {
-    /// Which start of the kernel this is of.
+    /// The boot id of the kernel that it was written under.
     boot: String,
     /// Workers that died and were started again.
     pub(super) restarts: u64,
@@ -39,13 +39,13 @@ pub(super) struct History {
     pub(super) last_exit_at: Option<u64>,
     #[serde(skip)]
     path: PathBuf,
-    /// Whether it was found.
+    /// Whether the file existed.
     #[serde(skip)]
     is_found: bool,
 }
 
 impl History {
-    /// What is left of it in `root`, from this start of the kernel.
+    /// Reads the history in `root`, if it is from this boot.
     pub(super) fn of(root: &Path) -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self::since(root, boot.trim_end().to_owned())
@@ -61,7 +61,8 @@ impl History {
         }
     }
 
-    /// A keeper starts that took nothing over: what is found here was left behind.
+    /// Records the start of a keeper that took nothing over: an existing file means that a daemon
+    /// died.
     pub(super) fn begin(&mut self) {
         if self.is_found {
             self.keeper_restarts = self.keeper_restarts.saturating_add(1);
@@ -71,21 +72,21 @@ impl History {
         }
     }
 
-    /// A worker died, as `exit` says.
+    /// Records the death of a worker, described by `exit`.
     pub(super) fn worker_died(&mut self, exit: String) {
         self.restarts = self.restarts.saturating_add(1);
         self.exited(exit);
         self.save();
     }
 
-    /// A worker ended, or could not be started, as `exit` says.
+    /// Records that a worker ended or could not be started, described by `exit`.
     pub(super) fn exited(&mut self, exit: String) {
         self.last_exit = Some(exit);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_exit_at = Some(now.as_secs());
     }
 
-    /// This keeper is in the place of one that died.
+    /// Records that this keeper replaces one that died.
     pub(super) fn keeper_died(&mut self) {
         self.keeper_restarts = self.keeper_restarts.saturating_add(1);
         self.exited(KEEPER.to_owned());
@@ -94,7 +95,7 @@ impl History {
 
     /// The daemon ends as it was told.
     pub(super) fn end(&self) {
-        // One that stays counts a death that was none.
+        // A file that remains counts a death that did not happen.
         let _ = fs::remove_file(&self.path);
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct KeeperInfo {
     /// Process that holds the descriptors.
     pub pid: u32,
-    /// Process that serves readers; none while it is being started again.
+    /// Process that serves readers; `None` while it is being restarted.
     pub worker_pid: Option<u32>,
     /// Workers that died and were started again, since the daemon was started.
     pub restarts: u64,

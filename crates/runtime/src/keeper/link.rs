@@ -22,14 +22,14 @@ use super::{
 };
 use crate::sync::lock;
 
-/// How long the keeper may take to pass a descriptor on. It does nothing else; one of an earlier
-/// version never says that it has.
+/// Time limit for the keeper to pass a descriptor on to systemd. It has no other work; a keeper of
+/// an earlier version never confirms.
 const PASSED_ON: Duration = Duration::from_secs(1);
 
-/// Pause before a keeper is started again that could not be started.
+/// Pause between attempts to start a keeper.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a keeper tells its worker to do.
+/// An order from the keeper to its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// End, and leave nothing mounted.
@@ -40,8 +40,8 @@ pub enum Order {
 
 type Shared = Arc<dyn AsFd + Send + Sync>;
 
-/// See the module. Descriptors that were handed over are also kept here, for the next keeper if
-/// this one dies.
+/// See the module. Also keeps the descriptors that were handed over, for the next keeper if this
+/// one dies.
 pub struct Link {
     inner: Mutex<Inner>,
     orders: UnboundedSender<Order>,
@@ -51,7 +51,7 @@ pub struct Link {
     programs: OnceLock<Programs>,
 }
 
-/// What the keeper was asked after it was given something, and how often it answered.
+/// Questions sent to the keeper after descriptors, and the number of its answers.
 #[derive(Default)]
 struct Questions {
     /// Whether a thread listens for answers.
@@ -62,30 +62,31 @@ struct Questions {
 
 /// The state of a worker on trial.
 struct Trial {
-    /// Held open: the old keeper goes on when it is closed.
+    /// Held open: the old keeper resumes when it closes.
     predecessor: Channel,
     serving: bool,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// `None` in a process that has no keeper.
+    /// `None` in a process without a keeper.
     channel: Option<Arc<Channel>>,
     held: BTreeMap<String, Shared>,
-    /// What the keeper had from a worker before this one, and need not be sent again.
+    /// Names of descriptors that the keeper has from an earlier worker, and that need not be sent
+    /// again.
     given: BTreeSet<String>,
     info: KeeperInfo,
     keeper: Option<Child>,
 }
 
-/// What a worker is given when it starts.
+/// Handed to a worker when it starts.
 #[derive(Debug)]
 pub struct Given<T> {
-    /// What became of the journal, if there was one.
+    /// The result of reading the journal, if there was one.
     pub journal: Option<T>,
     /// Everything else that its predecessor had handed to the keeper.
     pub descriptors: Descriptors,
-    /// What the keeper says later.
+    /// Later orders of the keeper.
     pub orders: UnboundedReceiver<Order>,
 }
 
@@ -155,7 +156,7 @@ impl Link {
         thread::Builder::new().name("keeper".to_owned()).spawn(listen).map(drop)
     }
 
-    /// This program in another role; `None` in a process without a keeper.
+    /// Command that starts this program in another role; `None` in a process without a keeper.
     pub(crate) fn program(&self, role: Role) -> Option<Command> {
         self.programs.get().map(|programs| programs(role))
     }
@@ -188,7 +189,7 @@ impl Link {
     fn replace_keeper(&self, programs: &Programs) {
         match self.trial().take() {
             Some(trial) if !trial.serving => {
-                // The old daemon goes on as soon as this process is gone.
+                // The old daemon resumes as soon as this process is gone.
                 tracing::error!("the takeover failed");
                 std::process::exit(1);
             }
@@ -222,15 +223,15 @@ impl Link {
         }
         ours.send(Kind::Go, "", None)?;
         inner.channel = Some(Arc::new(ours));
-        // This keeper has only what is held.
+        // The new keeper has only the held descriptors.
         inner.given.clear();
         Ok(())
     }
 
     /// Hands a copy of a descriptor to the keeper, until the result is dropped. When this returns,
     /// the descriptor stays open whatever happens to this process, and to the keeper if there is a
-    /// service manager. Under a name that a worker before this one has used and that was not
-    /// [released](Link::release) since, it has to be what was [`Given`].
+    /// service manager. A name that an earlier worker has used and that was not
+    /// [released](Link::release) since must come with the descriptor in [`Given`].
     pub fn hold(self: &Arc<Self>, name: String, descriptor: Shared) -> KeptDescriptor {
         let mut inner = self.lock();
         let is_new = !inner.given.remove(&name);
@@ -289,7 +290,7 @@ impl Link {
         self.lock().tell(Kind::Stopped, "", None);
     }
 
-    /// The keeper as it introduced itself; `None` in a process without one.
+    /// The keeper, as it introduced itself; `None` in a process without one.
     pub fn keeper(&self) -> Option<KeeperInfo> {
         let inner = self.lock();
         inner.channel.is_some().then(|| inner.info.clone())

@@ -18,7 +18,7 @@ pub(crate) const CONTROL: &str = "control";
 /// The socket of the snapshot service.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
 
-/// The mirror's socket; systemd has the same name for the one that it passes.
+/// The mirror's socket; systemd passes its own under the same name.
 pub(crate) const MIRROR: &str = "mirror";
 
 /// The lock of the root directory.
@@ -30,5 +30,5 @@ pub(super) const LISTENER: &str = "keeper";
 /// Standard error of keeper and workers.
 pub(super) const LOG: &str = "log";
 
-/// The connection to the keeper before, which goes on if a worker on trial fails.
+/// The connection to the previous keeper, which resumes if a worker on trial fails.
 pub(super) const PREDECESSOR: &str = "predecessor";

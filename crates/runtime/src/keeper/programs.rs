@@ -2,7 +2,7 @@
 
 use std::{process::Command, sync::Arc};
 
-/// What a program is started as.
+/// The role of a process of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Serves readers; its standard input is the connection to its keeper.
@@ -10,10 +10,10 @@ pub enum Role {
     /// Holds descriptors; its standard input is the connection to a worker that has lost its
     /// keeper.
     Keeper,
-    /// Finds out whether this program could serve here, and ends.
+    /// Checks whether this program could serve here, and ends.
     Check,
-    /// Makes system calls for the worker that wait for the worker; its standard input is where it
-    /// is told.
+    /// Makes system calls for the worker that wait for the worker; its standard input is the source
+    /// of its orders.
     Helper,
 }
 

@@ -25,7 +25,7 @@ impl Restarts {
         self.due
     }
 
-    /// Has the next worker start without a pause.
+    /// Makes the next worker start without a pause.
     pub(super) fn start_now(&mut self) {
         self.due = Some(Instant::now());
     }
@@ -46,7 +46,7 @@ impl Restarts {
         pause
     }
 
-    /// A worker did what it was started for: later failures have another reason.
+    /// Records that a worker did its work: later failures are counted anew.
     pub(super) fn settle(&mut self) {
         self.failures = 0;
     }

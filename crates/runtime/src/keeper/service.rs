@@ -20,13 +20,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 #[derive(Debug)]
 pub(super) struct Service(Option<UnixDatagram>);
 
-/// Where its socket is, in words; empty without one.
+/// Its socket's address in words; empty without one.
 pub(super) fn address() -> String {
     env::var_os("NOTIFY_SOCKET").unwrap_or_default().to_string_lossy().into_owned()
 }
 
 impl Service {
-    /// The one whose socket is in the environment.
+    /// The service manager whose socket is in the environment.
     pub(super) fn find() -> Self {
         let Some(path) = env::var_os("NOTIFY_SOCKET") else { return Service(None) };
         let address = match path.as_bytes().strip_prefix(b"@") {
@@ -44,7 +44,7 @@ impl Service {
         Service(socket.ok())
     }
 
-    /// Whether there is one.
+    /// Returns whether there is a service manager.
     pub(super) fn is_there(&self) -> bool {
         self.0.is_some()
     }
@@ -67,7 +67,7 @@ impl Service {
         self.send(&format!("READY=1\nMAINPID={pid}\nSTATUS=serving"), None);
     }
 
-    /// One line about how things are.
+    /// Sets the one-line status text.
     pub(super) fn status(&self, text: &str) {
         self.send(&format!("STATUS={text}"), None);
     }

@@ -35,7 +35,8 @@ pub(super) fn open(root: &Path) -> io::Result<OwnedFd> {
     // A process that can talk to the keeper can take everything over: only its owner's may.
     fs::set_permissions(root.join(NAME), Permissions::from_mode(0o600))?;
     listen(&socket, 16)?;
-    // Two keepers listen during a takeover, and one of them would wait for the client of the other.
+    // Nonblocking: two keepers listen during a takeover, and one could block on a client that the
+    // other accepted.
     rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
 }

@@ -26,8 +26,8 @@ use super::{
 use crate::path_error::At as _;
 
 impl Keeper {
-    /// Takes the root directory for this process, and what an earlier one of this service left with
-    /// systemd.
+    /// Locks the root directory, and takes descriptors that an earlier process of this service left
+    /// with systemd.
     pub fn open(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
         // No other user may reach set-user-id programs of images or containers below it, nor the
         // sockets.
@@ -40,7 +40,7 @@ impl Keeper {
         }
         let mut descriptors = Descriptors::default();
         let inherited = lazuli_sys::inherit::descriptors();
-        // systemd lists what came last first.
+        // systemd lists the latest first.
         for (name, descriptor) in inherited.at(&root)? {
             if descriptors.get(&name).is_none() {
                 descriptors.insert(name, descriptor);
@@ -69,7 +69,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Takes a worker over whose keeper died; it waits at the other end of standard input.
+    /// Takes over a worker whose keeper died; it waits at the other end of standard input.
     pub fn adopt(root: &Path, programs: Programs) -> Result<Self, KeeperError> {
         let connect = || {
             let channel = Channel::new(rustix::stdio::stdin().try_clone_to_owned()?)?;
@@ -86,7 +86,7 @@ impl Keeper {
         let mut keeper = Self::new(root.to_owned(), programs, descriptors)?;
         keeper.descriptors.iter().for_each(|(name, fd)| keeper.service.store(name, fd));
         keeper.history.keeper_died();
-        // The worker may have died meanwhile: then it is this keeper that goes on.
+        // If the worker died meanwhile, this keeper continues without it.
         if whole && let Ok(worker) = Worker::adopt(channel, pid) {
             let info = keeper.info(Some(worker.pid)).to_json();
             if let Err(error) = worker.channel.send(Kind::Keeper, &info, None) {
@@ -105,8 +105,7 @@ impl Keeper {
         programs: Programs,
         descriptors: Descriptors,
     ) -> Result<Self, KeeperError> {
-        // One descriptor for every blob that is in use; the worker says so when they do not
-        // suffice.
+        // One descriptor for every blob in use; the worker reports when they don't suffice.
         if let Err(error) = lazuli_sys::limit::raise_descriptors() {
             tracing::warn!(%error, "cannot raise the number of descriptors to the hard limit");
         }

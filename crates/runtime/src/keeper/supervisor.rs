@@ -31,17 +31,18 @@ use super::{
 };
 use crate::path_error::At as _;
 
-/// A worker has not failed that has answered what its predecessors left, and lived for so long.
+/// Age at which a worker counts as successful, once it has answered the requests of its
+/// predecessors.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// How long a client may take to say what it wants. A client speaks at once, and meanwhile
-/// no other one is heard.
+/// Time limit for a client's request. Clients send it at once, and meanwhile no other client is
+/// served.
 const CLIENT_LIMIT: Duration = Duration::from_millis(100);
 
-/// Quiet time after which the keeper makes itself small.
+/// Quiet time after which the keeper releases memory.
 const REST: Duration = Duration::from_millis(50);
 
-/// How long a worker may take to leave; it finishes requests of clients, readers are not affected.
+/// Time limit for a worker to end; it finishes requests of clients, readers are not affected.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Holds descriptors for workers, and runs one worker at a time.
@@ -61,8 +62,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Serves until nothing is left to serve: when a client or a signal says so, or another keeper
-    /// goes on.
+    /// Serves until nothing is left to serve: by order of a client or a signal, or after another
+    /// keeper took over.
     pub fn run(mut self) -> Result<Ended, KeeperError> {
         if self.worker.is_none() {
             self.start_worker();
@@ -179,7 +180,8 @@ impl Keeper {
         let (ours, theirs) = Channel::pair()?;
         let mut command = (self.programs)(Role::Worker);
         let child = command.stdin(theirs).spawn()?;
-        // It holds the other end of the connection, which may tell whether it lives.
+        // The command holds the other end of the connection, whose closing tells that the worker
+        // died.
         drop(command);
         let mut worker = Worker::new(ours, child)?;
         if let Err(error) = self.equip(&worker, predecessor) {
@@ -203,7 +205,7 @@ impl Keeper {
         channel.send(Kind::Go, TRIAL, None)
     }
 
-    /// Goes on with a worker whose trial is over.
+    /// Continues with a worker whose trial is over.
     pub(super) fn take(&mut self, worker: Worker) {
         self.descriptors.iter().for_each(|(name, fd)| self.service.store(name, fd));
         self.worker = Some(worker);
@@ -331,13 +333,14 @@ impl Keeper {
         }
     }
 
-    /// Whether it holds what versions with one fanotify group would leave unanswered.
+    /// Returns whether it holds groups of images, which versions with one fanotify group would
+    /// leave unanswered.
     fn has_groups_of_images(&self) -> bool {
         let is_one = |name: &str| name.strip_prefix(GROUP).is_some_and(|rest| !rest.is_empty());
         self.descriptors.iter().any(|(name, _)| is_one(name))
     }
 
-    /// Lets the worker leave; a successor goes on when it has.
+    /// Makes the worker exit for a successor, which continues afterwards.
     fn give_way(&mut self, mut successor: Successor) {
         tracing::info!("a successor takes over");
         self.restarts.cancel();
@@ -354,7 +357,7 @@ impl Keeper {
         }
     }
 
-    /// Whether the successor has taken over for good.
+    /// Returns whether the successor has taken over for good.
     fn hear_successor(&mut self) -> bool {
         let Some(successor) = &self.successor else { return false };
         if successor.is_done() {
@@ -398,7 +401,7 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// What was needed to start a worker, or to hear it, is not needed while it runs.
+/// Releases memory that is only needed to start a worker, or to handle a message.
 fn shrink() {
     if let Err(error) = lazuli_sys::resident::forget_program() {
         tracing::debug!(%error, "cannot give pages back");

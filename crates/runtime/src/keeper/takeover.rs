@@ -33,13 +33,13 @@ use super::{
 };
 use crate::path_error::At as _;
 
-/// How long the new worker may take to serve: it reads the metadata of everything that is mounted.
+/// Time limit for the new worker to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why nothing was taken over. The old daemon goes on.
+/// Why a takeover failed. The old daemon continues.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
-    /// There is nothing to take over.
+    /// No daemon to take over.
     #[error("no daemon runs on {}", root.display())]
     NotRunning {
         /// The root directory.
@@ -54,7 +54,7 @@ pub enum TakeoverError {
     /// The old keeper did not hand over.
     #[error("the running daemon did not hand over: {0}")]
     Failed(#[source] io::Error),
-    /// The old keeper does not want to.
+    /// The old keeper refuses.
     #[error("the running daemon does not hand over: {0}")]
     Refused(String),
     /// The new keeper could not be made.
@@ -66,8 +66,8 @@ impl Keeper {
     /// Takes the daemon of `root` over with this program. Returns when it serves.
     pub fn succeed(root: &Path, programs: Programs) -> Result<Self, TakeoverError> {
         let root = root.canonicalize().at(root).map_err(KeeperError::from)?;
-        // Whether there is anything to take over. The old keeper hangs up on silent clients, and
-        // the check may take longer than that.
+        // Check that there is a daemon to take over. Reconnect later: the old keeper hangs up on
+        // silent clients, and the check may take longer than that.
         drop(dial(&root)?);
         let check = programs(Role::Check).status().at(&root).map_err(KeeperError::from)?;
         if !check.success() {
@@ -83,8 +83,7 @@ impl Keeper {
         keeper.history.takeovers += 1;
         match keeper.try_worker(&old) {
             Ok(worker) => {
-                // An old keeper that has died meanwhile is no reason to fail: nothing else would go
-                // on.
+                // A dead old keeper is no reason to fail: nothing else would serve.
                 if let Err(error) = old.send(Kind::Done, "", None) {
                     tracing::warn!(%error, "the old keeper is gone");
                 }
@@ -135,7 +134,7 @@ impl Keeper {
     }
 }
 
-/// Whether the other side is gone. It has nothing to say.
+/// Returns whether the other side is gone. It sends nothing else.
 fn is_gone(channel: &Channel) -> bool {
     match channel.receive_within(Duration::ZERO) {
         Err(error) => error.kind() != io::ErrorKind::TimedOut,
@@ -167,7 +166,7 @@ fn dial(root: &Path) -> Result<Channel, TakeoverError> {
 
 fn take_over(old: &Channel) -> Result<Descriptors, TakeoverError> {
     let ask = || {
-        // A descriptor, whichever: this version knows what it is handed.
+        // Any descriptor shows that this version knows groups of images.
         old.send(Kind::Takeover, &service::address(), Some(old.as_fd()))?;
         receive_all(old, Kind::End)
     };

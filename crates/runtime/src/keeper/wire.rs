@@ -1,8 +1,8 @@
 //! The protocol between keeper, worker and successor.
 //!
-//! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte that says what it is,
-//! text in UTF-8, and at most one descriptor. Two versions of the program speak this to each other
-//! during a takeover, so kinds are added and never changed.
+//! One datagram per message on a Unix socket of type SOCK_SEQPACKET: one byte for its kind, text in
+//! UTF-8, and at most one descriptor. Two versions of the program speak this protocol during a
+//! takeover, so kinds are added and never changed.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -31,42 +31,42 @@ pub(super) const TRIAL: &str = "trial";
 /// stop us.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// Keeper: its state, as [`super::KeeperInfo`] in JSON.
     Keeper = 1,
-    /// Here is the descriptor of this name.
+    /// The descriptor of this name.
     Descriptor = 2,
-    /// Keeper: these were all descriptors, go ahead. With the text [`TRIAL`]: on trial until
+    /// Keeper: all descriptors were sent, start. With the text [`TRIAL`]: on trial until
     /// [`Kind::Confirmed`].
     Go = 3,
     /// Keeper: the worker's trial is over.
     Confirmed = 4,
     /// Keeper: end, and leave nothing mounted.
     Stop = 5,
-    /// Keeper: end at once, a successor goes on.
+    /// Keeper: exit at once, a successor takes over.
     Leave = 6,
-    /// Worker: let go of the descriptor of this name.
+    /// Worker: close the descriptor of this name.
     Release = 7,
     /// Worker: readers are served.
     Serving = 8,
-    /// Worker: what its predecessor left unanswered is answered.
+    /// Worker: all requests of its predecessor are answered.
     Settled = 9,
-    /// Worker: nothing is mounted any more, the keeper can end with me.
+    /// Worker: nothing is mounted any more, so the keeper can end as well.
     Stopped = 10,
-    /// Successor: hand over everything. The text is the socket of its service manager, empty if it
-    /// has none. With a descriptor, whichever, from versions that know the groups of images.
+    /// Successor: hand over everything. The text is the socket of its service manager, or empty.
+    /// Comes with a descriptor, no matter which, from versions that know groups of images.
     Takeover = 11,
-    /// Old keeper: these were all descriptors, and no worker of mine is left.
+    /// Old keeper: all descriptors were sent, and no worker of its own is left.
     End = 12,
-    /// Successor: my worker serves, you can go.
+    /// Successor: its worker serves, the old keeper can exit.
     Done = 13,
-    /// Client: how are you? Answered with the same kind and [`super::KeeperInfo`] in JSON. Worker:
-    /// have you dealt with what I said? Answered with the same kind.
+    /// From a client: asks for the state. From a worker: asks whether all earlier messages were
+    /// handled. The answer has the same kind; to a client, with [`super::KeeperInfo`] in JSON.
     Report = 14,
-    /// Old keeper: no, and why.
+    /// Old keeper: refused, with the reason.
     Refused = 15,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Message {
     pub(super) descriptor: Option<OwnedFd>,
 }
 
-/// The error of a message that has no place here.
+/// The error for a message of a kind that is unexpected here.
 pub(super) fn unexpected(message: &Message) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is unexpected here", message.kind))
 }
@@ -181,7 +181,7 @@ impl<F: AsFd> Channel<F> {
         }
     }
 
-    /// As [`Channel::receive`], but fails with [`io::ErrorKind::TimedOut`] when nothing comes.
+    /// [`Channel::receive`], which fails with [`io::ErrorKind::TimedOut`] when no message comes.
     pub(super) fn receive_within(&self, time: Duration) -> io::Result<Option<Message>> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         let time = Timespec::try_from(time).map_err(io::Error::other)?;

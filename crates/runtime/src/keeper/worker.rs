@@ -24,7 +24,7 @@ pub(super) struct Worker {
     pub(super) started: Instant,
     pub(super) settled: bool,
     pub(super) stopped: bool,
-    /// When it is killed, if it has not left by then.
+    /// When to kill the worker unless it has exited.
     pub(super) leave_before: Option<Instant>,
 }
 
@@ -60,11 +60,11 @@ impl Worker {
         let _ = pidfd_send_signal(&self.handle, Signal::KILL);
     }
 
-    /// Waits for the end of a worker whose connection is closed; how it ended, in words.
+    /// Waits for the end of a worker whose connection is closed. Returns a description of its exit.
     pub(super) fn reap(&mut self) -> String {
         let status = match &mut self.child {
             Some(child) => child.wait().ok(),
-            // Not our child: its status goes to its parent.
+            // Not our child: only its parent gets its status.
             None => {
                 let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
                 let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));

@@ -7,11 +7,11 @@ use crate::error::ReadError;
 /// The error number that a reader in a container sees. (EROFS turns every one into EIO on its own.)
 pub fn errno(error: &ReadError) -> Errno {
     match error {
-        // The disk of the node is full, and the program can say so.
+        // The disk of the node is full, and programs can report that.
         ReadError::NoSpace { .. } => Errno::NOSPC,
         ReadError::OutOfRange { .. } => Errno::INVAL,
-        // Retries happened below; what arrives here is final. Never EAGAIN or ETIMEDOUT: programs
-        // do not expect those from a regular file.
+        // Final, since retries happen below. Never EAGAIN or ETIMEDOUT: programs don't expect those
+        // from a regular file.
         ReadError::Corrupt { .. }
         | ReadError::NoChunk { .. }
         | ReadError::Source { .. }

@@ -38,25 +38,25 @@ const BLOCK: &str = "/sys/block";
 
 const SEQUENCE: &str = "diskseq";
 
-/// What set-user-id bits and file capabilities of an image mean at a mount point.
+/// The meaning of an image's set-user-id bits and file capabilities at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suid {
     /// As on any root file system: containers need them. The mode of the directories above has to
     /// keep users of the node out.
     Keep,
-    /// Nothing: a user of the node may run what is there, and must not become another one by it.
+    /// None: a user of the node may run programs there, and must not become another user.
     Ignore,
 }
 
-/// What could not be mounted.
+/// A failed mount operation.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}{}", path.display(), hint(log))]
 pub struct MountError {
-    /// What was tried.
+    /// The operation.
     pub action: &'static str,
-    /// With which file or directory.
+    /// Its file or directory.
     pub path: PathBuf,
-    /// What the kernel's log of this mount says; often empty.
+    /// The kernel's log of this mount; often empty.
     pub log: String,
     /// The operating system's reason.
     pub source: io::Error,
@@ -87,13 +87,13 @@ impl From<MountError> for io::Error {
 pub struct Backing(Vec<String>);
 
 impl Backing {
-    /// Whether anything still uses the file system. True when in doubt.
+    /// Returns whether anything still uses the file system. True when in doubt.
     pub fn is_alive(&self) -> bool {
         self.0.is_empty() || self.0.iter().any(|name| is_alive(name))
     }
 
-    /// Of a file system on a loop device: `loop7-123`, with the number that the kernel gives each
-    /// file behind it anew.
+    /// Identifies a file system on a loop device: `loop7-123`, with the number that the kernel
+    /// gives anew to each file behind it.
     fn of_disk(device: &LoopDevice) -> io::Result<Self> {
         let name = format!("loop{}", device.number());
         let sequence = fs::read_to_string(Path::new(BLOCK).join(&name).join(SEQUENCE))?;
@@ -126,8 +126,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// An EROFS image, mounted out of sight. Dropping it lets go of the file system; what was
-/// bound stays.
+/// An EROFS image, mounted detached. Dropping it releases the file system; bind mounts of it stay.
 #[derive(Debug)]
 pub struct Erofs {
     tree: OwnedFd,
@@ -153,8 +152,8 @@ impl Erofs {
         Ok(Erofs { tree, backing, _last: None })
     }
 
-    /// Mounts the image whose bootstrap is on the disk `primary`, with `devices` in the order of
-    /// its device table. As [`Erofs::mount`] otherwise.
+    /// Mounts the image with its bootstrap on the disk `primary` and its `devices` in the order of
+    /// its device table. Otherwise like [`Erofs::mount`].
     pub fn mount_disks(primary: &LoopDevice, devices: &[PathBuf]) -> Result<Self, MountError> {
         let source = primary.path();
         let name = format!("loop{}", primary.number());
@@ -178,8 +177,8 @@ impl Erofs {
         Erofs { _last: Some(Box::new(last)), ..self }
     }
 
-    /// Takes over what is mounted at `path`: the last mount there, and nothing that is mounted
-    /// below it. Marks have to be back on its devices before it is read.
+    /// Takes over the topmost mount at `path`, without mounts below it. Marks have to be back on
+    /// its devices before it is read.
     pub fn adopt(path: &Path, backing: Backing) -> Result<Self, MountError> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
@@ -214,11 +213,10 @@ impl Erofs {
         }
     }
 
-    /// Has the kernel read the devices past their page cache from now on: one copy of the data in
-    /// memory instead of two, and a speed that does not collapse when processors are busy. While
-    /// data still arrives, that would make every reader wait until the disk has what was just
-    /// written, so a mount starts without. Fails on kernels (before 6.15) and file systems that
-    /// cannot do it.
+    /// Makes the kernel read the devices with direct I/O from now on: one copy of the data in
+    /// memory instead of two, and a speed that doesn't collapse on busy processors. While data
+    /// still arrives, every reader would have to wait until the disk has the bytes just written, so
+    /// a mount starts without. Fails on kernels before 6.15, and on file systems without support.
     pub fn read_directly(&self) -> io::Result<()> {
         self.reconfigure(Some(c"directio"))
     }
@@ -231,7 +229,7 @@ impl Erofs {
     fn reconfigure(&self, option: Option<&CStr>) -> io::Result<()> {
         let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
         let context = fspick(&self.tree, c"", flags)?;
-        // What is not named here the kernel sets back to its default.
+        // The kernel resets options that are not named here to their defaults.
         for option in [Some(c"ro"), option].into_iter().flatten() {
             fsconfig_set_flag(context.as_fd(), option)?;
         }
@@ -248,7 +246,7 @@ impl Erofs {
         Ok(rustix::fs::fstat(&self.tree)?.st_dev)
     }
 
-    /// What tells whether the file system still lives after this is dropped.
+    /// Tells whether the file system lives after this is dropped.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
@@ -266,7 +264,7 @@ pub(super) fn create(
     bootstrap: &Path,
     devices: &[BorrowedFd<'_>],
 ) -> Result<(OwnedFd, Backing), MountError> {
-    // By descriptor, so that it is this file and no other that bears the name meanwhile.
+    // By descriptor, so that a renamed file cannot take its place.
     let path = |device: &BorrowedFd<'_>| format!("/proc/self/fd/{}", device.as_raw_fd()).into();
     let devices: Vec<PathBuf> = devices.iter().map(path).collect();
     let context = configure(bootstrap, &devices)?;
@@ -321,8 +319,8 @@ fn refused(context: &OwnedFd, bootstrap: &Path, error: Errno) -> MountError {
     MountError { log: log.join("; "), ..MountError::new("mount", bootstrap, error) }
 }
 
-/// Runs `create` and tells which EROFS backing devices it made: the kernel does not say which
-/// device is whose, but only a new file system makes one.
+/// Runs `create`, and returns the EROFS backing devices that appeared: the kernel doesn't name a
+/// file system's device, but only a new file system creates one.
 fn watch_bdi<T>(create: impl FnOnce() -> T) -> (Vec<String>, T) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = lock(&ONE_AT_A_TIME);
@@ -344,9 +342,9 @@ fn preread(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The device number of the file system at `path`, as stat(2) shows it. Asks nothing of that file
-/// system: it may be one that this process answers for, and a thread that waits for its own process
-/// keeps it from ending.
+/// The device number of the file system at `path`, as in stat(2). Sends no request to that file
+/// system: this process may be the one to answer, and a thread that waits for its own process keeps
+/// it from ending.
 pub fn device(path: &Path) -> io::Result<u64> {
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
@@ -358,8 +356,8 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd()))
 }
 
-/// Puts a mount that is nowhere in the place of the one that is at `path`. On Linux 6.5 and later,
-/// at no instant nothing is there.
+/// Replaces the mount at `path` by a detached one. On Linux 6.5 and later, a mount is visible there
+/// at every instant.
 pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     if move_mount(mount, c"", CWD, path, flags | MoveMountFlags::MOVE_MOUNT_BENEATH).is_ok() {
@@ -369,13 +367,13 @@ pub fn replace(path: &Path, mount: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_mount(mount, c"", CWD, path, flags)?)
 }
 
-/// Unmounts what is mounted at `path`; fails with [`io::ErrorKind::ResourceBusy`] while a process
-/// uses it.
+/// Unmounts the mount at `path`; fails with [`io::ErrorKind::ResourceBusy`] while a process uses
+/// it.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)?)
 }
 
-/// Takes what is mounted at `path` out of the tree; open files stay open.
+/// Detaches the mount at `path`; open files stay open.
 pub fn detach(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?)
 }

@@ -16,13 +16,14 @@ pub fn forget(file: &File, range: &Range<u64>) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, range.start, len, Advice::DontNeed)?)
 }
 
-/// How many pages of `range` are in memory and can be read there; not those that are just being
-/// read from the file below.
+/// Returns the number of pages of `range` that are in memory and can be read there; not those that
+/// are just being read from the file below.
 pub fn visible(file: &File, range: &Range<u64>) -> io::Result<u64> {
     lazuli_sys::resident::visible_pages(file.as_fd(), range.clone())
 }
 
-/// How many pages of `range` are in memory, also those that are just being read.
+/// Returns the number of pages of `range` that are in memory, including those that are just being
+/// read.
 pub fn count(file: &File, range: &Range<u64>) -> io::Result<u64> {
     lazuli_sys::resident::cached_pages(file.as_fd(), range.clone())
 }
@@ -32,8 +33,8 @@ pub fn forget_all() -> io::Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "1")
 }
 
-/// Has the kernel reclaim all of its page cache, also what programs have mapped: they read it again
-/// when they touch it. Linux 6.17 and later; earlier ones have no such file, and nothing happens.
+/// Makes the kernel reclaim all of its page cache, even pages that programs have mapped; they fault
+/// in again on access. Linux 6.17 and later; earlier kernels lack the file, and nothing happens.
 pub fn reclaim_all() -> io::Result<()> {
     // The kernel does nothing while less than this share of the memory is page cache that no
     // process has mapped.
@@ -50,7 +51,7 @@ pub fn reclaim_all() -> io::Result<()> {
 }
 
 fn reclaim_nodes() -> io::Result<()> {
-    // As much as there is now: on a busy machine, what is reclaimed comes back as fast.
+    // As much as there is now: on a busy machine, reclaimed pages come back as fast.
     let memory = fs::read_to_string("/proc/meminfo")?;
     let of_files = |line: &str| {
         let (name, size) = line.split_once(':')?;
@@ -59,7 +60,8 @@ fn reclaim_nodes() -> io::Result<()> {
     };
     let total: u64 = memory.lines().filter_map(of_files).sum();
     for node in fs::read_dir("/sys/devices/system/node")? {
-        // "Less" is not enough when there is none at all: this program is some.
+        // The condition "less" fails if there is no page cache at all: reading this program
+        // provides some.
         fs::read("/proc/self/exe")?;
         // Swap would only make memory of programs slow. EAGAIN: less could be reclaimed than was
         // asked for.
@@ -73,7 +75,7 @@ fn reclaim_nodes() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to a file that exists: sysfs answers O_CREAT with EACCES where there is none.
+/// Writes to an existing file: sysfs answers O_CREAT with EACCES for a missing one.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     File::options().write(true).open(path)?.write_all(text.as_bytes())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{fanotify, fuse, release::Release};
 
-/// Which drivers work here; for those that do not, why, in words.
+/// The drivers that work here, and the reasons why others don't, in words.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The fanotify driver, with a cache in the directory that was probed.
@@ -17,15 +17,15 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Tries both, the first one with a small image in `cache`, which is made when it does not
-    /// exist. Blocks for some milliseconds.
+    /// Tries both drivers, the first one with a small image in `cache`, which is created if
+    /// necessary. Blocks for some milliseconds.
     pub fn run(cache: &Path) -> Self {
         let release = Release::of_this_machine();
         let fanotify = release.buffered_reads().and_then(|()| fanotify::probe::run(cache));
         Probe { fanotify, direct_reads: release.direct_reads(), fuse: fuse::probe::run() }
     }
 
-    /// For a process whose predecessor has left a fanotify group: that driver works.
+    /// The result for a process whose predecessor left a fanotify group: that driver works.
     pub fn of_successor() -> Self {
         let direct_reads = Release::of_this_machine().direct_reads();
         Probe { fanotify: Ok(()), direct_reads, fuse: fuse::probe::run() }

@@ -1,4 +1,4 @@
-//! The release of the running kernel, and the faults that Lazuli has to work around in it.
+//! The release of the running kernel, and its faults that Lazuli has to work around.
 //!
 //! Distributions name their kernels after the upstream release that they are built from:
 //! `6.12.74+deb13-amd64`, `6.17.0-8-generic`. A distribution that backports a fix keeps the number,
@@ -7,7 +7,7 @@
 
 use std::fs;
 
-/// Where Linux says its release.
+/// The file with the kernel's release.
 const PATH: &str = "/proc/sys/kernel/osrelease";
 
 /// An upstream release, without what distributions append. `6.19` and `6.19-rc1` count as 6.19.0.
@@ -24,8 +24,8 @@ impl Release {
         Release(fs::read_to_string(PATH).unwrap_or_default().trim().to_owned())
     }
 
-    /// Whether direct reads of a file-backed EROFS are safe. CVE-2026-23224: the kernel frees a
-    /// request that it still submits when the read ends early.
+    /// Returns whether direct reads of a file-backed EROFS are safe. CVE-2026-23224: the kernel
+    /// frees a request that it is still submitting when the read ends early.
     pub(super) fn direct_reads(&self) -> Result<(), String> {
         let faulty = [
             (Version(0, 0, 0), Version(6, 12, 72)),
@@ -41,8 +41,8 @@ impl Release {
         ))
     }
 
-    /// Whether EROFS reads files as it should at all. CVE-2025-37999: buffered reads count the
-    /// parts of a folio wrongly.
+    /// Returns whether EROFS reads files correctly at all. CVE-2025-37999: buffered reads miscount
+    /// the parts of a folio.
     pub(super) fn buffered_reads(&self) -> Result<(), String> {
         let faulty =
             [(Version(6, 12, 0), Version(6, 12, 29)), (Version(6, 13, 0), Version(6, 14, 7))];
@@ -55,8 +55,8 @@ impl Release {
         ))
     }
 
-    /// Whether it is in one of these ranges, ends excluded. A release that cannot be read has every
-    /// fault.
+    /// Returns whether the release is in one of these ranges, ends excluded. An unparsable release
+    /// has every fault.
     fn is_within(&self, ranges: &[(Version, Version)]) -> bool {
         let version = Version::parse(&self.0);
         version.is_none_or(|version| ranges.iter().any(|(from, to)| (from..to).contains(&&version)))
@@ -73,7 +73,7 @@ impl Version {
         let mut numbers = release[..end].split('.');
         let major = numbers.next()?.parse().ok()?;
         let minor = numbers.next()?.parse().ok()?;
-        // 6.19-rc1 has no third number, and `6.1.` none that says anything.
+        // 6.19-rc1 has no third number, and that of `6.1.` is empty.
         let patch = numbers.next().filter(|patch| !patch.is_empty());
         Some(Version(major, minor, patch.map_or(Ok(0), str::parse).ok()?))
     }

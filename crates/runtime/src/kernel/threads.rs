@@ -8,7 +8,7 @@ use std::{
 /// How the name of the kernel function begins in which a reader waits for a fanotify group.
 const FANOTIFY: &str = "fanotify";
 
-/// Where a thread is.
+/// The state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadState {
     /// It sleeps in the kernel's wait for an answer, or is frozen there. A reader that a cgroup v1
@@ -20,7 +20,7 @@ pub(crate) enum ThreadState {
     Gone,
 }
 
-/// Where the thread with this number is.
+/// Returns the state of the thread with this number.
 pub(crate) fn find(thread: i32) -> ThreadState {
     at(&Path::new("/proc").join(thread.to_string()))
 }
@@ -46,7 +46,7 @@ pub(crate) fn frozen() -> io::Result<Vec<i32>> {
     Ok(threads.into_iter().filter(|thread| find(*thread) == ThreadState::Waits).collect())
 }
 
-/// Where the groups of the freezer are, in a table like /proc/self/mounts.
+/// Returns the mountpoint of the freezer's groups, from a table like /proc/self/mounts.
 fn freezer_of(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -56,7 +56,7 @@ fn freezer_of(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// The threads of every group that is not thawed. A group that goes meanwhile has none.
+/// The threads of every group that is not thawed. A group that disappears meanwhile has none.
 fn frozen_below(root: PathBuf) -> Vec<i32> {
     let (mut groups, mut frozen) = (vec![root], Vec::new());
     while let Some(group) = groups.pop() {

@@ -19,9 +19,9 @@ pub enum ReadFailure {
     DiskFull,
     /// The cache could not be written.
     Disk,
-    /// The image does not say what is there.
+    /// The image doesn't describe the range.
     Image,
-    /// The content was found not to be what it was said to be, or the daemon gave it up.
+    /// The content was not what was stated, or the daemon gave it up.
     Withdrawn,
     /// A fault of Lazuli.
     Internal,
@@ -104,7 +104,7 @@ impl StartFailure {
     }
 }
 
-/// What serves a mount.
+/// The driver of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// EROFS over files that are filled on fanotify events.
@@ -129,7 +129,7 @@ impl Driver {
     }
 }
 
-/// Where bytes came from.
+/// The source of fetched bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The registry.

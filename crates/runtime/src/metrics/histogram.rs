@@ -1,4 +1,4 @@
-//! How often something took how long.
+//! Distributions of durations.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Upper bounds of the buckets in seconds: from a disk's read to the default of
-/// `fetch.deadline_seconds`. What took longer is counted above all of them.
+/// `fetch.deadline_seconds`. Longer times are counted above all of them.
 pub const BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
@@ -17,10 +17,10 @@ pub(super) struct Histogram {
     micros: AtomicU64,
 }
 
-/// What a histogram has counted.
+/// The counts of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HistogramCounts {
-    /// For each bound of [`BOUNDS`], and for what is above, what is not in a bucket before it.
+    /// Counts for each bound of [`BOUNDS`], and for larger values. Each value is in one bucket.
     pub buckets: [u64; BOUNDS.len() + 1],
     /// All of them together.
     pub count: u64,

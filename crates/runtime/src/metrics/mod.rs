@@ -1,7 +1,7 @@
-//! Counters of what readers and starts met, since the worker began.
+//! Counters of readers' and starts' events, since the worker began.
 //!
-//! They are plain numbers that cost an atomic addition each, whether or not anything reads them.
-//! None is kept per image or registry, so what these choose takes no memory.
+//! They are plain numbers, each of which costs an atomic addition, read or not. None is kept per
+//! image or registry, so clients cannot make them take memory.
 
 mod causes;
 mod histogram;
@@ -37,10 +37,10 @@ pub(crate) struct Metrics {
     failed_starts: [AtomicU64; StartFailure::ALL.len()],
 }
 
-/// What they are at one moment.
+/// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricCounts {
-    /// How long readers waited that found something missing, also those that gave up.
+    /// Waits of readers that found data missing, including those that gave up.
     pub waits: HistogramCounts,
     /// Readers that wait now.
     pub waiting: u64,
@@ -52,9 +52,9 @@ pub struct MetricCounts {
     pub copied: u64,
     /// Stored bytes that were asked for ahead of the readers of a start.
     pub foreseen: u64,
-    /// Of these, the ones that a reader asked for.
+    /// The ones among these that a reader asked for.
     pub foreseen_read: u64,
-    /// Of these, the ones whose readers could not be seen: their blob was complete before.
+    /// Those among them whose readers could not be seen, because their blob was complete.
     pub foreseen_unseen: u64,
     /// Mounts that were made, by the number of their [`Driver`].
     pub starts: [u64; Driver::ALL.len()],
@@ -76,7 +76,7 @@ impl Metrics {
         add(&self.failed_reads[ReadFailure::of(error) as usize]);
     }
 
-    /// Bytes of a chunk are not what its digest says.
+    /// Counts a chunk whose bytes don't match its digest.
     pub(crate) fn wrong(&self, origin: Origin) {
         add(&self.wrong[origin as usize]);
     }
@@ -92,7 +92,7 @@ impl Metrics {
         add(&self.failed_starts[cause as usize]);
     }
 
-    /// What the counters are now.
+    /// Reads the counters.
     pub(crate) fn counts(&self) -> MetricCounts {
         MetricCounts {
             waits: self.waits.counts(),

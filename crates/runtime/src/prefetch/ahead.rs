@@ -1,8 +1,8 @@
 //! Fetches chunks in a given order before readers ask for them.
 //!
-//! What is wanted first is asked for first, in windows: chunks of one window that lie near each
-//! other share a request, and as many windows are under way as the link carries. Waiting readers
-//! go before all of it.
+//! The most urgent chunks are requested first, in windows: chunks of one window that lie near each
+//! other share a request, and as many windows are in flight as the link carries. Waiting readers
+//! take precedence.
 
 use std::{
     collections::BTreeMap,
@@ -26,23 +26,22 @@ use crate::{
     source::early::Early,
 };
 
-/// Stored bytes of the first window. Each one after it is twice as big, up to [`WINDOW`]: the first
-/// reader comes soon.
+/// Stored bytes of the first window. Each further window is twice as big, up to [`WINDOW`]: the
+/// first reader comes soon.
 const FIRST: u64 = 256 << 10;
 
 /// Stored bytes of a later window.
 const WINDOW: u64 = 2 << 20;
 
-/// Stored bytes under way at first: 1 Gbit/s at 60 ms.
+/// Stored bytes in flight at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
 
-/// Most stored bytes under way: 1 Gbit/s at 130 ms. A reader that comes meanwhile waits behind
+/// Maximum stored bytes in flight: 1 Gbit/s at 130 ms. A reader that comes meanwhile waits behind
 /// them. Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
 
-/// Stored bytes of a window of an order while readers of something else wait: as
-/// much as one of them asks for, and one window at a time. On the way, and at the registry, their
-/// answers queue behind it.
+/// Stored bytes of a window of an order while other readers wait: as much as one of them requests,
+/// and one window at a time. In the network, and at the registry, their answers queue behind it.
 const BESIDE: u64 = 256 << 10;
 
 /// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
@@ -51,8 +50,8 @@ pub(crate) type ChunkAt = (usize, usize);
 /// The blobs of an image, as long as it is served.
 pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
 
-/// How many bytes under way fill the link to the registries. More are tried as long as that makes
-/// it faster, so that it comes to the product of bandwidth and delay.
+/// The number of bytes in flight that fills the link to the registries. It grows as long as that
+/// increases the speed, and so approaches the product of bandwidth and delay.
 #[derive(Debug)]
 pub(crate) struct Pace {
     bytes: AtomicU64,
@@ -68,7 +67,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// At least so many bytes are under way, and [`MOST`] at most.
+    /// Keeps at least `least` bytes in flight, and [`MOST`] at most.
     pub(super) fn from(least: u64) -> Self {
         Pace { bytes: AtomicU64::new(least), least, rate: AtomicU64::new(0) }
     }
@@ -78,18 +77,19 @@ impl Pace {
     }
 }
 
-/// On whose word something is fetched.
+/// The reason for a fetch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose<'a> {
-    /// A hint: a start will most likely need it, if there is room.
+    /// A hint: a start most likely needs it. Fetched if the disk has space.
     Hint(&'a Cache),
-    /// An order of a client that waits; readers go first, but not for long, and then it comes in
-    /// small pieces.
+    /// An order of a waiting client. Readers take precedence, but not for long; then it is fetched
+    /// in small parts.
     Order(&'a Cache),
 }
 
 impl Purpose<'_> {
-    /// Whether readers wait that go first. What a start will need goes with what it asks for.
+    /// Returns whether other readers wait that take precedence. Hints are fetched at the same time
+    /// as the start's own requests.
     fn is_beside_readers(self) -> bool {
         matches!(self, Purpose::Order(cache) if cache.is_awaited())
     }
@@ -100,7 +100,7 @@ pub(super) struct Gauge<'a> {
     pace: &'a Pace,
     since: Instant,
     arrived: u64,
-    /// Bytes per second when the pace was as it is now.
+    /// Bytes per second when the pace was last changed.
     rate: f64,
 }
 
@@ -109,7 +109,8 @@ impl<'a> Gauge<'a> {
         Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 }
     }
 
-    /// Goes on where the last transfer at this pace ended: many small ones are one large one.
+    /// Continues where the last transfer at this pace ended: many small transfers count as one
+    /// large one.
     pub(super) fn resume(pace: &'a Pace) -> Self {
         Gauge { rate: f64::from_bits(pace.rate.load(Ordering::Relaxed)), ..Gauge::new(pace) }
     }
@@ -141,8 +142,8 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// Fetches what is missing of `order`, in place of which `early` may have the bytes already.
-/// Returns when it is here, the image is not served any more, or the disk is nearly full.
+/// Fetches the missing chunks of `order`; `early` may have their bytes already. Returns when all
+/// are present, the image is no longer served, or the disk is nearly full.
 ///
 /// # Errors
 /// No source delivers: it ends with the first request that fails.
@@ -233,7 +234,7 @@ pub(super) async fn fetch_by(
     }
 }
 
-/// Stored bytes of the chunks that are not here.
+/// Stored bytes of the missing chunks.
 fn missing_bytes(order: &[ChunkAt], blobs: &[Arc<CachedBlob>]) -> u64 {
     let missing = order.iter().filter(|(blob, chunk)| !blobs[*blob].has(*chunk));
     missing.map(|(blob, chunk)| blobs[*blob].chunk(*chunk).stored_share()).sum()

@@ -17,8 +17,8 @@ use super::{
     lessons,
 };
 
-/// Fetches what a start most likely reads, from the image alone. The listener for misses is told
-/// what is going to be asked for.
+/// Fetches what a start most likely reads, guessed from the image alone. Tells the listener for
+/// misses which chunks to expect.
 pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listener: &MissListener) {
     let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
     let (found_by_guess, mut found) = mpsc::unbounded_channel();
@@ -38,7 +38,7 @@ pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listen
                     Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Purpose::Hint(cache))),
                     None => break,
                 },
-                // Readers that need what cannot be had get the reason.
+                // Readers of chunks that cannot be fetched get the error.
                 Some(_) = fetching.next() => {}
             }
         }
@@ -62,7 +62,7 @@ impl Files<'_> {
         let _ = self.found.send(places);
     }
 
-    /// What was read where a program ran, in images of others.
+    /// Returns what starts of other images read after this program.
     fn of_program(&self, program: Nid) -> Option<Vec<ChunkAt>> {
         let settings = &self.prefetcher.settings;
         let blobs = self.blobs.upgrade().filter(|_| settings.learns_from_others())?;
@@ -73,7 +73,7 @@ impl Files<'_> {
         Some(lessons::places(&lesson, &self.bootstrap, &blobs, settings.escalate_bytes))
     }
 
-    /// Where the bytes of a piece are: position of the blob, place in it.
+    /// Returns the places of a piece's bytes: position of the blob, place in it.
     fn extents(&self, piece: &Piece) -> Vec<(usize, std::ops::Range<Decoded>)> {
         let mut extents = Vec::new();
         let mut at = piece.range.start;

@@ -13,12 +13,12 @@ use super::{
     traces,
 };
 
-/// How long a registry may take to answer whether it has a trace, from when the image's metadata is
-/// here. A guess is better than one that comes late.
+/// Time limit for the registry to answer whether it has a trace, from when the image's metadata is
+/// present. A guess is better than a late trace.
 const ANSWER: Duration = Duration::from_secs(1);
 
 impl Prefetcher {
-    /// The trace that the registry has, if it says so in time. It is kept.
+    /// Returns the registry's trace if it arrives in time, and keeps it.
     pub(super) async fn answer(
         &self,
         image: &Image,
@@ -34,7 +34,7 @@ impl Prefetcher {
         trace
     }
 
-    /// The lesson that the registry has, if it says so in time. It is kept.
+    /// Returns the registry's lesson if it arrives in time, and keeps it.
     pub(super) async fn lesson_of_registry(
         &self,
         image: &Image,
@@ -50,11 +50,11 @@ impl Prefetcher {
         lesson
     }
 
-    /// Keeps what a start teaches about other images, and tells other nodes if it `is_news`.
+    /// Keeps the lesson of a start for other images, and publishes it if it `is_news`.
     pub(super) async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
         let Some(repository) = image.repository.repository_name() else { return };
         let is_known = self.lessons.of_repository(&repository).is_some();
-        // What was here before was read, too, and was not seen.
+        // Reads of chunks present before were not seen.
         if !self.settings.learns_from_others() || is_known && !start.saw_everything() {
             return;
         }
@@ -76,7 +76,7 @@ impl Prefetcher {
         }
     }
 
-    /// Keeps what was recorded.
+    /// Keeps the trace of a start.
     pub(super) async fn keep(&self, image: &Image, start: &Recorded, is_news: bool) {
         let manifest = &image.manifest;
         let stored = |blob: &Digest, number: u32| {
@@ -93,7 +93,7 @@ impl Prefetcher {
                 return;
             }
         };
-        // A trace without what was here before would mislead others.
+        // A trace without the chunks that were present before would mislead others.
         if self.settings.publish && is_news && start.saw_everything() {
             let name = image.repository.describe();
             match traces::publish(&image.repository, manifest, &trace).await {
@@ -104,7 +104,7 @@ impl Prefetcher {
     }
 }
 
-/// Asks a registry what other nodes have learnt of a repository.
+/// Asks the registry for the lesson of a repository, learnt by other nodes.
 pub(super) fn ask_for_lesson(repository: &Arc<dyn Repository>) -> JoinHandle<Option<Lesson>> {
     let repository = repository.clone();
     tokio::spawn(async move {

@@ -1,12 +1,12 @@
-//! Lessons: what starts of one image teach about others.
+//! Lessons from the starts of one image for others.
 //!
 //! ```text
 //! start is over ─▶ lesson: paths and marks of chunks ─┬─▶ of the repository ─▶ its next version, here and elsewhere
 //!                                                     └─▶ of each program that ran ─▶ images with the same program
 //! ```
 //!
-//! What programs were seen to read is shared between repositories only if every client may read the
-//! one that it comes from. A lesson is a hint: a wrong one costs bytes, up to
+//! Programs' lessons are shared between repositories only if every client may read the repository
+//! of origin. A lesson is a hint: a wrong one costs bytes, up to
 //! [`Settings::escalate_bytes`](super::Settings::escalate_bytes), and fades.
 
 use std::{
@@ -28,29 +28,28 @@ use lazuli_registry::{RegistryError, Repository};
 use super::{Image, ahead::ChunkAt, small_files::SmallFiles};
 use crate::cache::CachedBlob;
 
-/// What an artifact with a lesson calls itself. Older versions ask for traces only, and never see
-/// it.
+/// The type of artifacts with lessons. Older versions ask only for traces, and never see them.
 const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v2";
 
 /// Its annotation with the lesson, in base64.
 const ANNOTATION: &str = "vnd.lazuli.trace";
 
-/// What the artifacts of all images of a repository refer to: the next version has another
-/// manifest, and knows no earlier one.
+/// The common subject of a repository's lessons: the next version of an image has another manifest,
+/// and doesn't know earlier ones.
 const SUBJECT: &[u8] = b"lazuli: what starts of this repository's images read\n";
 
-/// Artifacts of one repository that are looked at.
+/// Maximum number of artifacts of one repository that are read.
 const ARTIFACTS: usize = 16;
 
-/// Names that are looked at in one image, and directories below each other.
+/// Maximum number of names per image, and of nested directories.
 const NAMES: usize = 1 << 20;
 const DEPTH: usize = 64;
 
-/// Programs of one start whose lessons are kept: wrappers, a shell, an interpreter, and what they
-/// run.
+/// Maximum number of programs per start whose lessons are kept: wrappers, a shell, an interpreter,
+/// and their targets.
 const PROGRAMS: usize = 8;
 
-/// Which clients may read a repository.
+/// The clients that may read a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     /// All: its lessons may help images of other repositories.
@@ -69,12 +68,12 @@ impl Lessons {
         Lessons(SmallFiles(root.join("lessons")))
     }
 
-    /// What starts of a repository's images read.
+    /// The reads of starts of a repository's images.
     pub(super) fn of_repository(&self, repository: &str) -> Option<Lesson> {
         self.get(&of_repository(repository))
     }
 
-    /// What was read where the program ran that begins with this chunk.
+    /// The reads of starts that ran the program with this first chunk.
     pub(super) fn of_program(&self, first: &Digest) -> Option<Lesson> {
         self.get(&of_program(first))
     }
@@ -159,8 +158,8 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
     (Lesson::of_start(parts), programs)
 }
 
-/// Calls `file` with the path and the inode of each regular file, up to a limit. What is damaged is
-/// not there.
+/// Calls `file` with the path and the inode of each regular file, up to a limit. Skips damaged
+/// parts.
 fn walk<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, mut file: impl FnMut(&[u8], Nid)) {
     let mut names = NAMES;
     let mut ahead: Vec<(Vec<u8>, Nid, usize)> = vec![(Vec::new(), bootstrap.root(), 0)];
@@ -182,8 +181,8 @@ fn walk<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, mut file: impl FnMut(&[u8], Ni
     }
 }
 
-/// Where an image has what is hot in a lesson: the same parts of files of the same names, and what
-/// is elsewhere by now. Together they have no more than `most` stored bytes that are missing.
+/// The places in an image of a lesson's hot parts: the same parts of files of the same names, and
+/// chunks that moved elsewhere. Together they have at most `most` missing stored bytes.
 pub(super) fn places<B: AsRef<[u8]>>(
     lesson: &Lesson,
     bootstrap: &Bootstrap<B>,
@@ -223,7 +222,7 @@ fn by_path<B: AsRef<[u8]>>(
     Some((blob, blobs.get(blob)?.position(chunk.number)?))
 }
 
-/// Where the chunks with these marks are.
+/// Returns the places of the chunks with these marks.
 fn by_mark(marks: HashSet<Mark>, blobs: &[Arc<CachedBlob>]) -> HashMap<Mark, ChunkAt> {
     let mut found = HashMap::new();
     if marks.is_empty() {
@@ -267,7 +266,7 @@ async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor
     Ok(found)
 }
 
-/// Adds one start to what other nodes find in a repository.
+/// Adds one start to the published lesson of a repository.
 pub(super) async fn publish(
     repository: &Arc<dyn Repository>,
     start: &Lesson,

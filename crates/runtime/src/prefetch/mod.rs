@@ -72,8 +72,7 @@ pub(crate) struct Image {
     pub(crate) manifest: Descriptor,
     pub(crate) config: serde_json::Value,
     pub(crate) bootstrap: Arc<Bootstrap<Map>>,
-    /// Stored bytes at the beginning of each blob that a start most likely reads, as its maker
-    /// says.
+    /// Stored bytes at the beginning of each blob that its maker marks as hot.
     pub(crate) hot: Vec<u64>,
     pub(crate) blobs: Blobs,
     pub(crate) repository: Arc<dyn Repository>,
@@ -82,37 +81,37 @@ pub(crate) struct Image {
 /// Whether the node has the metadata of an image that is about to be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Metadata {
-    /// It has.
+    /// It has them.
     Here,
     /// They have to be fetched.
     Missing,
 }
 
-/// What is known of the starts of an image. Nothing by default.
+/// The knowledge of an image's starts. Empty by default.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// What this node has seen.
+    /// The trace of this node.
     trace: Option<Trace>,
-    /// The registry is asked.
+    /// A request to the registry for a trace.
     asked: Option<JoinHandle<Option<Trace>>>,
-    /// What this node has seen of other versions of the image, or else what the registry is asked
-    /// for.
+    /// The lesson of this node about other versions of the image; without one, the registry is
+    /// asked.
     lesson: Option<Lesson>,
     asked_lesson: Option<JoinHandle<Option<Lesson>>>,
-    /// What is under way already.
+    /// Hot bytes in flight already.
     early: Early,
 }
 
 impl Prefetcher {
-    /// With what is kept in the state directory `root`.
+    /// Opens the traces and lessons in the state directory `root`.
     pub(crate) fn new(settings: Settings, root: &Path, cache: Arc<Cache>) -> Arc<Self> {
         let (traces, lessons) = (Traces::of(root), Lessons::of(root));
         let (pace, escalation, early, turn) = Default::default();
         Arc::new(Prefetcher { settings, traces, lessons, cache, pace, escalation, early, turn })
     }
 
-    /// Looks for a trace, and asks for what is hot while the image's metadata is fetched, if it is.
-    /// To be called as soon as it is known which image it is.
+    /// Looks up a trace, and requests hot bytes while the image's metadata is fetched, if it is
+    /// missing. Call it as soon as the image is known.
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
@@ -154,7 +153,7 @@ impl Prefetcher {
         known
     }
 
-    /// Asks for stored bytes of blobs that this node has nothing of, if that saves waiting.
+    /// Requests stored bytes of blobs that are not on this node at all, if that saves waiting.
     fn ask_early(
         &self,
         early: &Early,
@@ -162,8 +161,8 @@ impl Prefetcher {
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
-        // From a near server they come as soon when the metadata are here, which would share the
-        // link with them. A peer is near, but what it fetches is not.
+        // A near server delivers as soon after the metadata, which would have to share the link. A
+        // peer is near, but the source of its data is not.
         let is_near = |place: &Arc<dyn Pull>| {
             let policy = place.request_policy();
             !policy.is_peer() && policy.health().is_some_and(|server| server.is_near())
@@ -177,7 +176,7 @@ impl Prefetcher {
         }
     }
 
-    /// Begins a start: fetches ahead, records what is touched, and brings the rest when it is over.
+    /// Follows a start: fetches ahead, records the reads, and fetches the rest when it is over.
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let prefetcher = self.clone();
         let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), MissListener::of(&blobs));
@@ -242,7 +241,7 @@ impl Prefetcher {
         let (is_asked, is_ours) = (asked.is_some(), trace.is_some());
         let hint = Purpose::Hint(&self.cache);
         let bring = async |order| {
-            // Readers that need what cannot be had get the reason.
+            // Readers of chunks that cannot be fetched get the error.
             drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
         };
         let hot = |trace: Option<&Trace>| {
@@ -251,8 +250,8 @@ impl Prefetcher {
                 trace.map_or_else(|| of_maker(&image.hot, &blobs), |trace| of_trace(trace, &blobs)),
             )
         };
-        // What the image's maker calls hot is on its way already: readers find it there before the
-        // registry has answered.
+        // The hot part of the blobs is in flight already: readers find it before the registry has
+        // answered.
         let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
         let mut is_foreseen = !baked.is_empty();
         let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));
@@ -287,7 +286,7 @@ impl Prefetcher {
         is_asked && trace.is_none()
     }
 
-    /// Where the image has what is hot in a lesson.
+    /// The places of a lesson's hot parts in the image.
     fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<ahead::ChunkAt>> {
         let blobs = image.blobs.upgrade()?;
         Some(lessons::places(lesson, &image.bootstrap, &blobs, self.settings.escalate_bytes))

@@ -25,7 +25,7 @@ pub(super) fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
     hot.iter().zip(blobs).enumerate().flat_map(of_blob).collect()
 }
 
-/// What the image's maker calls hot.
+/// The hot part of each blob, as marked by the image's maker.
 pub(super) fn baked(manifest: &Manifest) -> impl Iterator<Item = (Digest, Range<Stored>)> {
     let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
     manifest.parsed.layers.iter().filter_map(hot)

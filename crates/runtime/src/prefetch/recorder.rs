@@ -14,20 +14,20 @@ use crate::{
     sync::lock,
 };
 
-/// A container that touched nothing new for so long has started: 5 s is well above the longest
-/// pause of one start that was seen, and well below the life of anything worth tuning for.
+/// A container that touched nothing new for this time has started: 5 s is well above the longest
+/// pause observed during a start, and well below the life of any container worth tuning for.
 pub(crate) const QUIET: Duration = Duration::from_secs(5);
 
-/// A start is over after this time in any case: what comes later is work.
+/// Maximum length of a start: later reads are normal work.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Records one start, from the first touch on.
 pub(crate) struct Recorder {
     log: Arc<Log>,
-    /// Kept alive for the blobs, which tell them.
+    /// Kept alive for the blobs, which notify them.
     _listeners: Vec<Arc<Listener>>,
     blobs: Vec<Digest>,
-    /// Whether the kernel asks about the blob at all: about one that is complete it does not.
+    /// Whether the kernel reports reads of the blob: it doesn't for a complete one.
     asked: Vec<bool>,
 }
 
@@ -46,7 +46,7 @@ struct Touched {
 }
 
 impl Recorder {
-    /// Records what drivers ask of these blobs from now on.
+    /// Records drivers' requests for these blobs from now on.
     pub(crate) fn start(blobs: &[Arc<CachedBlob>]) -> Self {
         let log = Arc::new(Log::default());
         let listener = |(blob, position): (&Arc<CachedBlob>, u8)| {
@@ -72,15 +72,15 @@ impl Recorder {
         }
     }
 
-    /// Waits until the start is over, or `gone` says that no reader is left. While
-    /// a reader of any image waits for data, as `waits` says, the start is not over. Returns what
-    /// was touched, if the kernel asked about it.
+    /// Waits until the start is over, or `gone` reports that no reader is left. The start lasts
+    /// while a reader of any image waits for data, according to `waits`. Returns the touched
+    /// chunks, if the kernel reported any.
     pub(crate) async fn record(
         self,
         gone: impl Fn() -> bool,
         waits: impl Fn() -> bool,
     ) -> Option<Recorded> {
-        /// How often it is looked whether the image is gone.
+        /// Interval for checking whether the image is gone.
         const STEP: Duration = Duration::from_millis(200);
         loop {
             let first = {
@@ -115,18 +115,18 @@ impl Recorder {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) trace: Trace,
-    /// Of each blob of the trace.
+    /// For each blob of the trace, whether its reads were visible.
     asked: Vec<bool>,
 }
 
 impl Recorded {
-    /// Whether touches of a blob could be seen.
+    /// Returns whether touches of a blob were visible.
     pub(crate) fn saw(&self, blob: &Digest) -> bool {
         let mut rows = self.trace.blobs().iter().zip(&self.asked);
         rows.any(|(known, asked)| known == blob && *asked)
     }
 
-    /// Whether touches of all blobs could be seen.
+    /// Returns whether touches of all blobs were visible.
     pub(crate) fn saw_everything(&self) -> bool {
         self.asked.iter().all(|asked| *asked)
     }

@@ -1,19 +1,18 @@
-//! What the operator may set.
+//! The operator's settings.
 
 use serde::Deserialize;
 
-/// What is fetched when an image is mounted, ahead of its readers.
+/// What to fetch ahead of readers when an image is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ahead {
     /// Nothing, and nothing is recorded.
     Nothing,
-    /// Nothing, but what is touched is recorded: for trials, which are to see all that a start
-    /// reads.
+    /// Nothing, but touched chunks are recorded: for trials, which must see all reads of a start.
     Record,
-    /// What a start most likely reads, from the image alone; nothing is recorded.
+    /// A guess from the image alone of what a start reads; nothing is recorded.
     Guess,
-    /// What earlier starts read; without a trace of one, as [`Ahead::Guess`].
+    /// The reads of earlier starts; without a trace, as [`Ahead::Guess`].
     #[default]
     Learn,
 }
@@ -21,24 +20,23 @@ pub enum Ahead {
 /// How much is fetched ahead of readers.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What is fetched for a start.
+    /// What to fetch for a start.
     pub ahead: Ahead,
-    /// Whether traces are put beside their images for other nodes.
+    /// Whether to publish traces beside their images for other nodes.
     pub publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
     pub rest_bytes_per_second: u64,
-    /// Stored bytes that the misses of one start without a trace may bring beside what they ask
-    /// for.
+    /// Stored bytes that the misses of a start without a trace may cause beyond their own chunks.
     pub escalate_bytes: u64,
 }
 
 impl Settings {
-    /// Whether starts of other images say what to fetch for this one.
+    /// Returns whether lessons of other images are used.
     pub(super) fn learns_from_others(&self) -> bool {
         self.ahead == Ahead::Learn && self.escalate_bytes > 0
     }
 
-    /// Stored bytes that a trace may bring that came from the registry: a client that may push
+    /// Limit of the stored bytes to fetch for a trace from the registry: a client that may push
     /// there has written it.
     pub(super) fn foreign_bytes(&self) -> u64 {
         match self.escalate_bytes {

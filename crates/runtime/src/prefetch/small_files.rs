@@ -1,5 +1,5 @@
-//! Small files in a directory of the state, named by digests. The oldest goes when there are too
-//! many.
+//! Small files in a directory of the state, named by digests. The oldest is removed when there are
+//! too many.
 
 use std::{
     fs::{self, DirBuilder},
@@ -18,7 +18,7 @@ const KEPT: usize = 4096;
 pub(super) struct SmallFiles(pub(super) PathBuf);
 
 impl SmallFiles {
-    /// The bytes of a file, if it is there and can be read.
+    /// The content of a file, if it exists and can be read.
     pub(super) fn get(&self, name: &Digest) -> Option<Vec<u8>> {
         let path = self.path(name);
         match fs::read(&path) {
@@ -31,14 +31,14 @@ impl SmallFiles {
         }
     }
 
-    /// Puts a file in the place of what was there.
+    /// Writes a file, replacing an earlier one.
     pub(super) fn put(&self, name: &Digest, bytes: &[u8]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let path = self.path(name);
         if !path.exists() {
             self.make_room()?;
         }
-        // Not synced: what a power cut leaves half written is ignored.
+        // Not synced: a file that a power cut damages is ignored.
         let partial = path.with_extension("partial");
         fs::write(&partial, bytes)?;
         fs::rename(&partial, path)

@@ -1,8 +1,8 @@
-//! Storage of traces: on the node, and beside the image in its registry.
+//! Stores traces: on the node, and beside the image in its registry.
 //!
-//! In the registry a trace is an artifact whose subject is the image's manifest (OCI 1.1,
-//! *referrers*). It is an annotation of the artifact's manifest, and nothing else: registries
-//! repeat annotations in their lists of referrers, so one request finds it and brings it.
+//! In the registry, a trace is an artifact whose subject is the image's manifest (OCI 1.1,
+//! *referrers*). An annotation of the artifact's manifest holds all of it: registries repeat
+//! annotations in their lists of referrers, so one request both finds and fetches it.
 
 use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
 
@@ -13,13 +13,13 @@ use lazuli_registry::{RegistryError, Repository};
 use super::small_files::SmallFiles;
 use crate::plan::PLANNER;
 
-/// What an artifact with a trace calls itself.
+/// The type of artifacts with traces.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
 
 /// Its annotation with the trace, in base64.
 pub const ANNOTATION: &str = "vnd.lazuli.trace";
 
-/// Artifacts of one image that are looked at.
+/// Limit of artifacts to read for one image.
 const ARTIFACTS: usize = 16;
 
 /// The traces that this node keeps.
@@ -32,15 +32,15 @@ impl Traces {
         Traces(SmallFiles(root.join("traces")))
     }
 
-    /// The trace of an image, if there is one that can be read.
+    /// The trace of an image, if there is a valid one.
     pub fn get(&self, manifest: &Digest) -> Option<Trace> {
         let trace = Trace::decode(&self.0.get(manifest)?);
         let path = self.0.path(manifest);
         trace.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "ignored")).ok()
     }
 
-    /// Adds a start to the trace of an image. `saw` says of which blobs its touches could be seen,
-    /// and `stored` where the chunk with a number is.
+    /// Adds a start to the trace of an image. `saw` tells for which blobs the start's touches were
+    /// visible, and `stored` returns the place of a chunk by its number.
     pub(crate) fn add(
         &self,
         manifest: &Digest,
@@ -60,7 +60,7 @@ impl Traces {
         Ok(trace)
     }
 
-    /// Keeps a trace in place of what was known of the image.
+    /// Replaces the trace of an image.
     pub(crate) fn put(&self, manifest: &Digest, trace: &Trace) -> io::Result<()> {
         self.0.put(manifest, &trace.encode())
     }

@@ -18,19 +18,19 @@ use crate::{
 /// node, at most.
 const COURTESY: Duration = Duration::from_secs(1);
 
-/// Stored bytes of a request in the background: small beside what readers ask for, large beside
-/// what a request costs.
+/// Stored bytes of a background request: small beside those of readers, large beside the cost of a
+/// request.
 const PIECE: u64 = 1 << 20;
 
-/// How long a piece keeps others waiting, if its rate allows that: a second is what one takes at 10
-/// Mbit/s.
+/// How long a background request delays others, if its rate allows that: a second is what one takes
+/// at 10 Mbit/s.
 const PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Fetches everything that is missing, as fast as the link allows. Returns when it is here,
-/// checked, and on the disk.
+/// Fetches all missing chunks, as fast as the link allows. Returns when they are present, checked,
+/// and on the disk.
 ///
 /// # Errors
 /// No source delivers some of it, or there is no room.
@@ -44,8 +44,8 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
     }
     expect(&all);
     ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache)).await?;
-    // What others were fetching, what was not checked yet, and what did not arrive, with the
-    // reason.
+    // Chunks that others were fetching, suspect ones, and those that did not arrive, with the
+    // error.
     for blob in all.iter() {
         for chunk in blob.unready() {
             let chunk = blob.chunk(chunk);
@@ -71,8 +71,8 @@ pub(super) async fn in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: 
 struct Pause;
 
 async fn try_in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
-    // Again as long as that brings anything: what turned out not to be in another blob was left
-    // out.
+    // Repeat as long as that makes progress: chunks that turned out to be missing from other blobs
+    // were skipped.
     let mut before = usize::MAX;
     if let Some(all) = blobs.upgrade() {
         let missing = missing(&all);
@@ -148,14 +148,14 @@ fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
 }
 
-/// Tells sources that fetch for several nodes which blobs are going to be read.
+/// Tells sources that fetch for several nodes which blobs are about to be read.
 fn expect(blobs: &[Arc<CachedBlob>]) {
     let lacking = blobs.iter().filter(|blob| !blob.missing().is_empty());
     let places = lacking.filter_map(|blob| blob.sources().into_iter().next());
     places.filter(|place| place.is_well()).for_each(|place| place.expect_whole());
 }
 
-/// The chunks that are not here.
+/// The missing chunks.
 fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
     let of_blob = |(position, blob): (usize, &Arc<CachedBlob>)| {
         blob.missing().into_iter().map(move |chunk| (position, chunk))

@@ -6,11 +6,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::cache::Cache;
 
-/// Longest wait of a prefetch that a client has asked for: long enough for a reader at a registry
-/// nearby. The prefetch goes on in small requests then.
+/// Maximum delay of a prefetch that a client has requested: long enough for a reader with a
+/// registry nearby. The prefetch then continues in small requests.
 pub(super) const LONGEST_DELAY: Duration = STEP;
 
-/// Pause between two looks whether readers still wait.
+/// Interval between checks whether readers still wait.
 const STEP: Duration = Duration::from_millis(10);
 
 /// Waits while readers wait, but not for longer than `longest`.

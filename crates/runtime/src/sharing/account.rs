@@ -15,8 +15,8 @@ use crate::sync::lock;
 pub enum Account {
     /// The only image in use that has the blob, by its manifest.
     Image(Digest),
-    /// A blob that several images have, or that none has opened. No image may use up in its name
-    /// what another one needs for its other blobs.
+    /// A blob that several images have, or that none has opened. No image may use up another's
+    /// resources through a shared blob.
     Shared(Digest),
 }
 

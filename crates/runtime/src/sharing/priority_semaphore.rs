@@ -19,25 +19,24 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// `wanted` tells whether a reader waits for it. Asked whenever a turn is given, since a reader
-    /// may come while background work stands in the queue.
+    /// `wanted` returns whether a reader waits for the work. It is called at every grant, since a
+    /// reader may join while background work is queued.
     pub(crate) fn new(account: Account, wanted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Claim { account, wanted: Arc::new(wanted) }
     }
 
-    /// Whether a reader waits for it.
+    /// Returns whether a reader waits for it.
     pub(crate) fn is_wanted(&self) -> bool {
         (self.wanted)()
     }
 }
 
-/// An amount of something, bytes or requests, that fetches take before they begin and give back
-/// when they end.
+/// A semaphore for bytes or requests, which fetches take before they start and release when they
+/// end.
 ///
-/// A fetch that a reader waits for goes before all others, also before those that came earlier and
-/// need less. Of the total, those that none waits for get half at most, so that a reader never
-/// waits for all of them to end. Among the images that have readers, as among those that have none,
-/// the one that holds least goes first.
+/// A fetch with a waiting reader precedes all others, even earlier ones that need less. Background
+/// work gets at most half of the total, so that a reader never waits for all of it to end. Among
+/// the images with readers, as among those without, the one that holds least goes first.
 pub(crate) struct PrioritySemaphore {
     total: u64,
     /// Kept for images that hold nothing, see [`PrioritySemaphore::shared`].
@@ -48,15 +47,15 @@ pub(crate) struct PrioritySemaphore {
 #[derive(Default)]
 struct State {
     taken: u64,
-    /// Of these, by background work.
+    /// The part of `taken` that background work has.
     background: u64,
     /// No account is without anything.
     shares: HashMap<Account, Share>,
-    /// How many ever came.
+    /// The number of claims so far.
     came: u64,
 }
 
-/// What one image has.
+/// The share of one image.
 #[derive(Default)]
 struct Share {
     taken: u64,
@@ -76,10 +75,10 @@ struct Waiting {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Next {
     is_background: bool,
-    /// What its account has already.
+    /// The amount that its account holds already.
     taken: u64,
     number: u64,
-    /// Where it is in the queue of its account.
+    /// Its position in the queue of its account.
     at: usize,
 }
 
@@ -97,8 +96,8 @@ impl PrioritySemaphore {
         Arc::new(PrioritySemaphore { total, reserve: 0, state: Mutex::default() })
     }
 
-    /// Of something that images may hold for long. One image leaves an eighth to others. One that
-    /// holds nothing is let in also when all is taken, as long as no more than twice the total is.
+    /// For resources that images may hold for long. One image leaves an eighth to others. An image
+    /// that holds nothing is admitted even when everything is taken, up to twice the total.
     pub(crate) fn shared(total: u64) -> Arc<Self> {
         Arc::new(PrioritySemaphore { total, reserve: total / 8, state: Mutex::default() })
     }
@@ -148,8 +147,8 @@ impl PrioritySemaphore {
         lost
     }
 
-    /// Whose turn it is, if there is enough. What does not fit holds up those after it, but for
-    /// images that hold nothing.
+    /// The next claim, if enough is free. A claim that doesn't fit blocks those behind it, except
+    /// those of images that hold nothing.
     fn next(&self, state: &State) -> Option<(Account, Next)> {
         let next = |(account, share): (&Account, &Share)| {
             let reader = share.queue.iter().position(|waiting| waiting.claim.is_wanted());

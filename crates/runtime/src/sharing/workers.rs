@@ -25,9 +25,9 @@ use crate::sync::lock;
 /// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
 const ROOM: u64 = 64 << 20;
 
-/// Readers of an image to which nothing has come for so long wait for a server and not for the
-/// link: nothing has to make way for them. Well above the time in which registries answer, and
-/// below the one after which a start counts as over.
+/// Readers of an image without any data for this time wait for a server and not for the link:
+/// nothing needs to yield to them. Well above the time in which registries answer, and below the
+/// quiet time after which a start counts as over.
 const STALLED: Duration = Duration::from_secs(2);
 
 /// Whether a reader waits for work.
@@ -35,7 +35,7 @@ const STALLED: Duration = Duration::from_secs(2);
 pub(crate) enum Priority {
     /// A reader waits.
     Reader,
-    /// None waits yet.
+    /// No reader waits yet.
     Background,
 }
 
@@ -107,24 +107,24 @@ impl Workers {
         Reader { workers: self, account }
     }
 
-    /// Notes that bytes have come for an image.
+    /// Records the arrival of data for an image.
     pub(crate) fn data_arrived(&self, account: &Account) {
         if let Some(readers) = lock(&self.readers).get_mut(account) {
             readers.last = Instant::now();
         }
     }
 
-    /// Whether any reader waits for data that comes.
+    /// Returns whether any reader waits whose data is arriving.
     pub(crate) fn is_awaited(&self) -> bool {
         lock(&self.readers).values().any(|readers| readers.last.elapsed() < STALLED)
     }
 
-    /// Whether any reader waits whose image is charged.
+    /// Returns whether any reader of the image waits.
     pub(crate) fn has_readers(&self, account: &Account) -> bool {
         lock(&self.readers).contains_key(account)
     }
 
-    /// Bytes of memory for what sources deliver.
+    /// The memory for answers of sources, in bytes.
     pub(crate) fn room(&self) -> &Arc<PrioritySemaphore> {
         &self.room
     }

@@ -1,7 +1,7 @@
 //! Hot bytes that are fetched together with the image's metadata.
 //!
-//! Which chunks they are is known when the bootstrap is here. Until then they are bytes in memory,
-//! unchecked; then they take the place of an answer, and are checked like one.
+//! Their chunks are known once the bootstrap is present. Until then, they are unchecked bytes in
+//! memory; then they take the place of an answer, and are checked like one.
 
 use std::{
     fmt,
@@ -18,16 +18,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{plan::LEAST_PART, sync::lock};
 
-/// Most bytes of one image: what 1 Gbit/s brings in 130 ms, longer than metadata take.
+/// Maximum bytes of one image: what 1 Gbit/s delivers in 130 ms, longer than the metadata takes.
 pub(crate) const MOST: u64 = 16 << 20;
 
-/// Most bytes of all images, in steps of [`STEP`].
+/// Maximum bytes of all images, in units of [`STEP`].
 const ROOM: usize = 64;
 
 /// See [`ROOM`].
 const STEP: u64 = 1 << 20;
 
-/// A part of a blob that is on its way, or here; `None` if it could not be had.
+/// A part of a blob, in flight or complete; `None` if it could not be fetched.
 type Part = Shared<BoxFuture<'static, Option<Bytes>>>;
 
 /// Memory for bytes that were not checked yet.
@@ -89,7 +89,7 @@ impl Early {
             for range in range::parts(&span, count, policy.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
                 let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
-                // Whether or not a task waits for it, and only as long as one may.
+                // Runs even if no task awaits it, and is aborted with the last handle.
                 let read = AbortOnDropHandle::new(tokio::spawn(read));
                 let read = read.map(|read| read.ok().flatten());
                 all.parts.push((blob, range, read.boxed().shared()));
@@ -114,7 +114,7 @@ impl Early {
         })
     }
 
-    /// Whether anything was asked for.
+    /// Returns whether anything was requested.
     pub(crate) fn is_any(&self) -> bool {
         !lock(&self.0).parts.is_empty()
     }
@@ -125,11 +125,11 @@ impl Early {
     }
 }
 
-/// What was asked for early in place of an answer.
+/// Bytes that were requested early, in place of an answer.
 pub(crate) struct EarlyBytes {
     parts: Vec<(Range<Stored>, Part)>,
     range: Range<Stored>,
-    /// Whether the bytes are asked for once more meanwhile.
+    /// Whether to request the bytes once more meanwhile.
     pub(crate) is_needed_first: bool,
 }
 
@@ -140,12 +140,12 @@ impl fmt::Debug for EarlyBytes {
 }
 
 impl EarlyBytes {
-    /// How many of its parts begin in the range: no part counts for two ranges.
+    /// The number of its parts that begin in the range: no part counts for two ranges.
     pub(crate) fn requests(&self) -> usize {
         self.parts.iter().filter(|(part, _)| self.range.contains(&part.start)).count()
     }
 
-    /// Waits for the bytes of the range; `None` if any could not be had.
+    /// Waits for the bytes of the range; `None` if any could not be fetched.
     pub(crate) async fn bytes(self) -> Option<Bytes> {
         let Range { start, end } = self.range;
         let mut whole = BytesMut::with_capacity((end.0 - start.0) as usize);

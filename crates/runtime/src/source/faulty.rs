@@ -16,16 +16,16 @@ use lazuli_registry::{Health, Urgency};
 
 use super::{BlobSource, Progress, SourceError};
 
-/// What happens to one read.
+/// The fault of one read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// Nothing.
     None,
     /// It fails and may be repeated.
     Transient,
-    /// It fails, and the source wants to be left alone for a time.
+    /// It fails, and the source asks for a pause.
     Busy(Duration),
-    /// It fails for good.
+    /// It fails permanently.
     Final,
     /// It never ends.
     Hang,
@@ -35,13 +35,13 @@ pub(crate) enum Fault {
     Short,
     /// A byte comes each second, for ever.
     Drip,
-    /// None: the caller is told to ask elsewhere.
+    /// The source refers the caller to other sources.
     AskOthers,
     /// It takes this long.
     Slow(Duration),
 }
 
-/// A source around another one that counts reads and spoils the first ones as told.
+/// Wraps a source, counts reads and injects faults into the first ones.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     inner: Box<dyn BlobSource>,
@@ -68,17 +68,17 @@ impl Faulty {
         Faulty { server: Some(server.clone()), ..self }
     }
 
-    /// Reads so far, empty ones and failed ones included.
+    /// Number of reads so far, including empty and failed ones.
     pub(crate) fn reads(&self) -> usize {
         self.ranges.lock().unwrap().len()
     }
 
-    /// What was read so far, in order.
+    /// The ranges read so far, in order.
     pub(crate) fn ranges(&self) -> Vec<Range<Stored>> {
         self.ranges.lock().unwrap().clone()
     }
 
-    /// What happens to the reads from now on.
+    /// Sets the faults of the next reads.
     pub(crate) fn plan(&self, faults: impl IntoIterator<Item = Fault>) {
         *self.faults.lock().unwrap() = faults.into_iter().collect();
     }

@@ -1,8 +1,7 @@
 //! Sources of blobs.
 //!
-//! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; everything
-//! above sees the trait alone. `race` reads from several of them, and is the only one that repeats
-//! anything.
+//! A [`BlobSource`] is one immutable blob somewhere, [`Memory`] or [`RepositorySource`]; all
+//! callers see only the trait. `race` reads from several of them, and is the only one that retries.
 
 pub(crate) mod early;
 mod memory;
@@ -36,31 +35,31 @@ pub use lazuli_registry::Progress;
 /// - An empty range yields no bytes, without a request.
 /// - A range that ends behind the blob is an error that is not
 ///   [transient](SourceError::is_transient).
-/// - Any number of reads may be under way at once.
+/// - Any number of reads may be in progress at once.
 /// - Dropping the future abandons the transfer.
 ///
-/// Nothing is said about the bytes being right: the caller checks their digest.
+/// The bytes need not be right: the caller checks their digest.
 #[async_trait]
 pub trait BlobSource: fmt::Debug + Send + Sync {
-    /// Reads the stored bytes in `range`. `arrived` is told of all bytes as they arrive: a source
-    /// that is silent is taken for one that hangs.
+    /// Reads the stored bytes in `range`. `arrived` is called as bytes arrive: a silent source is
+    /// taken for a hanging one.
     async fn read(&self, range: Range<Stored>, arrived: Progress<'_>)
     -> Result<Bytes, SourceError>;
 
-    /// What it is, for messages.
+    /// Its name, for messages.
     fn describe(&self) -> String;
 
-    /// All of it is going to be read from here, sooner or later. Whatever becomes of that, reads
-    /// work.
+    /// Announces that the whole blob will be read from here, sooner or later. Only advice: reads
+    /// work in any case.
     fn expect_whole(&self) {}
 
-    /// Whether to ask for `range` here. A peer-to-peer daemon fetches whole pieces, and takes
-    /// longer, when no node has the range yet.
+    /// Returns whether to ask for `range` here. A peer-to-peer daemon fetches whole pieces, and
+    /// takes longer, when no node has the range yet.
     async fn suits(&self, _range: &Range<Stored>, _urgency: Urgency) -> bool {
         true
     }
 
-    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    /// Time without data after which others are asked as well, if it is not the usual one.
     fn hedge_after(&self) -> Option<Duration> {
         None
     }
@@ -70,7 +69,7 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
         None
     }
 
-    /// How the server behind it has done so far, if there is one. Sources of one server share it.
+    /// The health of its server, if it has one. Sources of one server share it.
     fn server_health(&self) -> Option<&Arc<Health>> {
         None
     }
@@ -82,7 +81,7 @@ pub enum SourceError {
     /// The blob ends before the range does.
     #[error("the blob has {size} bytes, asked for {} to {}", range.start, range.end)]
     OutOfRange {
-        /// What was asked for.
+        /// The requested range.
         range: Range<Stored>,
         /// Bytes in the blob.
         size: u64,
@@ -92,9 +91,9 @@ pub enum SourceError {
     Failed {
         /// Whether the same read may succeed a little later.
         transient: bool,
-        /// How long the place asked to be left alone.
+        /// The pause that the server asked for.
         retry_after: Option<Duration>,
-        /// What it said.
+        /// Its message.
         #[source]
         source: Arc<dyn Error + Send + Sync>,
     },
@@ -108,13 +107,13 @@ pub enum SourceError {
         /// Bytes that came.
         got: u64,
     },
-    /// The place would have to fetch it from another one that can be asked as well.
+    /// The source would have to fetch the range from a place that can be asked directly as well.
     #[error("no node has it yet ({source_name})")]
     AskOthers {
         /// The place.
         source_name: String,
     },
-    /// The place has not answered.
+    /// The source has not answered.
     #[error("nothing came from {source_name} within {:.1} s; is it overloaded, or a firewall in between?", waited.as_secs_f32())]
     Silent {
         /// The place.
@@ -133,7 +132,7 @@ pub enum SourceError {
     /// Every place failed for good.
     #[error("{}", failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Everywhere {
-        /// What each said, the most preferred first.
+        /// The failures of all sources, the most preferred first.
         failures: Vec<Arc<SourceError>>,
     },
     /// There is no place to ask.
@@ -144,14 +143,14 @@ pub enum SourceError {
     TimedOut {
         /// How long it was tried.
         waited: Duration,
-        /// Why the last attempts failed; `None` when none was sent.
+        /// The error of the last attempts; `None` when none was sent.
         #[source]
         last: Option<Arc<SourceError>>,
     },
 }
 
 impl SourceError {
-    /// Whether the same read may succeed a little later.
+    /// Returns whether the same read may succeed a little later.
     pub fn is_transient(&self) -> bool {
         match self {
             SourceError::Failed { transient, .. } => *transient,

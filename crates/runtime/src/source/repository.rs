@@ -23,7 +23,7 @@ pub struct RepositorySource {
     policy: RequestPolicy,
     blob: Digest,
     size: u64,
-    /// Whether all of it is going to be read from here.
+    /// Whether the whole blob was announced to be read from here.
     is_expected: AtomicBool,
 }
 
@@ -42,8 +42,8 @@ impl BlobSource for RepositorySource {
         range: Range<Stored>,
         arrived: Progress<'_>,
     ) -> Result<Bytes, SourceError> {
-        // Servers cut a range short that ends behind the blob; asked here, it is not taken for a
-        // passing fault.
+        // Servers truncate a range that ends behind the blob, which would look like a transient
+        // fault.
         if range.end.0 > self.size || range.start > range.end {
             return Err(SourceError::OutOfRange { range, size: self.size });
         }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::sharing::priority_semaphore::{Claim, PrioritySemaphore};
 
-/// A range to read, the reader that it is for, and what it may take.
+/// A range to read, its reader, and its limits.
 pub(crate) struct RangeRequest<'a> {
     pub(crate) range: Range<Stored>,
     /// Bytes that one connection is asked for at most.
@@ -22,10 +22,10 @@ pub(crate) struct RangeRequest<'a> {
     pub(crate) meter: &'a dyn Meter,
 }
 
-/// Counts what goes over the network.
+/// Counts network traffic.
 pub(crate) trait Meter: Send + Sync {
     /// A request is sent.
     fn request(&self);
-    /// So many bytes arrived.
+    /// `bytes` bytes arrived.
     fn arrived(&self, bytes: u64);
 }

@@ -1,4 +1,4 @@
-//! The sources of one blob, which come and go while it is read.
+//! The sources of one blob, which change while it is read.
 
 use std::sync::{Arc, RwLock};
 
@@ -19,7 +19,7 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Adds a source, which is asked first from now on: what was named last most likely has
+    /// Adds a source, which is asked first from now on: the latest source most likely has
     /// credentials that still work.
     pub(crate) fn attach(&self, source: Arc<dyn BlobSource>) {
         let mut list = write(&self.list);

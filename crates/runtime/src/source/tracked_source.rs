@@ -32,28 +32,28 @@ const REQUESTS: u64 = 4 * CONNECTIONS;
 /// that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
-/// A request that brings less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s is
-/// longer than the worst stall of storage behind a registry, and short enough that another attempt
-/// still fits into a reader's deadline.
+/// A request that delivers less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s
+/// is longer than the worst stall of storage behind a registry, and short enough that another
+/// attempt still fits into a reader's deadline.
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// See [`PERIOD`].
 const LEAST: u64 = 16 << 10;
 
-/// Bytes per second below which others are asked as well: what is slower brings a page after a
-/// second and a library after a minute.
+/// Bytes per second below which other sources are asked as well: a slower source delivers a page
+/// after a second and a library after a minute.
 const USEFUL: f64 = 16_384.0;
 
-/// A source of one blob, and what is known about it.
+/// A source of one blob, with its health.
 #[derive(Debug)]
 pub(crate) struct TrackedSource {
     source: Arc<dyn BlobSource>,
-    /// Of this blob there. That of the server is the source's.
+    /// The health of this blob there. The source has that of the server.
     health: Health,
     requests: Arc<PrioritySemaphore>,
 }
 
-/// What one attempt has come to.
+/// The progress of one attempt.
 #[derive(Debug, Default)]
 pub(crate) struct AttemptProgress {
     bytes: AtomicU64,
@@ -67,12 +67,12 @@ impl AttemptProgress {
         self.sent.get().map(Instant::elapsed)
     }
 
-    /// Whether anything has arrived.
+    /// Returns whether any bytes have arrived.
     pub(crate) fn has_begun(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether it arrives at a speed that is worth waiting for.
+    /// Returns whether bytes arrive at a speed worth waiting for.
     pub(crate) fn makes_progress(&self) -> bool {
         let expected = self.age().unwrap_or_default().as_secs_f64() * USEFUL;
         self.has_begun() && self.bytes.load(Ordering::Relaxed) as f64 >= expected
@@ -85,7 +85,7 @@ impl TrackedSource {
         TrackedSource { source, health, requests: PrioritySemaphore::new(REQUESTS) }
     }
 
-    /// Whether this is the place of `source`.
+    /// Returns whether this wraps `source`.
     pub(crate) fn is(&self, source: &Arc<dyn BlobSource>) -> bool {
         Arc::ptr_eq(&self.source, source)
     }
@@ -94,23 +94,23 @@ impl TrackedSource {
         self.source.describe()
     }
 
-    /// Where its bytes come from.
+    /// The origin of its bytes.
     pub(crate) fn origin(&self) -> Origin {
         self.source.traffic().map(ServerTraffic::kind).into()
     }
 
-    /// Whether there is no reason to ask elsewhere first.
+    /// Returns whether there is no reason to prefer other sources.
     pub(crate) fn is_well(&self) -> bool {
         self.health.is_well() && self.source.server_health().is_none_or(|server| server.is_well())
     }
 
-    /// Whether its server failed since then, or had enough to do.
+    /// Returns whether its server has failed since then, or was overloaded.
     pub(crate) fn has_failed_since(&self, since: Instant) -> bool {
         let server = self.source.server_health().map_or(&self.health, |server| server);
         server.has_failed_since(since)
     }
 
-    /// How long it may bring nothing before others are asked as well, if not as long as usual.
+    /// Time without data after which others are asked as well, if it is not the usual one.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         self.source.hedge_after()
     }
@@ -126,7 +126,7 @@ impl TrackedSource {
         server.max(self.health.asked_until())
     }
 
-    /// An attempt that began at `started` delivered, or failed. What is final says nothing about
+    /// Records the result of an attempt that began at `started`. Permanent errors say nothing about
     /// other blobs there.
     pub(crate) fn note(&self, started: Instant, error: Option<&SourceError>) {
         let server = self.source.server_health().map(Arc::as_ref);
@@ -155,7 +155,7 @@ impl TrackedSource {
         self.health.failed(started, None);
     }
 
-    /// Reads what is needed once, when there is a turn and room for it. The permit belongs to the
+    /// Reads the request once, after waiting for a turn and for memory. The permit belongs to the
     /// bytes.
     pub(crate) async fn read(
         &self,
@@ -235,12 +235,12 @@ impl TrackedSource {
         Ok(if read.len() == 1 { read.remove(0) } else { read.concat().into() })
     }
 
-    /// The error of an attempt that has brought nothing.
+    /// The error of an attempt without any data.
     fn silent(&self, waited: Duration) -> SourceError {
         SourceError::Silent { source_name: self.describe(), waited }
     }
 
-    /// The error of an attempt that has not brought enough, if it was sent.
+    /// The error of an attempt that has delivered too little, if it was sent.
     pub(crate) fn late(&self, attempt: &AttemptProgress) -> Option<SourceError> {
         let waited = attempt.age()?;
         match attempt.has_begun() {

@@ -1,4 +1,4 @@
-//! Mounted images whose cache may not grow: the disk is full, or there is a budget.
+//! Mounted images whose cache is limited: by a full disk, or by a budget.
 
 use std::{
     fs,
@@ -65,7 +65,7 @@ async fn full_disk_evicts_unread_chunks() {
     let _alone = EVICTING.lock().await;
     let dir = tempfile::tempdir().unwrap();
     let disk = disk(&dir);
-    // Room for one of the files.
+    // Space for one of the files.
     disk.fill(7 << 20).unwrap();
     let sample = Sample::new(vec![file("a", 0, 5 * MIB), file("b", 1, 5 * MIB)]);
     let settings = Settings { grace: Duration::from_millis(300), ..Settings::default() };
@@ -92,8 +92,8 @@ async fn an_image_far_larger_than_the_budget_is_read_and_never_mounted_again() {
     let grace = Duration::from_millis(300);
     let settings = Settings { max_bytes: Some(max), grace, ..Settings::default() };
     let node = Node::with_cache(Sample::new(files), dir, &cache, settings);
-    // Complete first: the kernel is alone with the files, and has to ask again before anything
-    // goes.
+    // Complete it first: the kernel then reads the files without events, which must be turned on
+    // again before eviction.
     node.compare().await;
     for blob in &node.blobs {
         tokio::time::timeout(Duration::from_secs(60), blob.completed()).await.unwrap();

@@ -38,10 +38,10 @@ pub(crate) fn able() -> bool {
     [Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked].into_iter().all(require)
 }
 
-/// What names an image.
+/// The image's digest.
 const IMAGE: Digest = Digest::sha256([7; 32]);
 
-/// Held by tests that evict: a frozen reader of one would keep others from it.
+/// Held by tests that evict: a frozen reader of one test would block evictions of others.
 pub(crate) static EVICTING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A daemon's worth of one image.
@@ -169,7 +169,7 @@ async fn every_byte_comes_through_and_then_the_kernel_is_alone() {
     for blob in &node.blobs {
         timeout(TIMEOUT, blob.completed()).await.unwrap();
     }
-    // The mark goes from a task, a moment after the blob is complete.
+    // A task removes the mark, a moment after the blob is complete.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let before = node.events();
     node.drop_pages().await;

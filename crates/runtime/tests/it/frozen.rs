@@ -20,17 +20,17 @@ use crate::{
     sample::{CHUNK, Mood, Sample},
 };
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Files that are read in turns, so that there is always too much.
+/// Files that are read in turns, so that the cache always exceeds its limit.
 const OTHERS: usize = 24;
 
 /// Between two of them. A turn takes more than twice the grace period, or nothing would ever be
 /// idle on a quick machine.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// How many readers are frozen, one after the other, where a test has a long form.
+/// The number of readers that are frozen, one after the other, where a test has a long form.
 fn readers() -> u32 {
     if std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1") { 30 } else { 1 }
 }
@@ -58,7 +58,7 @@ fn node() -> Node {
 /// arrives. The file has one chunk, of a blob that is never complete.
 async fn freeze_a_reader(freezer: &Freezer) -> (Node, Child) {
     let node = node();
-    // What was frozen before is another matter.
+    // Readers frozen before are tested separately.
     node.cache.start_evicting();
     read_others_until(&node, "something is evicted", || node.cache.evictions().chunks > 0).await;
     let gate = Arc::new(Semaphore::new(0));
@@ -73,8 +73,7 @@ async fn freeze_a_reader(freezer: &Freezer) -> (Node, Child) {
     (node, reader)
 }
 
-/// The last to be made goes first: a session ends when no reader is left in its wait, frozen or
-/// not.
+/// Dropped last-made first: a session ends when no reader is left in its wait, frozen or not.
 fn thawed_first(freezer: Freezer) -> Freezer {
     freezer
 }
@@ -119,8 +118,8 @@ async fn thaw_late() {
     let freezer = Freezer::create(Version::V1).unwrap();
     let (node, reader) = freeze_a_reader(&freezer).await;
     let freezer = thawed_first(freezer);
-    // Its chunk is the one that was asked for longest ago, and all others come and go several
-    // times.
+    // The latest request for its chunk is the oldest, and all other chunks are evicted and fetched
+    // several times.
     let before = node.cache.evictions().chunks;
     let all = 3 * OTHERS as u64 * 300_000_u64.div_ceil(CHUNK as u64);
     read_others_until(&node, "others go", || node.cache.evictions().chunks > before + all).await;
@@ -132,8 +131,8 @@ async fn thaw_late() {
     read_others_until(&node, "no reader needs it any more", is_gone).await;
 }
 
-/// To a cache that was opened later, a reader that is frozen in the wait may be one of its own that
-/// an earlier worker has let through.
+/// A cache opened later must assume that a frozen reader in the wait is its own, let through by an
+/// earlier worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_reader_is_frozen_since_before_nothing_in_use_goes() {
     if !able() || !require(Feature::Freezer(Version::V1)) {

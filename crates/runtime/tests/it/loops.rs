@@ -34,7 +34,7 @@ fn able() -> bool {
     [Feature::Root, Feature::Loop].into_iter().all(require)
 }
 
-/// A daemon's worth of one image. The mount goes first.
+/// The part of a daemon that serves one image. The mount is dropped first.
 struct Node {
     mounted: Option<(Unmount, Erofs)>,
     disks: Vec<Arc<Disk>>,
@@ -117,7 +117,7 @@ impl Node {
         self.read(move |path| sample.compare(path)).await;
     }
 
-    /// Has the kernel read everything anew.
+    /// Makes the kernel read everything again.
     async fn drop_pages(&self) {
         self.read(|path| {
             for entry in fs::read_dir(path).unwrap() {

@@ -33,7 +33,7 @@ struct Pushed {
     registry: FakeRegistry,
     config: Digest,
     bootstrap: Digest,
-    /// Of the tar in the bootstrap layer.
+    /// The DiffID of the bootstrap layer's tar.
     diff_id: Digest,
     digest: Digest,
 }
@@ -43,7 +43,7 @@ impl Pushed {
         Self::behind(0)
     }
 
-    /// With so many bytes in the bootstrap layer that cannot be compressed and are of no use.
+    /// With this many incompressible, unused bytes in the bootstrap layer.
     fn behind(padding: usize) -> Self {
         let sample = Sample::new(vec![("file".to_owned(), 0, b"content".to_vec())]);
         let registry = FakeRegistry::start().unwrap();
@@ -94,7 +94,7 @@ async fn admitted() -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Fetches what the image's name means now.
+/// Fetches the image that the name means now.
 async fn pull(
     repository: &Arc<dyn Repository>,
     images: &Path,
@@ -145,7 +145,7 @@ async fn missing_part_is_named_and_nothing_is_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bootstrap_comes_in_parts_or_whole() {
-    // The second is more than is kept in memory; the third is from a server that knows no ranges.
+    // The second exceeds the memory limit; the third is from a server without range support.
     for (padding, times, requests) in [(300_000, 0, 18), (5 << 20, 0, 3), (300_000, 100, 19)] {
         let pushed = Pushed::behind(padding);
         // Far enough for parts.
@@ -178,8 +178,8 @@ async fn a_bootstrap_comes_in_parts_or_whole() {
     }
 }
 
-/// What the layers of an image have to be called is told by their content, also of an image that an
-/// earlier version fetched.
+/// The content of an image's layers determines their chain ids, even if an earlier version fetched
+/// the image.
 #[tokio::test(flavor = "multi_thread")]
 async fn chain_ids_are_those_of_the_unpacked_layers() {
     let pushed = Pushed::new();
@@ -252,7 +252,7 @@ async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
     let fetched = StoredImage::fetch_admitted(&repository, &manifest, images, refused).await;
     assert!(fetched.unwrap_err().to_string().starts_with("refused"));
     assert_eq!(std::fs::read_dir(images).unwrap().count(), 0);
-    // Also what is here is not looked at.
+    // A present image is not read again.
     pull(&repository, images).await.unwrap();
     std::fs::write(images.join(manifest.digest.hex()).join("bootstrap"), "damaged").unwrap();
     let refused = async { Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() }) };

@@ -22,7 +22,7 @@ use lazuli_runtime::source::{BlobSource, Progress, SourceError};
 /// Bytes per chunk of these images.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// An image whose files are all in its root directory.
+/// An image with all files in its root directory.
 pub(crate) struct Sample {
     pub(crate) files: BTreeMap<String, Vec<u8>>,
     pub(crate) blobs: Vec<BlobRecord>,
@@ -70,7 +70,7 @@ impl Sample {
         path
     }
 
-    /// Whether every file below `dir` has its bytes.
+    /// Compares every file below `dir` with its expected bytes.
     pub(crate) fn compare(&self, dir: &Path) {
         for (name, content) in &self.files {
             assert!(fs::read(dir.join(name)).unwrap() == *content, "{name}");
@@ -126,7 +126,7 @@ pub(crate) struct Moody {
     mood: Mutex<Mood>,
 }
 
-/// What a [`Moody`] source does.
+/// The behaviour of a [`Moody`] source.
 #[derive(Clone, Debug)]
 pub(crate) enum Mood {
     Good,
@@ -134,7 +134,7 @@ pub(crate) enum Mood {
     Wrong,
     /// It panics.
     Panic,
-    /// It answers when a permit is there.
+    /// It answers once a permit is available.
     Blocked(Arc<tokio::sync::Semaphore>),
 }
 

@@ -14,7 +14,7 @@ use crate::{
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
-/// How often it is looked whether a removed snapshot is still mounted somewhere: shims take seconds
+/// Interval for checking whether a removed snapshot is still mounted somewhere: shims take seconds
 /// to end.
 const HELD: Duration = Duration::from_secs(2);
 
@@ -32,7 +32,7 @@ impl fmt::Debug for Snapshotter {
     }
 }
 
-/// What containerd wants to have.
+/// A snapshot that containerd requests.
 pub(crate) struct Wanted {
     pub(crate) key: String,
     pub(crate) parent: Option<String>,
@@ -56,8 +56,7 @@ impl Snapshotter {
         Ok(snapshotter)
     }
 
-    /// Makes a snapshot that can be written to. For a layer of a lazy image it answers that it is
-    /// here already.
+    /// Makes a writable snapshot. For a layer of a lazy image, answers that it exists already.
     pub(crate) async fn prepare(&self, wanted: Wanted) -> Result<Vec<Mount>> {
         match Layer::of(&wanted.labels)? {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
@@ -115,9 +114,9 @@ impl Snapshotter {
         }
     }
 
-    /// Makes the committed snapshot `target` for a layer of an ordinary image, if it can be shown
-    /// as it is. It is mounted when something is to be based on it. `None` if containerd has to
-    /// unpack it: then it can do no harm.
+    /// Makes the committed snapshot `target` for a layer of an ordinary image, if the layer can be
+    /// shown as it is. It is mounted when a snapshot is based on it. `None` if containerd has to
+    /// unpack the layer, which is always possible.
     async fn note_plain(&self, wanted: &Wanted, target: &str, image: Image) -> Option<()> {
         let mut turn = self.turns.take(&turn_of(target, &image)).await;
         let namespace = wanted.key.split('/').next().unwrap_or_default();
@@ -137,7 +136,7 @@ impl Snapshotter {
         let (name, parent) = (target.to_owned(), wanted.parent.clone());
         let noted = self.local(move |local| match local.create(new) {
             Ok(_) => Ok(()),
-            // Its content is what its name says, also if containerd made it.
+            // A proven snapshot has the content of its name, even if containerd made it.
             Err(SnapshotError::AlreadyExists(_)) => {
                 let there = local.store.get(&name)?;
                 let is_it = there.proven && there.parent == parent;
@@ -179,8 +178,8 @@ impl Snapshotter {
                 Ok((snapshot, at))
             })
             .await?;
-        // At the same time: each of them is some round trips. Neither is given up half-way. What
-        // the check says tells more.
+        // Concurrently, since each takes some round trips; neither is cancelled half-way. The error
+        // of the check is more specific.
         let bring = async {
             let (checked, mounted) =
                 tokio::join!(self.images.check(&image), self.images.mount(&image, &at));
@@ -224,7 +223,7 @@ impl Snapshotter {
         let is_same = known.manifest_digest == image.manifest_digest;
         if !is_same || !there.proven {
             let proven = self.prove(turn, image, &there.name).await;
-            // What was fetched to find that out.
+            // Forget data that was fetched for the proof.
             self.forget_unless_used(image).await;
             proven?;
         }
@@ -251,19 +250,20 @@ impl Snapshotter {
         if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
     }
 
-    /// What has to be mounted to see a snapshot.
+    /// The mounts that show a snapshot.
     pub(crate) async fn mounts(&self, key: String) -> Result<Vec<Mount>> {
         self.mount_image_of(key.clone()).await?;
         self.local(move |local| local.mounts(&key)).await
     }
 
-    /// Makes sure that the image below a snapshot is mounted: the machine may have been started
-    /// again. What an earlier version committed is used only if it is what its name says.
+    /// Mounts the image below a snapshot if necessary: the machine may have been rebooted. An image
+    /// that an earlier version committed is used only if it proves to be what the snapshot's name
+    /// says.
     async fn mount_image_of(&self, name: String) -> Result<()> {
         let find = |name: String| self.local(move |local| local.image_of(&name));
         let Some((_, base)) = find(name.clone()).await? else { return Ok(()) };
         let mut turn = self.turns.take(&base.number.to_string()).await;
-        // Unless it was removed meanwhile: see `discard`.
+        // It may have been removed meanwhile: see `discard`.
         let Some((image, base)) = find(name).await? else { return Ok(()) };
         if !base.proven {
             self.prove(&mut turn, &image, &base.name).await?;
@@ -301,7 +301,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Tells the mounter that an image is not needed any more, unless another snapshot has it.
+    /// Reports an image as removed, unless another snapshot has it.
     async fn forget_unless_used(&self, image: &Image) {
         let all = match self.local(|local| local.store.all()).await {
             Ok(all) => all,
@@ -338,8 +338,8 @@ impl Snapshotter {
         result
     }
 
-    /// Deletions wait for each other, and nothing else waits for them. What a process still has
-    /// mounted is looked at again.
+    /// Deletions run one after the other, and nothing else waits for them. Snapshots that a process
+    /// still has mounted are tried again later.
     fn empty_trash_later(&self) {
         let local = Arc::downgrade(&self.local);
         tokio::spawn(async move {
@@ -358,7 +358,7 @@ impl Snapshotter {
         });
     }
 
-    /// Deletes what removed snapshots left.
+    /// Deletes the remains of removed snapshots.
     pub(crate) async fn clean_up(&self) -> Result<()> {
         let discarded = self.discard_strays().await;
         self.local(Storage::empty_trash).await.map(drop).and(discarded)
@@ -379,7 +379,7 @@ impl Snapshotter {
         self.local(move |local| local.store.update(&name, labels, &fields)).await
     }
 
-    /// The snapshots that pass one of `filters`.
+    /// Lists the snapshots that pass one of `filters`.
     pub(crate) async fn list(&self, filters: &[String]) -> Result<Vec<Snapshot>> {
         let filters =
             filters.iter().map(|filter| Filter::parse(filter)).collect::<Result<Vec<_>>>()?;
@@ -391,7 +391,7 @@ impl Snapshotter {
         .await
     }
 
-    /// What a snapshot takes beyond its parents; of an image, what has arrived.
+    /// The disk usage of a snapshot beyond its parents; for an image, the data that has arrived.
     pub(crate) async fn usage(&self, key: String) -> Result<Usage> {
         let snapshot = self.stat(key.clone()).await?;
         if snapshot.image.is_none() {
@@ -402,7 +402,7 @@ impl Snapshotter {
         Ok(Usage { size, inodes })
     }
 
-    /// Disks are slow, and readers must not wait for them here.
+    /// Runs storage work on a thread of its own, so that slow disks don't delay readers.
     async fn local<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Storage) -> Result<T> + Send + 'static,
@@ -423,8 +423,8 @@ fn not_its_layer(image: &Image, asked: &str, own: &[String]) -> SnapshotError {
     SnapshotError::NotItsLayer { reference, asked, expected }
 }
 
-/// What the queue for a layer is called: one for each image, since the registry of one that only
-/// claims the layer may never answer.
+/// Name of the queue for a layer. Each image has its own queue, because the registry of an image
+/// that falsely claims the layer may never answer.
 fn turn_of(target: &str, image: &Image) -> String {
     format!("{target} {}", image.reference)
 }

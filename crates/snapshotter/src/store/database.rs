@@ -68,7 +68,7 @@ impl File {
     }
 
     fn create(&self) -> thread::Result<std::result::Result<Database, DatabaseError>> {
-        // What is damaged beyond what redb expects makes it panic.
+        // redb panics on damage that it doesn't expect.
         catch_unwind(AssertUnwindSafe(|| Database::create(&self.path)))
     }
 

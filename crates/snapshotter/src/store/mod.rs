@@ -32,19 +32,18 @@ const CHILDREN: MultimapTableDefinition<'_, &str, &str> = MultimapTableDefinitio
 /// The last number given to a directory.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const LAST: &str = "last";
-/// Numbers of removed snapshots whose files are still there, with the numbers of what they were
-/// based on.
+/// Numbers of removed snapshots whose files still exist, with the numbers of their parents.
 const REMOVED: MultimapTableDefinition<'_, u64, u64> = MultimapTableDefinition::new("removed");
 
-/// How the names of snapshots begin that were found under a name which containerd gave to another
-/// one. No name space of containerd has a colon in its name.
+/// Prefix of renamed snapshots, whose names containerd gave to others. containerd's namespaces have
+/// no colon in their names.
 pub(crate) const FORMER: &str = "former:";
 
 /// The snapshots.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: database::File,
-    /// The last number that was tried in this process: what has failed may have left a directory.
+    /// The last number tried by this process: a failed attempt may have left a directory.
     last: Mutex<u64>,
 }
 
@@ -78,9 +77,9 @@ impl Store {
 
     /// Creates a snapshot, whose directory `make` makes.
     ///
-    /// A name that containerd counts and that is taken is that of a snapshot which this containerd
-    /// does not know: it was made before containerd's state was deleted. That one gets another name
-    /// and keeps everything else, see [`set_aside`].
+    /// If containerd reuses a name that it counts up, the snapshot under that name was made before
+    /// containerd's state was deleted. That snapshot is renamed and keeps everything else, see
+    /// [`set_aside`].
     pub(crate) fn create(
         &self,
         new: New,
@@ -93,7 +92,7 @@ impl Store {
             let number = self.next_number(transaction)?;
             let New { name, parent, kind, labels, image } = new;
             let now = SystemTime::now();
-            // Only Lazuli notes a layer of an ordinary image, after it has looked what that holds.
+            // Only Lazuli records a layer of an ordinary image, after it has verified the content.
             let proven = image.as_ref().is_some_and(|image| image.layers.is_some());
             let snapshot = Snapshot {
                 number,
@@ -130,15 +129,15 @@ impl Store {
         Ok(stored.max(*self.last.lock().unwrap_or_else(PoisonError::into_inner)) + 1)
     }
 
-    /// From here on the number is given, whatever becomes of the transaction.
+    /// Marks the number as used, even if the transaction fails.
     fn give(&self, transaction: &WriteTransaction, number: u64) -> Result<()> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = number;
         transaction.open_table(NUMBERS)?.insert(LAST, number)?;
         Ok(())
     }
 
-    /// Makes the active snapshot `key` a committed one, under another name and with these labels.
-    /// One that was prepared without a parent can be given one here.
+    /// Commits the active snapshot `key` under another name and with these labels. A snapshot
+    /// without a parent can get one here.
     pub(crate) fn commit(
         &self,
         key: &str,
@@ -200,7 +199,7 @@ impl Store {
         })
     }
 
-    /// Notes that the image of a snapshot is what the snapshot's name says.
+    /// Records that a snapshot's image has been proven to match the snapshot's name.
     pub(crate) fn prove(&self, name: &str) -> Result<()> {
         self.write(|transaction| {
             let mut snapshots = transaction.open_table(SNAPSHOTS)?;
@@ -234,7 +233,7 @@ impl Store {
         })
     }
 
-    /// What removed snapshots were based on, by their numbers.
+    /// Parents of removed snapshots, by number.
     pub(crate) fn removed(&self) -> Result<BTreeMap<u64, Vec<u64>>> {
         self.read(|database| {
             let removed = database.begin_read()?.open_multimap_table(REMOVED)?;
@@ -249,7 +248,7 @@ impl Store {
         })
     }
 
-    /// Forgets that there were snapshots with these numbers, whose files are gone.
+    /// Forgets removed snapshots, whose files are gone.
     pub(crate) fn forget_removed(&self, numbers: &[u64]) -> Result<()> {
         if numbers.is_empty() {
             return Ok(());
@@ -307,8 +306,8 @@ impl Store {
         self.read(|database| all(&database.begin_read()?.open_table(SNAPSHOTS)?))
     }
 
-    /// Looks at the numbers of all snapshots while none is created: what `look` finds on the disk
-    /// beyond them has no owner.
+    /// Calls `look` with the numbers of all snapshots, while none is created: directories with
+    /// other numbers have no owner.
     pub(crate) fn at_rest<T>(&self, look: impl FnOnce(&HashSet<u64>) -> Result<T>) -> Result<T> {
         self.write(|transaction| {
             let all = all(&transaction.open_table(SNAPSHOTS)?)?;
@@ -346,8 +345,7 @@ pub(crate) fn lost(error: SnapshotError) -> SnapshotError {
     }
 }
 
-/// The answer to a commit whose key is not there: containerd repeats one whose answer it did not
-/// get.
+/// Answers a commit of an unknown key: containerd repeats a commit whose answer it lost.
 fn committed_before(transaction: &WriteTransaction, key: String, name: &str) -> Result<Snapshot> {
     match get(&transaction.open_table(SNAPSHOTS)?, name) {
         Ok(snapshot) if snapshot.key.as_ref() == Some(&key) => Ok(snapshot),
@@ -367,9 +365,8 @@ fn make_room(transaction: &WriteTransaction, name: &str) -> Result<()> {
     }
 }
 
-/// Gives a snapshot another name, under which its children, its files and its mounts go on.
-/// containerd's garbage collector removes what has a name that containerd does not know, children
-/// first.
+/// Renames a snapshot, whose children, files and mounts are kept. containerd's garbage collector
+/// removes snapshots with names that it doesn't know, children first.
 fn set_aside(transaction: &WriteTransaction, mut former: Snapshot) -> Result<()> {
     let name = std::mem::take(&mut former.name);
     former.name = format!("{FORMER}{}:{name}", former.number);

@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use crate::{Image, SnapshotError, label::Labels};
 
-/// What can be done with a snapshot.
+/// The kind of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// Read.
+    /// Read-only.
     View,
-    /// Read, written and committed.
+    /// Writable; can be committed.
     Active,
-    /// Be the parent of others.
+    /// Immutable; can be the parent of others.
     Committed,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct Snapshot {
     pub(crate) labels: Labels,
     pub(crate) created: SystemTime,
     pub(crate) updated: SystemTime,
-    /// Of committed ones.
+    /// The usage of a committed snapshot.
     #[serde(default)]
     pub(crate) usage: Usage,
     /// The lazy image that is mounted in its directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<Image>,
-    /// Whether the image was found to be what the snapshot's name says. Of a snapshot that an
-    /// earlier version committed that is not known.
+    /// Whether the image was proven to match the snapshot's name. False for snapshots that an
+    /// earlier version committed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) proven: bool,
     /// The name that it had before it was committed.
@@ -56,7 +56,8 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether this is a data layer of a lazy image: only those are created as committed ones.
+    /// Returns whether this is a data layer of a lazy image: only those are created as committed
+    /// snapshots.
     pub(crate) fn is_data(&self) -> bool {
         self.kind == Kind::Committed && self.image.is_none() && self.key.is_none()
     }
@@ -94,9 +95,9 @@ pub(super) fn put(snapshots: &mut Table<'_, &str, &[u8]>, snapshot: &Snapshot) -
     Ok(())
 }
 
-/// Whether containerd's metadata made this name: `NAMESPACE/NUMBER/NAME`. It counts the names that
-/// it makes in each name space, and never makes one twice. Names of layers of lazy images are made
-/// by us.
+/// Returns whether containerd's metadata made this name: `NAMESPACE/NUMBER/NAME`. It counts the
+/// names in each namespace, and never makes one twice. Lazuli makes the names of lazy images'
+/// layers.
 pub(super) fn is_numbered(name: &str) -> bool {
     let mut parts = name.splitn(3, '/');
     let [space, number, rest] = [parts.next(), parts.next(), parts.next()];

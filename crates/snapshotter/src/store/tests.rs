@@ -9,7 +9,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// What is asked of a store.
+/// A request to the store.
 enum Ask {
     Create(&'static str, &'static str, Kind),
     Commit(&'static str, &'static str),
@@ -45,7 +45,7 @@ fn steps_are_kept_and_wrong_ones_are_refused() {
         (Commit("a", "base"), "1"),
         (Commit("none", "base"), "snapshot base already exists"),
         (Commit("base", "again"), "snapshot base is not active"),
-        // The number of a creation that failed is free again, that of a removed one is not.
+        // The number of a failed creation is free again, that of a removed snapshot is not.
         (Create("b", "base", Active), "2"),
         (Create("v", "base", View), "3"),
         (Commit("v", "x"), "snapshot v is not active"),
@@ -76,7 +76,7 @@ fn a_failed_directory_leaves_no_record() {
     let failed = store.create(new("a", "", Active), |_| Err(SnapshotError::Panicked));
     assert!(matches!(failed, Err(SnapshotError::Panicked)));
     assert!(matches!(store.get("a"), Err(SnapshotError::NotFound(_))));
-    // What has failed may have left something.
+    // A failed creation may have left a directory.
     assert_eq!(store.create(new("a", "", Active), |_| Ok(())).unwrap().number, 2);
 }
 
@@ -210,7 +210,7 @@ fn a_damaged_file_is_named() {
     }
 }
 
-/// What is removed makes room for what comes.
+/// The space of removed snapshots is reused.
 #[test]
 fn the_file_does_not_grow_for_ever() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,12 +1,11 @@
-//! Damages an image again and again, in memory, and sees whether that is found.
+//! Damages an image repeatedly, in memory, and checks that readers detect the damage.
 //!
-//! `mutate DIR SEED COUNT`, with `DIR/bootstrap` and `DIR/<blob id>`. Each time one thing is
-//! damaged, and the bytes are then believed to be the right ones, as if their digests had been
-//! forged too: what is found is found by the format and by the digests of chunks. What is not found
-//! must not matter: the tree and every byte of every file are the same. A bootstrap may describe
-//! another image, which only its digest can tell.
+//! `mutate DIR SEED COUNT`, with `DIR/bootstrap` and `DIR/<blob id>`. Each round makes one change
+//! and updates all digests to match, as a forger would: only the format and the digests of chunks
+//! can reveal it. Damage that goes undetected must be harmless: the tree and every byte of every
+//! file are the same. A bootstrap may become that of another image, which only its digest reveals.
 //!
-//! Prints how often what happened, as JSON.
+//! Prints the number of each outcome, as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use std::{
@@ -27,10 +26,10 @@ use lazuli_image::{
 use lazuli_testkit::{content::Choices, mutation::mutate};
 use serde_json::json;
 
-/// What became of one mutation.
+/// The outcome of one mutation.
 #[derive(Clone, Copy, Debug)]
 enum Outcome {
-    /// An error said so.
+    /// A reader reported an error.
     Found,
     /// Nothing differs.
     Harmless,
@@ -54,8 +53,8 @@ impl Outcome {
     }
 }
 
-/// What an image shows: of each inode that a name leads to, everything; of files, the digest unless
-/// reading them is an error.
+/// The visible content of an image: every inode with a name, and the digest of every file that can
+/// be read.
 #[derive(Default)]
 struct Shown {
     entries: Vec<(Vec<u8>, String, Option<Digest>)>,
@@ -63,7 +62,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Whether a reader of `self` sees what `whole` shows, or an error.
+    /// Returns whether a reader of `self` sees the same as in `whole`, or an error.
     fn is_part_of(&self, whole: &Shown) -> bool {
         let same = |(one, other): (&(_, _, Option<_>), &(_, _, _))| {
             one.0 == other.0 && one.1 == other.1 && (one.2.is_none() || one.2 == other.2)
@@ -222,7 +221,7 @@ fn show(bootstrap: &[u8], blobs: &[Vec<u8>]) -> Result<Shown, String> {
     Ok(shown)
 }
 
-/// The digest of a file, whose chunks are decoded and checked as every reader does.
+/// The digest of a file whose chunks are decoded and checked, as in every reader.
 fn content(
     bootstrap: &Bootstrap<&[u8]>,
     file: Nid,

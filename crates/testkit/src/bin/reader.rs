@@ -1,7 +1,7 @@
-//! Reads files with known content, at random places, until its standard input ends, and says what
-//! it saw.
+//! Reads random parts of files with known content until its standard input ends, and reports the
+//! results.
 //!
-//! See [`lazuli_testkit::reading`] for the two ends of the conversation.
+//! See [`lazuli_testkit::reading`] for the protocol.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use std::{
@@ -29,7 +29,7 @@ use rustix::fs::{Advice, fadvise};
 const PIECE: u64 = 128 << 10;
 /// Files that stay open: far below the 1024 descriptors that a process gets without asking.
 const OPEN: u64 = 500;
-/// How often totals are reported.
+/// Interval for reporting totals.
 const TOTALS: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What all threads have in common.
+/// State that all threads share.
 #[derive(Default)]
 struct Shared {
     ended: AtomicBool,
@@ -209,7 +209,7 @@ impl Reader<'_> {
                 content::check(file.seed, offset, piece)
             }
             Opened::File(opened) => {
-                // What is here already is asked for again, too.
+                // Drop cached pages now and then, so that the kernel asks for them again.
                 if self.choices.below(8) == 0 {
                     let len = std::num::NonZeroU64::new(len);
                     fadvise(&*opened, offset, len, Advice::DontNeed)?;

@@ -1,6 +1,5 @@
-//! A program whose own bytes are known: it checks the megabyte of content inside it and its machine
-//! code, as they are mapped for it. Wrong pages in a running program are found and not just crashed
-//! on.
+//! A program that checks its own bytes: the megabyte of content inside it and its machine code, as
+//! mapped. It reports wrong pages in a running program that would otherwise only crash it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use std::{fs, hint::black_box, io, os::unix::fs::FileExt as _, process::ExitCode};
@@ -11,7 +10,7 @@ use lazuli_testkit::{
     reading::{PAYLOAD, PLACEHOLDER},
 };
 
-/// Replaced in the file by content of the seed that the program is told.
+/// Replaced in the file by content made from the program's seed argument.
 static CONTENT: [u8; PAYLOAD] = [PLACEHOLDER; PAYLOAD];
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! A long and narrow way to a server on this machine, for scripts. Prints the address of its near
-//! end, and goes on until it is ended.
+//! A slow, narrow connection to a server on this machine, for scripts. Prints its local address,
+//! and runs until it is killed.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 use std::{
@@ -18,7 +18,7 @@ const USAGE: &str = "usage: wire HOST:PORT --round-trip MILLISECONDS --megabits 
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = env::args().skip(1).collect();
-    let [server, round_trip, milliseconds, breadth, megabits, rest @ ..] = &arguments[..] else {
+    let [server, round_trip, milliseconds, bandwidth, megabits, rest @ ..] = &arguments[..] else {
         return usage();
     };
     let (slow_start, rest) = match rest {
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         [at, near] if at == "--at" => address(near),
         _ => return usage(),
     };
-    if round_trip != "--round-trip" || breadth != "--megabits" {
+    if round_trip != "--round-trip" || bandwidth != "--megabits" {
         return usage();
     }
     match near.and_then(|near| forward(near, server, milliseconds, megabits, slow_start)) {

@@ -1,11 +1,10 @@
-//! A Dragonfly in this process: daemons that hand each other the pieces of blobs, and that fail on
-//! demand.
+//! A Dragonfly in this process: daemons that exchange pieces of blobs, with faults on demand.
 //!
-//! What a client can see is what dfdaemon 1.5 shows it: its proxy takes the registry from
-//! `X-Dragonfly-Registry`, or from `ns`, and knows a blob by its digest alone. With
-//! `X-Dragonfly-Scheduling-Policy: always` one daemon of the swarm fetches a piece from there, and
-//! the others have it from that one; without, each fetches what it needs by itself, and announces
-//! nothing. Only blobs are fetched.
+//! Clients see the behaviour of dfdaemon 1.5: its proxy takes the registry from
+//! `X-Dragonfly-Registry`, or from `ns`, and identifies a blob by its digest alone. With
+//! `X-Dragonfly-Scheduling-Policy: always`, one daemon of the swarm fetches a piece from there, and
+//! the others get it from that one; without, each fetches its own pieces, and announces nothing.
+//! Only blobs are fetched.
 //!
 //! ```no_run
 //! use lazuli_testkit::dragonfly::{Fault, Swarm};
@@ -40,7 +39,7 @@ const PIECE: u64 = 4 << 20;
 /// A fault of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing listens, and requests under way have ended.
+    /// Nothing listens, and requests in progress have ended.
     Gone,
     /// Its proxy is closed, but it is healthy, and its socket is open.
     ProxyGone,
@@ -48,9 +47,9 @@ pub enum Fault {
     Hung,
     /// It delivers nothing, as if it waited for a peer's piece, and is healthy.
     Stuck,
-    /// What it does not have yet it cannot keep.
+    /// It cannot store data that it doesn't have yet.
     DiskFull,
-    /// It knows of no other daemon, and none of it: the scheduler does not answer.
+    /// The scheduler doesn't answer: this daemon and all others don't know each other.
     Alone,
     /// Each byte that it hands out is inverted, to other daemons as well.
     WrongBytes,
@@ -68,7 +67,7 @@ pub struct Logged {
     pub headers: Headers,
 }
 
-/// What a daemon did so far.
+/// Counters of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests to the proxy.
@@ -83,7 +82,7 @@ pub struct Stats {
     pub from_peers: u64,
 }
 
-/// Daemons that one scheduler knows of. Clones are the same.
+/// The daemons of one scheduler. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Swarm(Arc<Pool>);
 
@@ -94,12 +93,12 @@ impl Default for Swarm {
 }
 
 impl Swarm {
-    /// Without daemons, and with pieces of the usual size.
+    /// A swarm without daemons, and with pieces of the usual size.
     pub fn new() -> Self {
         Self::with_pieces_of(PIECE)
     }
 
-    /// With pieces of so many bytes.
+    /// A swarm with pieces of this many bytes.
     pub fn with_pieces_of(bytes: u64) -> Self {
         Swarm(Arc::new(Pool::new(bytes)))
     }
@@ -143,10 +142,10 @@ pub struct Daemon {
 
 #[derive(Debug)]
 struct Shared {
-    /// Of the proxy, and of what says that it lives.
+    /// Ports of the proxy and of the health probe.
     ports: Ports,
     pool: Arc<Pool>,
-    /// Which of the swarm's daemons it is.
+    /// The daemon's number in the swarm.
     number: usize,
     /// If one was requested.
     socket: Mutex<Option<Socket>>,
@@ -166,18 +165,18 @@ impl Drop for Stop {
         // Requests that wait within it go on, and find it gone.
         self.0.pool.change(self.0.number, |peer| peer.fault = Some(Fault::Gone));
         self.0.ports.stop();
-        // It knows the daemon, too.
+        // The socket holds the daemon too.
         *self.0.socket() = None;
     }
 }
 
 impl Daemon {
-    /// Where clients ask.
+    /// URL of the proxy.
     pub fn proxy(&self) -> String {
         format!("http://{}", self.shared.ports.address(0))
     }
 
-    /// Where it says that it lives.
+    /// URL of the health probe.
     pub fn health(&self) -> String {
         format!("http://{}", self.shared.ports.address(1))
     }
@@ -189,12 +188,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has this from now on, also in what is under way, instead of any other fault.
+    /// Sets the fault, also for requests in progress, in place of any other.
     pub fn set(&self, fault: Fault) {
         self.turn(Some(fault));
     }
 
-    /// Does all it should again. It has what it had before.
+    /// Clears the fault. The daemon keeps its data.
     pub fn heal(&self) {
         self.turn(None);
     }
@@ -214,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// What it did since the start or the last [`Daemon::reset_stats`].
+    /// Counters since the start or the last [`Daemon::reset_stats`].
     pub fn stats(&self) -> Stats {
         self.shared.pool.change(self.shared.number, |peer| peer.stats.clone())
     }
@@ -238,7 +237,7 @@ impl Daemon {
 }
 
 impl Logged {
-    /// Whether it came with credentials.
+    /// Returns whether the request had credentials.
     pub fn is_authorized(&self) -> bool {
         self.headers.contains_key("authorization")
     }

@@ -20,7 +20,7 @@ pub(super) enum Refusal {
     Own(u16),
 }
 
-/// A blob there, and what the client shows to it.
+/// A blob at its registry, with the client's headers for it.
 #[derive(Clone, Debug)]
 pub(super) struct Origin {
     /// `http://127.0.0.1:5000/v2/app/blobs/sha256:…`.

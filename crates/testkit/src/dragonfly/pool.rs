@@ -1,4 +1,4 @@
-//! The pieces that each daemon has, and how it comes by more of them.
+//! The pieces of each daemon, and how it gets more.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,16 +24,16 @@ pub(super) struct Pool {
 pub(super) struct State {
     peers: Vec<Peer>,
     under_way: HashSet<Claim>,
-    /// What the scheduler knows about blobs.
+    /// The scheduler's knowledge, by blob.
     pub(super) known: HashMap<String, Known>,
 }
 
-/// What the scheduler knows about a blob.
+/// The scheduler's knowledge of a blob.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// That a daemon has fetched from the registry for all, and where they are.
+    /// The pieces that a daemon has fetched from the registry for all, with their ranges.
     pub(super) pieces: BTreeMap<u64, Range<u64>>,
-    /// That have begun, also those that have ended.
+    /// Downloads begun, finished ones included.
     pub(super) downloads: u32,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Peer {
     pub(super) stats: Stats,
     pub(super) log: Vec<Logged>,
     pub(super) at_socket: Vec<Logged>,
-    /// Of blobs, by their digests.
+    /// Sizes of blobs, by their digests.
     sizes: HashMap<String, u64>,
     pieces: HashMap<(String, u64), Piece>,
     /// Blobs that it was told to fetch as a whole.
@@ -54,21 +54,21 @@ pub(super) struct Peer {
 #[derive(Debug)]
 struct Piece {
     content: Arc<Vec<u8>>,
-    /// Whether others were told of it.
+    /// Whether the piece was announced to others.
     shared: bool,
 }
 
-/// A request to a registry under way.
+/// A request to a registry in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Claim {
     /// For which daemon alone, if not for all of them.
     alone: Option<usize>,
     blob: String,
-    /// `None`: how big it is.
+    /// The piece; `None` for the size of the blob.
     piece: Option<u64>,
 }
 
-/// What one request of a client is about.
+/// One request of a client.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) pool: Arc<Pool>,
@@ -77,7 +77,7 @@ pub(super) struct Task {
     /// The digest in hexadecimal digits.
     pub(super) blob: String,
     pub(super) origin: Origin,
-    /// Whether other daemons are to be asked, and told.
+    /// Whether to ask other daemons, and to announce pieces to them.
     pub(super) shared: bool,
 }
 
@@ -100,7 +100,7 @@ impl Pool {
         result
     }
 
-    /// Waits as long as the daemon has one of these faults.
+    /// Waits while the daemon has one of these faults.
     pub(super) fn wait_out(&self, number: usize, faults: &[Fault]) {
         let has = |state: &mut State| {
             state.peers[number].fault.is_some_and(|fault| faults.contains(&fault))
@@ -141,7 +141,7 @@ impl Peer {
 }
 
 impl Task {
-    /// Tells the scheduler that a client wants some of it.
+    /// Registers a download with the scheduler.
     pub(super) fn begin(&self) {
         let mut state = self.pool.lock();
         if self.shared && state.peers[self.number].fault != Some(Fault::Alone) {
@@ -269,7 +269,7 @@ impl Task {
             if let Ok((bytes, _)) = &answer {
                 peer.stats.from_origin += bytes.len() as u64;
             }
-            // What a process fetched that has ended is lost.
+            // Data that an ended process fetched is lost.
             if peer.fault == Some(Fault::Gone) { Err(Refusal::Own(500)) } else { answer }
         })
     }

@@ -44,7 +44,7 @@ pub(super) fn serve(daemon: &Shared, stream: TcpStream) {
     converse(stream, answer, about_to_send);
 }
 
-/// The same for the port that says that the daemon lives.
+/// Serves the health probe.
 pub(super) fn serve_health(daemon: &Shared, stream: TcpStream) {
     let answer = |request: &Request| {
         daemon.pool.wait_out(daemon.number, &[Fault::Hung]);
@@ -68,7 +68,7 @@ fn converse(
             break;
         }
         about_to_send(response.body.bytes().len() as u64);
-        // No request here needs a body; what follows one is no request.
+        // Requests have no body here; data behind one would not be a request.
         if response.write(&mut stream, None).is_err() || request.length() > 0 {
             break;
         }
@@ -76,7 +76,7 @@ fn converse(
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Whether the other end did not wait for an answer.
+/// Returns whether the client closed the connection before the answer.
 fn has_ended(stream: &TcpStream) -> bool {
     let _ = stream.set_nonblocking(true);
     let ended = stream.peek(&mut [0]).is_ok_and(|bytes| bytes == 0);

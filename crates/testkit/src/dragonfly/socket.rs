@@ -1,7 +1,8 @@
 //! The daemon's gRPC service on a Unix socket, for clients on the same machine.
 //!
-//! Blobs are in files of the fake's own, each piece at its place in the blob. A client that asks
-//! for a part is told its pieces, then when each is there, and reads them through a hard link.
+//! Blobs are stored in the fake's own files, each piece at its offset in the blob. A client that
+//! asks for a part gets a list of its pieces, then a message as each becomes available, and reads
+//! them through a hard link.
 
 use std::{
     fs, io,
@@ -86,7 +87,7 @@ impl Socket {
     pub(super) fn go_away(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             let _ = fs::remove_file(&self.path);
-            // What it waits for may take long.
+            // Its tasks may wait for long.
             runtime.shutdown_background();
         }
     }
@@ -103,7 +104,7 @@ struct Service {
     files: Arc<TempDir>,
 }
 
-/// Does what may wait for a registry, or for a fault to end.
+/// Runs work that may wait for a registry, or for the end of a fault, on a thread of its own.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
@@ -112,7 +113,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Service {
-    /// Notes a request; it goes on when the daemon does anything.
+    /// Logs a request, and continues when the daemon doesn't hang.
     async fn note(&self, logged: Logged) -> Result<Option<Fault>, Status> {
         let (pool, number) = (self.daemon.pool.clone(), self.daemon.number);
         blocking(move || {
@@ -140,7 +141,7 @@ impl DfdaemonDownload for Service {
         self.note(logged.clone()).await?;
         let path = download.url.split('?').next().unwrap_or_default();
         let blob = path.rsplit_once("/blobs/sha256:").map(|(_, hex)| hex.to_owned());
-        // By other names the fake does not know blobs.
+        // The fake knows blobs only by their digests.
         let blob = blob.filter(|_| download.enable_task_id_based_blob_digest);
         let blob = blob.ok_or_else(|| Status::invalid_argument("the task is not a blob"))?;
         let link = download.output_path.filter(|_| download.force_hard_link);
@@ -246,7 +247,7 @@ fn refused(refusal: Refusal) -> Status {
 }
 
 impl Pool {
-    /// What the scheduler knows about a blob.
+    /// The scheduler's knowledge of a blob.
     fn known(&self, blob: &str) -> Option<Known> {
         self.lock().known.get(blob).cloned()
     }

@@ -1,4 +1,4 @@
-//! The fake itself: whether it is what the tests of others depend on.
+//! Tests of the fake itself, on whose behaviour other tests depend.
 
 use std::{
     io::{BufReader, Read as _, Write as _},

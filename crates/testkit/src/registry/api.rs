@@ -1,4 +1,4 @@
-//! The distribution API, its token server, and the storage behind it.
+//! The distribution API, and the storage behind it.
 
 use std::{
     io::{self, BufReader, Read as _, Write as _},
@@ -10,7 +10,9 @@ use std::{
 use lazuli_image::{Algorithm, Digest};
 use serde_json::Value;
 
-use super::{Logged, Login, Shared, State, StoredManifest, fault, fault::Fault, referrers};
+use super::{
+    Logged, Login, Shared, State, StoredManifest, fault, fault::Fault, referrers, uploads::upload,
+};
 use crate::http::{self, Body, Request, Response};
 
 /// Serves one connection until either side closes it.
@@ -29,7 +31,7 @@ pub(super) fn serve(shared: &Shared, mut stream: TcpStream, storage: bool) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Whether it asks for nothing: clients do so to have a connection.
+/// Returns whether the request only opens a connection.
 fn is_ping(request: &Request) -> bool {
     request.method == "GET" && request.path() == "/v2/"
 }
@@ -149,12 +151,12 @@ impl State {
         });
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.counter += 1;
         self.counter
     }
 
-    /// Refuses what no careful client does.
+    /// Refuses a request that no careful client sends.
     fn violation(&mut self, request: &Request, problem: &str) -> Response {
         self.violations.push(format!("{} {}: {problem}", request.method, request.target));
         Response::error(400, "VIOLATION")
@@ -167,57 +169,6 @@ impl State {
             content.extend_from_slice(body);
         }
     }
-
-    /// Whether the request may do `action` in `repository`.
-    fn allows(&self, request: &Request, repository: &str, action: &str) -> bool {
-        let header = request.header("authorization").unwrap_or_default();
-        match &self.login {
-            Login::None => true,
-            Login::Basic(user, password) => header == basic(user, password),
-            Login::Bearer(..) | Login::Identity(_) => {
-                let scopes =
-                    header.strip_prefix("Bearer ").and_then(|token| self.tokens.get(token));
-                let grants = |scope: &String| {
-                    let actions = scope.strip_prefix(&format!("repository:{repository}:"));
-                    actions.is_some_and(|actions| actions.split(',').any(|a| a == action))
-                };
-                scopes.is_some_and(|scopes| scopes.iter().any(grants))
-            }
-        }
-    }
-
-    /// The token server.
-    fn token(&mut self, request: &Request, body: &[u8]) -> Response {
-        let form = String::from_utf8_lossy(body).into_owned();
-        let (known, scopes) = match &self.login {
-            Login::Identity(token) => {
-                let good = request.method == "POST"
-                    && http::parameters(&form, "grant_type") == ["refresh_token"]
-                    && http::parameters(&form, "refresh_token") == [token.as_str()];
-                let scopes = http::parameters(&form, "scope").join(" ");
-                (good, scopes.split(' ').map(str::to_owned).collect())
-            }
-            Login::Bearer(user, password) => {
-                let open = user.is_empty() && password.is_empty();
-                let expected = (!open).then(|| basic(user, password));
-                let good = request.header("authorization") == expected.as_deref();
-                (request.method == "GET" && good, request.query("scope"))
-            }
-            Login::None | Login::Basic(..) => (false, Vec::new()),
-        };
-        if !known && !self.empty_tokens {
-            return Response::error(401, "UNAUTHORIZED");
-        }
-        let scopes = if known { scopes } else { Vec::new() };
-        let token = format!("token-{}", self.next());
-        self.tokens.insert(token.clone(), scopes);
-        Response::new(200).body(format!(r#"{{"token":"{token}"}}"#).into_bytes())
-    }
-}
-
-fn basic(user: &str, password: &str) -> String {
-    use base64::{Engine as _, engine::general_purpose::STANDARD};
-    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
 }
 
 /// The storage behind a redirect, which checks signatures instead of logins.
@@ -312,77 +263,6 @@ fn blob(state: &mut State, request: &Request, repository: &str, digest: &str) ->
     let end = size.min(last.saturating_add(1));
     let header = format!("bytes {first}-{}/{size}", end - 1);
     Response::new(206).with("content-range", header).body(Body { content, start: first, end })
-}
-
-fn upload(
-    state: &mut State,
-    request: &Request,
-    repository: &str,
-    id: &str,
-    body: Vec<u8>,
-) -> Response {
-    let location = |id: u64| format!("/v2/{repository}/blobs/uploads/{id}");
-    let key = |digest: Digest, repository: &str| (repository.to_owned(), digest);
-    let mut digest = request.query("digest");
-    digest.extend(request.query("mount"));
-    let digest: Option<Digest> = digest.first().and_then(|text| text.parse().ok());
-    if request.method == "POST" {
-        let from = request.query("from");
-        if let (Some(digest), Some(from)) = (digest, from.first())
-            && let Some(content) = state.blobs.get(&key(digest, from)).cloned()
-        {
-            state.blobs.insert(key(digest, repository), content);
-            return Response::new(201).with("location", format!("/v2/{repository}/blobs/{digest}"));
-        }
-        let id = state.next();
-        state.uploads.insert(id, (repository.to_owned(), Vec::new()));
-        return Response::new(202).with("location", location(id)).with("range", "0-0");
-    }
-    let Ok(id) = id.parse::<u64>() else { return Response::error(404, "BLOB_UPLOAD_UNKNOWN") };
-    let Some((_, content)) = state.uploads.get_mut(&id).filter(|(owner, _)| owner == repository)
-    else {
-        return Response::error(404, "BLOB_UPLOAD_UNKNOWN");
-    };
-    let offset = content.len();
-    let so_far = |length: usize| format!("0-{}", length.saturating_sub(1));
-    match request.method.as_str() {
-        "GET" => Response::new(204).with("location", location(id)).with("range", so_far(offset)),
-        "DELETE" => {
-            state.uploads.remove(&id);
-            Response::new(204)
-        }
-        "PATCH" | "PUT" => {
-            let right = match request.header("content-range") {
-                Some(text) => Some(text.to_owned()) == last_of(offset, body.len()),
-                // A closing request may carry everything, or nothing.
-                None => request.method == "PUT" && (offset == 0 || body.is_empty()),
-            };
-            if !right {
-                let range = so_far(offset);
-                return Response::error(416, "RANGE_INVALID")
-                    .with("range", range)
-                    .with("location", location(id));
-            }
-            content.extend_from_slice(&body);
-            if request.method == "PATCH" {
-                let range = so_far(content.len());
-                return Response::new(202).with("location", location(id)).with("range", range);
-            }
-            let Some((_, content)) = state.uploads.remove(&id) else { return Response::new(404) };
-            match digest {
-                Some(digest) if digest.matches(&content) => {
-                    state.blobs.insert(key(digest, repository), Arc::new(content));
-                    Response::new(201).with("location", format!("/v2/{repository}/blobs/{digest}"))
-                }
-                _ => Response::error(400, "DIGEST_INVALID"),
-            }
-        }
-        _ => Response::error(405, "UNSUPPORTED"),
-    }
-}
-
-fn last_of(offset: usize, length: usize) -> Option<String> {
-    Some(format!("{offset}-{}", (offset + length).checked_sub(1)?))
 }
 
 fn tags(state: &State, repository: &str) -> Response {

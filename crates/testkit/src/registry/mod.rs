@@ -15,7 +15,9 @@
 
 mod api;
 mod fault;
+mod login;
 mod referrers;
+mod uploads;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -41,10 +43,10 @@ pub enum Login {
     None,
     /// With a user and a password in every request.
     Basic(String, String),
-    /// With a token from the token server, which wants a user and a password; two empty strings let
-    /// any client have one.
+    /// A token from the token server, which asks for a user and a password. Two empty strings give
+    /// any client a token.
     Bearer(String, String),
-    /// With a token from the token server, which wants this refresh token.
+    /// A token from the token server, which asks for this refresh token.
     Identity(String),
 }
 
@@ -57,11 +59,11 @@ pub struct Logged {
     pub target: String,
     /// The Range header.
     pub range: Option<String>,
-    /// Whether it came with an Authorization header.
+    /// Whether the request had an Authorization header.
     pub authorized: bool,
-    /// Whether it came to the storage port.
+    /// Whether the storage port received it.
     pub storage: bool,
-    /// Where it came from.
+    /// Address of the client.
     pub peer: IpAddr,
 }
 
@@ -73,8 +75,7 @@ impl Logged {
     }
 }
 
-/// The runs of bytes that were asked for in parts that follow each other, by what they were asked
-/// of.
+/// Joins adjacent ranges that were requested, by their targets.
 ///
 /// # Panics
 /// If bytes were asked for twice.
@@ -95,7 +96,7 @@ pub fn runs(log: &[Logged]) -> Vec<(String, Range<u64>)> {
     runs
 }
 
-/// What the registry did so far.
+/// Counters of the registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests, storage included.
@@ -104,10 +105,10 @@ pub struct Stats {
     pub bytes: u64,
     /// Connections accepted.
     pub connections: u64,
-    /// Most requests that were in the registry at the same time.
+    /// Maximum number of requests that were in the registry at the same time.
     pub max_concurrency: u64,
-    /// Requests for the root of the API, which ask for nothing. They are counted and logged nowhere
-    /// else, and have no faults.
+    /// Requests for the root of the API, which clients send only to open a connection. They are
+    /// counted and logged nowhere else, and have no faults.
     pub pings: u64,
     /// Requests by path, without the query.
     pub by_path: BTreeMap<String, u64>,
@@ -122,7 +123,7 @@ pub struct FakeRegistry {
 
 #[derive(Debug)]
 struct Shared {
-    /// Of the registry itself, and of the storage.
+    /// The ports of the registry itself, and of the storage.
     ports: Ports,
     state: Mutex<State>,
 }
@@ -132,12 +133,12 @@ struct State {
     blobs: HashMap<(String, Digest), Arc<Vec<u8>>>,
     /// By repository and tag or digest.
     manifests: HashMap<(String, String), StoredManifest>,
-    /// By upload: repository and what arrived so far.
+    /// By upload: the repository, and the data received so far.
     uploads: HashMap<u64, (String, Vec<u8>)>,
     login: Login,
     /// Tokens that are good, with their scopes.
     tokens: HashMap<String, Vec<String>>,
-    /// Whether strangers get tokens that are good for nothing.
+    /// Whether unknown clients get tokens without any rights.
     empty_tokens: bool,
     redirect: bool,
     referrers: referrers::Behaviour,
@@ -173,12 +174,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Where the registry itself is.
+    /// The address of the registry itself.
     fn address(&self) -> SocketAddr {
         self.ports.address(0)
     }
 
-    /// Where the storage is.
+    /// The address of the storage.
     fn storage(&self) -> SocketAddr {
         self.ports.address(1)
     }
@@ -264,8 +265,8 @@ impl FakeRegistry {
         self.shared.lock().tokens.clear();
     }
 
-    /// Gives tokens that allow nothing to those it does not know, as many token servers do, instead
-    /// of refusing.
+    /// Makes the token server give unknown logins tokens without rights, as many token servers do,
+    /// instead of refusing them.
     pub fn give_empty_tokens(&self) {
         self.shared.lock().empty_tokens = true;
     }
@@ -280,7 +281,7 @@ impl FakeRegistry {
         self.shared.lock().referrers.absent = true;
     }
 
-    /// Answers with so many referrers at a time.
+    /// Limits lists of referrers to this many entries per page.
     pub fn page_referrers(&self, entries: usize) {
         self.shared.lock().referrers.page = entries;
     }
@@ -295,7 +296,7 @@ impl FakeRegistry {
         self.shared.lock().signatures.clear();
     }
 
-    /// Lets the next `times` requests fail whose method is `method` (empty: any) and whose path
+    /// Makes the next `times` requests fail whose method is `method` (empty: any) and whose path
     /// contains `path`.
     pub fn fault(&self, method: &str, path: &str, times: usize, fault: Fault) {
         let (method, path) = (method.to_owned(), path.to_owned());
@@ -334,7 +335,7 @@ impl FakeRegistry {
         self.shared.ports.come_back();
     }
 
-    /// What was done since the start or the last [`FakeRegistry::reset_stats`].
+    /// Counters since the start or the last [`FakeRegistry::reset_stats`].
     pub fn stats(&self) -> Stats {
         self.shared.lock().stats.clone()
     }
@@ -351,7 +352,7 @@ impl FakeRegistry {
         state.log.clear();
     }
 
-    /// What clients did that a server may refuse.
+    /// Requests that a server may refuse.
     pub fn violations(&self) -> Vec<String> {
         self.shared.lock().violations.clone()
     }

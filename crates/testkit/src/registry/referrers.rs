@@ -1,4 +1,4 @@
-//! Referrers, OCI distribution 1.1: the API, and what clients do for a registry without it.
+//! Referrers, OCI distribution 1.1: the API, and the work of clients for a registry without it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +14,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// How the API behaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Behaviour {
-    /// There is none.
+    /// Whether the API is missing.
     pub(super) absent: bool,
     /// Entries on one page; 0: all.
     pub(super) page: usize,
@@ -58,7 +58,7 @@ pub(super) fn list(state: &State, request: &Request, repository: &str, subject: 
     response
 }
 
-/// What lists say about a manifest, if it refers to `subject`.
+/// The entry of a manifest in lists, if it refers to `subject`.
 fn entry(stored: &StoredManifest, subject: &Digest) -> Option<Value> {
     let manifest: Value = serde_json::from_slice(&stored.content).ok()?;
     if manifest["subject"]["digest"] != subject.to_string() {
@@ -88,8 +88,8 @@ pub(super) fn subject<'a>(state: &State, manifest: &'a Value) -> Option<&'a str>
     manifest["subject"]["digest"].as_str().filter(|_| !state.referrers.absent)
 }
 
-/// What is wrong with an index that is pushed as `name`: its manifests have to be there, and a list
-/// of referrers has to say what they say.
+/// The problem with an index pushed as `name`, if any: its manifests must exist, and a list of
+/// referrers must describe them correctly.
 pub(super) fn problem(
     state: &State,
     repository: &str,

@@ -17,7 +17,7 @@ type Module = Vec<String>;
 #[derive(Default)]
 struct Crate {
     files: BTreeMap<Module, PathBuf>,
-    /// What each file imports: whole paths from the crate's root.
+    /// The imports of each file, as whole paths from the crate's root.
     imports: BTreeMap<Module, Vec<Module>>,
 }
 
@@ -74,12 +74,12 @@ impl Crate {
         self.files.insert(module, path);
     }
 
-    /// The file that defines what `path` means to `from`; `None` if it is no file of the crate.
+    /// The file that defines `path` as seen by `from`; `None` if it is not in the crate.
     fn resolve(&self, path: &[String], depth: usize) -> Option<Module> {
         let length = (0..=path.len()).rev().find(|at| self.files.contains_key(&path[..*at]))?;
         let module = path[..length].to_vec();
         let Some(name) = path.get(length).filter(|_| depth < 8) else { return Some(module) };
-        // Re-exported: what the module itself imports under this name.
+        // Re-exported: the module's own import under this name.
         let renamed = self.imports[&module]
             .iter()
             .find(|import| import.last() == Some(name) && **import != path[..=length]);
@@ -96,7 +96,7 @@ impl Crate {
             .iter()
             .map(|(module, imports)| {
                 let targets = imports.iter().filter_map(|import| self.resolve(import, 0));
-                // What a module has for its own submodules makes no circle.
+                // Imports from a module's own submodules make no circle.
                 (module, targets.filter(|target| !module.starts_with(target)).collect())
             })
             .collect();
@@ -118,7 +118,7 @@ impl Crate {
     }
 }
 
-/// The text up to its unit tests, without comments and without what is in quotes.
+/// The text before the unit tests, without comments and string literals.
 fn without_tests_and_comments(text: &str) -> String {
     let mut kept = String::new();
     let mut is_test = false;
@@ -181,7 +181,7 @@ fn imports(text: &str, module: &[String]) -> Vec<Module> {
     paths
 }
 
-/// Adds the paths of the `use` tree that `text` begins with. Returns what follows it.
+/// Adds the paths of the `use` tree at the start of `text`. Returns the rest.
 fn expand<'a>(text: &'a str, prefix: &[String], found: &mut Vec<Module>) -> &'a str {
     let text = text.trim_start();
     if let Some(mut rest) = text.strip_prefix('{') {
@@ -209,7 +209,7 @@ fn expand<'a>(text: &'a str, prefix: &[String], found: &mut Vec<Module>) -> &'a 
         _ => {
             found.push(path);
             let rest = rest.trim_start();
-            // A new name, which imports from here would use: the path's own last part is looked up
+            // A rename, which imports from here would use: the path's own last part is resolved
             // instead.
             rest.strip_prefix("as ").map_or(rest, |rest| {
                 let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');

@@ -1,4 +1,4 @@
-//! Outside readers on what the testkit makes.
+//! Foreign readers of the testkit's output.
 
 mod circles;
 mod paths;
@@ -25,7 +25,7 @@ fn umoci_unpacks_the_odd_image_as_meant() {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
-    // The oldest umoci in use knows gzip only.
+    // The oldest umoci in use supports only gzip.
     let image = odd::image().compressed_with(Compression::Gzip);
     image.write_layout(&scratch.path().join("layout"), "odd").unwrap();
     run("umoci", &["unpack", "--image", "layout:odd", "bundle"], scratch.path());

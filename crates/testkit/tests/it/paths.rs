@@ -46,8 +46,8 @@ fn named(text: &str) -> Vec<String> {
     spans.chain(links).map(str::to_owned).collect()
 }
 
-/// Whether there is such a file or directory. `*` stands for some directory. A last component with
-/// a `<placeholder>` needs only its directory.
+/// Returns whether the file or directory exists. `*` stands for any directory. A last component
+/// with a `<placeholder>` only needs its directory.
 fn exists(directory: &Path, path: &str) -> bool {
     let (first, rest) = path.split_once('/').unwrap_or((path, ""));
     match first {

@@ -24,8 +24,8 @@ pub(super) struct Owner<'a> {
 }
 
 /// Converts ACL text: `user::rwx,user:1000:r--,…` with commas or newlines between entries, star's
-/// and libarchive's number after the permissions (`user:lisa:r--:1000`), and comments.
-/// What is wrong otherwise.
+/// and libarchive's number after the permissions (`user:lisa:r--:1000`), and comments. Returns the
+/// problem otherwise.
 pub(super) fn to_kernel(text: &[u8], owner: Owner<'_>) -> Result<Vec<u8>, String> {
     let mut entries = Vec::new();
     for line in text.split(|byte| matches!(byte, b',' | b'\n')) {
@@ -63,7 +63,7 @@ pub(super) fn permissions(kernel: &[u8]) -> u16 {
         let value = u16::from(entry[2]);
         match u16::from(entry[0]) {
             USER_OBJ => bits[0] = value,
-            // The mask comes after the group, if there is one.
+            // The mask follows the group, if there is one.
             GROUP_OBJ | MASK => bits[1] = value,
             OTHER => bits[2] = value,
             _ => {}
@@ -72,7 +72,7 @@ pub(super) fn permissions(kernel: &[u8]) -> u16 {
     bits[0] << 6 | bits[1] << 3 | bits[2]
 }
 
-/// Whether an access ACL says no more than the permission bits do. Linux keeps none then.
+/// Returns whether an access ACL adds nothing to the permission bits. Linux stores no such ACL.
 pub(super) fn is_minimal(kernel: &[u8]) -> bool {
     kernel.len() == 4 + 3 * 8
 }

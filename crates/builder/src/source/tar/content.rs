@@ -12,7 +12,7 @@ use super::{
 };
 use crate::error::SourceError;
 
-/// Where the rest of the content of the current member is.
+/// The places of the rest of the current member's content.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     /// Bytes until the next header, without `padding`.
@@ -21,14 +21,14 @@ pub(super) struct Layout {
     pub(super) padding: u64,
     /// Bytes of the file, holes included, that are not yet read.
     pub(super) left: u64,
-    /// Where in the file reading is.
+    /// The current reading position in the file.
     pub(super) at: u64,
-    /// Data segments that are not yet read, the next one last. `None`: not sparse.
+    /// Data segments still to be read, the next one last; `None` for a file that is not sparse.
     pub(super) segments: Option<Vec<Segment>>,
 }
 
 impl<R: Read> Archive<R> {
-    /// Finds out whether the member is sparse, and where its data goes.
+    /// Determines whether the member is sparse, and where its data goes.
     pub(super) fn sparse(
         &mut self,
         header: &Header<'_>,

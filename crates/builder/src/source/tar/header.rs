@@ -5,7 +5,7 @@ use super::number;
 /// Bytes per tar block.
 pub(super) const BLOCK: usize = 512;
 
-/// One header block whose checksum is right.
+/// A header block with a correct checksum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header<'a>(&'a [u8; BLOCK]);
 
@@ -13,9 +13,9 @@ pub(super) struct Header<'a>(&'a [u8; BLOCK]);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tar header with checksum {expected:o} was expected, its bytes add up to {actual:o}")]
 pub(super) struct BadChecksum {
-    /// What the block says.
+    /// The checksum in the block.
     pub(super) expected: i64,
-    /// What its bytes add up to.
+    /// The checksum of its bytes.
     pub(super) actual: u64,
 }
 
@@ -51,7 +51,8 @@ impl<'a> Header<'a> {
         text(&self.0[157..257])
     }
 
-    /// The prefix field. GNU headers keep other things there, and star keeps two times at its end.
+    /// The prefix field. GNU headers use its bytes for other fields, and star keeps two times at
+    /// its end.
     fn prefix(&self) -> &'a [u8] {
         let posix = &self.0[257..263] == b"ustar\0";
         let star = &self.0[508..512] == b"tar\0";
@@ -62,7 +63,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Whether owner names, device numbers and the like are there: not in archives of 1979.
+    /// Returns whether owner names, device numbers and the like exist; archives of 1979 have none.
     pub(super) fn has_ustar_fields(&self) -> bool {
         &self.0[257..262] == b"ustar"
     }
@@ -117,7 +118,7 @@ impl<'a> Header<'a> {
         &self.0[386..482]
     }
 
-    /// Whether blocks with more sparse segments follow an old GNU header of type `S`.
+    /// Returns whether blocks with more sparse segments follow an old GNU header of type `S`.
     pub(super) fn sparse_continues(&self) -> bool {
         self.0[482] != 0
     }

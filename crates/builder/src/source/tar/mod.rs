@@ -24,18 +24,19 @@ use crate::{
     whiteout,
 };
 
-/// Most bytes of one extended header. Linux stops at 64 KiB for all xattrs of a file on common
-/// file systems, and a path has 4 KiB; a sparse map of 0.0 or 0.1 is the only thing that grows.
+/// Maximum size of one extended header in bytes. Linux limits the xattrs of a file to 64 KiB on
+/// common file systems, and a path to 4 KiB; only sparse maps of versions 0.0 and 0.1 grow larger.
 const MAX_EXTENSION: u64 = 1 << 20;
 
-/// Most bytes that global headers may have together: they apply to every member, so each costs
-/// time at each member.
+/// Maximum size of all global headers in bytes: they apply to every member, so each costs time at
+/// every member.
 const MAX_GLOBAL: u64 = 64 << 10;
 
-/// Most members of one archive: 4 Mi, ten times the largest images known, about 1 GiB of memory.
+/// Maximum number of members of one archive: 4 Mi, ten times the largest images known, about 1 GiB
+/// of memory.
 const MAX_MEMBERS: u64 = 4 << 20;
 
-/// An archive that is read from front to back.
+/// A tar archive, read sequentially.
 ///
 /// Call [`Archive::next_entry`] until it gives `None`; read the content of a regular file from
 /// [`Archive::content`] in between, or not at all.
@@ -70,7 +71,7 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// The next member, without its content; `None` at the end.
+    /// Reads the next member, without its content; `None` at the end.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, SourceError> {
         loop {
             match self.next_member()? {
@@ -139,7 +140,7 @@ impl<R: Read> Archive<R> {
         self.offset
     }
 
-    /// Whether that entry is a sparse file, whose content the archive does not have in one piece.
+    /// Returns whether that entry is a sparse file, whose content is not contiguous in the archive.
     pub fn is_sparse(&self) -> bool {
         self.content.segments.is_some()
     }
@@ -149,7 +150,7 @@ impl<R: Read> Archive<R> {
         &self.reader
     }
 
-    /// The reader. What is read from it here the archive misses.
+    /// The underlying reader. Bytes read from it here are lost to the archive.
     pub(crate) fn get_mut(&mut self) -> &mut R {
         &mut self.reader
     }

@@ -1,7 +1,8 @@
 //! Numbers in tar headers: octal text or base-256.
 
-/// A number field: octal digits padded with spaces or NULs, or big-endian two's complement when
-/// the first bit is set. An empty field is 0. `None` when it is neither or does not fit.
+/// Parses a number field: octal digits padded with spaces or NULs, or big-endian two's complement
+/// if the first bit is set. An empty field is 0. `None` for anything else, or a number that does
+/// not fit.
 pub(super) fn parse(field: &[u8]) -> Option<i64> {
     match field.first() {
         Some(first) if first & 0x80 != 0 => base256(field),
@@ -32,7 +33,7 @@ fn octal(field: &[u8]) -> Option<i64> {
     })
 }
 
-/// The first bit only says that the field is base-256; the second is the sign.
+/// The first bit only marks base-256; the second is the sign.
 fn base256(field: &[u8]) -> Option<i64> {
     let first = field[0] & 0x7f;
     let start = if first & 0x40 != 0 { i64::from(first | 0x80) - 256 } else { i64::from(first) };

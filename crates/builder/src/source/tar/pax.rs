@@ -9,7 +9,7 @@ use super::{
     sparse::{MAX_SEGMENTS, Segment, pair},
 };
 
-/// What extended headers say about the next member.
+/// Attributes of the next member, from extended headers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes {
     /// Name of the member.
@@ -53,17 +53,17 @@ pub(super) struct Sparse {
     major: Option<u64>,
 }
 
-/// Where the map of a sparse member is.
+/// The place of a sparse member's map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SparseMap {
-    /// Here it is.
+    /// In the extended header itself.
     Here(Vec<Segment>),
     /// In front of the data.
     InData,
 }
 
 impl Sparse {
-    /// The map if the member is sparse; what is wrong if there is something wrong.
+    /// The map, if the member is sparse. The error is the problem.
     pub(super) fn map(&mut self) -> Result<Option<SparseMap>, String> {
         match self.major {
             Some(1) => Ok(Some(SparseMap::InData)),
@@ -79,7 +79,7 @@ impl Sparse {
 }
 
 impl Attributes {
-    /// Applies the records of one extended header. Later records win; what is wrong otherwise.
+    /// Applies the records of one extended header. Later records win. The error is the problem.
     pub(super) fn apply(&mut self, mut records: &[u8]) -> Result<(), String> {
         while !records.is_empty() {
             if records.iter().all(|&byte| byte == 0) {
@@ -103,7 +103,7 @@ impl Attributes {
             let value = &value[..value.len().min(40)];
             format!("PAX key {} has the value `{}`", key.escape_ascii(), value.escape_ascii())
         };
-        // An empty value takes back what an earlier header said.
+        // An empty value resets the attribute of an earlier header.
         let text = || (!value.is_empty()).then(|| value.to_vec());
         let number = || match value {
             b"" => Ok(None),
@@ -186,7 +186,7 @@ pub(crate) fn check_xattr(name: &[u8], value: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// The first record and what follows it.
+/// Splits off the first record.
 fn split(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let space = records.iter().take(20).position(|&byte| byte == b' ')?;
     let length = usize::try_from(decimal(&records[..space])?).ok()?;
@@ -220,7 +220,7 @@ fn parse_time(text: &[u8]) -> Option<Mtime> {
     })
 }
 
-/// Replaces `%XX` where `wanted` says so.
+/// Decodes `%XX` for bytes that `wanted` accepts.
 fn unescape(text: &[u8], wanted: fn(u8) -> bool) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -245,7 +245,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// Base64 with or without padding; `None` when it is something else.
+/// Decodes Base64 with or without padding; `None` for other text.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text.iter().filter(|byte| !matches!(byte, b'=' | b'\n'));
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

@@ -2,7 +2,7 @@
 
 use super::number;
 
-/// A stretch of a sparse file that has data; what is between segments reads as zeros.
+/// A segment of a sparse file with data; gaps between segments read as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     /// First byte in the file.
@@ -11,8 +11,8 @@ pub(super) struct Segment {
     pub(super) length: u64,
 }
 
-/// Most segments that a map may have: 1 Mi, or 16 MiB of memory. A file with a hole in every
-/// other block reaches it at 8 GiB.
+/// Maximum number of segments that a map may have: 1 Mi, or 16 MiB of memory. A file with a hole in
+/// every other block reaches it at 8 GiB.
 pub(super) const MAX_SEGMENTS: usize = 1 << 20;
 
 /// Bytes of one segment in an old GNU header.
@@ -41,8 +41,8 @@ pub(super) fn pair(numbers: &[u64]) -> Option<Vec<Segment>> {
     Some(numbers.chunks_exact(2).map(|pair| Segment { start: pair[0], length: pair[1] }).collect())
 }
 
-/// Checks that segments ascend inside a file of `size` bytes and hold `stored` bytes in all.
-/// What is wrong otherwise.
+/// Checks that segments ascend inside a file of `size` bytes and hold `stored` bytes in all. The
+/// error is the problem.
 pub(super) fn check(map: &[Segment], size: u64, stored: u64) -> Result<(), String> {
     let mut end = 0;
     let mut total = 0u64;

@@ -14,10 +14,10 @@ use crate::{
     },
 };
 
-/// Have containerd know the snapshotter, and say which pods use it
+/// Register the snapshotter with containerd, and choose the pods that use it
 ///
-/// Writes a file among the imports of the containerd that runs. It takes effect when containerd is
-/// restarted, which running containers do not notice.
+/// Writes a file among the imports of the running containerd. It takes effect when containerd is
+/// restarted, which running containers don't notice.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Which pods get their images through Lazuli
@@ -78,7 +78,7 @@ fn tell(file: &Path) {
     println!("wrote {}: it counts when containerd has been restarted", file.display());
 }
 
-/// Whether the images of containers will be on a file system whose ids can be mapped.
+/// Returns whether containers' images will be on a file system that supports mapped ids.
 fn maps_ids(session: &Session, driver: DriverChoice) -> bool {
     let driver = match driver {
         DriverChoice::Auto => service::status(session).map(|status| status.daemon.driver).ok(),

@@ -85,12 +85,12 @@ fn run_mirror(session: &Session, arguments: &MirrorArguments) -> Result<()> {
     Ok(())
 }
 
-/// What containerd's configuration says about registries.
+/// The registry settings in containerd's configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Registries {
     /// The table in which mirrors are named.
     mirrors: Option<String>,
-    /// Whether it names directories of hosts.toml files.
+    /// Whether the table names directories of hosts.toml files.
     reads_hosts: bool,
 }
 

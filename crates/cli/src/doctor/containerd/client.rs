@@ -16,13 +16,13 @@ use tonic_prost::ProstCodec;
 /// It is on this machine, and answers from memory.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a running containerd says.
+/// The state of a running containerd.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(super) version: String,
     /// The plugin that is Lazuli's snapshotter, if containerd has one.
     pub(super) plugin: Option<Plugin>,
-    /// Its configuration of runtimes, as it is in use; `null` where CRI does not run.
+    /// Its configuration of runtimes in use; `null` where CRI does not run.
     pub(super) config: Value,
     /// The directory of the default snapshotter.
     pub(super) images: Option<String>,
@@ -151,7 +151,7 @@ impl Running {
     }
 }
 
-/// A containerd without CRI does not know these methods.
+/// Uses the default if containerd runs without CRI and so doesn't know the method.
 fn or_without_cri<T: Default>(answer: Result<T, Status>) -> Result<T, Status> {
     match answer {
         Err(status) if status.code() == tonic::Code::Unimplemented => Ok(T::default()),

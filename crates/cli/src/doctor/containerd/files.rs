@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use super::{NAME, Running};
 use crate::bounded_file;
 
-/// What `containerd config dump` prints.
+/// The output of `containerd config dump`.
 pub(crate) struct Files {
     main: PathBuf,
     table: Table,
@@ -22,7 +22,7 @@ pub(crate) struct Files {
 const TABLES: [&str; 3] =
     ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"];
 
-/// Where containerd looks if it is not told otherwise.
+/// containerd's default configuration file.
 const MAIN: &str = "/etc/containerd/config.toml";
 
 impl Files {
@@ -55,12 +55,12 @@ impl Files {
         })
     }
 
-    /// Whether they name the snapshotter.
+    /// Returns whether the files register the snapshotter.
     pub(super) fn has_plugin(&self) -> bool {
         self.table.get("proxy_plugins").is_some_and(|plugins| plugins.get(NAME).is_some())
     }
 
-    /// Whether every pod is to use it.
+    /// Returns whether the files make it the default.
     pub(super) fn is_default(&self) -> bool {
         self.tables().any(is_ours)
     }
@@ -71,7 +71,7 @@ impl Files {
         all.filter(|(_, runtime)| is_ours(runtime)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether containerd keeps to itself which image a layer is of.
+    /// Returns whether containerd hides from snapshotters which image a layer belongs to.
     pub(super) fn hides_annotations(&self) -> bool {
         let hides = |table: &Value| table.get("disable_snapshot_annotations")?.as_bool();
         self.tables().any(|table| hides(table) == Some(true))

@@ -1,8 +1,7 @@
 //! Checks the configuration that the running containerd has read.
 //!
-//! Its files say what the next containerd will do, so the check asks the process: which plugins it
-//! has, which runtimes, and which directory its images are in, by which its default snapshotter is
-//! known.
+//! Its files say what the next containerd will do, so the check asks the process for its plugins,
+//! its runtimes, and the directory of its images, which identifies its default snapshotter.
 
 mod client;
 mod files;
@@ -16,13 +15,13 @@ use super::{Node, Row};
 /// The name of the snapshotter in containerd's configuration.
 const NAME: &str = "lazuli";
 
-/// What writes its file.
+/// The command that writes its file.
 const SET_UP: &str = "lazuli setup containerd";
 
-/// What has containerd read its files.
+/// The command that makes containerd read its files.
 const RESTART: &str = "systemctl restart containerd";
 
-/// The directory that containerd knows as that of our snapshots.
+/// The key under which containerd exports the directory of our snapshots.
 const ROOT: &str = "root";
 
 pub(super) fn connection(node: &Node<'_>) -> Option<Row> {
@@ -92,7 +91,7 @@ pub(super) fn statistics(node: &Node<'_>) -> Option<Row> {
     let running = node.containerd.as_ref().ok()?;
     let plugin = running.plugin.as_ref()?;
     if running.major() < 2 {
-        // It does not tell what the configuration exports.
+        // It doesn't report the exports of its configuration.
         return None;
     }
     let fix = format!(
@@ -165,14 +164,13 @@ impl Running {
         version.split('.').next().and_then(|number| number.parse().ok()).unwrap_or(1)
     }
 
-    /// Whether containers of the runtime that is used where nothing else is said are in groups of
-    /// systemd.
+    /// Returns whether containers of the default runtime are in systemd's control groups.
     pub(crate) fn systemd_cgroup(&self) -> bool {
         default_runtime(&self.config).is_some_and(|name| systemd_cgroup(&self.config, name))
     }
 }
 
-/// Whether containerd uses the snapshotter where nothing else is said. containerd 2 tells by the
+/// Returns whether the snapshotter is containerd's default. containerd 2 shows that by the
 /// directory of its images, 1.x in its configuration.
 fn is_default(running: &Running) -> bool {
     let named = running.config.pointer("/containerd/snapshotter").and_then(Value::as_str);

@@ -1,4 +1,4 @@
-//! Ordinary images whose layers have indexes in a repository of indexes.
+//! Ordinary images with their layers' indexes in a repository of indexes.
 
 use std::fs;
 
@@ -49,7 +49,7 @@ fn images_with_the_same_base_start_lazily_by_its_indexes(containerd: Containerd)
     registry.reset_stats();
     rig.pull(&first).unwrap();
     assert_eq!(layers.each_ref().map(|layer| scene.fetched(layer)), [0; 3]);
-    // What containerd unpacks on top mounts what is below.
+    // The layers that containerd unpacks are stacked on the lower mount.
     rig.pull(&second).unwrap();
     assert!(scene.fetched(&other[2]) > 0, "it has no index");
     assert_eq!(scene.run(&second, &WHO), "other\n");
@@ -68,7 +68,7 @@ fn images_with_the_same_base_start_lazily_by_its_indexes(containerd: Containerd)
     rig.lazuli.ok(["umount", at.to_str().unwrap()]);
 }
 
-/// What the statement of a layer's index says.
+/// The content of the statement about a layer's index.
 fn stated(layer: &Layer, index: &str) -> Value {
     let stored = Algorithm::Sha256.digest(&layer.stored().unwrap()).to_string();
     let diff_id = layer.diff_id().to_string();
@@ -87,7 +87,7 @@ fn a_layer_whose_index_no_trusted_key_states_is_left_to_containerd(containerd: C
         scene.index_layers(&image, key);
         images.push(image);
     }
-    // Nobody has signed these, so that each has but the statement that follows.
+    // Unsigned images, so that each has only the following statement.
     let forge = |name: &'static str, subject: &str, change: &dyn Fn(&mut Value)| {
         let image = push(registry, name, &of(name));
         scene.index_layers(&image, None);
@@ -117,7 +117,7 @@ fn a_layer_whose_index_no_trusted_key_states_is_left_to_containerd(containerd: C
         assert_eq!(scene.run(image, &WHO), format!("{name}\n"));
         assert!(rig.mounts().is_empty(), "{image}: {:#?}", rig.mounts());
     }
-    // What is not known is not looked for again at once.
+    // Unknown indexes are not looked up again at once.
     let good = forge("good", &own, &|_| {});
     scene.rig.kill_worker();
     rig.remove_images(&images.iter().map(String::as_str).collect::<Vec<_>>());

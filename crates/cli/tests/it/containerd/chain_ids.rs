@@ -1,7 +1,7 @@
 //! Images whose configurations claim layers that are other images' own.
 //!
-//! containerd names a layer by what the configuration of an image says, and fetches no layer of
-//! whose name it has a snapshot. So what one image may be called decides what others show.
+//! containerd names a layer by an image's configuration, and doesn't fetch a layer if it has a
+//! snapshot of that name. So one image's claims determine what others show.
 
 use std::{fs, io::Read as _};
 
@@ -30,16 +30,16 @@ on_both!(
     an_annotation_that_names_a_file_of_the_node_is_refused,
 );
 
-/// The command by which containers of an image tell which image it is.
+/// Prints which image a container runs on.
 pub(super) const WHO: [&str; 2] = ["cat", "/etc/who"];
 
-/// A registry with an ordinary image that is attacked, and a lazy one that attacks.
+/// A registry with an ordinary image as the victim, and a lazy one that attacks it.
 struct Scene {
     rig: Rig,
     registry: FakeRegistry,
     /// The layers of the image that is attacked.
     layers: [Layer; 2],
-    /// That image, and another that has the lower one of its layers.
+    /// The victim, and an image that shares its lower layer.
     victim: String,
     base: String,
 }
@@ -66,7 +66,7 @@ impl Scene {
         Some(Scene { rig, registry, layers, victim, base })
     }
 
-    /// The layers of the lazy image as it was made: one with data, and the bootstrap.
+    /// The layers of the lazy image as converted: one with data, and the bootstrap.
     fn made(&self) -> [Value; 2] {
         let manifest = self.registry.manifest("evil", "made").unwrap();
         let manifest: Value = serde_json::from_slice(&manifest).unwrap();
@@ -87,8 +87,7 @@ impl Scene {
         serde_json::from_slice(&self.registry.blob("evil", &digest).unwrap()).unwrap()
     }
 
-    /// Puts the lazy image into the registry with other layers, and a configuration that says what
-    /// they are.
+    /// Pushes the lazy image with other layers, and a configuration that claims these DiffIDs.
     fn forge(&self, tag: &str, layers: &[Value], diff_ids: &[String]) -> String {
         let mut config = self.config();
         config["rootfs"]["diff_ids"] = json!(diff_ids);
@@ -161,7 +160,7 @@ pub(super) fn put_manifest(
     format!("{}/{repository}:{tag}", registry.host())
 }
 
-/// All layers of an ordinary image, and a lower one alone, by a bootstrap that comes first.
+/// All layers of an ordinary image, and one lower layer, claimed by a leading bootstrap.
 fn an_image_that_claims_the_layers_of_another_is_refused(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd) else { return };
     let victims = scene.layers.each_ref().map(|layer| layer.diff_id().to_string());
@@ -189,7 +188,7 @@ fn an_image_that_claims_the_layers_of_another_is_refused(containerd: Containerd)
     scene.rig.nothing_left();
 }
 
-/// The genuine tar of another image's layer, as a data blob: what is said of it is true, and it has
+/// The genuine tar of another image's layer as a data blob: the claim is true, but the snapshot has
 /// no files.
 fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd) else { return };
@@ -203,7 +202,7 @@ fn a_layer_that_is_listed_as_data_is_not_shown_as_empty(containerd: Containerd) 
     scene.rig.pull(&evil).unwrap();
     assert_eq!(scene.run(&evil).unwrap(), "attacker\n");
 
-    // containerd believes that it has the lower layer: it asks for what is on top of that.
+    // containerd believes that it has the lower layer, and requests the one on top.
     let unpacked = scene.rig.pull(&scene.victim).unwrap_err().to_string();
     let _ = scene.rig.pull(&scene.base);
     let started = scene.run(&scene.base).unwrap_err().to_string();

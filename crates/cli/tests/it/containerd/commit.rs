@@ -1,4 +1,4 @@
-//! What a container wrote becomes a layer.
+//! A container's changes become a layer.
 
 use std::{fs, io::Read as _, path::Path, process::Command};
 
@@ -18,7 +18,7 @@ on_both!(
     an_upper_directory_becomes_a_lazy_image,
 );
 
-/// What it did gets a time that a tar file can hold.
+/// Changes get a time that a tar file can hold.
 const WRITES: &str = "touch /begin; sleep 0.05; \
     rm /etc/issue; mv /usr/share/doc /doc; echo new >/etc/motd; rm -r /usr/share/perl5; \
     mkdir /usr/share/perl5; echo mine >/usr/share/perl5/own; chown 5:6 /usr/bin/wc; ln -s /etc/motd /said; \
@@ -27,7 +27,7 @@ const WRITES: &str = "touch /begin; sleep 0.05; \
 const READS: &str = "export PATH=/usr/bin:/bin; cat /said /usr/share/perl5/*; ls /usr/share/doc /etc/issue 2>&1; \
     stat -c %u:%g /usr/bin/wc; head -c 4 /usr/bin/perl";
 
-/// As builders do it: a layer of what the container wrote so far, on top of the image's own layers.
+/// As builders do: a layer of the container's changes so far, on top of the image's own layers.
 fn a_running_container_is_committed_as_an_image(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let layout = corpus("debian-slim").unwrap();
@@ -93,7 +93,7 @@ fn commit(rig: &Rig, registry: &FakeRegistry, image: &str, layer: &[u8]) -> Stri
     flate2::read::MultiGzDecoder::new(layer).read_to_end(&mut tar).unwrap();
     let diff_id = Algorithm::Sha256.digest(&tar);
     config["rootfs"]["diff_ids"].as_array_mut().unwrap().push(json!(diff_id.to_string()));
-    // It has an entry for each layer, or none at all.
+    // A history has an entry for each layer, or is missing.
     config.as_object_mut().unwrap().remove("history");
     let media_type = "application/vnd.oci.image.layer.v1.tar+gzip";
     let stored =
@@ -143,7 +143,7 @@ fn a_snapshot_is_committed_and_a_container_runs_on_it(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// `lazuli commit`, of a container that runs, and of one whose task has ended.
+/// `lazuli commit` of a running container, and of one whose task has ended.
 fn an_upper_directory_becomes_a_lazy_image(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let image = rig.push_lazy();

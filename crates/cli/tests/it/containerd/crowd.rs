@@ -25,15 +25,14 @@ use crate::{
 
 on_both!(a_crowd_from_a_cold_image_fetches_every_chunk_once);
 
-/// What a request to a registry nearby takes.
+/// Latency of a request to a nearby registry.
 const LATENCY: Duration = Duration::from_millis(5);
 
 /// Starts at the same time after the first ones: as many as a node that is busy anyway can do
 /// something for.
 const WAVE: usize = 10;
 
-/// What a container does before it counts as ready: it starts an interpreter and reads some
-/// megabytes.
+/// The work of a container until it is ready: it starts an interpreter and reads some megabytes.
 const GET_READY: [&str; 3] = ["sh", "-c", "perl -e 'print 1' && cat /usr/bin/[a-p]* | wc -c"];
 
 fn a_crowd_from_a_cold_image_fetches_every_chunk_once(containerd: Containerd) {
@@ -58,7 +57,7 @@ fn a_crowd_from_a_cold_image_fetches_every_chunk_once(containerd: Containerd) {
     assert_eq!(rig.mounts().len(), 1);
     let after_cold = rss(&rig);
     let rest = crowd.start(in_all - at_once, WAVE);
-    // Unread chunks arrive in the background, between those that are here.
+    // Unread chunks arrive in the background, between those present.
     let in_all_fetched = self::fetched(&registry);
     in_all_fetched.has_every_chunk_once();
     let up = rss(&rig);
@@ -135,7 +134,7 @@ impl Crowd<'_> {
     }
 }
 
-/// What the registry was asked for of the image's data.
+/// The registry's requests for the image's data.
 #[derive(Debug)]
 struct Asked {
     requests: usize,
@@ -147,14 +146,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// A request begins and ends with a chunk that was missing, so no two of them share a border.
-    /// In between it goes over small chunks that are here or on the way, when that is cheaper than
+    /// A request begins and ends with a missing chunk, so no two requests share a border. In
+    /// between it may cover small chunks that are present or in flight, if that is cheaper than
     /// another request.
     #[track_caller]
     fn has_every_chunk_once(&self) {
         assert_eq!(self.same_border, 0, "{self:?}");
-        // What escalation fetches lies here and there, and a request goes over what is here in
-        // between: 12 to 16 % of the bytes.
+        // Escalation fetches scattered files, and a request covers present chunks in between: 12 to
+        // 16 % of the bytes.
         assert!(self.twice * 4 < self.bytes, "{self:?}");
     }
 }

@@ -14,11 +14,11 @@ use super::{
     rig::{Rig, assert_same},
 };
 
-/// Of manifests that docker and older converters write.
+/// The media type of manifests by docker and older converters.
 const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
-/// Images of the corpus, each with a layout of what upstream made of it: `LAZULI_UPSTREAM` names a
-/// directory in which `IMAGE` or `IMAGE--VARIANT` is one. `make compat` makes them.
+/// Images of the corpus with upstream's conversions as layouts: `LAZULI_UPSTREAM` names a directory
+/// with layouts `IMAGE` or `IMAGE--VARIANT`. `make compat` makes them.
 fn upstream() -> Vec<(String, PathBuf)> {
     let directory = env::var_os("LAZULI_UPSTREAM").expect("LAZULI_UPSTREAM names a directory");
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
@@ -54,9 +54,9 @@ fn as_docker(rig: &Rig, image: &str) -> String {
     format!("{repository}:docker")
 }
 
-/// What a program reads of an image, as the image's user.
+/// Everything that a program reads of an image, as the image's user.
 fn read_all(rig: &Rig, snapshotter: &str, image: &str) -> String {
-    // What root alone may read is complained of, in no certain order.
+    // Errors about files for root alone come in no certain order.
     let script = "exec 2>/dev/null; \
         find / -xdev -type f ! -path '/etc/host*' ! -path '/etc/resolv.conf' | sort | xargs cat | md5sum";
     let name = rig.own("reader");
@@ -89,8 +89,8 @@ fn current_images_of_upstream_are_pulled_and_run() {
     images_of_upstream_are_pulled_and_run(Containerd::Current);
 }
 
-/// What upstream made of images of the corpus, in its media types and in docker's: every byte of
-/// every file, and the reason when a blob is lost.
+/// Upstream's conversions of the corpus, in its media types and in docker's: every byte of every
+/// file is right, and the error names a lost blob.
 fn images_of_upstream_are_pulled_and_run(containerd: Containerd) {
     let images = upstream();
     assert!(!images.is_empty(), "LAZULI_UPSTREAM has no images");

@@ -1,4 +1,4 @@
-//! What must not be left when everything was removed.
+//! Everything is released after its removal.
 
 use std::{
     collections::BTreeMap,
@@ -18,19 +18,19 @@ use super::{names, rig::Rig};
 /// How long removal may go on in the background.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections may come and go while one counts: of clients, and to registries, of which 32 are
-/// kept for a while, for each server and way to speak to it.
+/// Tolerance for connections that come and go during a count: of clients, and to registries, of
+/// which 32 are kept for a while, for each server and protocol.
 const CONNECTIONS: usize = 80;
 
-/// The descriptor whose marks are counted.
+/// The type of descriptor whose marks are counted.
 const FANOTIFY: &str = "anon_inode:[fanotify]";
 
-/// What is held at a moment.
+/// Resources held at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     /// Mount points of this test, in the order in which they were mounted.
     mounts: Vec<String>,
-    /// What the keeper's and the worker's descriptors are of, connections left out.
+    /// The descriptors of keeper and worker by target, without connections.
     descriptors: BTreeMap<(&'static str, String), usize>,
     /// Their connections.
     connections: usize,
@@ -38,7 +38,7 @@ pub(super) struct Held {
     marks: usize,
     /// Records of mounts and file systems, and directories of snapshots.
     files: Vec<String>,
-    /// What containerd was told not to remove.
+    /// containerd's leases.
     leases: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ fn mounts(rig: &Rig) -> Vec<String> {
     points.filter(|point| Path::new(point).starts_with(&base)).map(str::to_owned).collect()
 }
 
-/// Waits until no more is held than `idle`: removal goes on in the background.
+/// Waits until no more is held than in `idle`: removal continues in the background.
 #[track_caller]
 pub(super) fn assert_none(rig: &Rig, idle: &Held) {
     let mut last = held(rig);
@@ -126,9 +126,8 @@ fn holders(rig: &Rig) -> Vec<Holder> {
     names(Path::new("/proc")).into_iter().filter_map(holder).collect()
 }
 
-/// Ends containers that were created but not started when containerd was killed: after that it
-/// knows nothing of some of them, and they keep their mounts for as long as they wait. Returns how
-/// many there were.
+/// Ends containers that were created but not started when containerd was killed: it forgets some of
+/// them, and they keep their mounts for as long as they wait. Returns their number.
 pub(super) fn end_forgotten(rig: &Rig) -> usize {
     let mut forgotten = holders(rig);
     forgotten.retain(|holder| holder.command == "runc init");
@@ -138,7 +137,7 @@ pub(super) fn end_forgotten(rig: &Rig) -> usize {
     forgotten.len()
 }
 
-/// What there is more than when nothing was.
+/// Describes what is held beyond the idle state.
 fn difference(idle: &Held, now: &Held) -> Option<String> {
     if now.connections > idle.connections + CONNECTIONS {
         return Some(format!("{} connections, not {}", now.connections, idle.connections));

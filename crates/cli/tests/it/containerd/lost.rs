@@ -1,4 +1,4 @@
-//! containerd or Lazuli has lost its state, and the other one has not.
+//! containerd or Lazuli lost its state, and the other one did not.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ fn a_new_containerd_gets_on_with_what_the_old_one_left(containerd: Containerd) {
         let run = ["run", "--rm", "--snapshotter", "lazuli", image, &name, "ls", "/bin/sh"];
         assert_eq!(rig.ctr(&run), "/bin/sh\n");
     }
-    // containerd's collector removes what it does not know.
+    // containerd's collector removes unknown snapshots.
     rig.remove_images(&[&images[0], &images[1]]);
     wait("the end of all records", || {
         let snapshots = &rig.lazuli.status()["snapshots"];
@@ -60,7 +60,7 @@ fn a_new_containerd_gets_on_with_what_the_old_one_left(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// containerd is told what is missing, and what helps.
+/// containerd gets the name of the missing snapshot, and the remedy.
 fn lost_snapshots_are_pulled_again(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let image = rig.push_ordinary();
@@ -106,7 +106,7 @@ impl Left {
         format!("/proc/{}/root", self.process.as_raw_nonzero()).into()
     }
 
-    /// Ends it, and takes away what was mounted for it below containerd's state directory.
+    /// Kills it, and removes its mounts below containerd's state directory.
     fn end(self, state: &Path) {
         let _ = kill_process(self.shim, Signal::KILL);
         let mut runc = Command::new("runc");

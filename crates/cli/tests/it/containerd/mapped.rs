@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use super::{programs::Containerd, rig::Rig};
 
 /// With the image's mount shown under other ids, and with a copy of the image whose files
-/// containerd gives away one by one: the container's root owns them, and has another id outside.
+/// containerd changes one by one: the container's root owns them, and has another id outside.
 #[test]
 fn files_belong_to_the_users_of_the_container() {
     let Some(rig) = Rig::new(Containerd::Current, "busybox") else { return };

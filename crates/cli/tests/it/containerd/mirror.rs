@@ -24,7 +24,7 @@ on_both!(
     pulls_go_to_the_registry_when_the_mirror_cannot_answer,
 );
 
-/// Puts the rig's image into a registry of this process, converted, or as it is.
+/// Pushes the rig's image to a registry of this process, converted or unchanged.
 fn put(rig: &Rig, registry: &FakeRegistry, tag: &str, more: &[&str]) -> String {
     let ordinary = rig.push_ordinary();
     let image = format!("{}/app:{tag}", registry.host());
@@ -55,8 +55,8 @@ fn read(rig: &Rig, container: &str) -> cri::Output {
     rig.cri.exec(container, &["sh", "-c", "cat /bin/busybox | wc -c"]).unwrap()
 }
 
-/// Two tenants, and a client without a login: each has what the registry shows to it, also later,
-/// and after the worker died.
+/// Two tenants, and a client without a login: each gets only what the registry shows to its login,
+/// later as well, and after the worker died.
 fn a_pull_secret_is_used_for_what_it_may_see(containerd: Containerd) {
     for required in [
         registry::Login::Basic("ann".to_owned(), "secret".to_owned()),
@@ -74,7 +74,7 @@ fn a_pull_secret_is_used_for_what_it_may_see(containerd: Containerd) {
         refused(login("bob"));
         let [mounted] = &rig.mounts()[..] else { panic!("{:#?}", rig.mounts()) };
         assert!(mounted["image"].as_str().unwrap().starts_with(&image), "{mounted:#}");
-        // What it reads later is read with the same login, by the next worker as well.
+        // Later reads use the same login, even those of the next worker.
         rig.kill_worker();
         registry.expire_tokens();
         let pod = rig.cri.start(&rig.own("ann"), &image, &["sleep", "1000"]).unwrap();
@@ -102,8 +102,7 @@ fn a_tag_means_the_lazy_image_where_the_operator_says_so(containerd: Containerd)
     }
 }
 
-/// What the registry is asked for one pull with the mirror and without it, in requests that follow
-/// each other.
+/// The registry's requests for one pull with and without the mirror, in sequence.
 fn an_ordinary_pull_asks_the_registry_for_each_object_once(containerd: Containerd) {
     let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
     let registry = FakeRegistry::start().unwrap();
@@ -127,13 +126,13 @@ fn an_ordinary_pull_asks_the_registry_for_each_object_once(containerd: Container
     rig.nothing_left();
 }
 
-/// A layer on its way: the client asks the next worker for the rest.
+/// A layer in transit: the client asks the next worker for the rest.
 fn a_pull_goes_on_when_the_worker_dies(containerd: Containerd) {
     let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
     let registry = FakeRegistry::start().unwrap();
     let image = put(&rig, &registry, "ordinary", &["copy"]);
     let layer = layer(&registry, "ordinary");
-    // The first bytes of it come at once, and the rest when its client is gone.
+    // The first part arrives at once, and the rest after the client has gone.
     registry.fault("GET", &layer, 1, Fault::Latency(Duration::ZERO));
     registry.fault("GET", &layer, 1, Fault::Latency(Duration::from_secs(20)));
     std::thread::scope(|scope| {
@@ -155,7 +154,7 @@ fn pods_restart_while_the_registry_is_away(containerd: Containerd) {
     let pull = |login: Option<Login>| rig.cri.pull(&image, login.as_ref());
     pull(login("ann")).unwrap();
     registry.go_away();
-    // What is in memory is gone, too.
+    // Answers in memory are lost too.
     rig.kill_worker();
     pull(login("ann")).unwrap();
     pull(login("bob")).unwrap_err();
@@ -174,7 +173,7 @@ fn pulls_go_to_the_registry_when_the_mirror_cannot_answer(containerd: Containerd
     let mirror: String = rig.lazuli.status()["mirror"]["listen"].as_str().unwrap().to_owned();
     rig.kill_lazuli();
     wait("the port", || TcpStream::connect(&mirror).is_err());
-    // Takes whatever it is told, and never answers.
+    // Reads whatever is sent, and never answers.
     let impostor = TcpListener::bind(&mirror).unwrap();
     let told = std::thread::spawn(move || {
         let (mut stream, _) = impostor.accept().unwrap();

@@ -86,7 +86,7 @@ fn lazy_images_arrive_as_they_are_read(containerd: Containerd) {
         ["bytes_fetched", "bytes_total"].map(|key| mounted[key].as_u64().unwrap());
     assert!(fetched * 4 < total, "{fetched} of {total} bytes fetched");
 
-    // The server dies under the container; what was never read arrives from the next one.
+    // The server dies under the container; unread data arrives from the next one.
     rig.kill_worker();
     exec(&[
         "sh",
@@ -109,7 +109,7 @@ fn lazy_images_arrive_as_they_are_read(containerd: Containerd) {
     rig.nothing_left();
 }
 
-/// The same tree as the image that it was made of has with overlayfs.
+/// Lazy images show the same tree as their sources under overlayfs.
 fn lazy_images_show_the_same_tree(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let (ordinary, lazy) = (rig.push_ordinary(), rig.push_lazy());
@@ -194,7 +194,7 @@ fn the_kubelet_is_told_where_images_are(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let directories = rig.cri.image_directories().unwrap();
     match containerd {
-        // It looks where snapshotters of its own are, whatever it is told.
+        // It looks where its own snapshotters are, whatever the configuration says.
         Containerd::Debian => assert_eq!(directories.len(), 1, "{directories:?}"),
         Containerd::Current => {
             assert_eq!(directories, [rig.lazuli.root()]);

@@ -1,4 +1,4 @@
-//! Which containerd.
+//! The versions of containerd to test with.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ pub(super) enum Containerd {
 }
 
 impl Containerd {
-    /// Whether this machine has it.
+    /// Returns whether this machine has it.
     pub(super) fn is_here(self) -> bool {
         match self {
             Containerd::Debian => {
@@ -37,7 +37,7 @@ impl Containerd {
         }
     }
 
-    /// One of its programs, which finds the others.
+    /// One of its programs, with a PATH to the others.
     pub(super) fn command(self, program: &str) -> Command {
         let Some(directory) = built().filter(|_| self == Containerd::Current) else {
             return Command::new(program);
@@ -99,8 +99,8 @@ impl Containerd {
 /// The directory with settings of registries.
 pub(super) const HOSTS: &str = "hosts";
 
-/// The directory with programs that containerd 2 asks whether an image may be pulled, if it is
-/// there.
+/// The directory of verifier programs that containerd 2 asks whether an image may be pulled, if it
+/// exists.
 pub(super) const VERIFIERS: &str = "verifiers";
 
 /// The image of sandboxes.

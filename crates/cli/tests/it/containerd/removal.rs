@@ -1,4 +1,4 @@
-//! What goes from the disk when containerd removes an image.
+//! Files that are deleted when containerd removes an image.
 
 use std::fs;
 
@@ -23,8 +23,8 @@ fn usage(rig: &Rig, chain: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Of two images with a base in common, one is removed, and then the other; in between a worker
-/// dies that has yet to delete something.
+/// Removes one of two images with a common base, and then the other; in between, a worker dies that
+/// still has to delete something.
 fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "busybox") else { return };
     let layer = |name: &str, byte: u8| {
@@ -45,7 +45,7 @@ fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
         assert!(rig.tree("lazuli", chain).len() > 1);
     }
     assert_eq!((kept("images").len(), kept("cache/blobs").len()), (2, 2));
-    // containerd, and so the kubelet, counts what both have once.
+    // containerd, and so the kubelet, counts shared data once.
     wait("a count of everything", || {
         let [first, second] = chains.each_ref().map(|chain| usage(&rig, chain));
         let cache = &rig.lazuli.status()["daemon"]["cache"]["bytes_used"];
@@ -55,7 +55,7 @@ fn removed_images_leave_no_blob_and_no_metadata(containerd: Containerd) {
     rig.remove_images(&[&derived]);
     wait("the end of what one image has", || kept("cache/blobs").len() == 1);
     wait("the end of its metadata", || kept("images").len() == 1);
-    // The other one is as it was, without a request.
+    // The other image is unchanged, without a request.
     rig.kill_worker();
     assert!(rig.tree("lazuli", &chains[0]).len() > 1);
 

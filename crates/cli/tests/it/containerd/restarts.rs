@@ -11,7 +11,7 @@ use super::{
 
 on_both!(containers_outlive_containerd_worker_and_keeper);
 
-/// What is read after each death; nothing of it was read before.
+/// The files to read after each death; none was read before.
 const PARTS: [&str; 6] = [
     "/usr/bin/[a-d]*",
     "/usr/bin/[e-m]*",
@@ -24,7 +24,7 @@ const PARTS: [&str; 6] = [
 fn containers_outlive_containerd_worker_and_keeper(containerd: Containerd) {
     let Some(rig) = Rig::new(containerd, "debian-slim") else { return };
     let (ordinary, lazy) = (rig.push_ordinary(), rig.push_lazy());
-    // What is right, of a container on an ordinary image.
+    // The expected content, from a container on an ordinary image.
     rig.pull(&ordinary).unwrap();
     let reference = rig.cri.start("reference", &ordinary, &["sleep", "1000"]).unwrap();
     let sums = |container: &str, part: usize| {
@@ -65,7 +65,7 @@ fn containers_outlive_containerd_worker_and_keeper(containerd: Containerd) {
         }),
     ];
     for (part, (process, die)) in deaths.into_iter().enumerate() {
-        // Of Lazuli's own deaths a reader that waits meanwhile notices nothing, unless both are
+        // A reader that waits notices nothing of Lazuli's own deaths, unless both processes are
         // gone.
         let meanwhile = part < 2;
         let seen = thread::scope(|scope| {

@@ -40,7 +40,7 @@ fn layers() -> [Layer; 3] {
     [Layer::new(busybox(), Compression::Gzip), long(), who("me")]
 }
 
-/// That the image shows its own files, by its index.
+/// Asserts that the image shows its own files, by its index.
 fn is_shown(scene: &Scene, image: &str) {
     assert_eq!(scene.run(image, &WHO), "me\n");
     let content: Vec<_> = (0..12).flat_map(|number| odd::random(number, 1 << 20)).collect();
@@ -78,7 +78,7 @@ fn a_pull_goes_on_where_the_worker_was_killed(containerd: Containerd) {
         let _ = pull.join();
         hangs.unwrap();
     });
-    // containerd may still be removing what its own failed pull has left.
+    // containerd may still be removing the remains of its own failed pull.
     wait("a pull", || scene.rig.pull(&image).is_ok());
     assert_eq!(scene.fetched(&layers[1]), size - 4 * PART);
     is_shown(&scene, &image);

@@ -36,7 +36,7 @@ use crate::{
     reliability::processes::{self, Pids, pids},
 };
 
-/// How long things may take that take milliseconds.
+/// Time limit for operations that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The name space of Kubernetes' containers, which `ctr` can be told to use as well. Names of
@@ -52,7 +52,7 @@ pub(super) struct Rig {
     layout: PathBuf,
     number: usize,
     processes: Mutex<Processes>,
-    /// What was held before there was any image.
+    /// Resources held before there was any image.
     idle: Held,
 }
 
@@ -158,7 +158,7 @@ impl Rig {
     fn ctr_output(&self, arguments: &[&str]) -> (bool, Vec<u8>) {
         let mut command = self.containerd.command("ctr");
         command.arg("--address").arg(self.lazuli.path("c.sock")).args(["-n", SPACE]);
-        // What a program prints goes to a file: of one that ends at once `ctr` may print nothing.
+        // Output goes to a file: of a program that exits at once, `ctr` may print nothing.
         let printed = self.lazuli.path(&format!("printed-{}", next_number()));
         let starts = [&["run"][..], &["task", "exec"]];
         if let Some(verb) = starts.into_iter().find(|verb| arguments.starts_with(verb)) {
@@ -171,7 +171,7 @@ impl Rig {
         let success = output.status.success();
         let mut text = fs::read(printed).unwrap_or_default();
         text.extend(output.stdout);
-        // What it prints beside the answer is about its deprecations.
+        // The rest of its output is about deprecations.
         if !success {
             text.extend(output.stderr);
         }
@@ -194,12 +194,12 @@ impl Rig {
         output
     }
 
-    /// Asks `ctr` until it succeeds: what was killed takes a moment to end.
+    /// Runs `ctr` until it succeeds: killed processes take a moment to end.
     pub(super) fn settled(&self, arguments: &[&str]) {
         wait(&format!("{arguments:?}"), || self.try_ctr(arguments).0);
     }
 
-    /// The image in the registry, as it is.
+    /// Pushes the ordinary image.
     pub(super) fn push_ordinary(&self) -> String {
         self.copy(&self.layout, "app:ordinary")
     }
@@ -234,7 +234,7 @@ impl Rig {
         self.registry.remove_blob(blob);
     }
 
-    /// Tells containerd that a registry speaks HTTP. It would try TLS first, which not every
+    /// Configures containerd to speak HTTP with a registry. It would try TLS first, which not every
     /// registry answers.
     pub(super) fn plain_http(&self, host: &str) {
         let directory = self.lazuli.directory(&format!("{HOSTS}/{host}"));
@@ -261,15 +261,14 @@ impl Rig {
         serde_json::from_str(&self.ctr(&["content", "get", digest])).unwrap()
     }
 
-    /// What an image's name means to containerd.
+    /// The manifest to which containerd resolves an image's name.
     pub(super) fn manifest_digest(&self, image: &str) -> String {
         let list = self.ctr(&["image", "ls"]);
         let line = list.lines().find(|line| line.split(' ').next() == Some(image));
         line.unwrap_or_else(|| panic!("{list}")).split_whitespace().nth(2).unwrap().to_owned()
     }
 
-    /// What is seen of a committed snapshot. (`ctr image mount` of 1.6 does not heed its
-    /// `--snapshotter`.)
+    /// The tree of a committed snapshot. (`ctr image mount` of 1.6 ignores `--snapshotter`.)
     pub(super) fn tree(&self, snapshotter: &str, chain_id: &str) -> Listing {
         // Not a view, which the garbage collector takes at any time.
         self.ctr(&["snapshot", "--snapshotter", snapshotter, "prepare", "tree", chain_id]);
@@ -278,7 +277,7 @@ impl Rig {
         listing
     }
 
-    /// What is seen of a snapshot before it is mounted.
+    /// The tree of an active snapshot.
     pub(super) fn active_tree(&self, snapshotter: &str, key: &str) -> Listing {
         let target = self.lazuli.directory(snapshotter);
         let path = target.to_str().unwrap();
@@ -296,7 +295,7 @@ impl Rig {
         self.ctr(&["container", "rm", container]);
     }
 
-    /// What Lazuli has mounted.
+    /// Lazuli's mounts.
     pub(super) fn mounts(&self) -> Vec<Value> {
         self.lazuli.status()["mounts"].as_array().unwrap().clone()
     }
@@ -447,8 +446,8 @@ fn chain(parent: &str, diff_id: &str) -> String {
     Algorithm::Sha256.digest(format!("{parent} {diff_id}").as_bytes()).to_string()
 }
 
-/// Unmounts unused images. A program that another test is just starting has what was open here
-/// until it runs.
+/// Unmounts unused images. A program that another test is just starting inherits open files until
+/// it runs.
 #[track_caller]
 pub(super) fn unmount_free(mountpoint: &Path) {
     wait("an unmount", || match unmount(mountpoint, UnmountFlags::empty()) {

@@ -1,4 +1,4 @@
-//! Whose images containerd gets, by the policy of the node.
+//! The node's policy decides which images containerd gets.
 
 use std::{
     fs::{self, Permissions},
@@ -27,7 +27,7 @@ on_both!(
     the_bootstrap_is_fetched_while_signatures_are_looked_for,
 );
 
-/// A node that wants signatures, and a registry with an image.
+/// A node that requires signatures, and a registry with an image.
 struct Scene {
     rig: Rig,
     registry: FakeRegistry,

@@ -1,5 +1,5 @@
-//! A node's life: pods come and go, images too, and every process of the node dies again and again.
-//! What is read is right, and in the end nothing is left.
+//! A node's life: pods and images come and go, and every process of the node dies repeatedly. All
+//! reads are right, and everything is released in the end.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -38,24 +38,24 @@ const PODS: usize = 12;
 const IMAGES: [(&str, bool); 4] =
     [("debian-slim", true), ("redis", true), ("lua", true), ("debian-slim", false)];
 
-/// Things that happened that are shown after a failure.
+/// Number of recent events shown after a failure.
 const LATEST: usize = 30;
 
 /// How long containerd may go on to refuse starts after something died: it tries to connect again
 /// every 3 s at least.
 const RETURN: Duration = Duration::from_secs(15);
 
-/// What a container does all the time.
+/// The endless command of a container.
 const FOREVER: [&str; 2] = ["sleep", "1000000"];
 
-/// What a container writes when it is told to.
+/// Writes in a container.
 const WRITES: &str = "rm -rf /usr/share/doc; mv /usr/share/man /man 2>/dev/null; cp -r /usr/lib/apt /root 2>/dev/null; \
     echo new >> /etc/passwd; mkdir -p /opt/a/b && touch /opt/a/b/c && rm -r /opt; true";
 
-/// What a container has other files for than its image.
+/// Files that Kubernetes replaces in every container.
 const FILES_OF_KUBERNETES: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 
-/// An image and what its files are.
+/// An image and its files.
 struct Image {
     name: String,
     /// Path and SHA-256.
@@ -67,18 +67,18 @@ struct Running {
     pod: Pod,
     /// Index of its image.
     image: usize,
-    /// Whether it wrote: its files are not those of the image any more.
+    /// Whether it has written: its files differ from the image's then.
     written: bool,
     /// Whether its container was killed.
     dead: bool,
 }
 
-/// What may go wrong with something that is asked while something else dies.
+/// The errors allowed during an operation, by the process that dies meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     /// Nothing.
     Quiet,
-    /// Lazuli: containers notice nothing, but containerd may be told that what it asks for failed.
+    /// Lazuli: containers notice nothing, but containerd's requests may fail.
     LazuliDies,
     /// containerd: its clients are told that it is gone.
     ContainerdDies,
@@ -91,7 +91,7 @@ struct Node<'a> {
     images: Vec<Image>,
     pods: Vec<Running>,
     counts: BTreeMap<&'static str, u64>,
-    /// What happened, the latest last.
+    /// Recent events, the latest last.
     latest: VecDeque<String>,
     /// Names that were given to pods.
     named: u64,
@@ -171,14 +171,14 @@ fn files(tree: &Listing) -> Vec<(String, String)> {
     tree.paths().filter_map(of).collect()
 }
 
-/// From here on what fails is told when it fails, and not only behind all tests: what happens here
-/// never happens again in the same way, and logs are cut off.
+/// Reports failures at once, not only after all tests: this sequence of events never happens again,
+/// and logs are truncated.
 fn tell_at_once() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
         let then = panic::take_hook();
         panic::set_hook(Box::new(move |failure| {
-            // Tests' own output is kept until their end, what is written so is not.
+            // The harness captures tests' output until they end, but not writes to stderr itself.
             let _ = writeln!(io::stderr(), "{failure}");
             then(failure);
         }));
@@ -186,7 +186,7 @@ fn tell_at_once() {
 }
 
 impl Drop for Node<'_> {
-    /// What led to a failure, behind what failed.
+    /// Prints the events before a failure.
     fn drop(&mut self) {
         if thread::panicking() {
             let mut output = io::stderr().lock();
@@ -264,7 +264,7 @@ impl Node<'_> {
         self.forget_strangers();
     }
 
-    /// Starts some pods and reads in others, all at the same time, and meanwhile something happens.
+    /// Starts some pods and reads in others, concurrently, while something else happens.
     fn work(&mut self, meanwhile: Meanwhile, happen: impl FnOnce()) {
         let wanted = self.choices.below(5) as usize;
         let starts: Vec<(String, usize)> = (0..wanted.min(PODS - self.pods.len()))
@@ -386,7 +386,7 @@ impl Node<'_> {
         self.count("pods removed", removed.len());
     }
 
-    /// Also one that is in use: its name goes, and the next pod pulls it again.
+    /// Even an image in use: its name is removed, and the next pod pulls it again.
     fn remove_an_image(&mut self) {
         let image = self.choices.below(self.images.len() as u64) as usize;
         self.rig.cri.remove_image(&self.images[image].name).unwrap();
@@ -428,7 +428,7 @@ impl Node<'_> {
     }
 }
 
-/// Every line of `sha256sum` is what it should be.
+/// Compares every line of `sha256sum`.
 fn assert_digests(output: &Output, files: &[(String, String)]) {
     let printed = String::from_utf8_lossy(&output.stdout);
     let expected: String =

@@ -1,4 +1,4 @@
-//! What a container makes of its files is the same as with overlayfs.
+//! Changes in a container give the same tree as with overlayfs.
 
 use lazuli_testkit::listing::Listing;
 
@@ -10,7 +10,7 @@ use super::{
 on_both!(writes_of_a_container_are_as_on_overlayfs);
 
 /// Writes of all kinds, each with its result: copy-up, deletion, directories that are renamed,
-/// replaced and emptied, links. What happened gets the same time everywhere.
+/// replaced and emptied, links. Changed files get the same time everywhere.
 const SCRIPT: &str = r#"
 export LC_ALL=C
 touch /begin; sleep 0.05

@@ -38,7 +38,7 @@ on_both!(
     a_stated_layer_that_turns_out_wrong_is_not_served_from_loop_devices,
 );
 
-/// A node whose policy trusts a key for what it states of layers, and a registry.
+/// A node whose policy trusts a key's statements about layers, and a registry.
 pub(super) struct Scene {
     pub(super) rig: Rig,
     pub(super) registry: FakeRegistry,
@@ -59,7 +59,7 @@ impl Scene {
         Self::driven(containerd, index, registry, "auto")
     }
 
-    /// Another node at the same registry, which trusts what this one has stated.
+    /// Another node with the same registry, which trusts this one's statements.
     pub(super) fn succeeded_by(self, containerd: Containerd, index: &str) -> Option<Self> {
         let public = fs::read(self.signer.public()).unwrap();
         let registry = self.registry.clone();
@@ -150,7 +150,7 @@ fn an_indexed_image_starts_lazily_by_its_own_name(containerd: Containerd) {
     assert_eq!(scene.run(&image, &WHO), "me\n");
     let (fetched, all) = (scene.fetched(&layers[1]), layers[1].stored().unwrap().len() as u64);
     assert!(fetched < all, "{fetched} of {all}");
-    // Others on the whole of it, and on a part, whose own layers containerd unpacks.
+    // Images based on all of its layers, and on some; containerd unpacks their own layers.
     let above = [&layers[..], &[who("above")]].concat();
     let beside = [&layers[..1], &[who("beside")]].concat();
     for (name, layers) in [("above", above), ("beside", beside)] {
@@ -182,7 +182,7 @@ fn an_index_without_a_valid_statement_is_left_to_containerd(containerd: Containe
     let mut images = vec![forged("none"), forged("unsigned"), forged("stranger")];
     rig.lazuli.ok(["index", &images[1]]);
     scene.index(&images[2], &evil);
-    // Another image's statement, and one that is for another name.
+    // Another image's statement, and one for another name.
     let other = forged("other");
     scene.index(&other, signer);
     let statement = |name: &str, tag: &str, change: &dyn Fn(&mut Value)| {
@@ -243,7 +243,7 @@ fn index(registry: &FakeRegistry, repository: &str) -> (Digest, Value) {
     (digest.parse().unwrap(), serde_json::from_slice(&raw).unwrap())
 }
 
-/// What a list says that refers to a manifest.
+/// The referrers of a manifest.
 pub(super) fn referrers(registry: &FakeRegistry, repository: &str, subject: &Digest) -> Vec<Value> {
     let mut stream = TcpStream::connect(registry.host()).unwrap();
     let target = format!("/v2/{repository}/referrers/{subject}");
@@ -267,7 +267,7 @@ pub(super) fn referrers(registry: &FakeRegistry, repository: &str, subject: &Dig
     list["manifests"].as_array().unwrap().clone()
 }
 
-/// What a statement about the index of an image with these layers says.
+/// The content of a statement about the index of an image with these layers.
 fn stated(registry: &FakeRegistry, repository: &str, layers: &[Layer]) -> Value {
     let manifest = digest_of(registry, repository, "1").to_string();
     let (_, index) = index(registry, repository);
@@ -303,7 +303,7 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     let listed = |digest: &Digest| referrers(&first.registry, "app", digest);
     wait("an index", || !listed(&subject).is_empty());
     wait("a statement", || !listed(&index_of(&first.registry, "app")).is_empty());
-    // Pulled again, it is lazy: what it holds is proven.
+    // After another pull it is lazy: its content is proven.
     first.rig.remove_images(&[&image]);
     first.rig.nothing_left();
     first.registry.reset_stats();
@@ -319,7 +319,7 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     assert!(fetched < sizes[1], "{fetched} of {}", sizes[1]);
 }
 
-/// Whichever worker was told that it is here.
+/// Even by a worker that did not report it present.
 fn a_pulled_image_starts_without_its_registry(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
     let image = push(&scene.registry, "app", &layers());
@@ -331,8 +331,8 @@ fn a_pulled_image_starts_without_its_registry(containerd: Containerd) {
     scene.registry.come_back();
 }
 
-/// zstd, another tar than the configuration says, and a sparse file: none of them is shown by an
-/// index, and what is below is.
+/// zstd, a tar with another digest than the configuration's, and a sparse file: no index shows any
+/// of them, but the layers below are shown.
 fn a_layer_that_cannot_be_pulled_is_left_to_containerd(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
     let Scene { rig, registry, .. } = &scene;
@@ -342,7 +342,7 @@ fn a_layer_that_cannot_be_pulled_is_left_to_containerd(containerd: Containerd) {
     rig.pull(&image).unwrap();
     assert_eq!(scene.run(&image, &WHO), "zstd\n");
     assert_eq!(rig.mounts().len(), 1, "the layer below is mounted");
-    // Whose configuration claims the layer of another does not get it, and gives it nothing.
+    // An image whose configuration claims another's layer neither gets nor replaces it.
     let victim = [base.clone(), who("victim")];
     let evil = Layer::new(who("evil").tar, Compression::Gzip);
     let stored = evil.stored().unwrap();
@@ -365,10 +365,9 @@ fn a_layer_that_cannot_be_pulled_is_left_to_containerd(containerd: Containerd) {
     assert_eq!(scene.run(&victim, &WHO), "victim\n");
 }
 
-/// A trusted key states of a layer that its tar is another image's: its word counts until all of
-/// the layer is here.
-/// Two tenants' images have layers in common, above one of their own: containerd asks for the same
-/// chain of layers once at a time.
+/// A trusted key states that a layer's tar is another image's: the statement counts until all of
+/// the layer is present. Two tenants' images share layers above one of their own: containerd
+/// requests the same chain of layers one at a time.
 fn a_registry_that_hangs_holds_up_no_pull_of_another(containerd: Containerd) {
     let Some(scene) = Scene::new(containerd, "first = \"pull\"") else { return };
     let Scene { rig, registry, .. } = &scene;
@@ -432,7 +431,7 @@ fn wrongly_stated(containerd: Containerd, driver: &str) {
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         })
     };
-    // Its index is made under an honest configuration, and moved to one that lies.
+    // Its index is made under a true configuration, and moved to a false one.
     let image = put_manifest(registry, "evil", "1", &config([&base, &evil]), &described);
     rig.lazuli.ok(["index", &image]);
     let (_, mut moved) = index(registry, "evil");
@@ -451,7 +450,7 @@ fn wrongly_stated(containerd: Containerd, driver: &str) {
     signer.state(registry, "evil", (Some(&name), &index_of(registry, "evil")), stated);
     rig.pull(&image).unwrap();
     let pod = rig.cri.start(&rig.own("reads"), &image, &["sleep", "1000"]).unwrap();
-    // All that there is of the layer.
+    // All bytes of the layer.
     assert_eq!(rig.cri.exec(&pod.container, &WHO).unwrap().stdout, b"evil\n");
     wait("an index that is found to be wrong", || {
         let wrong = fs::read_dir(rig.lazuli.root().join("indexes/wrong")).unwrap();

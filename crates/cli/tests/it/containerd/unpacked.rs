@@ -21,7 +21,7 @@ on_both!(
 
 const AFTERWARDS: &str = "first = \"leave\"\ncontent_store = \"CONTENT\"";
 
-/// What waits for being indexed.
+/// Number of images waiting to be indexed.
 fn waiting(scene: &Scene) -> usize {
     fs::read_dir(scene.rig.lazuli.root().join("indexes/unpacked")).unwrap().count()
 }
@@ -33,7 +33,7 @@ fn the_first_node_unpacks_and_the_second_starts_lazily(containerd: Containerd) {
     let image = push(&first.registry, "app", &layers);
     first.rig.pull(&image).unwrap();
     first.registry.reset_stats();
-    // What waits is on disk.
+    // The queue is on disk.
     first.rig.kill_worker();
     assert_eq!(first.run(&image, &WHO), "me\n");
     assert!(first.rig.mounts().is_empty(), "{:#?}", first.rig.mounts());
@@ -59,7 +59,7 @@ fn the_first_node_unpacks_and_the_second_starts_lazily(containerd: Containerd) {
     assert!(fetched < all, "{fetched} of {all}");
 }
 
-/// No disk has so much free, so what is not in use goes, once it is old.
+/// No disk has this much free space, so unused indexes are evicted once they are old.
 fn indexes_of_removed_images_are_evicted(containerd: Containerd) {
     let Some(scene) =
         Scene::new(containerd, &format!("{AFTERWARDS}\n[cache]\nkeep_free = {}", 1_u64 << 50))

@@ -1,5 +1,5 @@
-//! What readers see when the network fails: each fault at an in-process registry, a real mount, a
-//! reader.
+//! Readers' results when the network fails: each fault at an in-process registry, with a real mount
+//! and a reader.
 //!
 //! Every test is a row of the table in docs/measurements/reliability.md. With `LAZULI_RESULTS=DIR`
 //! the rows are written to `DIR/network-faults.json`.
@@ -23,7 +23,7 @@ use crate::reliability::{able, report_row, round_seconds};
 /// Seconds that a busy machine may add.
 const SLACK: f64 = 10.0;
 
-/// A fault, and what may come of it.
+/// A fault with its expected effects.
 struct Case {
     /// As the table calls it.
     fault: &'static str,
@@ -33,7 +33,7 @@ struct Case {
     deadline: u64,
     /// How long the fault lasts; `None`: until the reader has its answer.
     lasts: Option<f64>,
-    /// What the first reader sees, and how many seconds later.
+    /// The first reader's result, and how many seconds later.
     sees: Seen,
     after: RangeInclusive<f64>,
     /// Seconds between the end of the fault, or the question if that is later, and right bytes.
@@ -133,7 +133,7 @@ impl Case {
         assert!(within(self.recovers, recovered), "{problem}");
         assert!(self.requests.contains(&requests), "{problem}");
         assert!(counted.1 <= bytes, "{problem}");
-        // Everything else is there, and nothing wrong was kept.
+        // All other files are readable, and no wrong bytes were kept.
         for name in ["third", "second", "first"] {
             assert_eq!(scene.read(name), Seen::Right, "{name} after {problem}");
         }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::reliability::{able, soak};
 
-/// Where data comes from: the storage that the registry redirects to.
+/// Path of the data: the storage that the registry redirects to.
 const DATA: &str = "/app/sha256:";
 /// Until the fault is cleared.
 const ALWAYS: usize = usize::MAX;
@@ -22,7 +22,7 @@ fn arm(times: usize, fault: Fault) -> impl FnOnce(&Scene) {
     move |scene| scene.registry.fault("GET", DATA, times, fault)
 }
 
-/// Of the first mirror.
+/// Arms the first mirror with a fault.
 fn arm_mirror(fault: Fault) -> impl FnOnce(&Scene) {
     move |scene| scene.mirrors[0].fault("GET", DATA, ALWAYS, fault)
 }
@@ -296,7 +296,7 @@ fn both_fail_at_first() {
     );
 }
 
-/// Manifest, configuration and bootstrap come from the registry when its mirror fails in any of
+/// Manifest, configuration and bootstrap come from the registry if its mirror fails for any of
 /// them.
 #[test]
 fn mounts_go_around_a_mirror() {

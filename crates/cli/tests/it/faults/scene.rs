@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::lazuli::Lazuli;
 
-/// What a reader got. Wrong bytes are not among it.
+/// A reader's result. Wrong bytes are not an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     Right,

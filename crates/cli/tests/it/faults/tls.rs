@@ -33,7 +33,7 @@ fn certificate(directory: &Path) -> [PathBuf; 3] {
     ["certificate.pem", "key.pem", "ca.pem"].map(|name| directory.join(name))
 }
 
-/// The registry itself is gone from the beginning: everything comes from the mirror, over TLS.
+/// The registry itself is unreachable from the start: everything comes from the mirror, over TLS.
 #[test]
 fn a_private_authority_is_trusted_when_the_system_does() {
     if !able("fuse") || !require(Feature::Program("openssl")) {

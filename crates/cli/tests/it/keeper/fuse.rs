@@ -1,5 +1,4 @@
-//! Mounts whose reads are FUSE requests, on any kernel: nothing here uses what only some kernels
-//! can do.
+//! Mounts whose reads are FUSE requests, without features that only some kernels have.
 
 use std::{
     io::ErrorKind,
@@ -140,7 +139,7 @@ fn notice_nothing(driver: &str) {
             file.read_exact_at(&mut bytes, at as u64).unwrap();
             assert!(bytes == expected[at..at + bytes.len()], "wrong bytes at {at}");
         });
-        // The kernel has to ask about names that it has not heard before.
+        // The kernel has to ask for names that it has not seen before.
         readers.start(move |count| {
             let error = std::fs::metadata(directory.join(format!("absent-{count}"))).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -161,8 +160,8 @@ fn notice_nothing(driver: &str) {
             registry.set_latency(Duration::ZERO);
             lazuli.ok(["daemon", "--takeover"]);
         }
-        // Not to wait for it: this process would not end as long as one of its threads waits for
-        // the daemon.
+        // Don't block on it: this process could not end while one of its threads waits for the
+        // daemon.
         until("the reader has its bytes", || reader.is_finished());
         assert!(reader.join().unwrap().unwrap() == part(number), "round {number}: wrong bytes");
         assert!(residents.iter_mut().all(Resident::is_well), "round {number}");
@@ -219,7 +218,7 @@ fn a_mount_point_is_never_empty() {
         let pids = node.pids();
         kill_both(pids);
         until("the connection is closed", || pids.into_iter().all(is_gone));
-        // Of this name the kernel knows nothing.
+        // The kernel has not cached this name.
         let error = std::fs::metadata(node.mountpoint.join(format!("{round}"))).unwrap_err();
         let closed = [ErrorKind::NotConnected, ErrorKind::ConnectionAborted];
         assert!(closed.contains(&error.kind()), "{error}");

@@ -1,4 +1,4 @@
-//! What happens to readers when the daemon's processes die or are replaced.
+//! Readers while the daemon's processes die or are replaced.
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ use crate::lazuli::Lazuli;
 
 mod fuse;
 
-/// Nothing here takes longer, on the busiest machine.
+/// Longer than any step takes on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const SIZE: usize = 4 << 20;
@@ -63,7 +63,7 @@ impl Node {
         })
     }
 
-    /// Starts to read a megabyte that takes a second to arrive, and does something meanwhile.
+    /// Starts to read a megabyte that takes a second to arrive, and acts meanwhile.
     fn read_while(&self, at: u64, act: impl FnOnce(&Self)) -> std::io::Result<Vec<u8>> {
         self.registry.set_latency(Duration::from_secs(1));
         let file = self.file();
@@ -237,7 +237,7 @@ fn bootstrap(node: &Node) -> PathBuf {
 fn a_program_that_cannot_serve_takes_nothing_over() {
     let Some(node) = mounted("fanotify") else { return };
     let before = node.pids();
-    // Stands for a version that cannot read what is recorded here.
+    // Simulates a version that cannot read the records.
     let path = bootstrap(&node);
     let digest = std::fs::read(&path).unwrap();
     std::fs::write(&path, "other").unwrap();
@@ -289,8 +289,7 @@ fn workers_that_keep_ending_are_reported_and_their_readers_wait() {
     node.lazuli.status();
 }
 
-/// A takeover whose new worker gets stuck until told to go on: it reads records, and one of them is
-/// a pipe.
+/// A takeover whose new worker blocks until released: one of the records that it reads is a pipe.
 struct Stuck {
     pipe: PathBuf,
     takeover: std::process::Child,
@@ -379,7 +378,7 @@ fn the_old_daemon_goes_on_when_its_successor_dies() {
             let stuck = Stuck::new(node);
             let [successor, worker] = ["--succeed", "--worker"].map(|flag| process(node, flag));
             kill(successor);
-            // Once it serves, it goes on without its keeper.
+            // Once it serves, it continues without its keeper.
             until("the new worker gives up", || is_gone(worker));
             stuck.go_on();
             assert!(!stuck.ended());
@@ -439,7 +438,7 @@ fn a_mount_inside_is_not_mistaken_for_the_image() {
     listing::assert_equal(node.lazuli.path("source"), node.mountpoint.clone());
 }
 
-/// The service manager's side: takes what the daemon puts into its store.
+/// The service manager's side: takes the descriptors that the daemon stores.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,

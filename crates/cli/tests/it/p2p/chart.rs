@@ -1,12 +1,12 @@
-//! `dist/dragonfly/seed-peers`, which adds to the text of Dragonfly's Helm chart what no value of
-//! the chart does.
+//! `dist/dragonfly/seed-peers`, which patches the output of Dragonfly's Helm chart where the chart
+//! has no value for a setting.
 
 use std::{
     io::Write as _,
     process::{Command, Output, Stdio},
 };
 
-/// What matters of one configuration as the chart makes it.
+/// The relevant parts of one configuration of the chart.
 fn configuration(name: &str, parts: &str) -> String {
     format!(
         "---\nkind: ConfigMap\nmetadata:\n  name: {name}\ndata:\n  dfdaemon.yaml: |-\n    host:\n      idc: \"\"\n{parts}"

@@ -1,5 +1,6 @@
-//! What readers see when the daemon of their node fails. Every test is a row of the table in
-//! docs/measurements/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to `DIR/p2p-faults.json`.
+//! Readers' results when the daemon of their node fails. Every test is a row of the table in
+//! docs/measurements/p2p.md. With `LAZULI_RESULTS=DIR` the rows are written to
+//! `DIR/p2p-faults.json`.
 
 use std::{panic::Location, thread, time::Instant};
 
@@ -12,8 +13,8 @@ use crate::{
     reliability::{able, report_row, round_seconds},
 };
 
-/// Seconds that a busy machine may add: less than lie between a daemon that is found to hang and
-/// one that is waited for.
+/// Seconds that a busy machine may add: fewer than lie between detecting a hanging daemon and
+/// waiting for it.
 const SLACK: f64 = 1.0;
 
 /// Seconds within which a daemon is asked again that is well. It rests for up to a second and a
@@ -27,11 +28,11 @@ enum When {
     AtStart,
     /// Between two reads.
     Later,
-    /// When it has what the reader asks for in its hands.
+    /// It holds the requested data.
     InFlight,
 }
 
-/// Something that happens to the daemon of a node, and what may come of it.
+/// A fault of a node's daemon, with its expected effects.
 struct Case {
     /// As the table calls it.
     name: &'static str,
@@ -39,12 +40,12 @@ struct Case {
     when: When,
     /// Seconds that the reader waits, at least and at most.
     waits: (f64, f64),
-    /// Whether what it reads comes from the registry.
+    /// Whether the data comes from the registry instead.
     is_replaced: bool,
 }
 
 impl Case {
-    /// One that costs next to nothing.
+    /// A fault that costs next to nothing.
     fn cheap(name: &'static str, fault: Fault, when: When) -> Self {
         Case { name, fault, when, waits: (0.0, 1.0), is_replaced: true }
     }
@@ -94,7 +95,7 @@ impl Case {
     }
 }
 
-/// Reads a file, whose bytes must be right, and tells how many seconds that took.
+/// Reads a file, checks its bytes, and returns the duration in seconds.
 fn timed(node: &Node, number: usize) -> f64 {
     let started = Instant::now();
     node.read(number);
@@ -164,7 +165,7 @@ fn without_scheduler() {
     Case { is_replaced: false, ..case }.check();
 }
 
-/// Not a fault, but nothing comes through the daemon, and it sees nothing that it should not.
+/// Not a fault, but nothing comes through the daemon, and it sees no credentials.
 #[test]
 fn not_trusted_with_a_login() {
     let line = line!();

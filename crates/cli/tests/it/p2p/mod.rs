@@ -1,5 +1,5 @@
-//! Nodes that have blobs from each other, through a Dragonfly daemon on each: what that saves, and
-//! what readers see of its misfortunes.
+//! Nodes that share blobs through a Dragonfly daemon on each: the savings, and readers' results
+//! when daemons fail.
 //!
 //! The daemons are those of [`lazuli_testkit::dragonfly`].
 

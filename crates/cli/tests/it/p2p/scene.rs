@@ -26,13 +26,13 @@ const SIZE: usize = 200_000;
 /// Bytes of a piece: a file is in several of them.
 const PIECE: u64 = 64 << 10;
 
-/// Only what is read is asked for.
+/// Only read data is requested.
 pub(super) const FETCH: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 20\n";
 
-/// Without anything that fetches by itself.
+/// With background fetches disabled.
 pub(super) const QUIET: &str = "[prefetch]\nahead = \"nothing\"\nrest_bytes_per_second = 0\n";
 
-/// An image, of two blobs, and whose daemons know each other.
+/// An image of two blobs, and daemons that know each other.
 pub(super) struct Image {
     pub(super) registry: FakeRegistry,
     pub(super) swarm: Swarm,
@@ -50,7 +50,7 @@ impl Image {
         Self::of_files(SIZE)
     }
 
-    /// With files of so many bytes.
+    /// With files of `size` bytes.
     pub(super) fn of_files(size: usize) -> Self {
         let registry = FakeRegistry::start().unwrap();
         let lazuli = Lazuli::new();
@@ -73,13 +73,13 @@ impl Image {
         Image { registry, swarm: Swarm::with_pieces_of(PIECE), name }
     }
 
-    /// A node that does not serve yet, with `config` and how it finds its daemon; `credentials`:
-    /// what it shows to that.
+    /// A stopped node with `config` and the address of its daemon; `credentials`: whether it shows
+    /// them to the daemon.
     pub(super) fn node(&self, config: &str, credentials: bool) -> Node {
         self.node_with(config, credentials, false)
     }
 
-    /// The same, which knows the daemon's socket, too, and sees no logins.
+    /// A stopped node that uses the daemon's socket too, without credentials.
     pub(super) fn node_with_socket(&self, config: &str) -> Node {
         self.node_with(config, false, true)
     }
@@ -107,12 +107,12 @@ impl Image {
         node.lazuli.ok(["mount", &self.name, node.mountpoint().to_str().unwrap()]);
     }
 
-    /// Wants a login from now on, which all nodes have.
+    /// Requires a login from now on, which all nodes have.
     pub(super) fn require_login(&self) {
         self.registry.require(Login::Basic("joe".into(), "secret".into()));
     }
 
-    /// Wants a token from now on, which any client gets without a login.
+    /// Requires a token from now on, which any client gets without a login.
     pub(super) fn require_token(&self, node: &Node) {
         self.registry.require(Login::Bearer(String::new(), String::new()));
         fs::remove_file(node.lazuli.path("docker/config.json")).unwrap();
@@ -141,7 +141,7 @@ impl Node {
         self.try_read(number).unwrap_or_else(|error| panic!("file {number}: {error}"));
     }
 
-    /// Reads files until the daemon delivers one, and tells how many seconds that took.
+    /// Reads files until the daemon delivers one, and returns the duration in seconds.
     pub(super) fn returns(&self, numbers: Range<usize>) -> f64 {
         let (started, served) = (Instant::now(), self.daemon.stats().served);
         for number in numbers {

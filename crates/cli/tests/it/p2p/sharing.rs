@@ -1,4 +1,4 @@
-//! What nodes have from each other, and what the registry has to serve.
+//! Data shared between nodes, and the registry's remaining load.
 
 use std::{
     collections::BTreeMap,
@@ -186,7 +186,7 @@ fn a_reader_asks_other_nodes_for_what_one_of_them_has() {
     second.read(2);
     let Stats { served, from_peers, .. } = second.daemon.stats();
     assert!(served == file && from_peers >= file, "{served}, {from_peers}");
-    // How big the blob is, which each daemon wants to know.
+    // The size of the blob, which each daemon needs.
     assert!(asked(&image).iter().all(|bytes| *bytes == 1), "{:?}", asked(&image));
 }
 

@@ -1,4 +1,4 @@
-//! Whose images a node runs: what a tenant tries, and what the operator's policy says.
+//! The images that a node may run: attacks by a tenant, and the operator's policy.
 
 pub(crate) mod signer;
 mod statements;
@@ -27,7 +27,7 @@ use crate::{
 const FILES: usize = 20;
 const SIZE: usize = 100_000;
 
-/// A node with a policy that wants signatures, and a registry with an image.
+/// A node with a policy that requires signatures, and a registry with an image.
 pub(crate) struct Scene {
     pub(crate) lazuli: Lazuli,
     pub(crate) registry: FakeRegistry,
@@ -52,7 +52,7 @@ impl Scene {
         Some(scene)
     }
 
-    /// Has the policy want a signature by one of `signers`.
+    /// Makes the policy require a signature by one of `signers`.
     fn require(&self, signers: &[&Signer]) {
         let keys: Vec<PathBuf> = signers.iter().map(|signer| signer.public()).collect();
         self.policy(&format!("default = {{ keys = {keys:?} }}\n"));
@@ -88,7 +88,7 @@ impl Scene {
         error
     }
 
-    /// What the node has of images.
+    /// The node's files of images.
     fn kept(&self) -> Vec<PathBuf> {
         let directories = ["images", "cache/blobs"].map(|name| self.lazuli.root().join(name));
         let entries = directories.iter().flat_map(|it| fs::read_dir(it).into_iter().flatten());
@@ -110,7 +110,7 @@ fn only_a_signature_by_the_policy_s_key_of_this_image_and_name_lets_it_run() {
     assert!(no_signature.contains("there is no signature"), "{no_signature}");
     assert!(no_signature.contains("policy.toml") && no_signature.contains("default"));
 
-    // Another key's, this key's of another image, and one that was put under another payload.
+    // Another key's signature, this key's of another image, and one under another payload.
     evil.tag(registry, "app", digest, &repository);
     evil.refer(registry, "app", digest);
     assert!(scene.refused(&image).contains("by none of its keys"));
@@ -203,7 +203,7 @@ fn a_changed_policy_stops_new_starts_and_no_running_one() {
     fs::remove_file(lazuli.path("policy.toml")).unwrap();
     let error = lazuli.fails(["mount", &scene.image(), &scene.mountpoint("refused")]);
     assert!(error.contains("policy.toml: No such file"), "{error}");
-    // Readers of what runs have all of it meanwhile, also from another worker.
+    // Running images stay readable meanwhile, even after a change of workers.
     read(&running, 2);
     lazuli.kill(lazuli.worker());
     read(&running, 3);
@@ -272,7 +272,7 @@ fn signatures_are_asked_for_beside_the_bootstrap_and_once() {
     lazuli.ok(["stop"]);
     fs::remove_dir_all(lazuli.root()).unwrap();
 
-    // The answer about signatures is late, and everything else is asked for meanwhile.
+    // The answer about signatures is late; everything else is requested meanwhile.
     scene.require(&[signer]);
     registry.reset_stats();
     let late = Duration::from_secs(5);

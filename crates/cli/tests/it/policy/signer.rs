@@ -53,7 +53,7 @@ impl Signer {
         base64(&openssl(&arguments, message))
     }
 
-    /// Signs what has `digest` as `reference`, as cosign 2 does.
+    /// Signs the image with `digest` as `reference`, in the way of cosign 2.
     pub(crate) fn tag(
         &self,
         registry: &FakeRegistry,
@@ -90,13 +90,13 @@ impl Signer {
         registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
     }
 
-    /// Signs what has `digest`, as cosign 3 does.
+    /// Signs the image with `digest`, in the way of cosign 3.
     pub(crate) fn refer(&self, registry: &FakeRegistry, repository: &str, digest: &Digest) {
         let predicate = ("https://sigstore.dev/cosign/sign/v1", json!({}));
         self.state(registry, repository, (None, digest), predicate);
     }
 
-    /// States that `subject` was made of `source`.
+    /// States that `subject` was made from `source`.
     pub(crate) fn convert(
         &self,
         registry: &FakeRegistry,
@@ -155,7 +155,7 @@ impl Signer {
     }
 }
 
-/// Where cosign 2 keeps signatures.
+/// The tag under which cosign 2 stores signatures.
 pub(crate) fn signature_tag(digest: &Digest) -> String {
     format!("sha256-{}.sig", digest.hex())
 }

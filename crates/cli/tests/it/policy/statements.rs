@@ -1,4 +1,4 @@
-//! Lazy images whose sources are signed, and converters' statements.
+//! Lazy images with signed sources, and converters' statements.
 
 use lazuli_testkit::{
     oci::{Compression, Image, Layer},

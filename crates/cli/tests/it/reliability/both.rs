@@ -13,7 +13,7 @@ use super::{
 };
 
 /// No process holds the group any more, so the kernel lets waiting readers through: what they see
-/// until the next daemon is there is counted, what later ones see has to be right.
+/// until the next daemon starts is counted, and later reads must be right.
 #[test]
 fn after_both_died_nothing_wrong_is_left() {
     if !able("fanotify") {
@@ -59,7 +59,7 @@ fn after_both_died_nothing_wrong_is_left() {
         after.bytes += all.bytes;
     }
     let mut figures = figures("fanotify", rounds, &blows, &after);
-    // Readers were started anew after each blow, so none of them waited for it.
+    // Readers were restarted after each blow, so none of them waited for it.
     figures["longest_read_ms"] = Value::Null;
     figures["longest_execve_ms"] = Value::Null;
     figures["in_the_window"] = json!({
@@ -72,8 +72,8 @@ fn after_both_died_nothing_wrong_is_left() {
     report("kill-both-fanotify", &figures);
 }
 
-/// With loop devices nothing is let through: readers in between get errors, and the same readers,
-/// with the files that they have open, get right bytes when a daemon has come.
+/// With loop devices, no reader is let through: reads in between get errors, and the same readers,
+/// with the files that they have open, get right bytes after a daemon has started.
 #[test]
 fn after_both_died_the_same_mounts_go_on_with_loop() {
     if !able("loop") {

@@ -1,4 +1,4 @@
-//! What one tenant's readers and registry cost another one.
+//! The cost of one tenant's readers and registry for another one.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use super::{
 /// Bytes of a file, which is a chunk.
 const FILE: u64 = 5000;
 
-/// No test waits longer for what has to come. Generous, since test machines are busy.
+/// Longer than any expected wait, since test machines are busy.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Mounts the image with a number of `registry`.
@@ -42,7 +42,7 @@ fn reader(path: PathBuf) -> JoinHandle<std::io::Result<Vec<u8>>> {
     thread::Builder::new().stack_size(64 << 10).spawn(move || fs::read(path)).unwrap()
 }
 
-/// Waits until so many readers of an image wait for data, as far as the daemon lets them.
+/// Waits until this many readers of an image wait for data, up to the daemon's limit.
 fn wait_for_events(daemon: &Daemon, at: &Path, count: u64) {
     let began = Instant::now();
     while daemon.lazuli.mount_status(at)["events"].as_u64().unwrap() < count {
@@ -51,8 +51,8 @@ fn wait_for_events(daemon: &Daemon, at: &Path, count: u64) {
     }
 }
 
-/// Waits until so many threads of this process wait in the kernel. They do so uninterruptibly, but
-/// for signals that kill.
+/// Waits until this many threads of this process wait in the kernel, uninterruptible except for
+/// signals that kill.
 fn wait_for_blocked_threads(daemon: &Daemon, count: u64) {
     let began = Instant::now();
     let is_blocked = |task: &fs::DirEntry| {
@@ -67,7 +67,7 @@ fn wait_for_blocked_threads(daemon: &Daemon, count: u64) {
     }
 }
 
-/// Reads all files of an image, one after the other, and returns what it took.
+/// Reads all files of an image, one after the other, and returns the measurements.
 fn start(daemon: &Daemon, at: &Path, image: u64, files: u64) -> Value {
     let before = daemon.lazuli.mount_status(at);
     let worker = pids(&daemon.lazuli.status()).worker;
@@ -105,7 +105,7 @@ fn readers_of_an_image_whose_registry_hangs_do_not_slow_another_one_down() {
     let _alone = alone();
     let (readers, files, rounds) = if soak() { (10_000, 400, 5) } else { (1500, 200, 3) };
     let hog_registry = images(1, (readers, FILE));
-    // Image 0 of this one is not used: no chunk of one image is in another.
+    // Image 0 of this registry is not used: images share no chunks.
     let registry = images(2, (files, FILE));
     let mut runs = [const { Vec::new() }; 2];
     for _ in 0..rounds {
@@ -167,7 +167,7 @@ fn an_image_is_served_at_once_beside_one_that_needs_all_slots() {
     threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap_err()));
 }
 
-/// Two registries have the same image. The one that was named first hangs.
+/// Two registries have the same image. The first one hangs.
 #[test]
 fn a_reader_does_not_wait_for_the_registry_that_another_one_has_named() {
     if !able("fanotify") {
@@ -215,7 +215,7 @@ fn answers_that_trickle_leave_memory_to_another_image() {
     let (sender, content) = mpsc::channel();
     let began = Instant::now();
     thread::spawn(move || sender.send(fs::read(other.join("0")).unwrap()));
-    // A request that brings too little is given up after 15 seconds.
+    // A request that delivers too little is given up after 15 seconds.
     let content = content.recv_timeout(Duration::from_secs(10)).expect("there is room for it");
     assert!(content == odd::random(seed(1, 0), FILE as usize), "{:?}", began.elapsed());
     drop(daemon);

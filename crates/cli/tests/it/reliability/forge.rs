@@ -94,7 +94,7 @@ impl Forge {
         self.put_manifest(manifest.to_string().as_bytes());
     }
 
-    /// Makes the image one of RAFS v5, of the same blobs.
+    /// Turns the image into one of RAFS v5, with the same blobs.
     pub(crate) fn make_v5(&self) {
         let bootstrap = Bootstrap::open(self.bootstrap()).unwrap();
         let options = BootstrapOptions {
@@ -123,7 +123,7 @@ impl Forge {
         digest
     }
 
-    /// Replaces what is stored under a digest.
+    /// Replaces the content stored under a digest.
     pub(crate) fn replace(&self, digest: &str, change: impl FnOnce(&mut Vec<u8>)) {
         replace(&self.blob_path(digest), change);
     }
@@ -136,7 +136,7 @@ pub(crate) fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, content).unwrap();
 }
 
-/// Where the tables of a bootstrap are.
+/// The places of a bootstrap's tables.
 pub(crate) struct Tables {
     /// First byte and rows of 256 bytes.
     pub(crate) blobs: (usize, usize),
@@ -144,7 +144,7 @@ pub(crate) struct Tables {
     pub(crate) chunks: (usize, usize),
 }
 
-/// Device slots, of 128 bytes each, begin here.
+/// First byte of the device slots, of 128 bytes each.
 pub(crate) const DEVICE_SLOTS: usize = 1408;
 
 impl Tables {

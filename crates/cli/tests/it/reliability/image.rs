@@ -19,10 +19,10 @@ use lazuli_testkit::{
 
 use crate::lazuli::Lazuli;
 
-/// What a request to a registry nearby takes.
+/// Latency of a request to a nearby registry.
 pub(crate) const LATENCY: Duration = Duration::from_millis(5);
 
-/// Small files have a chunk each; of them the image has so many that eight readers need seconds.
+/// Number of small files, which have one chunk each: so many that eight readers need seconds.
 const SMALL_FILES: u64 = 1800;
 const SMALL_SIZE: u64 = 60_000;
 /// Files of many chunks.
@@ -123,7 +123,7 @@ fn seed(kind: &str, index: u64) -> u64 {
     u64::from(kind.as_bytes()[0]) << 56 | index << 24
 }
 
-/// `selfcheck` with the content of a seed in it, and without what only debuggers read.
+/// `selfcheck` with the content of a seed in it, and without debug information.
 fn with_payload(program: &[u8], seed: u64) -> Vec<u8> {
     let mut program = program[..loaded_end(program)].to_vec();
     let at = program.windows(PAYLOAD).step_by(1).position(|window| {
@@ -133,7 +133,7 @@ fn with_payload(program: &[u8], seed: u64) -> Vec<u8> {
     program
 }
 
-/// Where the last segment of a 64-bit ELF file ends that is loaded.
+/// The end of the last loaded segment of a 64-bit ELF file.
 fn loaded_end(elf: &[u8]) -> usize {
     let word = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().unwrap()) as usize;
     let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));

@@ -1,4 +1,4 @@
-//! Images with so many chunks that their tables fill the memory of a node.
+//! Images with so many chunks that their tables fill a node's memory.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ fn image(lazuli: &Lazuli, layout: &str) -> Forge {
     Forge::new(lazuli.path(layout))
 }
 
-/// Has an image say that its blob has so many chunks, of which its only file uses the first.
+/// Makes an image list this many chunks of its blob, of which its only file uses the first.
 fn list_chunks(forge: &Forge, count: u64) {
     let mut record = Bootstrap::open(forge.bootstrap()).unwrap().blob_records().remove(0);
     let chunk = |number: u64| Chunk {
@@ -66,7 +66,7 @@ fn list_chunks(forge: &Forge, count: u64) {
     forge.change_members(|members| *members = vec![("image/image.boot".to_owned(), bootstrap)]);
 }
 
-/// Has the superblock claim so many chunks.
+/// Makes the superblock claim this many chunks.
 fn claim_chunks(forge: &Forge, count: u64) {
     forge.change_bootstrap(|bootstrap| {
         bootstrap[1184..1192].copy_from_slice(&(80 * count).to_le_bytes());
@@ -116,7 +116,7 @@ fn more_chunks_than_there_is_room_for_are_refused_before_they_are_read() {
     claim_chunks(&forge, MAX_ROWS + 1);
     let error = lazuli.fails(mount("oci:large:x", &large));
     assert!(error.contains("4194305 chunks, at most 4194304 are possible"), "{error}");
-    // Alone it may have so many, and is refused since it has not.
+    // Alone it may have this many; it is refused because the table is shorter.
     claim_chunks(&forge, 3_000_000);
     let error = lazuli.fails(mount("oci:large:x", &large));
     assert!(error.contains("invalid bootstrap"), "{error}");

@@ -1,4 +1,4 @@
-//! What readers see while processes of Lazuli die, are replaced, or are asked too much.
+//! Readers' results while Lazuli's processes die, are replaced, or are overloaded.
 //!
 //! Each test has a short form for every run and, with `LAZULI_SOAK=1`, a long one. With
 //! `LAZULI_RESULTS=DIR` the figures are written to `DIR/<name>.json`.
@@ -28,18 +28,18 @@ use std::{
 use lazuli_testkit::kernel::{Feature, require};
 use serde_json::{Value, json};
 
-/// Whether the long forms run.
+/// Returns whether to run the long forms.
 pub(crate) fn soak() -> bool {
     std::env::var_os("LAZULI_SOAK").is_some_and(|value| value == "1")
 }
 
-/// One of these tests at a time: each loads the machine on its own, and its stalls are measured.
+/// Serialises these tests: each loads the machine, and its stalls are measured.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether this machine can run `driver`.
+/// Returns whether this machine can run `driver`.
 pub(crate) fn able(driver: &str) -> bool {
     let features: &[Feature] = match driver {
         "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
@@ -58,8 +58,8 @@ pub(crate) fn report(name: &str, figures: &Value) {
     }
 }
 
-/// Adds a row to a table that several tests make, and reports those that it has so far, in the
-/// order of the lines that check them.
+/// Adds a row to a table of several tests, and writes the rows so far, in the order of the lines
+/// that check them.
 pub(crate) fn report_row(name: &'static str, line: u32, row: Value) {
     static TABLES: Mutex<BTreeMap<&str, BTreeMap<u32, Value>>> = Mutex::new(BTreeMap::new());
     let mut tables = TABLES.lock().unwrap();

@@ -32,10 +32,10 @@ const ADDRESS_SPACE: u64 = 1 << 20;
 const MEMORY: u64 = 64 << 10;
 /// How long a reader of wrong bytes waits, in seconds.
 const DEADLINE: u64 = 2;
-/// Longest time for one image, in ms: hundred times what a sound one takes.
+/// Time limit for one image, in ms: a hundred times that of a sound one.
 const TIME: u64 = 2000;
 
-/// Files of every size up to some chunks, and some of everything else.
+/// Files of every size up to some chunks, and one file of each other type.
 fn files() -> Vec<(String, Vec<u8>)> {
     let mut files = vec![
         ("empty".to_owned(), Vec::new()),
@@ -84,7 +84,7 @@ fn damage_is_found_or_harmless() {
     report("mutations", &figures);
 }
 
-/// The same with the daemon: it mounts what it does not refuse, and survives.
+/// With the daemon: it mounts the images that it does not refuse, and survives.
 #[test]
 fn the_daemon_survives_damaged_images() {
     if !able("fanotify") || !able("fuse") {
@@ -96,8 +96,7 @@ fn the_daemon_survives_damaged_images() {
     let (mut refused, mut errors, mut equal) = (0, 0, 0);
     let (mut longest, mut longest_read) = (Duration::ZERO, Duration::ZERO);
     let lazuli = Lazuli::new();
-    // Bytes that stay wrong are what these readers wait for: each of them so long, for one file
-    // after the other.
+    // Readers of wrong bytes wait until the deadline, file by file.
     lazuli.configure(&format!("[fetch]\ndeadline_seconds = {DEADLINE}\n"));
     image(&lazuli);
     fs::rename(lazuli.path("lazy"), lazuli.path("sound")).unwrap();

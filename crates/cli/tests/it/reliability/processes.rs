@@ -10,7 +10,7 @@ pub(crate) struct Pids {
     pub(crate) worker: u32,
 }
 
-/// What `status --json` says about them.
+/// The process ids in `status --json`.
 pub(crate) fn pids(status: &Value) -> Pids {
     let pid = |key: &str| status["daemon"][key].as_u64().unwrap_or(0) as u32;
     Pids { keeper: pid("keeper_pid"), worker: pid("worker_pid") }

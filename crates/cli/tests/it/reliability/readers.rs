@@ -1,4 +1,4 @@
-//! Processes that read and check, and what they saw.
+//! Processes that read and check, and their results.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -33,7 +33,7 @@ struct Total {
     accesses: u64,
 }
 
-/// What readers saw.
+/// The results of readers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// Bytes that were compared.
@@ -49,7 +49,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Takes what others saw in.
+    /// Adds the results of others.
     pub(crate) fn add(&mut self, other: Seen) {
         self.bytes += other.bytes;
         self.accesses += other.accesses;
@@ -86,7 +86,7 @@ impl Readers {
         Readers { processes, seen }
     }
 
-    /// Ends them and returns what they saw.
+    /// Stops the readers and returns their results.
     pub(crate) fn stop(mut self) -> Seen {
         for process in &mut self.processes {
             process.input = None;
@@ -94,7 +94,7 @@ impl Readers {
         self.collect()
     }
 
-    /// Waits until they have read everything once, and returns what they saw.
+    /// Waits until they have read everything once, and returns their results.
     pub(crate) fn finish(self) -> Seen {
         self.collect()
     }

@@ -26,7 +26,7 @@ use crate::lazuli::Lazuli;
 const WARM: f64 = 0.85;
 /// How long after a worker's return a read may end that waited for it.
 const AFTERMATH: u64 = 100_000;
-/// A daemon that does not answer for so long is no longer expected to.
+/// Silence after which a daemon counts as dead.
 const GONE: Duration = Duration::from_secs(60);
 
 /// A fresh node with the shared image mounted.
@@ -47,7 +47,7 @@ pub(crate) struct Blow {
 impl Round {
     pub(crate) fn new(driver: &str) -> Self {
         let lazuli = Lazuli::new();
-        // Nothing comes along with a miss, so that the image stays cold for longer.
+        // A miss fetches no neighbours, so that the image stays cold for longer.
         lazuli.configure("[fetch]\namplify_bytes = 0\n");
         let mountpoint = lazuli.directory("mnt");
         let image = ColdImage::shared();
@@ -61,7 +61,7 @@ impl Round {
         Readers::start(load(&self.mountpoint, seed))
     }
 
-    /// Reads all of the image once, without latency, and returns what was seen.
+    /// Reads all of the image once, without latency, and returns the results.
     pub(crate) fn read_everything(&self) -> Seen {
         let image = ColdImage::shared();
         image.registry.set_latency(Duration::ZERO);
@@ -104,8 +104,8 @@ impl Round {
         }
     }
 
-    /// Whether so much of the image was fetched that readers seldom miss. The registry knows: the
-    /// daemon counts what it has checked, which after each death is nothing.
+    /// Returns whether so much of the image was fetched that readers seldom miss. The registry
+    /// counts that: the daemon counts only checked chunks, starting from zero after each death.
     pub(crate) fn is_warm(&self) -> bool {
         let image = ColdImage::shared();
         image.registry.stats().bytes as f64 > WARM * image.size as f64
@@ -138,7 +138,7 @@ pub(crate) fn pause(number: usize) {
     thread::sleep(Duration::from_millis(20 + ms));
 }
 
-/// What a test of `blows` has to say.
+/// The figures of a test of `blows`.
 pub(crate) fn figures(driver: &str, rounds: usize, blows: &[Blow], seen: &Seen) -> Value {
     let programs = |path: &Path| path.to_string_lossy().contains("/program-");
     let stalls = |program: bool| {

@@ -27,12 +27,12 @@ use crate::lazuli::Lazuli;
 
 /// Each image has a blob of its own with small files, of a chunk each.
 const SMALL: (u64, u64) = (64, 60_000);
-/// Or with files of the largest chunks that images have by default: what is on its way adds up.
+/// Or with files of the default maximum chunk size: data in flight adds up.
 const LARGE: (u64, u64) = (6, 1 << 20);
 /// Processes that the readers are threads of.
 const PROCESSES: usize = 10;
 
-/// How much of everything.
+/// The scale of the test.
 #[derive(Clone, Copy)]
 struct Scale {
     images: u64,
@@ -42,8 +42,7 @@ struct Scale {
     files: (u64, u64),
     /// How long readers read.
     duration: Duration,
-    /// What the daemon may use when memory is limited, page cache of what it writes included, in
-    /// MiB.
+    /// The daemon's memory limit, including page cache of its writes, in MiB.
     memory: u64,
 }
 
@@ -59,7 +58,7 @@ impl Scale {
     }
 }
 
-/// What the daemon has to get by with.
+/// The daemon's limits.
 #[derive(Default)]
 pub(super) struct Limits {
     /// Descriptors of one process, soft and hard.
@@ -74,7 +73,7 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Of the hierarchy that this machine has the memory controller in.
+    /// Creates it in the hierarchy that has the memory controller on this machine.
     fn new(mebibytes: u64) -> Self {
         let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
         let parent = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
@@ -85,7 +84,7 @@ impl Cgroup {
         Cgroup { path, unified }
     }
 
-    /// How often the kernel killed something in it.
+    /// The number of processes in it that the kernel killed.
     fn kills(&self) -> u64 {
         let file = if self.unified { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.path.join(file)).unwrap();
@@ -96,7 +95,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // What was in it ends at about the same time.
+        // Its processes end at about the same time.
         for _ in 0..100 {
             if fs::remove_dir(&self.path).is_ok() {
                 return;
@@ -151,7 +150,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What a process occupies.
+/// The memory and descriptors of a process.
 pub(super) fn usage(pid: u32) -> Value {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let fields: BTreeMap<&str, &str> =
@@ -187,7 +186,7 @@ pub(super) fn seed(image: u64, file: u64) -> u64 {
     (image + 1) << 32 | file << 16
 }
 
-/// Mounts everything, reads everything at the same time, and returns what it took.
+/// Mounts everything, reads everything concurrently, and returns the measurements.
 fn run(scale: Scale, limits: &Limits) -> Value {
     let registry = images(scale.images, scale.files);
     let daemon = Daemon::start(limits);
@@ -272,7 +271,7 @@ fn a_thousand_and_twentyfour_descriptors_are_enough() {
     }
     let _alone = alone();
     let limits = Limits { descriptors: Some(1024), ..Limits::default() };
-    // The limit is what this is about, in the short form as well.
+    // The limit is the point of this test, even in the short form.
     let scale = Scale { readers: 1000, ..Scale::now() };
     report("scale-1024-descriptors", &run(scale, &limits));
 }

@@ -15,12 +15,12 @@ use crate::lazuli::Lazuli;
 
 const DRIVERS: [&str; 2] = ["fanotify", "fuse"];
 
-/// A lazy image of two layers: `one/…` and `two/…`, each with a file that compresses and one that
-/// does not.
+/// A lazy image of two layers: `one/…` and `two/…`, each with a compressible and an incompressible
+/// file.
 fn image() -> (Lazuli, Forge) {
     use lazuli_testkit::oci::{Compression, Image, Layer};
     let lazuli = Lazuli::new();
-    // Errors are what these tests wait for.
+    // These tests wait for errors.
     lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
     let layers = ["one", "two"].map(|layer| {
         let mut tar = tar::Builder::new(Vec::new());
@@ -47,7 +47,8 @@ fn content(layer: &str, name: &str) -> Vec<u8> {
     }
 }
 
-/// Which of the four files read as they should; an error has to be EIO, other bytes fail the test.
+/// Returns those of the four files that read correctly; an error has to be EIO, other bytes fail
+/// the test.
 fn readable(mountpoint: &Path) -> Vec<String> {
     let names = ["one/text", "one/noise", "two/text", "two/noise"];
     let right = names.into_iter().filter(|path| {
@@ -186,8 +187,8 @@ fn devices_in_another_order() {
     });
     refused(&lazuli, "oci:lazy:x", &["blob table entry 0", "device tag"]);
 
-    // Slots and blob table: chunks are looked for in the other blob, whose chunk table rows move
-    // along or not.
+    // Slots and blob table are exchanged, with or without the chunk table rows: chunks are read
+    // from the other blob.
     let both = |bootstrap: &mut Vec<u8>| {
         exchange(bootstrap, DEVICE_SLOTS, DEVICE_SLOTS + 128, 128);
         let (start, rows) = Tables::of(bootstrap).blobs;
@@ -283,7 +284,7 @@ fn files_of_an_image_that_change_on_the_nodes_disk() {
     }
 }
 
-/// The kernel reads a mounted bootstrap by itself, so a mount whose bootstrap changed is given up.
+/// The kernel reads a mounted bootstrap by itself, so a mount is given up if its bootstrap changed.
 #[test]
 fn a_bootstrap_that_changes_while_no_daemon_runs() {
     if !able_to_mount() {

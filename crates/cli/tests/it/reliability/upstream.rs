@@ -1,5 +1,5 @@
-//! The same load on upstream's nydusd when it is killed, for comparison: nothing here is ours but
-//! the image.
+//! The same load on upstream's nydusd when it is killed, for comparison: only the image is made by
+//! Lazuli.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +48,7 @@ fn bootstrap(lazuli: &Lazuli) -> PathBuf {
     lazuli.path("bootstrap")
 }
 
-/// A mount by nydusd. Gone with the value, and so is what it leaves.
+/// A mount by nydusd. Dropping it removes the mount and its remains.
 struct Mount<'a> {
     child: Child,
     mountpoint: &'a Path,

@@ -36,7 +36,7 @@ impl Cosign<'_> {
         said
     }
 
-    /// Verifies a signature in one of both forms; `hash` is what the key's signatures are of.
+    /// Verifies a signature in one of two forms; `hash` is the algorithm of the key's signatures.
     fn verify(&self, image: &str, key: &str, hash: &str, bundle: &str) -> (bool, String) {
         let format = format!("--new-bundle-format={bundle}");
         let hash = format!("--signature-digest-algorithm={hash}");

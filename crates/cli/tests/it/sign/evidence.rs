@@ -1,4 +1,4 @@
-//! What a node finds beside an image, read as a client of the registry reads it.
+//! The evidence beside an image, as a client of the registry sees it.
 
 use std::{path::Path, sync::Arc};
 
@@ -14,18 +14,18 @@ use lazuli_registry::{ImageName, Options, Repository};
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
-/// What is beside an image and verified by a key.
+/// The evidence beside an image that a key verifies.
 #[derive(Debug, PartialEq)]
 pub(super) struct Evidence {
-    /// Of what the name means.
+    /// The digest that the name means.
     pub(super) digest: Digest,
-    /// If that is an index, the manifests in it.
+    /// If that is an index, its manifests.
     pub(super) manifests: Vec<Digest>,
     /// Names that payloads under the `.sig` tag are for.
     pub(super) payloads: Vec<String>,
     /// Names that signed statements are for.
     pub(super) signed: Vec<String>,
-    /// What signed statements say about its conversion.
+    /// The signed statements about its conversion.
     pub(super) conversions: Vec<Conversion>,
 }
 
@@ -35,8 +35,8 @@ struct Index {
 }
 
 impl Evidence {
-    /// Reads what is beside `image`, whose name is relative to `directory`, and leaves out what
-    /// `key`, in PEM, does not verify.
+    /// Reads the evidence beside `image`, whose name is relative to `directory`, and drops
+    /// everything that `key`, in PEM, does not verify.
     pub(super) fn of(directory: &Path, image: &str, key: Option<&[u8]>) -> Self {
         let mut name: ImageName = image.parse().unwrap();
         if let ImageName::Layout(layout) = &mut name {

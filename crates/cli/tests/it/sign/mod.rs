@@ -1,4 +1,4 @@
-//! `--sign`: what is beside an image that was stored, and what cosign says to it.
+//! `--sign`: the evidence beside a stored image, and cosign's verdict on it.
 
 mod cosign;
 mod evidence;
@@ -30,7 +30,7 @@ fn openssl(lazuli: &Lazuli, arguments: &[&str]) {
 }
 
 impl Keys {
-    /// `kind` is what `openssl genpkey` is told.
+    /// `kind` are the arguments of `openssl genpkey`.
     fn make(lazuli: &Lazuli, name: &str, kind: &[&str]) -> Self {
         let [private, public] = ["key", "pub"].map(|end| format!("{name}.{end}"));
         openssl(lazuli, &[&["genpkey", "-out", &private], kind].concat());
@@ -59,7 +59,7 @@ fn in_registry(lazuli: &Lazuli, registry: &FakeRegistry) -> (String, Digest) {
     (name, digest)
 }
 
-/// What is beside `image`, and verified by `keys`.
+/// The evidence beside `image` that `keys` verify.
 fn evidence(lazuli: &Lazuli, image: &str, keys: &Keys) -> Evidence {
     let public = std::fs::read(lazuli.path(&keys.public)).unwrap();
     Evidence::of(&lazuli.path(""), image, Some(&public))
@@ -90,7 +90,7 @@ fn signed(api: bool) {
     let name = format!("{}/team/app", registry.host());
     assert_eq!(found.payloads, std::slice::from_ref(&name));
     assert_eq!(found.signed, [name]);
-    // A layout's name is none that a policy could ask for.
+    // Policies don't cover names of layouts.
     assert_eq!(found.conversions, []);
     let puts: Vec<_> = registry.log().into_iter().filter(|it| it.method == "PUT").collect();
     assert!(puts.last().unwrap().target.ends_with("/manifests/1"), "{puts:#?}");
@@ -238,7 +238,7 @@ fn an_image_that_cannot_be_signed_gets_no_name() {
     assert!(signed(&["--sign-as", "registry.example/app"]).contains("--sign <KEY>"));
 }
 
-/// A signature for the place where the image goes in the end; all that belongs to it goes along.
+/// A signature for the final place of the image; all of its evidence is copied along.
 #[test]
 fn signatures_and_statements_go_where_the_image_goes() {
     let lazuli = Lazuli::new();

@@ -1,4 +1,4 @@
-//! What was signed and stated here, under the policy of a node and of the machine that converts.
+//! Signatures and statements made here, under the policies of a node and of the converting machine.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// By repository: what a rule has, where `KEY` stands for the path of that public key.
+    /// Rules by repository, in which `KEY` stands for the path of that public key.
     fn policy(&self, rules: &[(&str, &str)]) {
         let mut text = "default = 'reject'\n[images]\n".to_owned();
         for (repository, rule) in rules {
@@ -74,7 +74,7 @@ fn a_node_runs_signed_images_and_conversions_of_them() {
     node.policy(&[("source", AUTHOR), ("lazy", AUTHOR)]);
     node.refuses(&image("lazy"), "by none of its keys");
 
-    // Under another name it is not what was signed.
+    // Under another name, the signature does not match.
     lazuli.ok(["copy", &image("lazy"), &image("other")]);
     node.policy(&[("source", AUTHOR), ("other", CONVERTER)]);
     node.refuses(&image("other"), "/lazy");
@@ -82,7 +82,7 @@ fn a_node_runs_signed_images_and_conversions_of_them() {
     node.refuses(&image("other"), "/lazy");
 }
 
-/// Two converters that do not trust each other make the same image, and each says so.
+/// Two converters that don't trust each other make the same image, and each states so.
 #[test]
 fn an_image_runs_when_enough_converters_state_that_they_made_it() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
@@ -112,7 +112,7 @@ fn an_image_runs_when_enough_converters_state_that_they_made_it() {
     assert!(registry.manifest("lazy", "1").unwrap() == made, "they made different images");
     node.runs(&image("lazy"));
 
-    // The same bytes, of a source with another name: what is signed there counts for neither.
+    // The same bytes, from a source with another name: signatures there count for neither.
     lazuli.ok(["copy", &source, &image("copied")]);
     let elsewhere = image("elsewhere");
     lazuli.ok(["convert", &source, &elsewhere, "--sign", &first.private]);
@@ -141,7 +141,8 @@ fn a_converter_makes_nothing_of_a_source_that_may_not_run_there() {
     let log = registry.log();
     assert!(!log.iter().any(|it| it.method != "GET" && it.target.contains("/lazy/")), "{log:#?}");
 
-    // A converter with a stolen key and no policy states what it likes, and no node believes it.
+    // A converter with a stolen key and no policy states whatever it likes, and no node believes
+    // it.
     node.policy(&[("app", "'accept'")]);
     lazuli.ok(["convert", &ordinary, &lazy, "--sign", &converter.private]);
     node.policy(&[("app", AUTHOR), ("lazy", STATEMENT)]);
@@ -150,8 +151,7 @@ fn a_converter_makes_nothing_of_a_source_that_may_not_run_there() {
     node.refuses(&lazy, "its source");
 }
 
-/// The trial run has a node of its own, whose image has no name that the policy of this machine
-/// could know.
+/// The trial run uses a node of its own, and no name that this machine's policy could cover.
 #[test]
 fn a_policy_does_not_keep_a_converter_from_a_trial_run() {
     if !require(Feature::Root) || !require(Feature::Program("runc")) {

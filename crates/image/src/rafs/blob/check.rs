@@ -1,4 +1,4 @@
-//! Checks tails of blobs that exist against what a bootstrap says about them.
+//! Checks the tails of existing blobs against the bootstrap.
 
 use zerocopy::FromBytes as _;
 
@@ -31,9 +31,8 @@ pub fn ci_table_of(tail: &[u8], info: &TailInfo) -> Result<Vec<u8>, FormatError>
     TailReader { bytes: tail, info: *info }.ci().map(|(ci, _)| ci)
 }
 
-/// Whether the tail of a blob agrees with what the bootstrap says about the blob: the CI table, its
-/// header, and, when the features name them, the footers, the digest array and the table of
-/// contents.
+/// Checks the tail of a blob against the bootstrap's description: the CI table, its header, and,
+/// when the features name them, the footers, the digest array and the table of contents.
 ///
 /// `tail` is the blob from [`TailInfo::ci_offset`] to its end. Chunks that the chunk table does not
 /// list are not checked.
@@ -59,7 +58,7 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
                 return Err(FormatError::new("digest array", at, problem));
             }
         }
-        // An embedded bootstrap may come next; its own tables are checked when it is opened.
+        // An embedded bootstrap may follow; its tables are checked when it is opened.
         reader.footer(digests_at + size, DIGESTS, size)?;
         sections.push((DIGESTS, digests, digests_at));
     }
@@ -73,8 +72,8 @@ pub fn check_blob(tail: &[u8], record: &BlobRecord) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Whether `ci`, the decoded CI table, says the same about the chunks of a blob as the chunk table.
-/// Chunks that the chunk table does not list are not checked.
+/// Checks that `ci`, the decoded CI table, and the chunk table describe the same chunks. Chunks
+/// missing from the chunk table are not checked.
 pub fn check_ci_table(record: &BlobRecord, ci: &[u8]) -> Result<(), FormatError> {
     let error = |at: u64, problem: String| FormatError::new("CI table", at, problem);
     let BlobRecord { blob, tail } = record;
@@ -89,9 +88,8 @@ pub fn check_ci_table(record: &BlobRecord, ci: &[u8]) -> Result<(), FormatError>
     Ok(())
 }
 
-/// Whether `entries`, a run of the decoded CI table of version 1 whose first entry is that of chunk
-/// `first`, say the same about the chunks of `blob` as the chunk table. Chunks that the chunk table
-/// does not list are not checked.
+/// Checks that `entries`, a run of the decoded CI table of version 1 from chunk `first` on, agree
+/// with the chunk table. Chunks missing from the chunk table are not checked.
 pub fn check_ci_entries(blob: &Blob, first: u32, entries: &[u8]) -> Result<(), FormatError> {
     let from = blob.chunks.partition_point(|chunk| chunk.number < first);
     for chunk in &blob.chunks[from..] {
@@ -110,7 +108,7 @@ pub fn check_ci_entries(blob: &Blob, first: u32, entries: &[u8]) -> Result<(), F
     Ok(())
 }
 
-/// Whether a CI header says the same as the blob table.
+/// Checks that a CI header agrees with the blob table.
 pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError> {
     let error = |problem: String| {
         FormatError::new("CI header", info.ci_offset + info.ci_stored_size, problem)
@@ -136,7 +134,8 @@ pub fn check_ci_header(info: &TailInfo, header: &[u8]) -> Result<(), FormatError
     }
 }
 
-/// Whether a CI header, checked already, has as many units as `ci`, the decoded table before it.
+/// Checks that a CI header, which was checked already, counts as many units as `ci`, the decoded
+/// table before it.
 pub fn check_ci_units(info: &TailInfo, ci: &[u8], header: &[u8]) -> Result<(), FormatError> {
     let header = CiHeader::ref_from_bytes(header).ok();
     let (Some(table), Some(header)) = (CiTable::new(ci, info), header) else {

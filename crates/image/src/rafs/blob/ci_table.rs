@@ -18,13 +18,13 @@ pub(super) fn ci_table(chunks: &[Chunk]) -> Result<Vec<u8>, FormatError> {
     })
 }
 
-/// What a blob of `chunks` made here has.
+/// The feature bits of a blob that this writer makes from `chunks`.
 pub(super) fn written_features(chunks: &[Chunk]) -> u32 {
     let is_batched = chunks.iter().any(|chunk| chunk.part.is_some());
     features::WRITTEN | if is_batched { features::WRITTEN_BATCHED } else { 0 }
 }
 
-/// The header of the CI table that `tail` describes, which has so many units.
+/// The header of the CI table that `tail` describes, with this number of units.
 pub(super) fn ci_header(tail: &TailInfo, count: u32) -> CiHeader {
     let [offset, size] = units(tail);
     CiHeader {
@@ -43,7 +43,7 @@ pub(super) fn ci_header(tail: &TailInfo, count: u32) -> CiHeader {
     }
 }
 
-/// Where a decoded CI table says something about units, and in how many bytes.
+/// Offset and size of the units in a decoded CI table.
 pub(super) fn units(tail: &TailInfo) -> [u64; 2] {
     if !tail.has_units() {
         return [0; 2];
@@ -59,9 +59,9 @@ pub(super) fn join_meta_file(ci: Vec<u8>, header: &[u8]) -> Vec<u8> {
     file
 }
 
-/// [`Tail::meta_file`](super::Tail::meta_file) of a blob that [`blob_tail`](super::blob_tail)
-/// ended, from what a bootstrap says about it; `None` if it may have been another writer: they
-/// describe more, and list fewer chunks.
+/// Rebuilds [`Tail::meta_file`](super::Tail::meta_file) of a blob that
+/// [`blob_tail`](super::blob_tail) ended from its bootstrap. `None` if another writer may have made
+/// the blob: others describe more, and list fewer chunks.
 pub fn written_meta_file(record: &BlobRecord) -> Option<Vec<u8>> {
     let BlobRecord { blob, tail } = record;
     if tail.features != written_features(&blob.chunks)

@@ -1,8 +1,8 @@
-//! The order of chunks in blobs that are made here.
+//! The order of chunks in blobs that this crate writes.
 
 use crate::{Chunk, FormatError, offset::round_up_to_block};
 
-/// Whether `chunks` are numbered from 0 and lie back to back in both address spaces. Upstream
+/// Checks that `chunks` are numbered from 0 and lie back to back in both address spaces. Upstream
 /// searches them by either offset and refuses gaps between decoded chunks.
 pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
     let (mut stored, mut decoded) = (0, Some(0));
@@ -12,7 +12,7 @@ pub(super) fn validate_packed(chunks: &[Chunk]) -> Result<(), FormatError> {
     for (number, chunk) in chunks.iter().enumerate() {
         let before = number.checked_sub(1).map(|before| &chunks[before]);
         let goes_on = before.is_some_and(|before| before.shares_unit(chunk));
-        // What begins anew begins behind the last, of which nothing is missing.
+        // A new unit begins right behind the previous one, whose last chunk must reach its end.
         let begins =
             chunk.stored.0 == stored && before.is_none_or(|before| before.unit_size() == filled);
         let offset = if goes_on { filled } else { 0 };

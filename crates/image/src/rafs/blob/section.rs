@@ -17,7 +17,7 @@ pub(super) const CI_HEADER: &str = "blob.meta.header";
 pub(super) const DIGESTS: &str = "blob.digest";
 pub(super) const BOOTSTRAP: &str = "image.boot";
 pub(super) const TOC: &str = "rafs.blob.toc";
-/// Upstream's readers look sections up by their names, and do not know this one.
+/// Upstream's readers look up sections by name and ignore this one.
 pub(super) const SKELETON: &str = "lazuli.skeleton";
 
 /// Bytes with their place in the blob.
@@ -87,10 +87,10 @@ pub(in crate::rafs) fn write_toc<'a>(out: &'a mut Section, entries: &[TocEntry])
 
 /// Sections of a blob that is its own index.
 pub(in crate::rafs) struct IndexSections<'a> {
-    /// None without chunks.
+    /// `None` without chunks.
     pub(in crate::rafs) header: Option<&'a CiHeader>,
     pub(in crate::rafs) digests: &'a [[u8; DIGEST_SIZE as usize]],
-    /// None if it is not kept.
+    /// `None` if the skeleton is not kept.
     pub(in crate::rafs) skeleton: Option<&'a [u8]>,
 }
 

@@ -1,4 +1,4 @@
-//! Writes tails, for blobs that are made here.
+//! Writes the tails of new blobs.
 
 use std::io;
 
@@ -26,9 +26,9 @@ const BOOTSTRAP_LEVEL: i32 = 3;
 /// Everything about a blob but its chunk data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
-    /// What follows the chunk data in the blob.
+    /// The bytes behind the chunk data in the blob.
     pub bytes: Vec<u8>,
-    /// What the bootstrap says about `bytes`.
+    /// The bootstrap's description of `bytes`.
     pub info: TailInfo,
     /// The file `<blob id>.blob.meta` that ships beside the bootstrap: the decoded CI table, zeros
     /// up to a block border, the CI header.
@@ -49,8 +49,7 @@ pub fn blob_tail(chunks: &[Chunk], chunk_data: Hasher, codec: Codec) -> Result<T
     tail(chunks, chunk_data, codec, None)
 }
 
-/// Writes the bootstrap that is to be embedded in the blob that it is told of, whose id does not
-/// count.
+/// Writes the bootstrap to embed in the blob of the given record; the record's id is ignored.
 type Embed<'a> = &'a dyn Fn(BlobRecord) -> Result<Vec<u8>, FormatError>;
 
 /// [`blob_tail`] of a blob that holds its own bootstrap, compressed with zstd.
@@ -148,8 +147,8 @@ pub(in crate::rafs) fn compressed_ci(
     Ok((stored.to_vec(), codec))
 }
 
-/// Writes the CI table `ci`, which is stored as `stored`, with its header, and says what the table
-/// of contents is to say about them.
+/// Writes the CI table `ci`, stored as `stored`, with its header. Returns their entries for the
+/// table of contents.
 pub(in crate::rafs) fn write_ci(
     out: &mut Section,
     info: &TailInfo,
@@ -172,7 +171,7 @@ pub(in crate::rafs) fn write_ci(
     ]
 }
 
-/// Writes the digest array, and says what the table of contents is to say about it.
+/// Writes the digest array. Returns its entry for the table of contents.
 pub(in crate::rafs) fn write_digests(out: &mut Section, chunks: &[Chunk]) -> TocEntry {
     let digests: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.digest.hash).collect();
     let (offset, size) = (out.position(), digests.len() as u64);
@@ -182,8 +181,7 @@ pub(in crate::rafs) fn write_digests(out: &mut Section, chunks: &[Chunk]) -> Toc
     toc_entry(DIGESTS, Codec::None, digest, offset, size, size)
 }
 
-/// Writes the skeleton of a layer, if there is one, and says what the table of contents is to say
-/// about it.
+/// Writes the skeleton of a layer, if any. Returns its entry for the table of contents.
 pub(in crate::rafs) fn write_skeleton(out: &mut Section, skeleton: &[u8]) -> Option<TocEntry> {
     if skeleton.is_empty() {
         return None;
@@ -195,7 +193,7 @@ pub(in crate::rafs) fn write_skeleton(out: &mut Section, skeleton: &[u8]) -> Opt
     Some(toc_entry(SKELETON, Codec::None, digest, offset, size, size))
 }
 
-/// Writes an embedded bootstrap, and says what the table of contents is to say about it.
+/// Writes an embedded bootstrap. Returns its entry for the table of contents.
 fn write_embedded(out: &mut Section, bootstrap: &[u8]) -> Result<TocEntry, FormatError> {
     let offset = out.position();
     let mut encoder = Encoder::new(Codec::Zstd, BOOTSTRAP_LEVEL).map_err(|reason| {

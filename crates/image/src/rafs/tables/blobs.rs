@@ -21,7 +21,7 @@ use crate::{
 pub(in crate::rafs) const MAX_STORED: u64 = 1 << 40;
 const MAX_DECODED: u64 = 1 << 44;
 
-/// What the superblocks say about every blob.
+/// Fields of the superblocks that concern every blob.
 #[derive(Clone, Copy)]
 pub(super) struct Common {
     pub(super) chunk_size: u32,
@@ -29,7 +29,7 @@ pub(super) struct Common {
     pub(super) v5: bool,
 }
 
-/// Parses the blob table, which is at this byte and has so many.
+/// Parses the blob table at this offset, with this number of entries.
 pub(super) fn parse(
     bytes: &[u8],
     (table, size): (u64, u64),

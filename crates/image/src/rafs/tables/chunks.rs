@@ -13,7 +13,7 @@ use crate::{
     Stored, chunk::MAX_UNIT,
 };
 
-/// What upstream's tarfs mode writes where a chunk's digest belongs. No content has this digest.
+/// Stands for a digest in the chunks of upstream's tarfs mode. No content has this digest.
 pub(in crate::rafs) const NO_DIGEST: [u8; 32] = [0; 32];
 
 /// Distributes the `rows` of the chunk table, which begins at byte `table`, over the blobs. Returns
@@ -27,7 +27,7 @@ pub(super) fn distribute(
     rows: &[u8],
 ) -> Result<Vec<BlobIndex>, FormatError> {
     let mut unplaced = BTreeSet::new();
-    // Counted first: lists that grow have room for twice of what is in them.
+    // Count first: lists that grow reserve up to twice their size.
     let mut counts = vec![0; blobs.len()];
     for row in rows.chunks_exact(size_of::<ChunkEntry>()) {
         let entry = ChunkEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
@@ -88,8 +88,8 @@ pub(super) fn distribute(
     Ok(unplaced.into_iter().map(|blob| BlobIndex(blob as u8)).collect())
 }
 
-/// Whether the row of a chunk of a blob with this tail leaves out in which unit it is stored, as
-/// upstream does. A chunk of a gzip layer cannot be anywhere else.
+/// Returns whether a row leaves out the unit of its chunk, as upstream's writer does. A chunk of a
+/// gzip layer is always in a unit.
 pub(in crate::rafs) fn is_unplaced(row: &ChunkEntry, tail: &TailInfo) -> bool {
     tail.has_units()
         && row.flags.get() & chunk_flags::BATCH == 0
@@ -108,7 +108,7 @@ pub(in crate::rafs) fn refuse_chunk_flags(bits: u32) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether `chunks` of `blob` ascend in number and in both offsets.
+/// Checks that `chunks` of `blob` ascend in number and in both offsets.
 pub(in crate::rafs) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(), Problem> {
     for pair in chunks.windows(2) {
         let (a, b) = (&pair[0], &pair[1]);
@@ -119,7 +119,7 @@ pub(in crate::rafs) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(
     Ok(())
 }
 
-/// Whether `chunk` can be a chunk of `blob`, whatever its neighbours are.
+/// Checks `chunk` against the limits of `blob`, independently of its neighbours.
 pub(in crate::rafs) fn validate_chunk(
     chunk: &Chunk,
     blob: &Blob,

@@ -39,7 +39,7 @@ pub(super) struct Tables {
     /// Blobs with chunks that only their CI tables place.
     pub(super) unplaced: Vec<BlobIndex>,
     pub(super) prefetch: Vec<Nid>,
-    /// Whether the image was one of RAFS v5.
+    /// Whether the image was translated from RAFS v5.
     pub(super) v5: bool,
 }
 
@@ -53,20 +53,20 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
     Ok(tables)
 }
 
-/// The rows of the chunk table, which is at this byte and has so many.
+/// The rows of the chunk table, by its offset and size.
 pub(super) fn rows(bytes: &[u8], (at, size): (u64, u64)) -> Result<&[u8], FormatError> {
     slice(bytes, at, size, || "chunk table".into())
 }
 
-/// How many rows the chunk table of `bytes` has, as it says itself; nothing else of it is looked
-/// at.
+/// Returns the number of rows that the superblock gives for the chunk table of `bytes`. Nothing
+/// else is checked.
 pub fn chunk_rows(bytes: &[u8]) -> Result<u64, FormatError> {
     let ext: ExtendedSuperBlock =
         structure(bytes, EXTENDED_OFFSET, || "extended superblock".into())?;
     Ok(ext.chunk_table_size.get() / size_of::<ChunkEntry>() as u64)
 }
 
-/// Parses all but the chunk table, and says where that is.
+/// Parses everything but the chunk table. Returns the place of that table as well.
 pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatError> {
     let sb = superblock(bytes)?;
     let object = || Structure::Only("extended superblock");

@@ -1,4 +1,4 @@
-//! The superblock of EROFS, and the flags of the one that RAFS adds.
+//! The EROFS superblock, and the flags of the RAFS superblock.
 
 use super::super::{layout::flags, v5::layout::is_v5};
 use crate::{

@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Blobs<'a> {
     tables: &'a Tables<'a>,
     blobs: Vec<Chunks>,
-    /// Of all blobs together.
+    /// The number of chunks of all blobs.
     count: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Reads inodes and what follows them. Nothing here trusts an offset or a size.
+//! Reads inodes and the data behind them. Every offset and size is checked before it is used.
 
 use std::collections::BTreeMap;
 

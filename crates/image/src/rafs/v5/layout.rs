@@ -15,7 +15,7 @@ pub const SUPERBLOCK_SIZE: u32 = 8192;
 /// Inodes and what belongs to them start at multiples of this.
 pub const ALIGN: u64 = 8;
 
-/// What is used of the superblock.
+/// The superblock, up to its last field in use.
 #[derive(Clone, Copy, Debug, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SuperBlock {
@@ -124,7 +124,7 @@ const _: () = {
     assert!(size_of::<InodeEntry>() == 128);
 };
 
-/// Whether `bytes` begin as a v5 bootstrap does.
+/// Returns whether `bytes` begin with the magic of a v5 bootstrap.
 pub fn is_v5(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }

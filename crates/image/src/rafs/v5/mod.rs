@@ -1,10 +1,9 @@
 //! RAFS v5, the format before EROFS, which upstream wrote by default until 2.1.
 //!
-//! A v5 bootstrap becomes one of v6 where it arrives, and everything else knows v6 only. Chunks,
-//! digests and stored places stay as they are; where decoded chunks lie is no business of the image
-//! but of the node's cache, so they get places on block borders. The result is for this node:
-//! upstream's readers of v6 would look for tables in the blobs that are not there. `docs/format.md`
-//! has the bytes.
+//! A v5 bootstrap is translated to v6 on arrival; all other code knows only v6. Chunks, digests and
+//! stored places stay as they are. Decoded offsets matter only to the node's cache, so chunks get
+//! new ones at block borders. The result is for this node only: upstream's v6 readers would look
+//! for tables in the blobs that don't exist. `docs/format.md` has the bytes.
 
 pub mod layout;
 
@@ -22,9 +21,9 @@ use crate::FormatError;
 /// four times as much memory, and up to nine times for a hostile one.
 const LIMIT: usize = 128 << 20;
 
-/// The v6 bootstrap that shows the same tree, made of the same chunks of the same blobs. Blobs that
-/// no file uses are left out. Equal input gives equal bytes. Takes memory in the size of `bytes`,
-/// also of hostile ones.
+/// Translates a bootstrap to v6, with the same tree made of the same chunks of the same blobs.
+/// Blobs that no file uses are left out. Equal input gives equal bytes. Memory use is proportional
+/// to `bytes`, even for hostile input.
 pub fn translate(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     if bytes.len() > LIMIT {
         let problem = format!("{} bytes; the limit for RAFS v5 is {LIMIT}", bytes.len());

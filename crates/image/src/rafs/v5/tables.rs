@@ -15,26 +15,26 @@ use crate::{
     },
 };
 
-/// What is not inodes.
+/// The tables of the bootstrap, without the inodes.
 #[derive(Debug)]
 pub(super) struct Tables<'a> {
     pub(super) chunk_size: u32,
     pub(super) digest: Algorithm,
     pub(super) codec: Codec,
     pub(super) blobs: Vec<BlobEntry>,
-    /// Where each inode is, in units of 8 bytes.
+    /// The place of each inode, in units of 8 bytes.
     pub(super) inodes: &'a [U32],
 }
 
-/// What an image says about a blob.
+/// One entry of the blob table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlobEntry {
     pub(super) id: Digest,
-    /// Bytes of the blob as stored, which the oldest images do not say.
+    /// Bytes of the blob as stored; missing from the oldest images.
     pub(super) stored_size: Option<u64>,
 }
 
-/// Parses what comes before the inodes in `bytes`.
+/// Parses the tables before the inodes in `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tables<'_>, FormatError> {
     let object = || Structure::Only("superblock");
     let error = |problem: Problem| FormatError::new(object(), 0, problem);

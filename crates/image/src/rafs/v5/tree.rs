@@ -40,7 +40,7 @@ struct Walk<'a> {
     /// Bytes that inodes may still take. They do not overlap in a sound image; without a limit a
     /// few of them could stand for gigabytes, or for a directory in itself.
     budget: u64,
-    /// What is not a directory, by number: two names with the same are hard links.
+    /// Inodes other than directories, by number. A second name with the same number is a hard link.
     known: HashMap<u64, InodeId>,
     pending: VecDeque<(InodeId, Named<'a>)>,
 }

@@ -53,7 +53,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// The longest wait that a registry can ask for with Retry-After.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// One blob on its way.
+/// The upload of one blob.
 #[derive(Debug)]
 struct Upload<'a> {
     client: &'a Client,
@@ -64,12 +64,11 @@ struct Upload<'a> {
     content: Content,
     /// Bytes sent, also the ones that were lost.
     sent: u64,
-    /// Where in the blob that ends what was sent since the upload has begun: the registry cannot
-    /// have more.
+    /// The highest offset sent since the upload began: the registry cannot have more.
     reached: u64,
 }
 
-/// Where the bytes of a blob are.
+/// The place of a blob's bytes.
 #[derive(Debug)]
 enum Content {
     File(PathBuf),
@@ -80,17 +79,17 @@ enum Content {
     Growing(Growing),
 }
 
-/// A blob on its way from another place, as far as it was read.
+/// A blob that is read from another place, as far as it has arrived.
 #[derive(Debug)]
 struct Passing {
     reader: BlobReader,
-    /// Where in the blob `piece` begins.
+    /// The offset of `piece` in the blob.
     start: u64,
-    /// What was read last, to be sent again.
+    /// The piece read last, kept for a repetition.
     piece: Bytes,
 }
 
-/// Where an upload stands.
+/// The position of an upload.
 #[derive(Debug)]
 struct Position {
     location: Url,
@@ -128,7 +127,7 @@ pub(crate) async fn growing(
     growing: Growing,
     progress: Progress<'_>,
 ) -> Result<Pushed, RegistryError> {
-    // One that is whole by the first request may be there.
+    // A blob that is complete before the first request may exist in the registry.
     let (object, identity) = match growing.beyond(PIECE).await? {
         Growth::Whole(digest, size) => (format!("blob {digest}"), Some((digest, size))),
         _ => ("a blob that is being made".to_owned(), None),
@@ -140,7 +139,7 @@ pub(crate) async fn growing(
     push(upload, first, None, progress).await
 }
 
-/// What to do next for a blob.
+/// The next step for a blob.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// Ask whether the registry has it, or can mount it.
@@ -203,9 +202,9 @@ async fn push(
     }
 }
 
-/// What one step of a push came to.
+/// The outcome of one step of a push.
 enum Step {
-    /// The registry has so many bytes.
+    /// The registry has this many bytes.
     At(u64),
     /// The registry has the blob.
     Done(Pushed),
@@ -244,7 +243,7 @@ impl Upload<'_> {
     }
 
     /// Sends the next piece. `position` is `None` before the upload has begun, and again once the
-    /// blob is complete, `passing` where reading from another place is.
+    /// blob is complete. `passing` is the position in a blob read from another place.
     async fn advance(
         &mut self,
         position: &mut Option<Position>,
@@ -258,8 +257,8 @@ impl Upload<'_> {
                 (begun.location.clone(), begun.offset)
             }
         };
-        // What is there of a blob without a size is more than a piece, so that something is left
-        // for the end.
+        // While a blob's size is unknown, wait for more than one piece, so that some bytes are left
+        // for the last request.
         self.grow(offset + PIECE).await?;
         let length = self.identity.map_or(PIECE, |(_, size)| (size - offset).min(PIECE));
         let end = offset + length;
@@ -329,7 +328,7 @@ impl Upload<'_> {
         }
     }
 
-    /// Asks how far the registry got; `None`: the upload has to begin anew.
+    /// Asks how far the registry got. `None` if the upload has to start over.
     async fn resume(&self, url: &Url) -> Option<Position> {
         let response = self.client.send(&self.call(Method::GET, url.clone(), None)).await.ok()?;
         if response.status() != StatusCode::NO_CONTENT {
@@ -340,15 +339,15 @@ impl Upload<'_> {
         (offset <= self.reached).then_some(Position { location, offset })
     }
 
-    /// Best effort: a registry removes what was abandoned after some days by itself.
+    /// Cancels the upload, best effort: a registry removes abandoned uploads after some days
+    /// anyway.
     async fn abandon(&self, position: Option<Position>) {
         if let Some(position) = position {
             let _ = self.client.send(&self.call(Method::DELETE, position.location, None)).await;
         }
     }
 
-    /// Where `response` says that the upload goes on. The registry may have kept less than `sent`
-    /// bytes.
+    /// Parses where the upload goes on. The registry may have kept less than `sent` bytes.
     fn position(&self, response: &Response, sent: u64) -> Result<Position, RegistryError> {
         let malformed = |p: &str| RegistryError::malformed(&self.client.place, &self.object, p);
         let location = location(response)
@@ -419,8 +418,8 @@ impl Passing {
     }
 }
 
-/// How many bytes the registry has, from `Range: 0-N`. An upload without bytes is `0-0`, which is
-/// also what one byte would be: no piece is that short, so it means none.
+/// Parses the number of bytes that the registry has, from `Range: 0-N`. `0-0` is ambiguous: no
+/// bytes, or one. It counts as none, because no piece has one byte.
 fn accepted(response: &Response) -> Option<u64> {
     let text = response.headers().get(RANGE)?.to_str().ok()?;
     let last: u64 = text.strip_prefix("bytes=").unwrap_or(text).strip_prefix("0-")?.parse().ok()?;

@@ -11,7 +11,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::manifest::{DOCUMENT_LIMIT, IMAGE_TYPES, INDEX_TYPES};
 
-/// An image index whose parts stay as others wrote them.
+/// An image index that keeps the fields of other writers unchanged.
 #[derive(Debug)]
 pub(crate) struct Index {
     /// Everything but `manifests`.
@@ -29,7 +29,7 @@ impl Index {
         Index { fields: values.into_iter().filter_map(field).collect(), entries: Vec::new() }
     }
 
-    /// Parses an index, or says what is wrong with it. Entries may be anything.
+    /// Parses an index; the error is the problem. Entries may be of any kind.
     pub(crate) fn parse(raw: &[u8]) -> Result<Self, String> {
         let text = |error: serde_json::Error| error.to_string();
         let mut fields: BTreeMap<String, Box<RawValue>> =
@@ -53,13 +53,13 @@ impl Index {
         self.descriptors().map(|(_, entry)| entry).filter(fits).collect()
     }
 
-    /// Whether `manifest` is in the list.
+    /// Returns whether `manifest` is in the list.
     pub(crate) fn lists(&self, manifest: &Digest) -> bool {
         self.descriptors().any(|(_, entry)| entry.digest == *manifest)
     }
 
-    /// Adds `entry` unless its manifest is in the list, and removes what it `replaces`. Whether
-    /// that changed anything.
+    /// Adds `entry` unless its manifest is in the list, and removes the one that it `replaces`.
+    /// Returns whether the list changed.
     pub(crate) fn update(
         &mut self,
         entry: &Descriptor,

@@ -34,8 +34,8 @@ use crate::{
 pub(crate) use index::Index;
 pub(crate) use push::{Referrer, enlist, push};
 
-/// Most pages of a list that are read. Registries that page at all put hundreds of entries on each,
-/// and most of them filter, so that what we look for is on the first.
+/// Maximum number of pages read from a list. Registries that page put hundreds of entries on a
+/// page, and most of them filter, so that ours are on the first.
 const PAGE_LIMIT: usize = 4;
 
 /// The referrers of `subject`, of one type or of all.
@@ -61,7 +61,7 @@ pub(crate) async fn list(
     }
 }
 
-/// What the referrers API says; `None` where there is none.
+/// Lists referrers by the API; `None` if the server has none.
 async fn listed(
     client: &Client,
     subject: &Digest,
@@ -89,14 +89,14 @@ async fn listed(
         asked.push(url);
         let page = match page {
             Ok(page) => page,
-            // What was found so far is as good as it was.
+            // Entries found so far remain valid.
             Err(error) if !found.is_empty() => {
                 tracing::debug!(%error, "the rest of a list is left out");
                 break;
             }
             Err(error) => return Err(error),
         };
-        // The registry may know no filters, and pages may repeat each other.
+        // The registry may ignore filters, and pages may repeat each other.
         let entries = page.index.of_type(artifact_type).into_iter();
         found.extend(entries.filter(|entry| known.insert(entry.digest)));
         left = left.saturating_sub(page.size);
@@ -134,8 +134,8 @@ async fn page(
     Ok(Page { index, size: raw.len() as u64, next })
 }
 
-/// Whether the answer means that there is no referrers API. The specification has 404 for this.
-/// Others answer that such paths, or methods there, are none of theirs, or show a page for humans.
+/// Returns whether the answer means that there is no referrers API. The specification has 404 for
+/// this. Other servers refuse the path or the method, or show a web page.
 fn denies(response: &Response) -> bool {
     let status = response.status();
     matches!(status.as_u16(), 400 | 404 | 405 | 501)
@@ -151,7 +151,7 @@ async fn note_denial(client: &Client, response: Response) {
     }
 }
 
-/// The list that clients keep under a tag; `None` if there is none.
+/// Reads the list that clients keep under a tag; `None` if there is none.
 async fn tagged(
     client: &Client,
     subject: &Digest,
@@ -194,12 +194,12 @@ pub(crate) fn tag(subject: &Digest) -> String {
 /// Ends of the tags under which cosign 2 keeps signatures, attestations and SBOMs.
 const ATTACHMENTS: [&str; 3] = [".sig", ".att", ".sbom"];
 
-/// The tags under which cosign 2 keeps what belongs to `subject`.
+/// The tags under which cosign 2 keeps attachments of `subject`.
 pub(crate) fn attachment_tags(subject: &Digest) -> [String; 3] {
     ATTACHMENTS.map(|end| tag(subject) + end)
 }
 
-/// Whether a tag names no image, but a list of referrers or one of cosign's attachments.
+/// Returns whether a tag stands for a list of referrers or a cosign attachment instead of an image.
 pub(crate) fn is_beside_image(name: &str) -> bool {
     let name = ATTACHMENTS.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     name.replacen('-', ":", 1).parse().is_ok_and(|subject| tag(&subject) == name)

@@ -68,7 +68,7 @@ impl<'a> Referrer<'a> {
         }
     }
 
-    /// What a list says about the manifest `raw`.
+    /// The list entry of the manifest `raw`.
     fn entry(&self, raw: &[u8]) -> Descriptor {
         let digest = Algorithm::Sha256.digest(raw);
         Descriptor {
@@ -79,7 +79,8 @@ impl<'a> Referrer<'a> {
     }
 }
 
-/// Pushes `referrer` and makes sure that it is listed; then the one that it `replaces` may go.
+/// Pushes `referrer` and makes sure that it is listed, then removes the referrer that it
+/// `replaces`.
 pub(crate) async fn push(
     client: &Client,
     referrer: &Referrer<'_>,

@@ -12,11 +12,11 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::error::{At as _, RegistryError};
 
-/// What files are called before they are whole.
+/// Prefix of names of incomplete files.
 const PARTIAL: &str = ".partial-";
 
-/// Opens the file `path` to read it. What is not a regular file is refused at once: a reader of a
-/// named pipe could wait for a writer for ever.
+/// Opens the regular file `path` for reading. Refuses any other type at once: opening a named pipe
+/// could block for ever.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let file =
         File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
@@ -55,7 +55,7 @@ pub(super) fn write_atomically(
 ) -> Result<(), RegistryError> {
     let mut file = tempfile::Builder::new()
         .prefix(PARTIAL)
-        // What others may read is the umask's business, as for any file.
+        // The umask decides who else may read it, as for any file.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory(path))
         .at(path)?;

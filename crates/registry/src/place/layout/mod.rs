@@ -80,7 +80,7 @@ impl Layout {
         RegistryError::Missing { place: self.place(), object: object.to_owned() }
     }
 
-    /// Reads a small file; a missing one is `object` missing from this place.
+    /// Reads a small file. If it is missing, reports `object` as missing from this place.
     fn read_bounded(&self, path: &Path, object: &str) -> Result<Bytes, RegistryError> {
         let file = match open_regular(path) {
             Ok(file) => file,
@@ -127,7 +127,7 @@ impl Layout {
 
     fn find_manifest(&self, platform: Option<&Platform>) -> Result<Manifest, RegistryError> {
         let mut entries = match self.selected() {
-            // A manifest inside an index is no entry of index.json, but it is there.
+            // A manifest may be reachable only through an index, without an entry in index.json.
             Err(RegistryError::Missing { .. })
                 if matches!(self.name.image, Some(Selector::Digest(_))) =>
             {
@@ -330,7 +330,7 @@ impl Referrers for Layout {
         blocking(list).await
     }
 
-    /// Refused: tools that open a directory without naming an image want it to hold one entry.
+    /// Refused: tools that open a directory without naming an image expect a single entry.
     async fn push_referrer(
         &self,
         subject: &Descriptor,

@@ -40,7 +40,7 @@ impl Layout {
         Index::parse(&raw).map_err(|problem| malformed(&object, problem))
     }
 
-    /// Adds what was pushed to the list of referrers of `subject`.
+    /// Adds the pushed manifest to the list of referrers of `subject`.
     pub(super) fn enlist(
         &self,
         subject: &Digest,

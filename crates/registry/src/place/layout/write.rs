@@ -21,7 +21,7 @@ use crate::{
     repository::{BlobContent, PushBy},
 };
 
-/// What `oci-layout` says.
+/// The content of `oci-layout`.
 const VERSION: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Bytes that are copied at a time.
@@ -108,7 +108,7 @@ impl Layout {
         Ok(Pushed::Uploaded(size))
     }
 
-    /// Writes a blob to `path`, if it is what it should be.
+    /// Writes a blob to `path`, after checking its size and digest.
     pub(super) fn copy_blob(
         &self,
         path: &Path,
@@ -157,7 +157,8 @@ impl Layout {
         })
     }
 
-    /// Whether a blob is there. One of another size was not written by a tool that keeps the rules.
+    /// Returns whether the blob exists with the right size. A blob of another size was written by a
+    /// tool that violates the specification.
     pub(super) fn is_whole(&self, path: &Path, size: u64) -> Result<bool, RegistryError> {
         match fs::metadata(path) {
             Ok(metadata) => Ok(metadata.is_file() && metadata.len() == size),

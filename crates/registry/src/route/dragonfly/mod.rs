@@ -26,12 +26,12 @@ use self::socket::Socket;
 
 use crate::{blob::Urgency, error::RegistryError, name::InvalidName, route::mirror::Mirror};
 
-/// Smallest blob to ask it for, in bytes. Its lookup takes about as long as a nearby registry needs
-/// for so much.
+/// Minimum blob size to ask it for, in bytes. Its lookup takes about as long as a nearby registry
+/// needs for this many bytes.
 pub(crate) const LEAST: u64 = 128 << 10;
 
-/// Silence before a health probe, and the time between two probes. What is on this node comes
-/// within 20 ms, what another one has within 100 ms.
+/// Silence before a health probe, and the time between two probes. Data on this node arrives within
+/// 20 ms, data of another node within 100 ms.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// Time-out of a health probe, which needs neither disk nor network.
@@ -50,16 +50,16 @@ pub(crate) const CONNECT: Duration = Duration::from_millis(500);
 /// Its default health port.
 const HEALTH_PORT: u16 = 4003;
 
-/// Whether a peer-to-peer daemon may see the credentials that this node sends to registries.
+/// Whether a peer-to-peer daemon may see the node's registry credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerCredentials {
-    /// It is not asked for what needs them.
+    /// The daemon is not asked for content that needs credentials.
     Withheld,
     /// They are in its requests.
     Shown,
 }
 
-/// A Dragonfly daemon, dfdaemon 1.5.3 or later: older ones do not know the scheduling policy.
+/// A Dragonfly daemon, dfdaemon 1.5.3 or later: older ones don't support the scheduling policy.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dragonfly {
     proxy: Url,
@@ -97,9 +97,10 @@ impl Dragonfly {
         Dragonfly { socket: Some(Arc::new(Socket::new(socket, links))), ..self }
     }
 
-    /// Whether to ask for this range of a blob of `size` bytes: it fills most of its pieces, or a
-    /// node has it. Without the daemon's socket that is unknown. Then demand reads ask, since a
-    /// second fetch by another node would cost the registry more, and prefetch does not.
+    /// Returns whether to ask for this range of a blob of `size` bytes: it fills most of its
+    /// pieces, or a node has it. Without the daemon's socket, nodes are unknown; demand reads then
+    /// ask, since a second fetch by another node would cost the registry more, and prefetch does
+    /// not.
     pub(crate) async fn suits_range(
         &self,
         blob: &Digest,
@@ -133,7 +134,7 @@ impl Dragonfly {
         self.socket.as_ref()?.read(url.as_str(), digest, range, headers).await
     }
 
-    /// Whether it may see the credentials that this node sends to registries.
+    /// Returns whether the daemon may see the node's registry credentials.
     pub(crate) fn takes_credentials(&self) -> bool {
         self.credentials == PeerCredentials::Shown
     }
@@ -145,18 +146,18 @@ impl Dragonfly {
         root
     }
 
-    /// Headers that tell it which registry is meant and how a blob is to be fetched. `None` if the
-    /// origin cannot be a header.
+    /// Headers that name the registry and select how the daemon fetches a blob. `None` if the
+    /// origin does not fit a header.
     pub(crate) fn headers(upstream: &Url) -> Option<HeaderMap> {
         let origin = upstream.origin().ascii_serialization();
         let headers = [
             ("x-dragonfly-use-p2p", "true"),
             ("x-dragonfly-registry", origin.as_str()),
-            // By itself it fetches ranges of up to one piece from the registry, and tells no other
-            // node.
+            // By default, it fetches ranges of up to one piece from the registry without telling
+            // other nodes.
             ("x-dragonfly-scheduling-policy", "always"),
-            // A blob has the same name for all nodes, whatever registry and repository they know it
-            // from.
+            // Makes all nodes identify a blob by its digest, whatever registry and repository they
+            // know it from.
             ("x-dragonfly-enable-task-id-based-blob-digest", "true"),
         ];
         let header = |(name, value)| {
@@ -207,9 +208,9 @@ impl fmt::Debug for Dragonfly {
     }
 }
 
-/// Whether `range` is at least a quarter of the pieces that it lies in, of a blob of `size` bytes:
-/// what a start reads of an image that was made for that. Of other images it is a tenth, and a
-/// start through Dragonfly took ten times as long.
+/// Returns whether `range` is at least a quarter of the pieces that it lies in, of a blob of `size`
+/// bytes. The reads of a start are, in images that were ordered for it. In other images they are a
+/// tenth, and a start through Dragonfly took ten times as long.
 fn fills_pieces(size: u64, range: &Range<Stored>) -> bool {
     let (first, last) = (range.start.0 / PIECE, range.end.0.saturating_sub(1) / PIECE);
     let end = (last + 1).saturating_mul(PIECE).min(size);

@@ -37,7 +37,7 @@ use crate::transport::health::Health;
 /// `SchedulingPolicy.ALWAYS`.
 const ALWAYS: i32 = 1;
 
-/// Time-out of a lookup: about what it saves with a registry nearby.
+/// Time-out of a lookup: about the time that it saves with a nearby registry.
 const QUESTION: Duration = Duration::from_millis(20);
 
 /// Time-out of a download, after which its link is removed: dfdaemon's own time-out for a piece.
@@ -46,10 +46,10 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Seconds after which a link is stale.
 const STALE: u64 = 600;
 
-/// Blobs whose downloads are counted.
+/// Maximum number of blobs whose downloads are counted.
 const COUNTED: usize = 4096;
 
-/// What to download, and where to.
+/// A download and its destination.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Download {
     #[prost(string, tag = "1")]
@@ -96,10 +96,10 @@ struct StatTaskRequest {
     task_id: String,
 }
 
-/// What the scheduler knows about a blob.
+/// The scheduler's knowledge of a blob.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Task {
-    /// That were fetched from the registry.
+    /// The pieces that were fetched from the registry.
     #[prost(message, repeated, tag = "12")]
     pieces: Vec<Piece>,
     /// Downloads that have begun, also those that have ended.
@@ -118,7 +118,7 @@ struct Piece {
 /// The socket of a daemon.
 pub(super) struct Socket {
     path: PathBuf,
-    /// Where links are made.
+    /// The directory for links.
     links: PathBuf,
     channel: OnceLock<Channel>,
     health: Arc<Health>,
@@ -163,8 +163,8 @@ impl Socket {
         }
     }
 
-    /// The bytes of a blob at `url`; `None` if it must be asked for in another way. `headers` are
-    /// for the registry.
+    /// Reads bytes of the blob at `url`; `None` if they must be requested in another way. `headers`
+    /// are for the registry.
     pub(super) async fn read(
         &self,
         url: &str,
@@ -237,15 +237,16 @@ impl Socket {
         *begun.entry(*digest).or_default() += 1;
     }
 
-    /// Whether a node has a part of a blob, or so many nodes read the blob that one fetch of a
-    /// whole piece costs the registry less than a fetch of each node's part; `None` if unknown.
+    /// Returns whether a node has a part of a blob, or so many nodes read the blob that one fetch
+    /// of a whole piece costs the registry less than a fetch of each node's part; `None` if
+    /// unknown.
     pub(super) async fn has(&self, digest: &Digest, range: &Range<Stored>) -> Option<bool> {
         if !self.health.is_well() {
             return None;
         }
         let Task { pieces, peer_count } = match timeout(QUESTION, self.stat(digest)).await {
             Ok(Ok(task)) => task,
-            // dfdaemon 1.5 tells that the scheduler does not know the blob in words alone.
+            // dfdaemon 1.5 reports a blob unknown to the scheduler only by this text.
             Ok(Err(status)) if status.message().contains("not found") => Task::default(),
             _ => return None,
         };
@@ -316,7 +317,7 @@ fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Has something downloaded.
+/// Requests a download.
 async fn run(channel: Channel, download: Download) -> Result<(), Status> {
     const METHOD: &str = "/dfdaemon.v2.DfdaemonDownload/DownloadTask";
     let mut client = Grpc::new(channel);
@@ -344,7 +345,7 @@ async fn run(channel: Channel, download: Download) -> Result<(), Status> {
     Err(Status::aborted("the download ended before all pieces were there"))
 }
 
-/// Reads what is behind a link.
+/// Reads a range of the linked file.
 async fn read(link: Link, range: Range<Stored>) -> io::Result<Bytes> {
     let read = move || {
         let file = fs::File::open(&link.0)?;

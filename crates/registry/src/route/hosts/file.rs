@@ -17,17 +17,17 @@ use crate::{
 
 type Result<T> = std::result::Result<T, HostsError>;
 
-/// What a table of a host may have, and the file itself for the registry.
+/// Keys allowed in the table of a host, and in the file itself for the registry.
 const KEYS: [&str; 7] =
     ["capabilities", "ca", "client", "skip_verify", "header", "override_path", "dial_timeout"];
 
-/// What only the file itself may have.
+/// Keys allowed only in the file itself.
 const TOP: [&str; 2] = ["server", "host"];
 
-/// Longest `dial_timeout` that is heeded: a connection that takes longer is none.
+/// Upper bound of `dial_timeout`: longer values are cut.
 const DIAL_LIMIT: Duration = Duration::from_secs(300);
 
-/// Reads the text of the file `path`. Also returns the keys that mean nothing here.
+/// Parses the text of the file `path`. Also returns the keys that are ignored.
 pub(super) fn parse(path: &Path, text: &[u8]) -> Result<(Configured, Vec<String>)> {
     let wrong = |problem: String| HostsError::new(path, problem);
     let text = str::from_utf8(text).map_err(|error| wrong(error.to_string()))?;
@@ -62,7 +62,7 @@ pub(super) fn parse(path: &Path, text: &[u8]) -> Result<(Configured, Vec<String>
 /// A table, and where it is.
 struct Scope<'a> {
     path: &'a Path,
-    /// What stands before its keys in messages.
+    /// Prefix of the table's keys in messages.
     place: String,
     table: &'a Table,
 }
@@ -214,7 +214,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Where the API of the server is that `text`, the value of `key`, names.
+    /// Returns the root of the API of the server that `text`, the value of `key`, names.
     fn root(&self, key: &str, text: &str) -> Result<Url> {
         let address =
             if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
@@ -228,7 +228,7 @@ impl<'a> Scope<'a> {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(wrong("an address with a login"));
         }
-        // What people call Docker Hub has no API.
+        // `docker.io`, as users call Docker Hub, has no API.
         if url.host_str() == Some("docker.io") {
             return api(url.scheme(), "docker.io").map_err(|error| wrong(&error));
         }

@@ -35,13 +35,13 @@ use crate::{
     transport::tls::{self, Identity, Tls},
 };
 
-/// Where containerd and docker look.
+/// The directories that containerd and docker read.
 pub const DEFAULT_DIRECTORIES: &str = "/etc/containerd/certs.d:/etc/docker/certs.d";
 
 /// Biggest file that is read, in bytes. A bundle of all public authorities has a quarter of that.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// What was found for one registry.
+/// The configuration found for one registry.
 #[derive(Default)]
 struct Configured {
     /// Servers to ask before the registry itself.
@@ -94,8 +94,7 @@ impl Hosts {
         Hosts { directories: directories.map(PathBuf::from).collect(), warned: Arc::default() }
     }
 
-    /// The servers that have what `reference` names, in the order in which they are to be asked,
-    /// the registry itself last.
+    /// Returns the servers to ask for `reference` in their order, the registry itself last.
     pub(crate) fn servers(
         &self,
         reference: &Reference,
@@ -111,7 +110,7 @@ impl Hosts {
         Ok(servers)
     }
 
-    /// What there is for a registry.
+    /// Finds the directory of a registry.
     fn directory(&self, registry: &str) -> Result<Option<PathBuf>, HostsError> {
         // Some file systems cannot have a colon in a name.
         let spelled = registry.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
@@ -151,7 +150,7 @@ impl Hosts {
     }
 }
 
-/// The registry itself, where its name says that it is.
+/// The registry itself, at the host in its name.
 fn registry(
     reference: &Reference,
     settings: Settings,
@@ -172,8 +171,8 @@ fn registry(
     Ok(server)
 }
 
-/// A directory as docker has it: `*.crt` are authorities, `*.cert` with `*.key` is what is shown to
-/// the server.
+/// Reads a directory in docker's form: `*.crt` are authorities, `*.cert` with `*.key` is a client
+/// certificate.
 fn certificates_only(directory: &Path) -> Result<Configured, HostsError> {
     let io = |error: io::Error| HostsError::new(directory, error.to_string());
     let entries = fs::read_dir(directory).map_err(io)?;
@@ -200,7 +199,7 @@ fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, HostsError> 
     tls::certificates(&read_all(path)?).map_err(|problem| HostsError::new(path, problem))
 }
 
-/// A certificate and its key, which is in the same file unless it has one of its own.
+/// A certificate with its key, which is in the same file unless it has its own.
 fn identity(certificate: &Path, key: Option<PathBuf>) -> Result<Identity, HostsError> {
     let key = key.as_deref().unwrap_or(certificate);
     let identity = Identity::new(&read_all(certificate)?, &read_all(key)?);

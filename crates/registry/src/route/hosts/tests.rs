@@ -2,7 +2,7 @@ use std::{fs, path::Path};
 
 use super::*;
 
-/// A directory with these files, and what it says about a registry.
+/// A directory with these files, and the servers it yields for a registry.
 struct Rig(tempfile::TempDir);
 
 impl Rig {
@@ -21,7 +21,7 @@ impl Rig {
         hosts.servers(&image.parse().unwrap(), false)
     }
 
-    /// Where an image is looked for, with what each server may do.
+    /// The servers of an image, with their capabilities.
     fn roots(&self, image: &str) -> Vec<String> {
         let may = |server: &Server| {
             let Capabilities { pull, resolve, push, referrers } = server.may;
@@ -126,8 +126,8 @@ fn the_most_particular_directory_counts() {
     assert_eq!(at(&["one"], "r.example:5000/a"), "https://both.example/v2/");
     assert_eq!(at(&["one"], "r.example:5001/a"), "https://colon.example/v2/");
     assert_eq!(at(&["one"], "r.example/a"), "https://any.example/v2/");
-    // What one directory has for all registries goes before what the next has for this one, as in
-    // containerd.
+    // The default of an earlier directory wins over a later directory's entry for this registry, as
+    // in containerd.
     assert_eq!(at(&["one", "two"], "s.example/a"), "https://any.example/v2/");
     assert_eq!(at(&["two", "one"], "s.example/a"), "https://second.example/v2/");
     assert_eq!(at(&["two", "one"], "t.example/a"), "https://t.example/v2/");

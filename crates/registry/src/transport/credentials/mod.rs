@@ -1,7 +1,7 @@
-//! Credentials, found where docker, podman and skopeo leave them.
+//! Finds credentials where docker, podman and skopeo store them.
 //!
-//! The first file that knows the registry decides; without any, access is anonymous. Inside a file
-//! a credential helper goes before the entry itself, as in docker.
+//! The first file with the registry decides; without any, access is anonymous. Inside a file, a
+//! credential helper takes precedence over the entry itself, as in docker.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use crate::{error::RegistryError, name::Reference};
 /// Biggest credential file that is read, in bytes; real ones have some KiB.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// How long a credential helper may take. Some ask a cloud's metadata service over the network;
-/// none can ask the user, because its standard input is taken.
+/// Time-out of a credential helper. Some ask a cloud's metadata service over the network; none can
+/// ask the user, because its standard input is taken.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The key under which docker keeps the credentials of Docker Hub.
@@ -149,7 +149,7 @@ async fn find_in(path: &Path, reference: &Reference) -> Result<Option<Credential
     credential.map_err(wrong)
 }
 
-/// The helper that a file names for `reference`, and what it says itself.
+/// The helper that a file names for `reference`, and the file's own entry.
 #[expect(
     clippy::type_complexity,
     reason = "what the file says is wrong only where no helper knows better"
@@ -194,7 +194,7 @@ fn lookup<'a, T>(map: &'a BTreeMap<String, T>, wanted: &str) -> Option<&'a T> {
         .or_else(|| map.iter().find(|(key, _)| plain(key) == wanted).map(|(_, value)| value))
 }
 
-/// `None`: the entry is a placeholder, as docker leaves beside a credential store.
+/// `None`: the entry is a placeholder, as docker writes it beside a credential store.
 fn credential(entry: &Entry) -> Result<Option<Credential>, String> {
     if !entry.identitytoken.is_empty() {
         return Ok(Some(Credential::Identity(Secret(entry.identitytoken.clone()))));
@@ -237,7 +237,7 @@ async fn ask_helper(
             .kill_on_drop(true)
             .spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A helper that does not read its input is judged by what it answers.
+            // A helper may ignore its input; its answer decides.
             let _ = stdin.write_all(key.as_bytes()).await;
         }
         child.wait_with_output().await

@@ -1,4 +1,4 @@
-//! Blobs that come through the Dragonfly daemon of this node.
+//! Blobs through the Dragonfly daemon of this node.
 
 mod socket;
 
@@ -19,11 +19,11 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::support::{manifest, noise, options, push, read, sha256};
 
-/// Bytes of a blob that is worth asking for, and of one that is just not.
+/// The minimum size of a blob to ask the daemon for, and one byte less.
 const WORTH: usize = 128 << 10;
 const NOT_WORTH: usize = WORTH - 1;
 
-/// How long a busy machine may take for what costs nothing.
+/// Time limit on a busy machine for operations that should cost nothing.
 const NOTHING: Duration = Duration::from_millis(300);
 
 /// A registry with an image, and a daemon.
@@ -69,15 +69,14 @@ impl Scene {
         lazuli_registry::open(&name, &options).unwrap()
     }
 
-    /// Reads much of the big blob, and tells how long that took, and how much of it came through
-    /// the daemon.
+    /// Reads much of the big blob. Returns the duration, and how much came through the daemon.
     async fn read(&self, image: &Arc<dyn Repository>) -> (Duration, u64) {
         let (before, begun) = (self.daemon.stats().served, Instant::now());
         assert!(read(&**image, &self.blob, 5..40_000).await.unwrap() == self.blob[5..40_000]);
         (begun.elapsed(), self.daemon.stats().served - before)
     }
 
-    /// Requests for blobs that did not come from the daemon.
+    /// Number of requests for blobs that bypassed the daemon.
     fn asked_directly(&self) -> u64 {
         let blobs = |logged: &&_| is_blob(logged);
         let log = self.registry.log();
@@ -185,7 +184,7 @@ async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
         (without_user.clone(), withheld, true),
         (without_user, shown, true),
     ] {
-        // Whether it is known already what the registry wants.
+        // Before and after the registry's challenge is known.
         for is_known in [true, false] {
             let scene = Scene::start();
             scene.registry.require(login.clone());
@@ -197,7 +196,7 @@ async fn the_daemon_sees_logins_only_where_the_operator_allows_it() {
             if is_known {
                 image.manifest(None).await.unwrap();
             } else {
-                // The daemon is asked in vain, and its record stays good.
+                // The daemon cannot deliver, but stays healthy.
                 assert_eq!(scene.read(&image).await.1, 0, "{case}");
                 assert!(scene.daemon.log().iter().all(|logged| !logged.is_authorized()), "{case}");
                 assert!(scene.asked_directly() > 0, "{case}");
@@ -223,7 +222,7 @@ async fn within(seconds: u64, condition: impl AsyncFn() -> bool) {
     }
 }
 
-/// Reads while the daemon has `fault`, and looks at what that costs, once and no more.
+/// Reads while the daemon has `fault`, and checks that it costs time once only.
 async fn costs(fault: Fault, at_least: Duration, below: Duration) {
     let scene = Scene::start();
     let image = scene.open(PeerCredentials::Withheld);

@@ -1,4 +1,4 @@
-//! The daemon's socket: what it says about blobs, and the way through it when the proxy is gone.
+//! The daemon's socket: lookups of blobs, and reads through it when the proxy is gone.
 
 use std::{
     fs,
@@ -58,7 +58,7 @@ async fn the_socket_tells_which_nodes_have_a_blob() {
     let peer = scene.swarm.daemon().unwrap();
     let image = scene.open_with_socket(PeerCredentials::Withheld);
     let of_peer = scene.open_through(found(&peer, PeerCredentials::Withheld)).places().remove(0);
-    // A machine that is too busy for the first connection may say yes.
+    // On a machine too busy for the first connection, the answer may still be yes.
     within(5, async || !scene.suits_range(&image, 5..9_000).await).await;
     read(&*of_peer, &scene.blob, 5..9_000).await.unwrap();
     assert!(peer.stats().served > 0);
@@ -85,14 +85,14 @@ async fn blobs_that_many_nodes_read_are_fetched_from_peers() {
     for _ in 0..31 {
         read(&*of_peer, &scene.blob, 0..1).await.unwrap();
     }
-    // As far as a node can tell that has not downloaded anything yet, that may have been a single
-    // other one.
+    // A node that has downloaded nothing yet cannot tell whether the reads came from a single other
+    // one.
     within(5, async || !scene.suits_range(&image, 0..all).await).await;
     read(&*of_this, &scene.blob, 0..1).await.unwrap();
     within(5, async || !scene.suits_range(&image, 0..all).await).await;
     read(&*of_peer, &scene.blob, 0..1).await.unwrap();
     assert!(scene.suits_range(&image, 0..all).await);
-    // As long as it is not this one that has read so often.
+    // Unless it is this node itself that has read so often.
     for _ in 0..32 {
         read(&*of_this, &scene.blob, 0..1).await.unwrap();
     }
@@ -103,7 +103,7 @@ async fn blobs_that_many_nodes_read_are_fetched_from_peers() {
 #[tokio::test]
 async fn a_silent_socket_is_skipped_after_its_time_out() {
     for fault in [Fault::Gone, Fault::Hung, Fault::Alone] {
-        // Whether there is a connection already.
+        // With and without an existing connection.
         for is_new in [false, true] {
             let scene = Scene::start();
             let image = scene.open_with_socket(PeerCredentials::Withheld);
@@ -126,7 +126,7 @@ async fn bytes_come_through_the_socket_when_the_proxy_is_gone() {
     let image = scene.open_with_socket(PeerCredentials::Withheld);
     let link = |made: u64| format!("{}-{made}-1-0", sha256(b"old").hex());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    // One that another process may still use stays.
+    // Links that another process may still use remain.
     let (old, young, other) = (link(now - 3600), link(now - 60), "not-a-link");
     for name in [&old, &young, other] {
         fs::write(scene.links().join(name), "").unwrap();

@@ -1,6 +1,6 @@
 //! Commits answers: decodes, checks and writes chunks.
 //!
-//! Chunks that come out of one unit are decoded once, and workers get units in jobs.
+//! Chunks of one unit are decoded once; workers get jobs of whole units.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -13,14 +13,14 @@ use crate::{error::ReadError, sharing::workers::Priority, source::race::Answer};
 pub(super) const JOB: u64 = 1 << 20;
 
 thread_local! {
-    /// Of each worker thread.
+    /// One decoder for each worker thread.
     static DECODER: RefCell<Decoder> = RefCell::new(Decoder::new());
 }
 
-/// What became of some chunks of an answer.
+/// The result of committing chunks of an answer.
 #[derive(Default)]
 pub(super) struct Committed {
-    /// Those whose bytes are wrong.
+    /// Chunks whose bytes are wrong.
     pub(super) wrong: Vec<(Lease, ReadError)>,
     /// Why others could not be kept.
     pub(super) failed: Option<ReadError>,
@@ -54,7 +54,7 @@ impl CachedBlob {
     }
 }
 
-/// Groups chunks by what is decoded together.
+/// Groups chunks by the unit that they are decoded from.
 pub(super) fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
     let mut units: Vec<Vec<Lease>> = Vec::new();
     for lease in leases {

@@ -9,13 +9,13 @@ use super::{super::single_flight::Lease, CachedBlob, commit::jobs, settle::settl
 use crate::{error::ReadError, sharing::workers::Priority};
 
 impl CachedBlob {
-    /// Tells other blobs which chunks they can have from here.
+    /// Offers chunks of this blob to other blobs.
     pub(super) fn offer(&self, chunks: impl Iterator<Item = usize>) {
         let Some(cache) = self.cache.upgrade() else { return };
         cache.chunk_index.enter(self.file.store().key(), chunks.map(|at| self.chunk(at)));
     }
 
-    /// Tells them which chunks are here no longer.
+    /// Withdraws offers of chunks that are gone.
     pub(super) fn withdraw_offers(&self, chunks: &[usize]) {
         let Some(cache) = self.cache.upgrade() else { return };
         let key = self.file.store().key();
@@ -30,8 +30,8 @@ impl CachedBlob {
         missing.extract_if(.., is_there).collect()
     }
 
-    /// Copies chunks from other blobs; what turns out not to be there is fetched if a reader waits
-    /// for it.
+    /// Copies chunks from other blobs. A chunk that turns out to be missing there is fetched if a
+    /// reader waits for it.
     pub(super) fn copy(
         self: &Arc<Self>,
         leases: Vec<Lease>,
@@ -59,7 +59,7 @@ fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
     let mut bytes = vec![0; chunk.decoded_size as usize];
     let read = cache.read_elsewhere(&key, u64::from(block) * BLOCK_SIZE, &mut bytes);
     if read.is_err() || !chunk.digest.matches(&bytes) {
-        // Given up meanwhile, or damaged, which readers of that blob will notice.
+        // Evicted meanwhile, or damaged, which readers of that blob will notice.
         cache.chunk_index.forget(&key, chunk);
         return Ok(false);
     }

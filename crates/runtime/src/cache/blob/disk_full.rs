@@ -25,8 +25,8 @@ impl WaitForSpace {
 }
 
 impl CachedBlob {
-    /// Waits until the disk has space for what is missing of `wanted`, and takes it, so that nothing
-    /// else does until it is fetched. `false` when waiting ends first.
+    /// Waits until the disk has space for the missing chunks of `wanted`, and reserves it until
+    /// they are fetched. Returns `false` when waiting ends first.
     pub(super) async fn find_space(
         self: &Arc<Self>,
         wanted: Range<usize>,

@@ -1,4 +1,4 @@
-//! Every driver's question: bring a range, and return when it is there.
+//! Makes ranges ready, the one operation that every driver needs.
 //!
 //! ```text
 //! kernel ─▶ ensure ─▶ plan (pure) ─▶ fetch ─▶ commit ─▶ ready
@@ -24,10 +24,10 @@ use super::{
 };
 use crate::{error::ReadError, plan::PLANNER, sharing::workers::Priority};
 
-/// What has to happen for a reader.
+/// The work to do for a reader.
 #[derive(Default)]
 struct Work {
-    /// What the reader waits for.
+    /// The fetches that the reader waits for.
     waiters: Vec<Waiter>,
     transfers: Vec<Transfer>,
     /// Suspect chunks to check.
@@ -40,8 +40,8 @@ struct Work {
 
 impl CachedBlob {
     /// Returns when every chunk with bytes in `range` is in the file and has been checked. Bytes
-    /// between chunks, up to the next block, are zeros. Any number of callers may ask at once;
-    /// dropping the future is harmless, what is being fetched arrives for others.
+    /// between chunks, up to the next block, are zeros. Calls may run concurrently. Dropping the
+    /// future is harmless: fetches in flight continue for other readers.
     ///
     /// # Errors
     /// The range could not be brought in; a later call tries again. Parts of it may be ready.
@@ -75,8 +75,8 @@ impl CachedBlob {
                     return Err(error);
                 }
             }
-            // What came long after it was asked for may have been given up again, and flights may
-            // be abandoned.
+            // Chunks that arrived late may have been evicted again, and fetches may have been
+            // abandoned.
             self.residency.asked().note(wanted.clone());
             if self.residency.all_ready(wanted.clone()) {
                 return Ok(());
@@ -85,15 +85,15 @@ impl CachedBlob {
         Err(ReadError::Interrupted { blob: self.id() })
     }
 
-    /// Whether [`CachedBlob::ensure`] would return at once. If so, the range stays there for
-    /// [`Settings::grace`](super::super::Settings::grace) at least.
+    /// Returns whether [`CachedBlob::ensure`] would return at once. If so, the range stays ready
+    /// for at least [`Settings::grace`](super::super::Settings::grace).
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
         let chunks = self.layout.chunks_in(range);
         self.hear(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.residency.all_ready(chunks)
     }
 
-    /// Notes that a driver asks. To be called before it looks what is ready, see
+    /// Records a driver's request. Call it before testing readiness, see
     /// [`Asked::note`](super::residency::Asked::note).
     fn hear(&self, chunks: Range<usize>) {
         self.residency.asked().note(chunks.clone());
@@ -101,7 +101,7 @@ impl CachedBlob {
         self.foresight.heard(chunks, |at| self.stored_bytes(at));
     }
 
-    /// Waits until nothing of `wanted` is under way any more; flights may have been abandoned.
+    /// Waits until nothing of `wanted` is in flight any more; flights may have been abandoned.
     pub(super) async fn join_or_start(
         self: &Arc<Self>,
         wanted: Range<usize>,
@@ -113,8 +113,8 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Joins the flights of the chunks in `wanted` that are not ready, and starts those that are
-    /// missing or have to be checked. What is started is tried until `deadline`.
+    /// Joins the fetches in flight for chunks of `wanted` that are not ready, starts fetches of
+    /// missing chunks, and checks suspect ones. Retries until `deadline`.
     fn start_missing(self: &Arc<Self>, wanted: Range<usize>, deadline: Instant) -> Vec<Waiter> {
         let Work { waiters, transfers, checks, copies, ahead } = self.plan(wanted, deadline);
         self.check(checks);
@@ -122,12 +122,13 @@ impl CachedBlob {
         for transfer in transfers {
             self.workers.runtime().spawn(transfer::run(self.clone(), transfer));
         }
-        // Requests of its own: in one answer with what a reader waits for it would hold that up.
+        // Separate requests: in one answer with chunks that a reader waits for, they would delay
+        // the reader.
         self.prefetch(&ahead, readahead::PART, Ahead::Fetch);
         waiters
     }
 
-    /// Decides what to do for a reader of `wanted`, and takes the leases for it.
+    /// Plans the work for a reader of `wanted`, and takes its leases.
     fn plan(&self, wanted: Range<usize>, deadline: Instant) -> Work {
         let chunks = self.layout.chunks();
         let mut work = Work::default();

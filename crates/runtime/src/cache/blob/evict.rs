@@ -1,9 +1,9 @@
 //! Evicts chunks that have not been read for long, under a mounted image.
 //!
-//! A bit that is cleared is seen by every reader that asks. A reader that has asked already and was
-//! let through may still be on the way to the page, and cannot be called back. So chunks are given
-//! up only when none was asked for during [`Settings::grace`], and only in a file that the kernel
-//! asks about; docs/cache.md has the whole argument.
+//! A cleared bit takes effect for every reader that asks afterwards. A reader that has asked
+//! already and was let through may still be on the way to copying the page, and cannot be stopped.
+//! So a chunk is evicted only if no reader asked for it during [`Settings::grace`], and only from a
+//! file whose reads the kernel reports; docs/cache.md has the whole argument.
 //!
 //! [`Settings::grace`]: super::super::Settings::grace
 
@@ -14,7 +14,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{super::single_flight::Lease, CachedBlob, residency::Withdrawn};
 
-/// What was given up.
+/// The result of an eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct Evicted {
     pub(in crate::cache) chunks: u64,
@@ -39,7 +39,7 @@ impl CachedBlob {
         old.map(|at| (self.residency.asked().last(at), at)).collect()
     }
 
-    /// Whether every reader that ever asked for a chunk has long got it.
+    /// Returns whether every reader that ever asked for the chunk has surely read it by now.
     fn is_old(&self, at: usize) -> bool {
         let asked = self.residency.asked();
         let last = asked.last(at).max(self.guarded.since());
@@ -53,8 +53,8 @@ impl CachedBlob {
         if self.guarded.is_open() { self.layout.file_size() } else { 0 }
     }
 
-    /// Gives up those of `chunks` that no reader asks for: their bits go first, here and on the
-    /// disk, then their bytes. Blocks.
+    /// Evicts those of `chunks` that no reader asks for: clears their bits first, in memory and on
+    /// the disk, then punches their bytes out. Blocks.
     pub(in crate::cache) fn evict(self: &Arc<Self>, chunks: &[usize]) -> io::Result<Evicted> {
         let leases = self.take_away(chunks);
         let chunks: Vec<_> = leases.iter().map(Lease::chunk).collect();
@@ -79,8 +79,8 @@ impl CachedBlob {
         Ok(evicted)
     }
 
-    /// Clears the bits of chunks that are neither asked for nor fetched. Until the leases are
-    /// dropped, readers of these chunks wait: none may be written before it is punched.
+    /// Clears the bits of chunks that are neither asked for nor in flight. Readers of these chunks
+    /// wait until the leases are dropped: no chunk may be written before it is punched out.
     fn take_away(&self, chunks: &[usize]) -> Vec<Lease> {
         let mut leases = Vec::new();
         let mut spared = Vec::new();
@@ -93,8 +93,9 @@ impl CachedBlob {
         }
         for at in chunks.iter().copied() {
             match residency.withdraw(at, || self.is_old(at)) {
-                Withdrawn::Gone(lease) => leases.push(lease),
-                kept => spared.push(kept),
+                Some(Withdrawn::Gone(lease)) => leases.push(lease),
+                Some(Withdrawn::Spared(lease)) => spared.push(lease),
+                None => {}
             }
         }
         drop(residency);

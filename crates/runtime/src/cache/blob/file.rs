@@ -36,21 +36,21 @@ const FLUSH_BYTES: u64 = 64 << 20;
 /// Longest pause between two flushes that fail.
 const FLUSH_PAUSE: Duration = Duration::from_secs(60);
 
-/// The files of a blob, and what is known of them.
+/// The files of a blob, with their known state.
 #[derive(Debug)]
 pub(super) struct BlobFile {
     store: Store,
     /// Held for each change of the data file or the maps.
     state: Mutex<FileState>,
-    /// What is known to be on the disk. Held during a flush, so that there is one at a time.
+    /// The chunks known to be on the disk. Locked during a flush, so that only one runs at a time.
     durable: Mutex<Durable>,
     /// Decoded bytes written since the last flush began.
     unflushed: AtomicU64,
-    /// Whether a task is going to flush.
+    /// Whether a flush is scheduled.
     flushing: AtomicBool,
     /// Ends that task's pause.
     flush_now: Notify,
-    /// Whether the file was cut to nothing. Held for reading during each write to the file.
+    /// Whether the file was truncated. Read-locked during each write to the file.
     cut_off: RwLock<bool>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct BlobFile {
 pub(super) struct FileState {
     /// After the last change of ours. Other times mean that another process has changed the file.
     times: Times,
-    /// How often something that was ready stopped being so.
+    /// The number of times that ready chunks stopped being so.
     doubts: u64,
 }
 
@@ -69,7 +69,7 @@ impl FileState {
     }
 }
 
-/// What the disk has.
+/// The state of the disk.
 #[derive(Debug)]
 struct Durable {
     /// Chunks, as words of a [`ReadyMap`].
@@ -103,7 +103,7 @@ impl BlobFile {
         lock(&self.state)
     }
 
-    /// Has the next flush begin at once.
+    /// Makes the next flush begin at once.
     pub(super) fn flush_now(&self) {
         self.flush_now.notify_one();
     }
@@ -135,7 +135,7 @@ impl CachedBlob {
     ) -> io::Result<MutexGuard<'_, FileState>> {
         let mut state = self.look()?;
         let result = change(self.file.store.data());
-        // Also what failed may have changed the file.
+        // A failed write may have changed the file too.
         state.times = self.file.store.times()?;
         result.map(|()| state)
     }
@@ -165,9 +165,9 @@ impl CachedBlob {
         let end = start + bytes.len() as u64;
         let padding = (end.next_multiple_of(BLOCK_SIZE) - end) as usize;
         let state = self.change(|data| {
-            // Nothing there is worth keeping. After a failed writeback ext4 takes such blocks for
-            // written once they are in its cache, and never notes it on the disk: what is written
-            // over them would read as zeros one day.
+            // The chunk is missing, so data here is worthless. Punch it out: after a failed
+            // writeback, ext4 takes such blocks for written once they are in its cache, but never
+            // records that on the disk: data written over them would read as zeros one day.
             if seek(data, SeekFrom::Data(start)).is_ok_and(|found| found < end) {
                 let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let _ = fallocate(data, punch, start, end + padding as u64 - start);
@@ -182,11 +182,10 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Cuts the file to nothing, unless the blob is complete: for the end of a daemon that leaves
-    /// readers behind, which get EIO from then on instead of holes. What was cached of the blob is
-    /// lost.
+    /// Truncates the file unless the blob is complete, at the end of a daemon that leaves readers
+    /// behind: they get EIO from then on instead of holes. The cached data of the blob is lost.
     pub fn cut_off(&self) -> io::Result<()> {
-        // Waits for writes under way; a later one would make the file longer again.
+        // Waits for writes in progress; a later one would make the file longer again.
         let mut cut_off = write(&self.file.cut_off);
         if self.is_complete() {
             return Ok(());
@@ -227,15 +226,15 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Has every further read fail: the content is not what it was said to be. Blocks.
+    /// Makes every further read fail, because the content was not what was stated. Blocks.
     pub(crate) fn refuse(&self) -> io::Result<()> {
         *write(&self.file.cut_off) = true;
         self.residency.keep_only(&[]);
         self.rearm(Hold::UntilReleased)
     }
 
-    /// The same, and the content goes from the disk. Blocks, and with fanotify until the session
-    /// has answered.
+    /// Makes every further read fail, and removes the content from the disk. Blocks, and with
+    /// fanotify until the session has answered.
     pub(crate) fn condemn(&self) -> io::Result<()> {
         // Before the file is cut: a loop device reads zeros behind the end of its file.
         self.refuse()?;
@@ -277,12 +276,12 @@ impl CachedBlob {
         });
     }
 
-    /// Makes everything that is in the file now survive a power cut, and seals it if all of it is
+    /// Makes the present content of the file survive a power cut, and seals it if all of it is
     /// ready. Blocks until the disk has it.
     ///
     /// # Errors
-    /// The disk did not take it. What was not on the disk before counts as missing from then on,
-    /// since the kernel drops pages that it could not write.
+    /// The disk did not take it. Chunks that were not on the disk before count as missing from then
+    /// on, since the kernel drops pages that it could not write.
     pub fn flush(self: &Arc<Self>) -> io::Result<()> {
         let mut durable = lock(&self.file.durable);
         self.file.unflushed.store(0, Ordering::Relaxed);
@@ -320,7 +319,7 @@ impl CachedBlob {
 
     fn show_completeness(&self, durable: &Durable) {
         let all = ReadyMap::new(self.layout.chunks().len(), &durable.words).is_full();
-        // Under the lock, since a doubt may come in between.
+        // Under the lock, since a chunk may become suspect in between.
         let state = self.file.lock_state();
         if all && self.residency.is_full() {
             self.guarded.has_all();
@@ -357,7 +356,7 @@ impl CachedBlob {
         Ok(())
     }
 
-    /// Forgets every chunk whose bit is not in `words`.
+    /// Makes every chunk missing whose bit is not in `words`.
     fn keep_only(&self, words: &[u64]) {
         let mut state = self.file.lock_state();
         state.doubts += 1;
@@ -365,7 +364,7 @@ impl CachedBlob {
         (0..words.len()).for_each(|word| self.note(&state, word));
     }
 
-    /// Waits until what is here is on the disk.
+    /// Waits until the present content is on the disk.
     pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), ReadError> {
         let blob = self.clone();
         let flushed = tokio::task::spawn_blocking(move || blob.flush()).await;

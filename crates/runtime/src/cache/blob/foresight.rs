@@ -1,4 +1,4 @@
-//! Whether readers ask for what was fetched ahead of them.
+//! Measures whether readers ask for prefetched chunks.
 
 use std::{
     ops::Range,
@@ -20,14 +20,14 @@ impl Foresight {
         Foresight { unread: ReadyMap::new(chunks, &[]), metrics }
     }
 
-    /// A chunk of so many stored bytes is asked for ahead of readers.
+    /// Records a prefetch of a chunk with this many stored bytes.
     pub(super) fn expect(&self, at: usize, bytes: u64) {
         if self.unread.set(at) {
             self.metrics.foreseen.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// A reader asks for chunks, whose stored bytes `size` knows.
+    /// Records that a reader asks for chunks; `size` gives their stored bytes.
     pub(super) fn heard(&self, chunks: Range<usize>, size: impl Fn(usize) -> u64) {
         if self.unread.is_empty() {
             return;

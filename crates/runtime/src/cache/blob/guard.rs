@@ -1,6 +1,6 @@
 //! Guards: events for reads of a blob's file.
 //!
-//! The kernel sends none once the blob is complete. Before a chunk of such a blob is evicted, the
+//! The kernel sends none for a complete blob. Before a chunk of such a blob is evicted, the
 //! driver's [`Guard`] turns them on again.
 
 use std::{
@@ -20,26 +20,26 @@ use crate::sync::lock;
 /// Makes sure that the kernel asks before it reads the blob's file, as far as the file is in use.
 pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-/// Until when the kernel goes on asking.
+/// How long events stay on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Hold {
     /// Until every chunk is there.
     UntilComplete,
-    /// Until [`CachedBlob::release`], also when everything is there: chunks are going to be given
-    /// up.
+    /// Until [`CachedBlob::release`], even after every chunk is ready: eviction is about to start.
     UntilReleased,
 }
 
 /// See the module.
 pub(super) struct Guarded {
     guards: Mutex<BTreeMap<&'static str, Guard>>,
-    /// Whether there are any: the lock is held while they work, and they may wait for a flush.
+    /// Whether there are guards, readable without their lock: guards may wait for a flush while
+    /// they hold it.
     has_guards: AtomicBool,
-    /// Whether every chunk is ready and on the disk, and none is going to be given up.
+    /// Whether every chunk is ready and on the disk, and none is about to be evicted.
     complete: watch::Sender<bool>,
-    /// Whether the kernel may read the file without asking: it has been complete.
+    /// Whether the kernel may read the file without events, because it was complete.
     is_open: AtomicBool,
-    /// When it was last like that, as [`Asked::now`](super::residency::Asked::now).
+    /// When it last was, as [`Asked::now`](super::residency::Asked::now).
     since: AtomicU32,
     /// See [`Hold::UntilReleased`].
     is_held: AtomicBool,
@@ -80,7 +80,7 @@ impl Guarded {
         }
     }
 
-    /// Whether the kernel may read the file without asking.
+    /// Returns whether the kernel may read the file without events.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
@@ -98,24 +98,24 @@ impl fmt::Debug for Guarded {
 }
 
 impl CachedBlob {
-    /// Sets what has to succeed before any chunk of a blob that was complete can be given up:
-    /// afterwards the kernel has to ask again before it reads the file. Each `driver` has its own.
-    /// Without a guard the file is read only through [`CachedBlob::ensure`].
+    /// Sets the guard that must succeed before a chunk of a complete blob is evicted: afterwards
+    /// the kernel sends events again for reads of the file. Each `driver` has its own guard.
+    /// Without one, the file is read only through [`CachedBlob::ensure`].
     pub fn set_guard(&self, driver: &'static str, guard: Guard) {
         lock(&self.guarded.guards).insert(driver, guard);
         self.guarded.has_guards.store(true, Ordering::Release);
     }
 
-    /// Whether the kernel lets readers through to the blob's file.
+    /// Returns whether the kernel reads the blob's file by itself, guarded by events.
     pub(in crate::cache) fn has_guard(&self) -> bool {
         self.guarded.has_guards.load(Ordering::Acquire)
     }
 
-    /// Has the kernel ask again about a file that was complete. Blocks.
+    /// Makes the kernel send events again for a file that was complete. Blocks.
     pub(in crate::cache) fn rearm(&self, hold: Hold) -> io::Result<()> {
         let guarded = &self.guarded;
         let holds = hold == Hold::UntilReleased;
-        // One at a time: what one has just seen of the mark another could be changing.
+        // Guards run one at a time: one could change the mark that another has just read.
         let guards = lock(&guarded.guards);
         loop {
             {
@@ -132,7 +132,7 @@ impl CachedBlob {
             }
             guards.values().try_for_each(|guard| guard())?;
             let _state = self.file.lock_state();
-            // A flush may have called the blob complete meanwhile, and then the mark goes again.
+            // A flush may have completed the blob meanwhile, which removes the mark again.
             if !guarded.is_complete() {
                 guarded.since.store(self.residency.asked().now(), Ordering::Release);
                 guarded.is_open.store(false, Ordering::Release);

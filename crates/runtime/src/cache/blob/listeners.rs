@@ -18,7 +18,7 @@ pub(crate) type Listener = dyn Fn(Range<usize>) + Send + Sync;
 #[derive(Default)]
 pub(super) struct Listeners {
     all: RwLock<Vec<Weak<Listener>>>,
-    /// Whether there may be any: without one, a question costs no lock.
+    /// Whether there may be listeners: without one, a read takes no lock.
     are_there: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ impl Listeners {
         self.are_there.store(true, Ordering::Relaxed);
     }
 
-    /// Tells all of them.
+    /// Notifies all listeners.
     pub(super) fn tell(&self, chunks: &Range<usize>) {
         if !self.are_there.load(Ordering::Relaxed) {
             return;

@@ -1,8 +1,8 @@
 //! One blob in the cache.
 //!
-//! Its state has three parts, each with its own lock and file: which chunks are here
-//! ([`residency`]), the files on disk ([`file`]), and where bytes come from
-//! ([`Sources`]). What is done with them has a file for each deed.
+//! Its state has three parts, each with its own lock and file: which chunks are present
+//! ([`residency`]), the files on disk ([`file`]), and where bytes come from ([`Sources`]). Each
+//! operation on them has a file of its own.
 
 mod commit;
 mod copy;
@@ -80,7 +80,7 @@ pub struct CachedBlob {
     file: BlobFile,
     guarded: Guarded,
     sources: Sources,
-    /// What readers go through.
+    /// The sequential reads of readers.
     runs: Runs,
     counters: Counters,
     metrics: Arc<Metrics>,
@@ -138,12 +138,12 @@ impl CachedBlob {
         self.released.note(thread, self.key, self.layout.chunks_in(range));
     }
 
-    /// Whether the file has every chunk of the range, checked by this process or not.
+    /// Returns whether the file has every chunk of the range, checked by this process or not.
     pub fn is_filled(&self, range: &Range<Decoded>) -> bool {
         self.layout.chunks_in(range).all(|at| self.has(at))
     }
 
-    /// Tells `listener` which chunks drivers ask about, as long as it lives.
+    /// Notifies `listener` of the chunks that drivers ask for, as long as it lives.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         self.listeners.add(listener);
     }
@@ -174,8 +174,7 @@ impl CachedBlob {
         self.owners.account(self.id())
     }
 
-    /// Has it said in the log that a reader gets an error. `thread` is what the kernel calls it; 0
-    /// says nothing.
+    /// Logs a failed read. `thread` is the kernel's thread id; 0 if unknown.
     pub(crate) fn report_failed_read(
         &self,
         range: &Range<Decoded>,
@@ -203,12 +202,12 @@ impl CachedBlob {
         Fetch { blob: self.id(), sources, room, claim, meter: self }
     }
 
-    /// Whether a reader waits for data of the images that have the blob.
+    /// Returns whether a reader waits for data of the images that have the blob.
     pub(crate) fn has_readers(&self) -> bool {
         self.workers.has_readers(&self.account())
     }
 
-    /// Whether nothing is being fetched.
+    /// Returns whether no fetch is in flight.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.residency.is_idle()
@@ -246,13 +245,13 @@ impl CachedBlob {
         self.layout.blob().id
     }
 
-    /// The file with the decoded bytes, open for reading and writing. It was opened before any
-    /// events could be asked for on the file, so using it raises none.
+    /// The file with the decoded bytes, open for reading and writing. It was opened before the file
+    /// had marks, so using it raises no events.
     pub fn file(&self) -> &File {
         self.file.store().data()
     }
 
-    /// Where [`CachedBlob::file`] is.
+    /// The path of [`CachedBlob::file`].
     pub fn path(&self) -> PathBuf {
         self.file.store().data_path()
     }
@@ -268,7 +267,7 @@ impl CachedBlob {
         let _ = rustix::fs::fadvise(self.file(), 0, None, rustix::fs::Advice::DontNeed);
     }
 
-    /// Whether every chunk is in the file and on the disk.
+    /// Returns whether every chunk is in the file and on the disk.
     pub fn is_complete(&self) -> bool {
         self.guarded.is_complete()
     }

@@ -1,4 +1,4 @@
-//! Fetching chunks before a reader asks, and what there is to fetch.
+//! Fetches chunks ahead of readers, and lists missing ones.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -22,18 +22,17 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How a request ended that was sent ahead of readers.
 pub(crate) type Fetched = Result<(), ReadError>;
 
-/// Bytes that were asked for before the blob was open, and what to do with them.
+/// Bytes requested before the blob was open, and how to use them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ahead<'a> {
-    /// There are none.
+    /// None: fetch.
     Fetch,
-    /// The same for what no start is expected to read: nothing is learned from whether readers ask
-    /// for it.
+    /// None: fetch chunks that no start is expected to read. Whether readers ask for them is not
+    /// measured.
     Rest,
-    /// They take the place of requests.
+    /// Use them in place of requests.
     Early(&'a Early),
-    /// The same, but little that the start needs first is asked for once more, see
-    /// [`FIRST_NEEDED`].
+    /// Use them, and request the few bytes again that a start needs first, see [`FIRST_NEEDED`].
     EarlyAndAgain(&'a Early),
 }
 
@@ -51,10 +50,10 @@ impl Ahead<'_> {
 }
 
 impl CachedBlob {
-    /// Begins to fetch those of `chunks`, in ascending order, that are neither here nor on the way,
-    /// for readers to come. Readers that wait already go first. Returns the requests, whose bytes
-    /// are counted as stored; what another blob has needs none. `part` is what one connection is
-    /// asked for at most, in bytes.
+    /// Starts to fetch those of `chunks`, in ascending order, that are neither present nor in
+    /// flight. Waiting readers go first. Returns the requests, with the stored bytes of each;
+    /// chunks copied from another blob need none. `part` is the maximum for one connection, in
+    /// bytes.
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         chunks: &[usize],
@@ -69,7 +68,7 @@ impl CachedBlob {
             let mut residency = self.residency.lock();
             let missing = whole_units(all, chunks);
             let mut missing: Vec<_> = missing.filter(|at| residency.is_missing(*at)).collect();
-            // What is wanted soon is not what eviction takes first.
+            // Chunks wanted soon must not be the first to be evicted.
             missing.iter().for_each(|at| self.residency.asked().note(*at..at + 1));
             let in_other_blobs = self.take_from_other_blobs(&mut missing);
             if !matches!(ahead, Ahead::Rest) {
@@ -97,7 +96,7 @@ impl CachedBlob {
         self: &Arc<Self>,
         range: &Range<Decoded>,
     ) -> Result<(), ReadError> {
-        /// How often it is looked whether what others fetch is here.
+        /// Interval between checks whether fetches by others have finished.
         const STEP: Duration = Duration::from_millis(5);
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
@@ -120,12 +119,12 @@ impl CachedBlob {
         Err(ReadError::Interrupted { blob: self.id() })
     }
 
-    /// Whether a chunk is in the file, as far as the maps say.
+    /// Returns whether a chunk is in the file, as far as the maps say.
     pub(crate) fn has(&self, chunk: usize) -> bool {
         self.residency.has(chunk)
     }
 
-    /// Whether a chunk is in the file, or on its way there.
+    /// Returns whether a chunk is in the file or in flight.
     pub(crate) fn is_under_way(&self, chunk: usize) -> bool {
         self.has(chunk) || self.residency.is_in_flight(chunk)
     }

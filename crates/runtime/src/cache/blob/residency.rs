@@ -35,7 +35,7 @@ pub(super) struct Residency {
     checking: AtomicBool,
 }
 
-/// The fetches of a blob, locked: what is missing now stays so until it is started here.
+/// The fetches of a blob, locked: a missing chunk stays missing until a fetch is started here.
 pub(super) struct LockedResidency<'a> {
     residency: &'a Residency,
     flights: LockedInFlight<'a>,
@@ -58,7 +58,7 @@ impl Residency {
         }
     }
 
-    /// Whether a chunk is in the file, checked or not.
+    /// Returns whether a chunk is in the file, checked or not.
     pub(in crate::cache) fn has(&self, at: usize) -> bool {
         self.suspect.is_ready(at) || self.ready.is_ready(at)
     }
@@ -67,7 +67,7 @@ impl Residency {
         self.ready.is_ready(at)
     }
 
-    /// Whether all of these chunks are in the file and checked.
+    /// Returns whether all of these chunks are in the file and checked.
     pub(super) fn all_ready(&self, chunks: Range<usize>) -> bool {
         self.ready.all_ready(chunks)
     }
@@ -84,17 +84,17 @@ impl Residency {
         self.suspect.count()
     }
 
-    /// Whether every chunk is ready.
+    /// Returns whether every chunk is ready.
     pub(super) fn is_full(&self) -> bool {
         self.ready.is_full()
     }
 
-    /// Whether a chunk is on its way.
+    /// Returns whether a chunk is in flight.
     pub(super) fn is_in_flight(&self, at: usize) -> bool {
         self.flights.lock().has(at)
     }
 
-    /// Whether any of these chunks is on its way.
+    /// Returns whether any of these chunks is in flight.
     pub(super) fn any_in_flight(&self, chunks: Range<usize>) -> bool {
         self.flights.lock().has_any(chunks)
     }
@@ -108,7 +108,7 @@ impl Residency {
         LockedResidency { residency: self, flights: self.flights.lock() }
     }
 
-    /// Everything that is in the file as far as this process knows, as words of a [`ReadyMap`].
+    /// Every chunk in the file as far as this process knows, as words of a [`ReadyMap`].
     pub(super) fn known(&self) -> Vec<u64> {
         let ready = self.ready.words();
         let words = self.suspect.words().into_iter().zip(ready);
@@ -141,7 +141,7 @@ impl Residency {
         true
     }
 
-    /// Every chunk is missing whose bit is not in `words`.
+    /// Makes every chunk missing whose bit is not in `words`.
     pub(super) fn keep_only(&self, words: &[u64]) {
         self.ready.keep_only(words);
         self.suspect.keep_only(words);
@@ -171,7 +171,7 @@ impl Residency {
         found
     }
 
-    /// Whether the caller has to check the suspect chunks: no other task is going to.
+    /// Returns whether the caller must check the suspect chunks, because no other task is going to.
     pub(super) fn begin_checks(&self) -> bool {
         !self.checking.swap(true, Ordering::AcqRel)
     }
@@ -186,13 +186,13 @@ impl Residency {
 }
 
 impl LockedResidency<'_> {
-    /// Whether a chunk is neither here nor in flight.
+    /// Returns whether a chunk is neither in the file nor in flight.
     pub(super) fn is_missing(&self, at: usize) -> bool {
         // See the module for the order.
         !self.flights.has(at) && !self.residency.has(at)
     }
 
-    /// Whether a chunk has to be checked and no task does.
+    /// Returns whether a chunk must be checked and no task is doing so.
     pub(super) fn needs_check(&self, at: usize) -> bool {
         !self.flights.has(at) && self.residency.is_suspect(at) && !self.residency.is_ready(at)
     }
@@ -207,13 +207,14 @@ impl LockedResidency<'_> {
         self.flights.join(at)
     }
 
-    /// Makes a chunk that is in the file missing, unless a reader has asked for it lately as
-    /// `is_old` says. Until the lease is dropped, readers of the chunk wait.
-    pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Withdrawn {
+    /// Makes a chunk missing that is in the file, unless a reader has asked for it lately according
+    /// to `is_old`. Readers of the chunk wait until the lease is dropped. `None` if the chunk is
+    /// missing or in flight.
+    pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Option<Withdrawn> {
         let residency = self.residency;
         let (was_ready, was_suspect) = (residency.ready.is_ready(at), residency.is_suspect(at));
         if self.flights.has(at) || !(was_ready || was_suspect) {
-            return Withdrawn::NotHere;
+            return None;
         }
         let lease = self.flights.start(at, Priority::Background);
         residency.ready.clear(at);
@@ -221,30 +222,29 @@ impl LockedResidency<'_> {
         fence(Ordering::SeqCst);
         if is_old() {
             residency.suspect.clear(at);
-            return Withdrawn::Gone(lease);
+            return Some(Withdrawn::Gone(lease));
         }
         if was_ready {
             residency.ready.set(at);
         }
-        Withdrawn::Spared(lease)
+        Some(Withdrawn::Spared(lease))
     }
 }
 
-/// What became of a chunk that was to go.
+/// The outcome of withdrawing a chunk.
 pub(super) enum Withdrawn {
-    /// It is missing now.
+    /// The chunk is missing now.
     Gone(Lease),
-    /// It stays: a reader has asked for it meanwhile. The lease must not be dropped under the lock.
-    Spared(#[expect(dead_code, reason = "held until the lock is released")] Lease),
-    /// It was missing, or is in flight.
-    NotHere,
+    /// A reader has asked for the chunk meanwhile, so it stays. The lease must not be dropped under
+    /// the lock.
+    Spared(Lease),
 }
 
 /// When each chunk was asked for last.
 #[derive(Debug)]
 pub(super) struct Asked {
     clock: Arc<Clock>,
-    /// What `clock` showed.
+    /// Readings of `clock` at the latest requests.
     chunks: Box<[AtomicU32]>,
 }
 

@@ -11,7 +11,7 @@ use crate::sharing::workers::Priority;
 /// Decoded bytes that one step checks, about.
 const STEP: u64 = 32 << 20;
 
-/// What one step of a scrub found.
+/// The result of one scrub step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scrubbed {
     /// Chunks that were read back.
@@ -20,11 +20,11 @@ pub struct Scrubbed {
     pub bytes: u64,
     /// Those that were wrong, and those that readers have found wrong before; they are missing now.
     pub wrong: Vec<WrongChunk>,
-    /// Where the next step begins; `None` when this was the last one.
+    /// Position of the next step; `None` after the last one.
     pub next: Option<usize>,
 }
 
-/// A chunk that was not what its digest says.
+/// A chunk whose bytes don't match its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongChunk {
     /// Its number in the blob.
@@ -34,10 +34,9 @@ pub struct WrongChunk {
 }
 
 impl CachedBlob {
-    /// Reads chunks back from the disk and checks them, some MiB of them, from the position `from`
-    /// in the blob's list of chunks on. Goes out of the way of readers. What is wrong is missing
-    /// afterwards and fetched again on demand; pages that the kernel has of it are the
-    /// caller's to drop.
+    /// Reads chunks back from the disk and checks them, some MiB from the position `from` in the
+    /// blob's list of chunks on. Yields to readers. Wrong chunks become missing, and are fetched
+    /// again on demand; the caller must drop the kernel's pages of them.
     pub async fn scrub(self: &Arc<Self>, from: usize) -> Scrubbed {
         let chunks = self.layout.chunks();
         let mut result = Scrubbed::default();
@@ -64,7 +63,7 @@ impl CachedBlob {
     fn read_anew(self: &Arc<Self>, at: usize) {
         let chunk = self.chunk(at);
         let size = u64::from(chunk.decoded_size).try_into().ok();
-        // Advice: pages that have not been written yet stay, and are what will be on the disk.
+        // Only advice: dirty pages stay, and they are what the disk will hold.
         let _ = fadvise(self.file(), chunk.decoded.0, size, Advice::DontNeed);
         self.resolve(at);
         // Nor does a scrub leave the whole cache in memory.

@@ -23,7 +23,7 @@ pub(super) async fn settle(
 ) {
     let worker = blob.clone();
     let attempt = move |lease: Lease| match locally(&worker, lease.chunk()) {
-        // Dropped, the lease sends those to the network that have joined meanwhile.
+        // Dropping the lease sends readers that joined meanwhile to the network.
         Ok(false) => lease.is_wanted().then_some(lease),
         result => {
             lease.finish(result.map(|_| ()));

@@ -17,7 +17,7 @@ pub(super) struct Counters {
     pub(super) wrong: AtomicU64,
 }
 
-/// Counters of a blob since it was opened, and how much of it is there.
+/// Counters of a blob since it was opened, and how much of it is present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlobStats {
     /// Stored bytes that arrived from sources, also those of answers that broke off.
@@ -36,7 +36,7 @@ pub struct BlobStats {
     pub chunks_suspect: u64,
     /// Chunks that were read back and checked.
     pub chunks_checked: u64,
-    /// Of these, the ones that were wrong: another process, or the disk, has changed them.
+    /// The wrong ones among these: another process, or the disk, has changed them.
     pub chunks_wrong: u64,
     /// Chunks that the image names.
     pub chunks_total: u64,
@@ -45,7 +45,7 @@ pub struct BlobStats {
 }
 
 impl CachedBlob {
-    /// Counters since the blob was opened, and how much of it is there.
+    /// Counters since the blob was opened, and how much of it is present.
     pub fn stats(&self) -> BlobStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         BlobStats {

@@ -1,4 +1,4 @@
-//! One request on its way into the cache.
+//! One request and its way into the cache.
 //!
 //! ```text
 //! planned range ─▶ fetch ─▶ commit ── right ──▶ ready
@@ -27,7 +27,7 @@ use crate::{
 /// asks up to six times, at once after each denial, and the program's deadline is one.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
 
-/// A run of chunks that one request brings.
+/// A run of chunks that one request fetches.
 #[derive(Debug)]
 pub(super) struct Transfer {
     wanted: Wanted,
@@ -38,10 +38,10 @@ pub(super) struct Transfer {
     purpose: Purpose,
 }
 
-/// What a request that fails is reported to.
+/// The receiver of a request's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// Every reader that waits for one of the chunks.
+    /// All readers that wait for one of the chunks.
     Demand,
     /// Its prefetch alone. A reader that joins has a deadline of its own, and begins another
     /// request.
@@ -95,11 +95,11 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
         }
     };
     drop(claim);
-    // Chunks that a reader waits for go first and each on its own, with what is stored with them;
-    // what came along is done in larger jobs.
+    // Chunks that readers wait for are committed first, each unit in its own job; the others follow
+    // in larger jobs.
     let (mut jobs, extra): (Vec<_>, Vec<_>) =
         units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
-    // Each is asked once: readers come along at any time.
+    // Evaluate once per lease: readers may join at any time.
     jobs.iter_mut().for_each(|unit| unit.sort_by_cached_key(|lease| !lease.is_wanted()));
     jobs.extend(large(&blob, extra));
     let jobs = jobs.into_iter().map(|job| commit(&blob, &answer, wanted.range.start, job));
@@ -123,8 +123,8 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
     failed.map_or(Ok(()), Err)
 }
 
-/// Fetches a chunk whose bytes were wrong again, by itself: from the other places, and from
-/// `wrong_source` once more.
+/// Fetches a chunk with wrong bytes again, by itself: from the other places, and once more from
+/// `wrong_source`.
 async fn repair(
     blob: &Arc<CachedBlob>,
     lease: Lease,
@@ -139,7 +139,7 @@ async fn repair(
     finish(lease, result, deadline);
 }
 
-/// Tells the result of a fetch that had until `deadline`.
+/// Reports the result of a fetch that had until `deadline`.
 fn finish(lease: Lease, result: Result<(), ReadError>, deadline: Instant) {
     match result {
         Err(error) if Instant::now() >= deadline => lease.fail_for(error, ASKED_AGAIN),

@@ -24,12 +24,11 @@ use super::{
 };
 use crate::{error::ReadError, metrics::Origin, sharing::workers::Priority};
 
-/// Pause before chunks are checked in the background: what starts with the daemon goes
-/// first.
+/// Pause before chunks are checked in the background: work at the daemon's start goes first.
 const CHECK_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a chunk is read back while another process goes on changing the file. Then it counts
-/// as wrong.
+/// The number of times that a chunk is read back while another process keeps changing the file.
+/// Then it counts as wrong.
 const ATTEMPTS: usize = 3;
 
 impl CachedBlob {
@@ -85,7 +84,7 @@ impl CachedBlob {
         right
     }
 
-    /// Whether a chunk is right, true as long as the lock is held. Blocks.
+    /// Returns whether a chunk is right; the answer is valid while the lock is held. Blocks.
     pub(super) fn verdict(self: &Arc<Self>, at: usize) -> (bool, MutexGuard<'_, FileState>) {
         for _ in 0..ATTEMPTS {
             let doubts = self.file.lock_state().doubts();
@@ -102,7 +101,8 @@ impl CachedBlob {
         (false, self.file.lock_state())
     }
 
-    /// Whether the file has the bytes of a chunk, and zeros behind it up to the next block. Blocks.
+    /// Returns whether the file has the right bytes of a chunk, and zeros behind it up to the next
+    /// block. Blocks.
     fn reads_right(&self, at: usize) -> bool {
         let chunk = self.chunk(at);
         let size = chunk.decoded_size as usize;
@@ -155,7 +155,7 @@ async fn check_all(blob: Weak<CachedBlob>) {
     while let Some(blob) = blob.upgrade() {
         let leases = blob.next_suspects(&mut at);
         if leases.is_empty() {
-            // Whatever becomes suspect from here on starts another task.
+            // Chunks that become suspect from here on start another task.
             blob.residency.end_checks();
             if blob.residency.suspect_chunks() == 0 {
                 // Seals the file, and the blob may be complete.

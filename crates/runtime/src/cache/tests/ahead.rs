@@ -21,7 +21,8 @@ async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<()
 async fn first_chunks_are_requested_first() {
     let node = Node::new(&[64 << 10; 96], 0);
     node.ensure(90..91).await.unwrap();
-    // Chunk 90 is here. 80 to 84 have 256 KiB and fill the first window; the second has two runs.
+    // Chunk 90 is present. 80 to 84 have 256 KiB and fill the first window; the second has two
+    // runs.
     let order = [83, 90, 80, 82, 84, 81, 5, 4, 40, 41, 42, 6, 7];
     fetch(&node, order).await.unwrap();
     let stored = |range: Range<usize>| {
@@ -67,7 +68,7 @@ async fn little_is_under_way_while_readers_wait() {
         // One window, of as much as a reader asks for.
         assert!((256 << 10..(256 << 10) + chunk as u64).contains(&asked()), "{}", asked());
         drop(reader);
-        // What is under way arrives first; then windows grow.
+        // Fetches in flight arrive first; then windows grow.
         tokio::time::sleep(Duration::from_millis(700)).await;
         assert!(asked() > 2 << 20, "{}", asked());
     });

@@ -6,7 +6,7 @@ use super::*;
 
 const CHUNK: usize = 5000;
 
-/// Changes bytes as a program would that knows nothing of the cache.
+/// Changes bytes like a program that ignores the cache.
 fn scribble(path: &Path, at: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -54,7 +54,7 @@ fn after_a_kill_everything_is_read_back_and_nothing_is_fetched() {
         settle(node);
         node.ensure(30..50).await.unwrap();
     });
-    // Twice: what is suspect stays known when the next process is killed, too.
+    // Twice: suspect chunks stay known when the next process is killed too.
     for _ in 0..2 {
         live(dir.path(), "a", &sample, async |node| {
             let stats = node.blob.stats();
@@ -172,7 +172,7 @@ fn changed_file_is_never_sealed() {
     });
 }
 
-/// What a process does.
+/// A step of a process.
 #[derive(Clone, Debug)]
 enum Step {
     Ensure(usize, usize),
@@ -189,7 +189,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What happens to the file between two processes.
+/// A change of the file between two processes.
 #[derive(Clone, Debug)]
 enum Between {
     Nothing,
@@ -205,8 +205,8 @@ fn between() -> impl Strategy<Value = Between> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
 
-    /// However processes end, whatever they give up and whatever is written in between: what
-    /// `ensure` has said is right.
+    /// However processes end, whatever they evict and whatever is written in between: a range that
+    /// `ensure` has reported is right.
     #[test]
     fn a_reader_never_sees_bytes_of_another_writer(
         lives in prop::collection::vec((prop::collection::vec(step(), 0..8), between()), 1..6),

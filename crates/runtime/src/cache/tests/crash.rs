@@ -1,11 +1,10 @@
-//! Crashes, simulated on the files: what was not synced is lost in part, what was not synced may
-//! also have arrived.
+//! Crashes, simulated on the files: unsynced data is lost in part, or has arrived.
 
 use std::{collections::BTreeSet, fs};
 
 use super::*;
 
-/// What a test does between two crashes.
+/// A step between two crashes.
 #[derive(Clone, Debug)]
 enum Step {
     /// Bring these chunks in (as fractions of all).
@@ -13,13 +12,13 @@ enum Step {
     Flush,
 }
 
-/// What goes down.
+/// The part that goes down.
 #[derive(Clone, Copy, Debug)]
 enum Crash {
     /// The process: everything that it wrote stays.
     Process,
-    /// The kernel. Of the bytes written since the last flush, those chunks are lost whose bit is
-    /// set here; the map of this boot may be on the disk all the same.
+    /// The kernel. The chunks whose bits are set lose the bytes written since the last flush; the
+    /// map of this boot may still be on the disk.
     Power(u64),
 }
 
@@ -83,8 +82,8 @@ proptest! {
     }
 }
 
-/// The chunks that the maps speak of, each compared with what it must be. (Most are not believed
-/// before they have been read back; here the maps have to be true by themselves.)
+/// The chunks in the maps, each compared with its expected bytes. (Most are suspect until they have
+/// been read back; here the maps must be right by themselves.)
 fn ready(node: &Node) -> BTreeSet<usize> {
     let chunk = |at: usize| node.sample.chunks(at..at + 1);
     let is_ready = |at: &usize| node.blob.has(*at);

@@ -133,7 +133,7 @@ async fn unused_blobs_go_first_the_one_used_longest_ago_first_of_all() {
     assert!(samples[0].is_right(&blob, &samples[0].all()));
 }
 
-/// Another use of the disk is no reason to fetch again what readers use.
+/// Other uses of the disk must not evict chunks that readers use.
 #[tokio::test]
 async fn a_full_disk_evicts_unused_blobs_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ async fn a_full_disk_evicts_unused_blobs_only() {
         grace: Duration::from_millis(10),
         ..settings(0)
     };
-    // More than there is, as far as the cache can know.
+    // More than the disk has, as far as the cache can know.
     let keep_free = Some(KeepFree::Bytes(u64::MAX));
     let cache = Cache::open(dir.path(), Settings { keep_free, ..times }).unwrap();
     let mut blobs = Vec::new();

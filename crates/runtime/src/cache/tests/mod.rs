@@ -39,7 +39,7 @@ use crate::{
 struct Sample {
     blob: Blob,
     stored: Vec<u8>,
-    /// What the complete cache file holds.
+    /// The content of the complete cache file.
     file: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ impl Sample {
         self.blob.chunks[range.start].decoded..self.blob.chunks[range.end - 1].decoded_end()
     }
 
-    /// Whether the cache file has the right bytes in `range`.
+    /// Returns whether the cache file has the right bytes in `range`.
     fn is_right(&self, cached: &CachedBlob, range: &Range<Decoded>) -> bool {
         let range = range.start.0 as usize..range.end.0 as usize;
         let mut bytes = vec![0; range.len()];
@@ -139,7 +139,7 @@ impl Node {
 }
 
 /// Runs `life` in a runtime of its own on a node with the cache in `dir`. At the end everything
-/// that is under way stops wherever it is, as when the process is killed.
+/// that is in progress stops wherever it is, as when the process is killed.
 fn live<R>(dir: &Path, boot: &str, sample: &Sample, life: impl AsyncFnOnce(&Node) -> R) -> R {
     live_with(settings(0), dir, boot, sample, life)
 }
@@ -175,7 +175,7 @@ async fn misses_become_few_requests() {
     let chunk = 16 << 10;
     let sizes = vec![chunk; 96];
     let sample = Sample::new(&sizes);
-    // What is asked for, one after another, and how many requests there have been in the end.
+    // Requested ranges, one after the other, and the resulting number of requests.
     type Case = (&'static str, u64, &'static [(usize, usize)], usize);
     let cases: [Case; 8] = [
         ("one chunk", 0, &[(0, 1)], 1),
@@ -208,7 +208,7 @@ async fn sequential_readers_find_readahead() {
     for first in [0, 4, 8] {
         node.ensure(first..first + 1).await.unwrap();
     }
-    // Twelve chunks were asked for, so twelve more come.
+    // Twelve chunks were requested, so twelve more follow.
     let is_here = |at: usize| node.blob.is_filled(&node.sample.chunks(at..at + 1));
     while !is_here(23) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -296,7 +296,7 @@ async fn one_corrupt_chunk_does_not_spoil_its_neighbours() {
         }
         other => panic!("{other}"),
     }
-    // The others may still be on their way when the first error is known.
+    // The others may still be in flight when the first error is known.
     for at in [0, 1, 2, 4] {
         blob.ensure(sample.chunks(at..at + 1)).await.unwrap();
         assert!(sample.is_right(&blob, &sample.chunks(at..at + 1)));
@@ -478,8 +478,8 @@ impl Drop for SmallDisk<'_> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for in whatever order from a source that fails now and then: what was
-    /// promised is there and right, and what is not ready is a hole.
+    /// For any requests in any order from a source that fails now and then: promised ranges are
+    /// present and right, and chunks that are not ready are holes.
     #[test]
     fn behaves_like_a_set_of_chunks(
         sizes in prop::collection::vec(1_usize..30_000, 1..60),

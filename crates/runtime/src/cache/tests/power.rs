@@ -1,5 +1,5 @@
-//! The cache on a disk that loses its power: ext4 on a block device that keeps what was flushed,
-//! and of the rest what it likes.
+//! The cache on a disk that loses power: ext4 on a block device that keeps flushed data, and an
+//! arbitrary part of the rest.
 
 use std::{collections::BTreeSet, io::Write as _, path::PathBuf};
 
@@ -26,7 +26,7 @@ impl Dice {
     }
 }
 
-/// What a node's life on the disk left.
+/// The state that a node leaves on the disk.
 struct Life {
     sample: Sample,
     history: History,
@@ -114,7 +114,7 @@ fn write_back(blobs: &Path) {
     }
 }
 
-/// Looks at what is left after a cut: nothing may be believed that is not there.
+/// Opens the cache after a cut: no chunk may be trusted that is not there.
 fn look(life: &Life, at: &Path, moment: usize, figures: &mut Figures) {
     live(&at.join("cache"), "b", &life.sample, async |node| {
         let known = known(&node.blob);
@@ -148,9 +148,8 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
             let moment = dice.roll(life.history.len() + 1);
             let share = dice.roll(11);
             let survives = || dice.roll(10) < share;
-            // A new file for each: a container that is started meanwhile has a copy of the
-            // mount for a moment, in its own namespace, and the kernel goes on writing to the one
-            // before.
+            // A new file for each cut: a container started meanwhile holds a copy of the mount for
+            // a moment, in its own namespace, and the kernel keeps writing to the previous file.
             let image = dir.path().join(format!("image-{}", figures.cuts));
             life.history.cut(moment, survives, &image).unwrap();
             let mounted = Ext4::mount(&image, &after).unwrap();
@@ -160,7 +159,7 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
             figures.cuts += 1;
         }
     }
-    // Not eprintln: the harness keeps what a passing test prints with it.
+    // Not eprintln: the harness captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "power cuts: {figures:?}");
     if let Some(results) = std::env::var_os("LAZULI_RESULTS") {
         let Figures { cuts, flushes, believed, wrong, forgotten } = figures;
@@ -173,7 +172,7 @@ fn nothing_is_believed_after_a_power_cut_that_is_not_on_the_disk() {
     assert_eq!((figures.wrong, figures.forgotten), (0, 0), "{figures:?}");
 }
 
-/// The kernel drops pages that it could not write, and says so once.
+/// The kernel drops pages that it could not write, and reports the error once.
 #[test]
 fn chunks_of_a_failed_flush_are_fetched_again() {
     if !ext4::able() || !require(Feature::Fuse) {

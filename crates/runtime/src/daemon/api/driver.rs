@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which kernel interface serves a mount.
+/// The kernel interface that serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverChoice {
-    /// The best one that works here.
+    /// The best driver that works here.
     #[default]
     Auto,
     /// EROFS over files that are filled on fanotify pre-content events.
     Fanotify,
-    /// EROFS over loop devices, on files of the daemon until everything is here.
+    /// EROFS over loop devices, backed by files of the daemon until every chunk is ready.
     Loop,
     /// FUSE.
     Fuse,

@@ -1,8 +1,8 @@
 //! The protocol of the control socket.
 //!
 //! One JSON object per line in each direction over the Unix socket `daemon.sock` in the root
-//! directory. [`Status`] is also what `lazuli status --json` prints: fields are added over time,
-//! never renamed or removed.
+//! directory. `lazuli status --json` prints [`Status`]: fields are added over time, never renamed
+//! or removed.
 
 mod driver;
 mod prefetch;
@@ -28,7 +28,7 @@ pub use self::{
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Request {
-    /// Answer [`Response::Done`]: whether the daemon is there.
+    /// Answer [`Response::Done`]: a liveness check.
     Ping,
     /// Mount an image.
     Mount(MountRequest),
@@ -37,12 +37,12 @@ pub enum Request {
         /// An absolute path.
         mountpoint: PathBuf,
     },
-    /// Report what is served.
+    /// Report the mounts and the daemon's state.
     Status,
     /// Fetch everything that an image has, and report how far that is. The same request again
     /// reports again.
     Prefetch(PrefetchRequest),
-    /// Report what is in the cache, for [`Request::Scrub`].
+    /// List the blobs in the cache, for [`Request::Scrub`].
     ScrubPlan,
     /// Read some chunks of a blob back and check them.
     Scrub {
@@ -50,7 +50,7 @@ pub enum Request {
         image: Digest,
         /// The blob's position in the image's blob table.
         position: usize,
-        /// Where to begin: 0, or what the step before said.
+        /// Position: 0, or the one that the previous step returned.
         from: usize,
     },
     /// End the daemon.
@@ -60,19 +60,19 @@ pub enum Request {
     },
 }
 
-/// What to mount where.
+/// An image to mount, and its mountpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MountRequest {
     /// A registry reference or `oci:DIR[:TAG]` with an absolute directory.
     pub image: String,
-    /// The name that a client asked for, where `image` is what that was resolved to: the policy
-    /// goes by it.
+    /// The client's name for the image, if `image` is resolved already: the policy covers this
+    /// name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
     /// An absolute path to an existing directory.
     pub mountpoint: PathBuf,
-    /// Which driver.
+    /// The driver.
     #[serde(default)]
     pub driver: DriverChoice,
     /// `os/arch[/variant]`; this machine's when absent.
@@ -84,8 +84,8 @@ pub struct MountRequest {
     /// Ordinary layers on top of the lazy ones are the client's matter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base: bool,
-    /// How many layers of an ordinary image, from the lowest on, are shown as they are, for
-    /// containerd.
+    /// The number of layers of an ordinary image, from the lowest on, that are shown unconverted,
+    /// for containerd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
     /// Set-user-id programs and file capabilities of the image have no effect.
@@ -94,7 +94,7 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
-    /// What the client called the image.
+    /// The client's name for the image.
     pub fn name(&self) -> &str {
         self.asked.as_deref().unwrap_or(&self.image)
     }
@@ -106,17 +106,17 @@ impl MountRequest {
 pub enum Response {
     /// The image is mounted.
     Mounted(Mounted),
-    /// It is done, and there is nothing to say.
+    /// Done, without a result.
     Done,
-    /// What is served.
+    /// The daemon's state.
     Status(Status),
-    /// How far a prefetch is.
+    /// The progress of a prefetch.
     Prefetch(PrefetchStatus),
-    /// What is in the cache.
+    /// The blobs in the cache.
     ScrubPlan(ScrubPlan),
-    /// What was checked.
+    /// The result of a scrub step.
     Scrubbed(ScrubStep),
-    /// Nothing was done, because another worker takes over at this moment: ask again.
+    /// Nothing was done, because another worker is taking over: ask again.
     Again,
     /// It was not done.
     Error {

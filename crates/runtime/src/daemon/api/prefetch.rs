@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which image to fetch.
+/// A request to fetch a whole image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefetchRequest {
@@ -16,13 +16,13 @@ pub struct PrefetchRequest {
     pub plain_http: bool,
 }
 
-/// How far it is.
+/// The progress of a prefetch.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct PrefetchStatus {
-    /// Bytes of chunks that are here, as stored.
+    /// Bytes of the chunks present, as stored.
     pub bytes_here: u64,
-    /// Bytes of all chunks, as stored; 0 until the image's metadata is here.
+    /// Bytes of all chunks, as stored; 0 until the image's metadata is present.
     pub bytes_total: u64,
-    /// Whether everything is here and on the disk.
+    /// Whether everything is present and on the disk.
     pub done: bool,
 }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::Scrubbed;
 
-/// What is in the cache.
+/// The content of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ScrubPlan {
     /// Blobs that an image on this node describes.
     pub blobs: Vec<ScrubBlob>,
-    /// Blobs that none describes: they cannot be checked or used.
+    /// Blobs without a description, which can be neither checked nor used.
     pub unused: Vec<UnusedBlob>,
-    /// Images whose metadata on this node cannot be used, and why.
+    /// Images whose metadata on this node is unusable, and why.
     pub damaged: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ pub struct UnusedBlob {
     pub bytes: u64,
 }
 
-/// What one step found.
+/// The result of one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ScrubStep {
     /// Chunks that were read back.
@@ -51,11 +51,11 @@ pub struct ScrubStep {
     pub bytes: u64,
     /// Those that were wrong. They are missing now, and fetched when they are read.
     pub wrong: Vec<ScrubbedChunk>,
-    /// Where the next step begins, if there is more of the blob.
+    /// The chunk at which the next step begins, if there is more of the blob.
     pub next: Option<usize>,
 }
 
-/// A chunk that was not what its digest says.
+/// A chunk whose bytes don't match its digest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScrubbedChunk {
     /// Its number in the blob.

@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 
 use super::driver::DriverChoice;
 
-/// What the daemon serves.
+/// The state of the daemon and its mounts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// The daemon itself.
     pub daemon: DaemonStatus,
     /// Every mount, ordered by mount point.
     pub mounts: Vec<MountStatus>,
-    /// What is kept for containerd, if it is served.
+    /// The snapshots for containerd, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotsStatus>,
-    /// What the mirror did, if there is one.
+    /// The mirror's activity, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorStatus>,
-    /// What servers did, of each kind, since the worker started.
+    /// The activity of servers of each kind, since the worker started.
     #[serde(default)]
     pub servers: Vec<ServerStatus>,
-    /// The latest failed reads that the log has, the oldest first, at most 16.
+    /// The latest failed reads in the log, the oldest first, at most 16.
     #[serde(default)]
     pub failed_reads: Vec<FailedReadStatus>,
 }
 
-/// What all servers of one kind did since the worker started.
+/// The activity of all servers of one kind since the worker started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// `registry`, `mirror` or `peer`.
@@ -63,10 +63,10 @@ pub struct FailedReadStatus {
     pub cause: String,
 }
 
-/// What the mirror did since the worker started.
+/// The mirror's activity since the worker started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
-    /// Where it listens.
+    /// The address that it listens at.
     pub listen: SocketAddr,
     /// Questions that were answered without asking a registry.
     pub hits: u64,
@@ -78,19 +78,19 @@ pub struct MirrorStatus {
     pub bytes: u64,
 }
 
-/// What is kept for containerd.
+/// The snapshots for containerd.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SnapshotsStatus {
     /// Layers.
     pub committed: usize,
-    /// What containers write to.
+    /// Writable snapshots, of containers.
     pub active: usize,
-    /// What is only read.
+    /// Read-only snapshots.
     pub views: usize,
-    /// Those of all of them that a containerd made whose state was deleted since, and whose names
-    /// were given again.
+    /// Snapshots of a containerd whose state was deleted since, and whose names were given again.
+    /// They are counted above as well.
     pub former: usize,
-    /// Removed ones whose files are not deleted yet, or are still mounted somewhere.
+    /// Removed snapshots whose files are not deleted yet, or are still mounted somewhere.
     pub removed: usize,
     /// Why the rest is not known, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,8 +104,8 @@ pub struct SnapshotStatus {
     pub name: String,
     /// Keys of active snapshots on top of it, `NAMESPACE/NUMBER/CONTAINER`.
     pub containers: Vec<String>,
-    /// For each of these the directories on top of the image, lowest first, each the upper one of
-    /// an overlayfs; none if user ids are mapped for it.
+    /// For each of them the upper directories of overlayfs on top of the image, lowest first; empty
+    /// if user ids are mapped for it.
     #[serde(default)]
     pub layers: BTreeMap<String, Vec<PathBuf>>,
 }
@@ -113,14 +113,14 @@ pub struct SnapshotStatus {
 /// The daemon itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DaemonStatus {
-    /// Process that holds what must not close while another worker is started.
+    /// Process that holds descriptors which must stay open while another worker is started.
     pub keeper_pid: u32,
     /// Process that serves readers.
     pub worker_pid: u32,
     /// Workers that died and were started again since the daemon was started, also those that
     /// died together with their keeper.
     pub restarts: u64,
-    /// How the last one of them ended.
+    /// How the last one ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit: Option<String>,
     /// Seconds since then, by the node's clock.
@@ -138,9 +138,9 @@ pub struct DaemonStatus {
     pub root: PathBuf,
     /// Seconds since that process started.
     pub uptime_seconds: u64,
-    /// What `--driver auto` means here.
+    /// The driver that `--driver auto` selects here.
     pub driver: DriverChoice,
-    /// Why.
+    /// The reason.
     pub driver_reason: String,
     /// The node's cache.
     pub cache: CacheStatus,
@@ -149,7 +149,7 @@ pub struct DaemonStatus {
 /// The node's cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// Where it is.
+    /// Its directory.
     pub directory: PathBuf,
     /// Blobs that have a file in it.
     pub blobs: u64,
@@ -158,7 +158,7 @@ pub struct CacheStatus {
     /// Bytes that it may occupy, if the operator has set a limit.
     #[serde(default)]
     pub max_bytes: Option<u64>,
-    /// Whether it occupies more, because all of it is in use.
+    /// Whether it exceeds the limit because all of it is in use.
     #[serde(default)]
     pub over_budget: bool,
     /// Chunks of images in use that were given up since the daemon started.
@@ -177,11 +177,11 @@ pub struct CacheStatus {
 pub struct MountStatus {
     /// The image as it was named.
     pub image: String,
-    /// What that name meant when it was mounted.
+    /// The manifest to which that name resolved at the mount.
     pub manifest_digest: Digest,
     /// Where.
     pub mountpoint: PathBuf,
-    /// Which driver: `fanotify`, `loop` or `fuse`.
+    /// The driver: `fanotify`, `loop` or `fuse`.
     pub driver: DriverChoice,
     /// Why this one.
     pub driver_reason: String,
@@ -190,7 +190,7 @@ pub struct MountStatus {
     pub bytes_fetched: u64,
     /// Requests for them.
     pub requests: u64,
-    /// Bytes of the image as stored (compressed): what a pull would fetch.
+    /// Bytes of the image as stored (compressed): the size of a full pull.
     pub bytes_total: u64,
     /// Decoded bytes that were not fetched because another image on this node has the same chunks.
     #[serde(default)]

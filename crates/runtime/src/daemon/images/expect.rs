@@ -39,10 +39,10 @@ impl Images {
         });
     }
 
-    /// Whether an image is mounted, or about to be.
+    /// Returns whether an image is mounted, or about to be.
     async fn is_used(&self, image: &Digest) -> bool {
         let served = self.0.images.all().await;
-        // What cannot be read may be anything.
+        // An unreadable record may be of this image.
         served.iter().any(|served| served.manifest_digest() == *image)
             || self.0.mounts.records().map_or(true, |records| {
                 records.iter().any(|record| record.manifest_digest == *image)

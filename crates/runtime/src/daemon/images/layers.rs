@@ -61,7 +61,7 @@ impl Images {
     }
 
     /// The chain id of the bootstrap layer of the image that `request` names by the digest of its
-    /// manifest. What was unpacked tells, so the image's metadata are fetched unless they are here.
+    /// manifest. It depends on the unpacked layer, so missing metadata is fetched.
     pub async fn bootstrap_layer(
         &self,
         request: &MountRequest,
@@ -86,7 +86,7 @@ impl Images {
     }
 }
 
-/// The digest may be that of an index, which lists the manifest of an image but is none.
+/// Checks the digest. It may be that of an index, which lists image manifests but is none.
 fn expect(manifest: &Manifest, name: &ImageName, digest: &Digest) -> Result<(), DaemonError> {
     if manifest.digest == *digest {
         return Ok(());

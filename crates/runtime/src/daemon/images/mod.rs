@@ -32,23 +32,23 @@ const PARALLEL: usize = 8;
 pub struct Images(pub(super) Arc<Node>);
 
 impl Images {
-    /// Has `status` say what mounts are for. The first caller is asked.
+    /// Makes `status` report the purposes of mounts. Only the first call counts.
     pub fn explained_by(&self, explain: Arc<Explain>) {
         self.0.explanation.set_snapshots(explain);
     }
 
-    /// What there is to count and to measure of the daemon at this moment.
+    /// The present measurements of the daemon.
     pub async fn measurements(&self) -> Measurements {
         self.0.measurements().await
     }
 
-    /// Has `status` show what the mirror does.
+    /// Makes `status` report the mirror's activity.
     pub fn mirrored_by(&self, activity: Arc<MirrorActivity>) {
         self.0.explanation.set_mirror(activity);
     }
 
-    /// Finds out whether the image is lazy and all of its data can be reached. `login` is what the
-    /// image came with, if anything.
+    /// Checks that the image is lazy and all of its data can be reached. `login` came with the
+    /// image, if at all.
     pub async fn check(
         &self,
         request: &MountRequest,
@@ -82,9 +82,9 @@ impl Images {
             .await
     }
 
-    /// Mounts an image, unless its mount point has a mount of this daemon; whether it may run is
-    /// asked in any case. `login` replaces what the mount had before; it is kept until
-    /// [`Images::unmount`], also while nothing is mounted.
+    /// Mounts an image, unless its mount point has a mount of this daemon; admission is checked in
+    /// any case. `login` replaces the mount's earlier one; it is kept until [`Images::unmount`],
+    /// even while nothing is mounted.
     pub async fn mount(
         &self,
         request: MountRequest,
@@ -108,8 +108,7 @@ impl Images {
         }
     }
 
-    /// Takes a mount away, if there is one; also one that is in use, whose users are served until
-    /// they are done.
+    /// Removes a mount, if there is one. Users of a busy mount are served until they are done.
     pub async fn unmount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
         let Ok(_working) = self.0.working.clone().try_read_owned() else {
             return Err(DaemonError::Stopping);
@@ -127,8 +126,8 @@ impl Images {
         unmounted
     }
 
-    /// What the image that is mounted at a place takes. What images share counts once, with one of
-    /// them.
+    /// The disk usage of the image mounted at a place. Data that images share is counted with one
+    /// of them.
     pub async fn occupied(&self, mountpoint: &Path) -> Occupied {
         let node = &self.0;
         if let Some(known) = node.counted.get(mountpoint) {

@@ -1,8 +1,8 @@
-//! Images that containerd has unpacked are indexed afterwards, from its content store.
+//! Indexes images after containerd has unpacked them, from its content store.
 //!
 //! Nothing is fetched, and every layer is hashed whole, as in a first pull. So the next pull of the
-//! image starts lazily here, and elsewhere once its index is published. Images that wait are on
-//! disk, and outlast the worker.
+//! image starts lazily here, and elsewhere once its index is published. The queue is on disk, and
+//! outlives the worker.
 
 use std::{
     io,
@@ -29,13 +29,15 @@ use crate::{
     sync::lock,
 };
 
-/// The pause between two looks at whether containerd has all of an image.
+/// The pause between checks whether containerd has all of an image.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// How long containerd may take for that. Where it discards what it has unpacked, it never has.
+/// Time limit for containerd to have all of an image. If it discards layers after unpacking them,
+/// it never does.
 const GIVEN_UP: Duration = Duration::from_secs(3600);
 
-/// An index takes about a hundredth of its layer, and seldom more than this part.
+/// Divides a layer's size into a bound for its index, which has about a hundredth of it and is
+/// seldom larger than this bound.
 const PART_OF_LAYER: u64 = 32;
 
 /// Indexes images as containerd has unpacked them, for as long as the node serves.
@@ -61,7 +63,7 @@ pub(in crate::daemon) async fn keep_indexing(node: Weak<Node>) {
 }
 
 impl Node {
-    /// Has an image indexed once containerd has pulled it, if the operator wants that.
+    /// Schedules an image to be indexed once containerd has pulled it, if the operator wants that.
     pub(super) fn index_afterwards(&self, request: &MountRequest, login: Option<&Login>) {
         let settings = &self.ordinaries.settings;
         let Ok((name, image)) = request.pinned() else { return };

@@ -15,14 +15,14 @@ use crate::cache::Cache;
 /// The lowest priority of a thread. The kernel's schedulers for disks go by it, too.
 const LOWEST: i32 = 19;
 
-/// How often it is looked whether readers still wait.
+/// Interval for checking whether readers still wait.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest pause for readers before a little more is read: some may always wait.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Does `work` on a thread of its own with the lowest priority; `None` if it panicked or there is
-/// no thread.
+/// Runs `work` on a thread of its own with the lowest priority; `None` if it panicked or no thread
+/// could be started.
 pub(super) async fn in_background<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

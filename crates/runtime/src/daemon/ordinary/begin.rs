@@ -1,4 +1,4 @@
-//! Has the layers of an image pulled that have no index.
+//! Starts pulls of an image's layers that have no index.
 
 use std::{sync::Arc, time::Instant};
 
@@ -56,12 +56,12 @@ impl Node {
     }
 }
 
-/// What a repository is called where pulls are shared and turns are taken.
+/// The key of a repository in pulls and their queues.
 pub(super) fn place_of(repository: &dyn Repository) -> String {
     repository.repository_name().unwrap_or_else(|| repository.describe())
 }
 
-/// Whether a layer may be one that can be read in places; its first bytes tell.
+/// Returns whether a layer may be readable in places; its first bytes decide.
 fn is_readable(layer: &Descriptor) -> bool {
     let kind = layer.media_type.as_str();
     kind.contains("tar") && !kind.ends_with("zstd") && !kind.contains("+encrypted")

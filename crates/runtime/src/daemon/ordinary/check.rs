@@ -1,8 +1,8 @@
-//! Layers that arrived in pieces are put together again when they are complete.
+//! Restores layers that arrived in pieces once they are complete, and checks them.
 //!
-//! Then it is known, without any network, whether the layer's tar has the digest that was stated,
-//! so whether skeleton, windows and digests of chunks led to the layer's own files. If not, the
-//! statement is wrong: readers of what is mounted get errors, and nothing more starts from it.
+//! This proves, without any network, whether the layer's tar has the stated digest, and so whether
+//! skeleton, windows and digests of chunks led to the layer's own files. If not, the statement is
+//! wrong: readers of mounted images get errors, and no new start uses it.
 
 use std::{
     collections::HashSet,
@@ -20,17 +20,17 @@ use crate::{
     daemon::{node::Node, served_image::ServedImage},
 };
 
-/// The pause between two looks at which layers are complete.
+/// The pause between checks for complete layers.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Checks layers as they become complete, for as long as the node serves.
-/// `wrong` are indexes whose layers are served no more since this worker began.
+/// Checks layers as they become complete, for as long as the node serves. Layers with the indexes
+/// `wrong` have not been served since this worker began.
 pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest>) {
     for index in wrong {
         let Some(node) = node.upgrade() else { return };
         node.condemn(&index).await;
     }
-    // Indexes about which nothing is left to find out.
+    // Indexes with a final result.
     let mut done = HashSet::new();
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -63,7 +63,8 @@ pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest
     }
 }
 
-/// Whether a complete layer is what was stated; `None` if that cannot be found out. Blocks.
+/// Returns whether a complete layer matches its statement; `None` if that cannot be found out.
+/// Blocks.
 fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<bool> {
     let bytes = store.index(&record.index)?;
     let layer = blob.id();
@@ -93,8 +94,8 @@ fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<b
 }
 
 impl Node {
-    /// Has reads of adopted images fail that indexes lead to which an earlier worker found wrong,
-    /// and returns these indexes. To be called before any reader is answered.
+    /// Makes reads of adopted images fail if an earlier worker found their indexes wrong, and
+    /// returns these indexes. Must be called before any reader is answered.
     pub(in crate::daemon) async fn refuse_wrong(&self) -> Vec<Digest> {
         let mut wrong = Vec::new();
         for image in self.images.all().await {
@@ -114,7 +115,7 @@ impl Node {
         wrong
     }
 
-    /// Has reads of everything fail that this index leads to.
+    /// Makes all reads fail that this index leads to.
     async fn condemn(&self, index: &Digest) {
         for (mountpoint, image) in self.mounts.served().await {
             let Some(blob) = image.blob_of_index(index) else { continue };

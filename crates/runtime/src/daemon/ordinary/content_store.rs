@@ -1,6 +1,6 @@
-//! containerd's content store: files that are named by their SHA-256.
+//! containerd's content store: files named by their SHA-256.
 //!
-//! Nothing in it is believed: readers compare what they read with the digest.
+//! Nothing in it is trusted: readers compare the content with the digest.
 
 use std::{
     fs::File,
@@ -23,7 +23,8 @@ impl ContentStore {
         ContentStore { root }
     }
 
-    /// The file with this digest, if it is there, and its size. containerd puts files there whole.
+    /// Opens the file with this digest, if it exists, and returns its size. containerd only puts
+    /// complete files there.
     pub(super) fn open(&self, digest: &Digest) -> io::Result<Option<(File, u64)>> {
         let path = self.root.join("blobs/sha256").join(digest.hex());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -38,7 +39,7 @@ impl ContentStore {
         Ok(metadata.is_file().then_some((file, size)))
     }
 
-    /// A manifest or a configuration, if it is there and is what its digest says.
+    /// Reads a manifest or a configuration, if it exists and matches its digest.
     pub(super) fn document(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
         let Some((file, size)) = self.open(digest)? else { return Ok(None) };
         if size > MAX_DOCUMENT as u64 {

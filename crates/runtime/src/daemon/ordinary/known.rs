@@ -1,5 +1,5 @@
-//! What is known of an ordinary image: its configuration, what a key states of its layers, and the
-//! indexes of those.
+//! The known parts of an ordinary image: its configuration, statements about its layers, and their
+//! indexes.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::daemon::{DaemonError, api::MountRequest, node::Node};
 
-/// Most bytes of the index of one layer.
+/// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
 
 /// How long it is waited for signatures and indexes before layers are pulled.
@@ -52,13 +52,13 @@ impl Node {
         Ok(self.ordinaries.remember(Ordinary::new(asked, manifest, config)))
     }
 
-    /// Whether a key is trusted to state what is in layers of the image.
+    /// Returns whether a key is trusted to state the content of the image's layers.
     pub(super) fn may_be_signed(&self, name: &ImageName) -> bool {
         let policy = self.gate.policy().ok().flatten();
         policy.is_some_and(|policy| policy.has_statement_keys(name))
     }
 
-    /// The manifest that `name` means, which has the digest `digest`: as it is kept, or from the
+    /// The manifest of `name`, which has the digest `digest`: as kept on this node, or from the
     /// registry.
     pub(super) async fn ordinary_manifest(
         &self,
@@ -80,7 +80,7 @@ impl Node {
         Ok(Arc::new(repository.manifest(None).await?))
     }
 
-    /// Keeps what it takes to start the image without its registry.
+    /// Keeps the documents that a start of the image needs without its registry.
     pub(super) fn keep_ordinary(&self, image: &Ordinary) {
         if self.ordinaries.store.image(&image.manifest.digest).is_some() {
             return;
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// What a trusted key states of the image's layers, if the operator wants to know.
+    /// A trusted key's statement about the image's layers, if the operator enables statements.
     pub(super) async fn indexing(
         &self,
         image: &Ordinary,
@@ -148,8 +148,8 @@ impl Node {
         Ok(indexing.map(|indexing| SignedIndex { manifest: *manifest, indexing, bundles }))
     }
 
-    /// A layer that may be shown by its index: one that this node has hashed, or that a key has
-    /// stated.
+    /// A layer that may be shown by its index, because this node has hashed it or a key has stated
+    /// its content.
     pub(super) async fn known_layer(
         &self,
         layer: &Descriptor,

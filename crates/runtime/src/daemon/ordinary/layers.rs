@@ -1,4 +1,4 @@
-//! Which layers of ordinary images containerd does not have to unpack.
+//! The layers of ordinary images that containerd does not have to unpack.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::{
 };
 
 impl Images {
-    /// How many layers of an ordinary image have the chain id `layer` together, if they can be
-    /// shown without being unpacked; `None` if containerd has to unpack it. With `may_pull`, the
-    /// node fetches layers whole that have no index.
+    /// Returns how many layers of an ordinary image the chain id `layer` covers, if they can be
+    /// shown without being unpacked; `None` if containerd has to unpack them. With `may_pull`, the
+    /// node fetches layers without an index whole.
     pub async fn ordinary_layer(
         &self,
         request: &MountRequest,
@@ -48,7 +48,7 @@ impl Images {
         if manifest.digest != digest || !is_ordinary(&manifest) {
             return Ok(None);
         }
-        // Whose image may not run is told when it is to run.
+        // An image that may not run is reported at its start.
         if self.0.admit_pinned(request).await.is_err() {
             return Ok(None);
         }
@@ -75,7 +75,7 @@ impl Images {
                 return Ok(None);
             }
         }
-        // A client that may not read a layer does not get what the node has of it.
+        // A client without access to a layer gets none of this node's data of it.
         let own = &image.manifest.parsed.layers[at];
         if !repository.has_blob(&own.digest).await? {
             return Ok(None);
@@ -87,7 +87,7 @@ impl Images {
         Ok(u32::try_from(at + 1).ok())
     }
 
-    /// Has everything of an ordinary image go that nothing else uses.
+    /// Removes everything of an ordinary image that nothing else uses.
     pub async fn ordinary_removed(&self, manifest: Digest) {
         if let Err(error) = self.0.ordinaries.store.forget_image(&manifest) {
             tracing::warn!(%manifest, %error, "its indexes stay in the cache");
@@ -100,7 +100,7 @@ impl Images {
     }
 }
 
-/// Whether containerd would unpack the image.
+/// Returns whether containerd would unpack the image.
 pub(super) fn is_ordinary(manifest: &Manifest) -> bool {
     let manifest = &manifest.parsed;
     manifest.lazy_base().is_none() && manifest.artifact_type.is_none()

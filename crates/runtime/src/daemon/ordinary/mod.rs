@@ -8,11 +8,11 @@
 //! The tree of any number of lower layers is made here, of the layers' skeletons.
 //!
 //! ```text
-//! layers ─┬─ store      what is known of layers and images
+//! layers ─┬─ store      records of layers and images
 //!         ├─ begin ─ pull    layers without an index
 //!         ├─ afterwards  layers that containerd has pulled
 //!         ├─ publish    for other nodes
-//!         └─ prefix     what containerd has mounted
+//!         └─ prefix     mounts for containerd
 //! check                 layers that have become complete
 //! ```
 

@@ -1,4 +1,4 @@
-//! What containerd has mounted of ordinary images.
+//! Mounts of ordinary images for containerd.
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -15,13 +15,13 @@ use crate::{
     },
 };
 
-/// What is mounted: an image that this node has made, whose manifest, that of the ordinary image,
-/// and what keeps its files.
+/// A mounted image: the image made by this node, its admission, the manifest of the ordinary image,
+/// and a pin on its files.
 type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
 
 impl Node {
-    /// The lowest `count` layers of an ordinary image that containerd has, as an image: if all of
-    /// them may be shown still, and the image may run.
+    /// The lowest `count` layers of an ordinary image that containerd has, as an image, if all of
+    /// them may still be shown and the image may run.
     pub(in crate::daemon) async fn prefix(
         &self,
         request: &MountRequest,
@@ -33,7 +33,7 @@ impl Node {
         self.shown(request, name, manifest, count).await
     }
 
-    /// All of an ordinary image, as an image: if keys state what is in its layers, each by itself.
+    /// All layers of an ordinary image as an image, if each has a statement of its own.
     pub(in crate::daemon) async fn by_layers(
         &self,
         request: &MountRequest,
@@ -69,7 +69,7 @@ impl Node {
             let known = layers.map(|(layer, diff_id)| self.known_layer(layer, diff_id, vouched));
             join_all(known).await.into_iter().collect()
         };
-        // What is proven needs no registry.
+        // Proven layers need no registry.
         let known = match known(&Vouched::default()).await {
             Some(proven) => Some(proven),
             None => known(&self.vouched(&image, &repository, &options).await?).await,

@@ -22,8 +22,8 @@ use crate::{
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Node {
-    /// Publishes the index of an image all of whose layers are known, once, unless it `is_signed`
-    /// already. Nothing waits for that.
+    /// Publishes the index of an image with all layers known, once, unless it `is_signed` already.
+    /// Nothing waits for that.
     pub(super) fn publish_once(
         &self,
         image: &Arc<Ordinary>,

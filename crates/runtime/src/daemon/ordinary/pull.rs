@@ -4,7 +4,7 @@
 //! ranges, several at a time ─▶ stored SHA-256 ─▶ inflate ─▶ SHA-256 of the tar ─▶ tar ─┬─▶ cache
 //!          └─▶ spool                                                                   └─▶ index
 //! ```
-//! Nothing is unpacked, and memory is bounded by the ranges on their way. The layer counts if both
+//! Nothing is unpacked, and memory is bounded by the ranges in flight. The layer counts if both
 //! digests are those that manifest and configuration have; else nothing of it is kept. A range that
 //! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
 
@@ -40,10 +40,10 @@ const WAITING: usize = 2;
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Decoded bytes after which free disk space is looked at again.
+/// Decoded bytes after which free disk space is checked again.
 const LOOK: u64 = 64 << 20;
 
-/// What it takes to pull layers.
+/// The context of pulls.
 pub(super) struct Pull {
     pub(super) repository: Arc<dyn Repository>,
     pub(super) cache: Arc<Cache>,
@@ -53,7 +53,7 @@ pub(super) struct Pull {
 }
 
 impl Pull {
-    /// Pulls a layer whose tar has to have the digest `diff_id`.
+    /// Pulls a layer whose tar must have the digest `diff_id`.
     pub(super) async fn layer(self, layer: &Descriptor, diff_id: Digest) -> Result<(), LayerError> {
         let mut spool = self.spool(layer);
         let held = spool.as_ref().map_or(0, Spool::held);
@@ -62,7 +62,7 @@ impl Pull {
         }
         let mut pulled = self.fetch(layer, diff_id, &mut spool).await;
         let is_wrong = matches!(pulled, Err(LayerError::Build(_) | LayerError::DiffId { .. }));
-        // A power cut may have damaged what was here.
+        // A power cut may have damaged the spool.
         if held > 0 && is_wrong && clear(&mut spool) {
             pulled = self.fetch(layer, diff_id, &mut spool).await;
         }
@@ -73,7 +73,7 @@ impl Pull {
         pulled
     }
 
-    /// The layer's spool; none of a layer that is fetched by one request.
+    /// The layer's spool; `None` for a layer that takes a single request.
     fn spool(&self, layer: &Descriptor) -> Option<Spool> {
         if layer.size <= PART {
             return None;
@@ -112,7 +112,7 @@ impl Pull {
         indexed
     }
 
-    /// Fetches what is behind the first `held` bytes, and hands it to the reader.
+    /// Fetches the part behind the first `held` bytes, and passes it to the reader.
     async fn send_parts(
         &self,
         layer: &Descriptor,
@@ -151,7 +151,7 @@ impl Pull {
     }
 }
 
-/// Adds a part to a spool; without a spool the pull goes on, but cannot be continued.
+/// Appends a part to a spool. After an error the pull continues, but could not be resumed.
 fn append(mut spool: Spool, part: &[u8]) -> Option<Spool> {
     match spool.append(part) {
         Ok(()) => Some(spool),
@@ -163,12 +163,12 @@ fn append(mut spool: Spool, part: &[u8]) -> Option<Spool> {
     }
 }
 
-/// Has a spool begin anew.
+/// Truncates a spool.
 fn clear(spool: &mut Option<Spool>) -> bool {
     spool.as_mut().is_some_and(|spool| spool.clear().is_ok())
 }
 
-/// One part of a layer. What may work a little later is tried again.
+/// Fetches one part of a layer, and retries transient failures.
 async fn part(
     repository: Arc<dyn Repository>,
     layer: Digest,
@@ -190,7 +190,7 @@ async fn part(
     }
 }
 
-/// Reads a layer once, and keeps it if it is what it should be. Blocks.
+/// Reads a layer once, and keeps it if its digests are right. Blocks.
 fn read(
     cache: &Arc<Cache>,
     store: &IndexStore,

@@ -57,7 +57,8 @@ impl Default for Pulls {
 }
 
 impl Pulls {
-    /// Where to say how the pull of a layer ends, if the caller has to begin it.
+    /// Registers a pull of a layer. Returns the sender for its result, unless it is running or has
+    /// failed lately.
     pub(super) fn begin(
         &self,
         repository: &str,
@@ -65,7 +66,7 @@ impl Pulls {
     ) -> Option<watch::Sender<Option<Outcome>>> {
         let mut layers = lock(&self.layers);
         layers.retain(|_, pull| match *pull.borrow() {
-            // A pull that panicked says nothing any more.
+            // The sender of a pull that panicked is gone.
             None => pull.has_changed().is_ok(),
             Some(Ok(())) => false,
             Some(Err(when)) => when.elapsed() < GIVEN_UP,
@@ -79,7 +80,7 @@ impl Pulls {
         Some(sender)
     }
 
-    /// Waits until a layer is pulled; false if it is not going to be.
+    /// Waits until a layer is pulled; false if it will not be.
     pub(super) async fn pulled(&self, repository: &str, layer: Digest) -> bool {
         let running = lock(&self.layers).get(&(repository.to_owned(), layer)).cloned();
         let Some(mut running) = running else { return false };
@@ -87,7 +88,7 @@ impl Pulls {
         outcome.is_ok_and(|outcome| matches!(*outcome, Some(Ok(()))))
     }
 
-    /// Waits for a turn to pull from a repository; `None` if others have all of them for too long.
+    /// Waits for a turn to pull from a repository; `None` if others hold all turns for too long.
     pub(super) async fn turn(&self, repository: &str) -> Option<Turn> {
         let own = self.turns_of(repository).acquire_owned().await.ok()?;
         let node = timeout(TURN_LIMIT, self.node.clone().acquire_owned()).await.ok()?.ok()?;
@@ -127,7 +128,8 @@ mod tests {
         assert!(pulls.pulled("r.example/a", layer()).await);
         assert!(!pulls.pulled("r.example/b", layer()).await);
         assert!(!pulls.pulled("r.example/c", layer()).await);
-        // What failed is left alone for a while, what is here may be pulled again once it is gone.
+        // A failed pull is not repeated for a while; a successful one may be repeated once its data
+        // is gone.
         assert!(pulls.begin("r.example/b", layer()).is_none());
         assert!(pulls.begin("r.example/a", layer()).is_some());
     }

@@ -1,7 +1,8 @@
-//! Stored bytes of a layer that is being pulled, on disk: a pull goes on where it was broken off.
+//! Stored bytes of a layer that is being pulled, on disk, so that an interrupted pull can be
+//! resumed.
 //!
-//! They are read again from the first, and believed only as part of a layer with the right digest:
-//! a power cut, or a registry that lies, costs time. Layers in other repositories have spools of
+//! They are read again from the start, and trusted only as part of a layer with the right digest: a
+//! power cut, or a hostile registry, costs only time. Layers in other repositories have spools of
 //! their own.
 
 use std::{
@@ -22,7 +23,7 @@ pub(super) struct Spool {
 
 impl Spool {
     /// Opens or creates the file at `path`, for a layer of `size` bytes. `None` while another
-    /// process has it.
+    /// process has it open.
     pub(super) fn open(path: PathBuf, size: u64) -> io::Result<Option<Self>> {
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true).mode(0o600);
@@ -57,7 +58,7 @@ impl Spool {
         Ok(file.take(self.held))
     }
 
-    /// Adds what follows.
+    /// Appends bytes.
     pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)
     }
@@ -68,7 +69,7 @@ impl Spool {
         self.file.set_len(0)
     }
 
-    /// Takes it away: the layer is here, or is not what it should be.
+    /// Removes the spool: the layer is complete, or its digest is wrong.
     pub(super) fn remove(self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "a spool stays for a while");

@@ -1,4 +1,4 @@
-//! What the node keeps in memory about ordinary images.
+//! The node's state of ordinary images in memory.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -30,20 +30,20 @@ type Waiting = Mutex<HashMap<Digest, Arc<Lent>>>;
 /// Layers of images that the repository of indexes does not have, and until when they are not looked for again.
 type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
-/// What the operator may set.
+/// The operator's settings.
 #[derive(Clone, Debug, Default)]
 pub struct IndexSettings {
-    /// Whether indexes that this node makes are put beside their images.
+    /// Whether to publish this node's indexes beside their images.
     pub publish: bool,
-    /// The private key that states what they are of, PEM with PKCS#8.
+    /// The private key that signs statements about them, PEM with PKCS#8.
     pub key: Option<PathBuf>,
-    /// containerd's content store, if images that containerd has unpacked are indexed afterwards.
+    /// containerd's content store, if images are indexed after containerd has unpacked them.
     pub content: Option<PathBuf>,
-    /// A repository that has indexes by the digests of their layers.
+    /// A repository of indexes by the digests of their layers.
     pub repository: Option<ImageName>,
 }
 
-/// What the node knows of ordinary images.
+/// The node's state of ordinary images.
 #[derive(Debug)]
 pub(in crate::daemon) struct Ordinaries {
     pub(super) store: Arc<IndexStore>,
@@ -61,7 +61,7 @@ impl Ordinaries {
         Ok(Ordinaries { store, recent, pulls, settings, waiting, unknown })
     }
 
-    /// Has indexes that nothing uses given up with what is in the cache.
+    /// Lets the cache's eviction remove unused indexes as well.
     pub(in crate::daemon) fn evict_with(&self, cache: &Cache) {
         cache.evict_beside(self.store.clone());
     }
@@ -89,14 +89,14 @@ impl Ordinaries {
 /// An image whose layers containerd could unpack.
 #[derive(Debug)]
 pub(super) struct Ordinary {
-    /// The name that the policy goes by.
+    /// The name that the policy covers.
     pub(super) asked: ImageName,
     pub(super) manifest: Arc<Manifest>,
     pub(super) config: Bytes,
     pub(super) diff_ids: Vec<Digest>,
-    /// What a signed index says, once it was looked for.
+    /// The signed index, once it was searched for.
     pub(super) signed: OnceCell<Option<SignedIndex>>,
-    /// Whether its index is being published.
+    /// Set once its index is being published.
     pub(super) published: OnceCell<()>,
 }
 

@@ -1,5 +1,5 @@
-//! What keys that the policy trusts state of an image's layers: beside the image, or else by the
-//! layers' digests in the repository that the operator names.
+//! Statements by trusted keys about an image's layers: beside the image, or by the layers' digests
+//! in the repository that the operator names.
 
 use std::{
     sync::Arc,
@@ -21,19 +21,19 @@ use crate::{
     sync::lock,
 };
 
-/// How long a layer is looked for.
+/// Deadline for the search for a layer's index.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
-/// How many layers of an image are looked for at a time.
+/// Number of an image's layers that are looked up at a time.
 const LOOKS: usize = 8;
 
-/// How long a layer of which nothing is stated is not looked for again.
+/// Time before a layer without a statement is looked up again.
 const UNKNOWN: Duration = Duration::from_secs(600);
 
 /// The same after an error: registries recover.
 const UNREACHABLE: Duration = Duration::from_secs(30);
 
-/// Of how many layers that is remembered.
+/// Limit of the layers for which that is remembered.
 const MOST_UNKNOWN: usize = 4096;
 
 /// An index of a layer that a trusted key has stated.
@@ -42,7 +42,7 @@ pub(super) struct VouchedLayer {
     pub(super) stated: StatedLayer,
     /// Bytes of the index.
     pub(super) size: u64,
-    /// Which has it.
+    /// The repository that has it.
     pub(super) repository: Arc<dyn Repository>,
 }
 
@@ -50,12 +50,12 @@ pub(super) struct VouchedLayer {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Vouched {
     layers: Vec<VouchedLayer>,
-    /// Whether it is by an index of the image.
+    /// Whether it comes from an index of the image.
     pub(super) is_beside: bool,
 }
 
 impl Vouched {
-    /// What the index of an image says, which is beside it in `repository`.
+    /// The statement of an index beside the image in `repository`.
     fn beside(signed: &SignedIndex, repository: &Arc<dyn Repository>) -> Self {
         let listed = &signed.manifest.parsed.layers;
         let layer = |stated: &StatedLayer| {
@@ -66,7 +66,7 @@ impl Vouched {
         Vouched { layers, is_beside: true }
     }
 
-    /// What is stated of a layer whose tar has the digest `diff_id`.
+    /// The statement about a layer whose tar has the digest `diff_id`.
     pub(super) fn of(&self, layer: &Digest, diff_id: &Digest) -> Option<&VouchedLayer> {
         let is_it = |it: &&VouchedLayer| it.stated.layer == *layer && it.stated.diff_id == *diff_id;
         self.layers.iter().find(is_it)
@@ -74,7 +74,7 @@ impl Vouched {
 }
 
 impl Node {
-    /// What trusted keys state of the image's layers, if the operator wants to know.
+    /// Trusted keys' statements about the image's layers, if the operator enables statements.
     pub(super) async fn vouched(
         &self,
         image: &Ordinary,
@@ -119,7 +119,7 @@ impl Node {
         Some(VouchedLayer { stated, size, repository })
     }
 
-    /// What was found earlier, if it still counts.
+    /// A statement found earlier, if it still counts.
     fn kept_layer(
         &self,
         image: &Ordinary,

@@ -12,7 +12,7 @@ use lazuli_registry::RegistryError;
 use super::store::{IndexStore, LayerRecord};
 use crate::{cache::CacheError, image::prefix::PrefixError};
 
-/// Why a layer was not read, or is not what it should be.
+/// Why a layer was not read, or was rejected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LayerError {
     #[error(transparent)]
@@ -61,7 +61,7 @@ pub(super) fn keep(store: &IndexStore, layer: &KnownLayer) -> Result<(), LayerEr
     store.note_layer(&layer.digest, &record).map_err(LayerError::Store)
 }
 
-/// A reader whose end fails if what it read has another digest.
+/// A reader that fails at its end if the content has another digest.
 struct Checked<R> {
     inner: R,
     /// Until the end.

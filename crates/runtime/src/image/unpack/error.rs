@@ -30,7 +30,7 @@ pub enum UnpackError {
     /// A name, or other words about a member, longer than there is reason for.
     #[error("the bootstrap layer has a tar header of {0} bytes; the limit is {EXTENSION_LIMIT}")]
     Extension(u64),
-    /// Readers would not agree what follows.
+    /// Readers could disagree about what follows.
     #[error("the bootstrap layer has {0}")]
     Ambiguous(&'static str),
     /// It unpacks to more than any bootstrap layer does.
@@ -47,16 +47,16 @@ pub enum UnpackError {
     TooManyChunks {
         /// Its chunks.
         count: u64,
-        /// How many it might have.
+        /// The maximum number.
         left: u64,
     },
-    /// The bootstrap is none.
+    /// Not a valid bootstrap.
     #[error(transparent)]
     Format(FormatError),
     /// Another file of it contradicts the bootstrap.
     #[error("{blob}.blob.meta of the bootstrap layer contradicts the bootstrap: {source}")]
     Meta {
-        /// Which blob's.
+        /// The blob.
         blob: String,
         /// Where, and how.
         source: FormatError,

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use super::error::{EXTENSION_LIMIT, UnpackError};
 
-/// What the headers before a member say about it.
+/// The headers that describe the next member.
 #[derive(Default)]
 pub(super) struct Described {
     /// GNU's long name.
@@ -14,7 +14,7 @@ pub(super) struct Described {
 }
 
 impl Described {
-    /// Whether `entry` describes the member that follows; then it is read.
+    /// Returns whether `entry` describes the next member, after reading it.
     pub(super) fn take<R: Read>(
         &mut self,
         entry: &mut tar::Entry<'_, R>,
@@ -23,7 +23,7 @@ impl Described {
         let into = match kind {
             tar::EntryType::GNULongName => &mut self.name,
             tar::EntryType::XHeader => &mut self.records,
-            // Says nothing about names. Nothing of it is read.
+            // Unrelated to names; skip the content.
             kind => return Ok(kind.is_gnu_longlink() || kind.is_pax_global_extensions()),
         };
         if entry.size() > EXTENSION_LIMIT {

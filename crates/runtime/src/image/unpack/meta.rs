@@ -1,10 +1,9 @@
 //! The `.blob.meta` files of a bootstrap layer.
 //!
-//! They say once more where chunks lie, for readers that have no use for the chunk table: the
-//! decoded CI table, zeros up to a block border, the CI header. Lazuli goes by the chunk table
-//! alone, which has the digests. But upstream's reader goes by these files, so one that contradicts
-//! the bootstrap means that the two would not read the same image, and the image was made to
-//! deceive one of them.
+//! They repeat the places of chunks for readers that don't use the chunk table: the decoded CI
+//! table, zeros up to a block border, the CI header. Lazuli goes by the chunk table alone, which
+//! has the digests. But upstream's reader goes by these files. If one contradicts the bootstrap,
+//! the two would read different images: the image was made to deceive one of them.
 
 use std::io::{self, Read};
 
@@ -15,10 +14,10 @@ use lazuli_image::{
 
 use super::error::UnpackError;
 
-/// Bytes of the CI table that are looked at together: a whole number of entries.
+/// Bytes of the CI table that are processed together: a whole number of entries.
 const STEP: u64 = 64 << 10;
 
-/// The blob whose file `name` is, if it is one of these files.
+/// The blob that the file `name` belongs to, if it is a `.blob.meta` file.
 pub(super) fn blob_of(name: &[u8]) -> Option<&str> {
     let name = name.strip_prefix(b"image/").unwrap_or(name);
     std::str::from_utf8(name.strip_suffix(b".blob.meta")?).ok()
@@ -62,7 +61,7 @@ pub(super) fn check<B: AsRef<[u8]>>(
     Ok(is_v2.then_some((BlobIndex(index as u8), table)))
 }
 
-/// What is left of a file.
+/// The rest of a file.
 struct Rest<'a, R> {
     file: R,
     id: &'a str,

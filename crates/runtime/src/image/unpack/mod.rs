@@ -35,7 +35,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Bytes that are read and written at a time.
 const PIECE: usize = 256 << 10;
 
-/// Where converters put the bootstrap: since Nydus 2.0, and before.
+/// The bootstrap's names in the layer: since Nydus 2.0, and before.
 const NAMES: [&[u8]; 2] = [b"image/image.boot", b"image.boot"];
 
 /// A bootstrap in a file, and the CI tables of version 2 that came with it.
@@ -49,7 +49,7 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// Blobs whose CI tables say where chunks are stored, and did not come with the bootstrap.
+    /// Blobs whose chunks' places are only in CI tables, which did not come with the bootstrap.
     pub(super) fn wanted(&self) -> Vec<(BlobIndex, BlobRecord)> {
         let is_here = |blob: &BlobIndex| self.tables.iter().any(|(index, _)| index == blob);
         let wanted = self.bootstrap.unplaced().iter().filter(|blob| !is_here(blob));
@@ -57,7 +57,7 @@ impl Unpacked {
         wanted.map(|blob| (*blob, records[usize::from(blob.0)].clone())).collect()
     }
 
-    /// SHA-256 of the whole tar, which is what an image's configuration lists for the layer.
+    /// SHA-256 of the whole tar: the layer's DiffID in the image's configuration.
     pub(super) fn diff_id(&self) -> Digest {
         self.diff_id
     }
@@ -67,7 +67,8 @@ impl Unpacked {
         self.tables.push((blob, table));
     }
 
-    /// The bootstrap with everything placed, whose CI tables of version 2 do not contradict it.
+    /// Opens the bootstrap with all chunks placed, after checking it against its CI tables of
+    /// version 2.
     pub(super) fn open(self) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
         let Unpacked { path, mut bootstrap, mut reservation, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
@@ -94,9 +95,9 @@ impl Unpacked {
     }
 }
 
-/// Copies the bootstrap out of `layer` to the new file `to`, translated if it is one of RAFS v5,
-/// and compares the `.blob.meta` files behind it with it. Reads `layer` to its end in any case, so
-/// that a reader which checks a digest there gets to do so: its error explains every other one.
+/// Copies the bootstrap out of `layer` to the new file `to`, translates it from RAFS v5 if
+/// necessary, and checks the `.blob.meta` files behind it. Always reads `layer` to its end, so that
+/// a reader which checks a digest there can do so: its error explains every other one.
 pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackError> {
     let mut layer = BufReader::with_capacity(PIECE, layer);
     let mut tables = Vec::new();
@@ -110,7 +111,7 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
 
 type Opened = Result<(Bootstrap<Map>, Reservation), FormatError>;
 
-/// Computes the digest of what is read.
+/// A reader that hashes its input.
 struct Hashed<R> {
     inner: R,
     hasher: Hasher,
@@ -135,10 +136,10 @@ fn search(
         true => Box::new(zstd::Decoder::with_buffer(layer)?),
         false => Box::new(MultiGzDecoder::new(layer)),
     };
-    // One byte more, which tells a longer tar from one of just that size.
+    // One byte more distinguishes a longer tar from one of exactly this size.
     let mut tar = Hashed { inner: layer.take(LAYER_LIMIT + 1), hasher: Algorithm::Sha256.hasher() };
     let bootstrap = search_tar(&mut tar, to, tables)?;
-    // Archivers write more zeros than a reader of entries wants.
+    // Archivers append more zeros than a reader of entries consumes.
     io::copy(&mut tar, &mut io::sink())?;
     if tar.inner.limit() == 0 {
         return Err(UnpackError::LayerTooLarge);
@@ -186,11 +187,11 @@ fn search_tar(
     Ok(bootstrap)
 }
 
-/// Opens the bootstrap in the file `path`. One of RAFS v5 becomes v6 there.
+/// Opens the bootstrap in the file `path`, after translating it from RAFS v5 if necessary.
 fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
-        // Only what was translated here may do without the tables of v6.
+        // Only a bootstrap translated here may lack the tables of v6.
         let own = |opened: (Bootstrap<Map>, Reservation)| match opened.0.version() {
             6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
@@ -331,7 +332,7 @@ mod tests {
         }
     }
 
-    /// What follows the last entry belongs to the layer as well, however it is compressed.
+    /// Data behind the last entry belongs to the layer too, however it is compressed.
     #[test]
     fn diff_id_is_of_the_whole_tar() {
         let directory = tempfile::tempdir().unwrap();

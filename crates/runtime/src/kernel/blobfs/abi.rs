@@ -20,10 +20,10 @@ const HEADER: usize = 40;
 /// The node number of the root directory.
 pub const ROOT: u64 = 1;
 
-/// Most bytes of one read: 256 pages, which is as much as the kernel ever asks for.
+/// Maximum size of one read, in bytes: 256 pages, the kernel's largest request.
 pub const MOST: u32 = 1 << 20;
 
-/// Seconds for which the kernel may believe what it is told of a file; it never changes.
+/// Seconds for which the kernel may cache attributes and names, which never change.
 const FOREVER: u64 = 1 << 30;
 
 /// The version of the interface that answers are written in. Later kernels go by it.
@@ -35,14 +35,14 @@ const NO_OPEN: u32 = 1 << 17;
 const MAX_PAGES: u32 = 1 << 22;
 const NO_OPENDIR: u32 = 1 << 24;
 
-/// What a request wants.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// To agree on the interface.
+    /// Negotiate the interface.
     Init {
-        /// What the kernel can do.
+        /// The kernel's capabilities.
         flags: u32,
-        /// Its read-ahead.
+        /// Its readahead.
         readahead: u32,
     },
     /// The file of this name in the root directory.
@@ -51,9 +51,9 @@ pub enum Request<'a> {
     Attributes,
     /// Bytes of a file.
     Read {
-        /// From here. `offset + size` does not overflow.
+        /// First byte. `offset + size` does not overflow.
         offset: u64,
-        /// So many, [`MOST`] at most.
+        /// Number of bytes, [`MOST`] at most.
         size: u32,
     },
     /// Names in the root directory: there is no list of them.
@@ -69,15 +69,15 @@ pub enum Request<'a> {
 /// Bytes that are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AbiError {
-    /// Fewer bytes than a header or than its length says.
+    /// Shorter than a header, or than its length field.
     #[error("a request of {0} bytes is cut short")]
     Short(usize),
     /// A read that ends behind the largest offset, or is larger than was agreed on.
     #[error("a read of {size} bytes at {offset}")]
     Range {
-        /// Where it begins.
+        /// Its offset.
         offset: u64,
-        /// How long it is.
+        /// Its size in bytes.
         size: u32,
     },
     /// A name without an end.
@@ -92,7 +92,7 @@ pub fn numbers(bytes: &[u8]) -> Result<(u64, u64), AbiError> {
     Ok((number(8)?, number(16)?))
 }
 
-/// What a request wants.
+/// Parses a request.
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, AbiError> {
     let short = AbiError::Short(bytes.len());
     let number = |at| field(bytes, at).map(u32::from_ne_bytes).ok_or(short);
@@ -126,7 +126,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, AbiError> {
     })
 }
 
-/// `struct fuse_init_out`. `requests` is how many reads the kernel may have under way at once.
+/// `struct fuse_init_out`. `requests` is how many reads the kernel may have in flight at once.
 pub fn init(flags: u32, readahead: u32, requests: u16) -> Vec<u8> {
     // `open` and `opendir` are answered with ENOSYS: the kernel does not ask again. Reads past the
     // page cache are sent without waiting for the one before.
@@ -138,8 +138,8 @@ pub fn init(flags: u32, readahead: u32, requests: u16) -> Vec<u8> {
     for number in [requests, requests] {
         body.extend(number.to_ne_bytes());
     }
-    // Bytes of the longest write, of which there are none (the kernel takes no less), and the grain
-    // of times.
+    // Maximum write size in bytes, unused (the kernel accepts no less), and the granularity of
+    // times.
     for number in [4096_u32, 1] {
         body.extend(number.to_ne_bytes());
     }

@@ -22,7 +22,7 @@ use super::{
     disk::{Disk, Shared},
 };
 
-/// Reads that the kernel may have under way. There are some slots more in the journal, for other
+/// Reads that the kernel may have in flight. There are some slots more in the journal, for other
 /// requests.
 const READS: u16 = 4000;
 
@@ -44,7 +44,8 @@ impl Answer for Shared {
                 pending.refuse(Errno::IO)
             }
         };
-        // A panic drops what is pending, which is an answer; the slot is the thread's no more then.
+        // A panic drops the pending request, which answers it; the thread has no slot any more
+        // then.
         catch_unwind(AssertUnwindSafe(answer)).unwrap_or_default()
     }
 }
@@ -68,7 +69,7 @@ impl Shared {
             Request::Space => abi::space(),
             Request::List => Vec::new(),
             Request::Note => return pending.forget(),
-            // The kernel stops asking for what it can do without.
+            // ENOSYS makes the kernel stop sending optional requests.
             Request::Read { .. } | Request::Other => return pending.refuse(Errno::NOSYS),
         };
         pending.reply(&body)
@@ -93,8 +94,8 @@ impl Shared {
         if !disk.fetches.load(Ordering::Acquire) {
             return pending.refuse(Errno::IO);
         }
-        // No thread waits for the network: a blob whose registry hangs takes slots, and of these no
-        // more than its loop device has reads under way.
+        // No thread waits for the network: a blob with a hanging registry occupies slots, no more
+        // than its loop device has reads in flight.
         self.runtime.spawn(async move {
             if let Err(error) = disk.blob.ensure(range.clone()).await {
                 disk.blob.report_failed_read(&range, &error, None);
@@ -113,10 +114,10 @@ fn len(range: &std::ops::Range<Decoded>) -> usize {
     (range.end.0 - range.start.0) as usize
 }
 
-/// A request whose reader waits. Dropping it is an answer: an error.
+/// A request whose reader waits. Dropping it answers with an error.
 struct Pending {
     connection: Arc<Connection>,
-    /// `None` when it is answered.
+    /// `None` after the answer.
     slot: Option<Slot>,
     number: u64,
 }
@@ -146,7 +147,7 @@ impl Pending {
         self.answered()
     }
 
-    /// For what wants no answer.
+    /// Ends a request without an answer.
     fn forget(mut self) -> Option<Slot> {
         self.answered()
     }

@@ -1,5 +1,5 @@
-//! One blob as a disk: a loop device on its file here, or on its file in the cache when everything
-//! is there.
+//! One blob as a disk: a loop device on its file in this driver's file system or, once it is
+//! complete, in the cache.
 
 use std::{
     collections::HashMap,
@@ -32,16 +32,16 @@ pub struct Disk {
     pub(super) blob: Arc<CachedBlob>,
     pub(super) identity: Identity,
     shared: Arc<Shared>,
-    /// Locked while what is behind it is changed.
+    /// Locked while the backing file is changed.
     device: Mutex<Option<LoopDevice>>,
-    /// Whether missing data is fetched. Until the blob is mounted nothing needs any: programs that
-    /// look at each new disk would have its beginning and end fetched.
+    /// Whether to fetch missing data. False until the blob is mounted: programs that probe each new
+    /// disk would cause fetches of its beginning and end.
     pub(super) fetches: AtomicBool,
     pub(super) requests: AtomicU64,
     completion: Mutex<Option<AbortHandle>>,
 }
 
-/// What a disk reads.
+/// The backing file of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     /// The blob's file in the file system of this driver.
@@ -60,7 +60,7 @@ pub(super) struct Identity {
     pub(super) node: u64,
     /// The name of its file.
     pub(super) name: String,
-    /// What its loop device is called.
+    /// The label of its loop device.
     pub(super) label: String,
 }
 
@@ -91,7 +91,7 @@ impl Disk {
         }
     }
 
-    /// Attaches a loop device, if there is none. Blocks.
+    /// Attaches a loop device unless there is one. Blocks.
     pub fn attach(self: &Arc<Self>) -> io::Result<()> {
         let mut attached = self.lock();
         if attached.is_some() {
@@ -107,8 +107,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Goes on with the loop device that an earlier process attached, whose helper has to be gone.
-    /// Blocks.
+    /// Takes over the loop device that an earlier process attached. The helper of that process must
+    /// be gone. Blocks.
     ///
     /// # Errors
     /// The device of this number is none of this blob.
@@ -142,7 +142,7 @@ impl Disk {
         self.lock().as_ref().map(LoopDevice::number)
     }
 
-    /// Where its loop device is.
+    /// The path of its loop device.
     pub fn path(&self) -> Option<PathBuf> {
         self.lock().as_ref().map(LoopDevice::path)
     }
@@ -152,7 +152,7 @@ impl Disk {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel reads the file in the cache, without asking.
+    /// Returns whether the kernel reads the file in the cache by itself.
     pub fn is_handed_over(&self) -> bool {
         let device = self.lock();
         device.as_ref().is_some_and(|device| self.behind(device).is_ok_and(|b| b == Behind::Cache))
@@ -172,13 +172,13 @@ impl Disk {
             return Ok(());
         }
         self.shared.helper.change(device, self.cached()?.as_fd(), None)?;
-        // What was copied out of the file is in the page cache of the mounts.
+        // The page cache of the mounts has the copies already.
         self.blob.forget_pages();
         tracing::debug!(blob = %self.blob.id(), device = device.number(), "handed over");
         Ok(())
     }
 
-    /// Has the kernel ask again, when this returns for every read. Blocks.
+    /// Makes the kernel ask again, for every read after this returns. Blocks.
     fn ask_again(&self) -> io::Result<()> {
         let device = self.lock();
         let Some(device) = &*device else { return Ok(()) };
@@ -189,7 +189,7 @@ impl Disk {
         Ok(())
     }
 
-    /// What is behind the device at this moment.
+    /// The backing file of the device at present.
     fn behind(&self, device: &LoopDevice) -> io::Result<Behind> {
         let (backing, cached) = (device.backing()?, self.blob.file().metadata()?);
         Ok(if (backing.device, backing.inode) == (cached.dev(), cached.ino()) {
@@ -248,7 +248,7 @@ impl Disk {
         lock(&self.device)
     }
 
-    /// Whether the kernel asks for a range, and for which.
+    /// The range of the blob that a read covers.
     pub(super) fn range(&self, offset: u64, size: u32) -> Range<Decoded> {
         let end = self.blob.file_size();
         Decoded(offset.min(end))..Decoded(offset.saturating_add(size.into()).min(end))
@@ -273,7 +273,7 @@ impl fmt::Debug for Disk {
     }
 }
 
-/// What the disks of a session need of it.
+/// The part of a session that its disks use.
 pub(super) struct Shared {
     pub(super) disks: Disks,
     pub(super) helper: Arc<Helper>,
@@ -318,13 +318,13 @@ impl Disks {
         lock(&self.0).get(&node).and_then(Weak::upgrade)
     }
 
-    /// The disk whose file has this name.
+    /// The disk with this file name.
     pub(super) fn named(&self, name: &[u8]) -> Option<Arc<Disk>> {
         let all = lock(&self.0).values().filter_map(Weak::upgrade).collect::<Vec<_>>();
         all.into_iter().find(|disk| disk.identity.name.as_bytes() == name)
     }
 
-    /// The disk of a blob: the one that is there, or a new one.
+    /// Returns the disk of a blob; creates it if there is none.
     pub(super) fn of(&self, blob: Arc<CachedBlob>, shared: &Arc<Shared>) -> io::Result<Arc<Disk>> {
         let disk = Arc::new(Disk::new(blob, shared.clone()));
         let mut all = lock(&self.0);
@@ -346,7 +346,7 @@ impl Disks {
         }
     }
 
-    /// Removes a disk that is gone, unless there is another one of its blob by now.
+    /// Removes a dropped disk, unless its blob has another one by now.
     fn forget(&self, node: u64) {
         let mut all = lock(&self.0);
         if all.get(&node).is_some_and(|disk| disk.strong_count() == 0) {

@@ -1,5 +1,5 @@
-//! The driver `loop`: EROFS on loop devices, on files of the daemon, and in the end on the files of
-//! the cache.
+//! The driver `loop`: EROFS on loop devices, backed by files of the daemon and, once a blob is
+//! complete, by files of the cache.
 //!
 //! Needs Linux 5.16 or later (EROFS with several devices), loop devices, FUSE, and CAP_SYS_ADMIN.
 //!

@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// Mounts a small image from a cache of its own in `directory`, reads it through the session, and
-/// hands it over. Blocks.
+/// switches it to the cache files. Blocks.
 ///
 /// # Errors
-/// In words, what does not work.
+/// The step that doesn't work, in words.
 pub fn run(session: &Session, directory: &Path) -> Result<(), String> {
     let image = TinyImage::new()?;
     let in_cache = |error: &dyn Display| format!("{}: {error}", directory.display());

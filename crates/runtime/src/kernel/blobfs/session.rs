@@ -29,7 +29,7 @@ use crate::{
     keeper::{Descriptors, KeptDescriptor, Link},
 };
 
-/// The keeper's names for what belongs to this driver.
+/// The keeper's names for this driver's descriptors.
 const CONNECTION: &str = "blobs-connection";
 const JOURNAL: &str = "blobs-journal";
 const ROOT: &str = "blobs-root";
@@ -46,7 +46,7 @@ pub struct Session {
     _held: [KeptDescriptor; 3],
 }
 
-/// What an earlier worker left of its session.
+/// The session of an earlier worker.
 #[derive(Debug)]
 pub struct Left {
     connection: OwnedFd,
@@ -55,8 +55,8 @@ pub struct Left {
 }
 
 impl Left {
-    /// Takes it out of `given`. What is not whole is of a worker that had not attached anything
-    /// yet, and goes.
+    /// Takes the session out of `given`. An incomplete one is of a worker that had not attached
+    /// anything yet, and is dropped.
     pub fn find(given: &mut Descriptors, link: &Link) -> Option<Self> {
         let [connection, journal, root] =
             [CONNECTION, JOURNAL, ROOT].map(|name| given.remove(name));
@@ -90,8 +90,8 @@ impl Session {
         Ok(Arc::new(Session { shared, connection, _held: held }))
     }
 
-    /// Goes on for a worker that is gone. `blobs` are those of mounts that live, with the numbers
-    /// of their loop devices; requests about others are answered with errors. Blocks.
+    /// Continues the session of a dead worker. `blobs` are those of live mounts, with the numbers
+    /// of their loop devices; requests for others are answered with errors. Blocks.
     ///
     /// # Panics
     /// Outside a tokio runtime: reads wait there.
@@ -134,14 +134,14 @@ impl Session {
         self.shared.helper.wait_for_others()
     }
 
-    /// Has another process let go of the mount last: the kernel then waits for reads under way,
+    /// Makes another process release the mount last: the kernel then waits for reads under way,
     /// which are ours to answer.
     pub fn keep(&self, erofs: Erofs) -> io::Result<Erofs> {
         let held = self.shared.helper.hold(erofs.as_fd())?;
         Ok(erofs.with_last(held))
     }
 
-    /// Whether mounts that were [kept](Session::keep) are about to go.
+    /// Returns whether mounts that were [kept](Session::keep) are about to go.
     pub fn is_releasing(&self) -> bool {
         self.shared.helper.is_releasing()
     }
@@ -156,13 +156,13 @@ impl Session {
         self.connection.caught_up()
     }
 
-    /// Requests of the kernel so far.
+    /// Number of requests of the kernel.
     pub fn requests(&self) -> u64 {
         self.connection.requests()
     }
 }
 
-/// Has the keeper hold the journal and the connection, in this order.
+/// Makes the keeper hold the journal and the connection, in this order.
 fn hold(
     link: &Arc<Link>,
     device: File,

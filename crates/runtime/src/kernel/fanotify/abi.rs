@@ -19,7 +19,7 @@ use lazuli_sys::fanotify::{
 /// Smallest info record: its header.
 const INFO_HEADER: usize = 4;
 
-/// What an event says.
+/// A parsed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A reader waits for bytes of a file.
@@ -40,10 +40,10 @@ pub enum Event {
 /// Bytes that are not an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AbiError {
-    /// Fewer bytes than a length in them says.
+    /// Shorter than a length field in it.
     #[error("event of {0} bytes is cut short")]
     Short(usize),
-    /// Another version of the interface than this program was written for.
+    /// Another version of the interface than this program supports.
     #[error("event version {0}, expected 3")]
     Version(u8),
     /// A length that cannot be.

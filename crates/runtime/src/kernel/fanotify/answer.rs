@@ -35,17 +35,17 @@ const FULL: usize = 1024;
 pub(super) struct Channel {
     pub(super) group: Group,
     pub(super) journal: Arc<Journal>,
-    /// What tells it from others of this process.
+    /// Distinguishes the group from others of this process.
     pub(super) number: u64,
-    /// The same for other processes.
+    /// Distinguishes the group for other processes.
     pub(super) key: u64,
     /// Whether events name the thread that reads.
     pub(super) reports_threads: bool,
-    /// Events that were read and not answered.
+    /// Number of events read and not answered.
     waiting: AtomicUsize,
-    /// Whether it was said that there are too many.
+    /// Whether the group was reported to be full.
     is_full: AtomicBool,
-    /// To the thread that answers a crowd, once there was one.
+    /// Sends to the thread for crowds, once there was one.
     crowd: Mutex<Option<mpsc::Sender<Answer>>>,
 }
 
@@ -61,7 +61,7 @@ impl Channel {
         Ok(Channel { group, journal, number, key, reports_threads, waiting, is_full, crowd })
     }
 
-    /// Whether there are too many readers. Says so once.
+    /// Returns true once, when the group gets too many readers.
     pub(super) fn fills_up(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > FULL && !self.is_full.swap(true, Ordering::Relaxed)
     }
@@ -77,7 +77,7 @@ impl Channel {
         }
     }
 
-    /// Passes an answer to the thread for crowds. It comes back if there can be none.
+    /// Passes an answer to the thread for crowds. Returns it if the thread cannot be started.
     fn in_crowd(self: &Arc<Self>, answer: Answer) -> Option<Answer> {
         let mut crowd = lock(&self.crowd);
         if crowd.is_none() {
@@ -134,15 +134,16 @@ struct Answer {
 #[must_use]
 pub(super) struct Pending {
     pub(super) number: RawFd,
-    /// Has the number. `None` when this process cannot, or when it is answered.
+    /// Its descriptor number identifies the event. `None` when this process cannot have it, or
+    /// after the answer.
     pub(super) file: Option<OwnedFd>,
     from: Origin,
 }
 
-/// Which group an event is of.
+/// The group of an event.
 enum Origin {
     Group(Arc<Channel>),
-    /// One of these: a process that is gone has read it. All events of a process have different
+    /// One of these: an earlier process read the event. All events of a process have different
     /// numbers.
     Any(Arc<[Arc<Channel>]>),
     Answered,
@@ -199,20 +200,20 @@ impl Drop for Pending {
     }
 }
 
-/// An event about bytes that are not here.
+/// An event for missing bytes.
 pub(super) struct Miss {
     pub(super) pending: Pending,
     pub(super) blob: Arc<CachedBlob>,
     pub(super) range: Range<Decoded>,
-    /// Of the reader.
+    /// The reader's thread.
     pub(super) thread: i32,
     pub(super) account: Account,
-    /// Whether events of other images are behind it in the same queue.
+    /// Whether events of other images queue behind it.
     pub(super) is_in_common: bool,
 }
 
 impl Miss {
-    /// Answers it, if its bytes are here.
+    /// Allows the read if its bytes are ready.
     pub(super) fn unless_ready(self) -> Option<Self> {
         if !self.blob.is_ready(&self.range) {
             return Some(self);

@@ -1,5 +1,5 @@
 //! The fanotify groups of a process: one for each image, and one for files that several images
-//! have.
+//! share.
 //!
 //! The kernel hands the events of a group out in one order, and wakes all readers that wait for a
 //! group whenever it gets an answer for one of them: with 10,000 readers that takes 40 ms. In a
@@ -55,13 +55,13 @@ const WANTED: u32 = 1024;
 /// Groups that one image has at most.
 const MOST: usize = 16;
 
-/// Where the kernel's limit is.
+/// The file with the kernel's limit.
 const LIMIT: &str = "/proc/sys/fs/fanotify/max_user_groups";
 
-/// Groups with events that are told of at a time.
+/// Maximum number of groups reported by one wait.
 const READY: usize = 64;
 
-/// What tells of the end, among the numbers of groups.
+/// Stands for the end among the numbers of groups.
 const STOP: u64 = u64::MAX;
 
 /// See the module.
@@ -69,7 +69,7 @@ pub(super) struct Groups {
     common: Arc<Channel>,
     table: Mutex<Table>,
     journal: Arc<Journal>,
-    /// Where all groups are waited for.
+    /// The descriptor to wait for all groups with.
     poll: OwnedFd,
     stop: OwnedFd,
     link: Arc<Link>,
@@ -78,8 +78,8 @@ pub(super) struct Groups {
 
 #[derive(Default)]
 struct Table {
-    /// By image, see [`name`]. The last one of an image is the one for what is asked from now on.
-    /// None is without any.
+    /// By image, see [`name`]. The last group of an image gets its new marks. No image has an empty
+    /// list.
     own: HashMap<String, Vec<Own>>,
     last: u64,
 }
@@ -92,7 +92,7 @@ struct Own {
 }
 
 impl Groups {
-    /// With `group` for what images share.
+    /// Starts with `group` for files that images share.
     pub(super) fn new(link: &Arc<Link>, group: Group, journal: Journal) -> io::Result<Self> {
         let journal = Arc::new(journal);
         let common = Arc::new(Channel::new(group, journal.clone(), 0, 0)?);
@@ -108,7 +108,7 @@ impl Groups {
         Ok(Groups { common, table, journal, poll, stop, link, _held: held })
     }
 
-    /// Goes on with a group of an earlier process.
+    /// Takes over a group of an earlier process.
     pub(super) fn resume(&self, name: String, group: OwnedFd) -> io::Result<()> {
         let image = name.split('.').next().unwrap_or_default().to_owned();
         self.insert(&mut self.lock(), image, name, group.into()).map(drop)
@@ -128,7 +128,7 @@ impl Groups {
         })
     }
 
-    /// Gives an image another group for what is asked from now on, unless it has enough.
+    /// Gives an image another group for new marks, unless it has enough.
     pub(super) fn add(&self, image: &Digest) -> io::Result<()> {
         let mut table = self.lock();
         let image = name(image);
@@ -171,13 +171,13 @@ impl Groups {
         own.chain([self.common.clone()]).collect()
     }
 
-    /// Closes the groups of an image that no reader is left of. What is still asked is denied.
+    /// Closes the groups of an image without readers. Remaining events are denied.
     pub(super) fn close(&self, image: &Digest) {
         let unused = self.lock().own.remove(&name(image));
         unused.into_iter().flatten().for_each(|own| self.discard(own));
     }
 
-    /// Closes the groups of images other than those that `is_used` knows.
+    /// Closes the groups of images that `is_used` rejects.
     pub(super) fn close_others(&self, is_used: impl Fn(&str) -> bool) {
         let unused: Vec<_> = self.lock().own.extract_if(|name, _| !is_used(name)).collect();
         unused.into_iter().flat_map(|(_, all)| all).for_each(|own| self.discard(own));
@@ -199,8 +199,7 @@ impl Groups {
         count
     }
 
-    /// Waits for events, or for `timeout`, and returns the groups that have some; `None` at the
-    /// end.
+    /// Waits for events, or for `timeout`. Returns the groups with events; `None` at the end.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Vec<Arc<Channel>>>> {
         let mut ready = Vec::with_capacity(READY);
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -249,13 +248,13 @@ impl Groups {
     }
 }
 
-/// What the names of an image's groups begin with, and the keeper's name for the first one. Further
-/// ones have a number behind a period.
+/// Prefix of the names of an image's groups, and the keeper's name for the first one. Further ones
+/// have a number behind a period.
 pub(super) fn name(image: &Digest) -> String {
     format!("{GROUP}-{}", image.hex())
 }
 
-/// What tells groups apart in the journal; 0 is the common one.
+/// Identifies groups in the journal; 0 is the common one.
 fn key(name: &str) -> u64 {
     let hex = name.rsplit('-').next().and_then(|hex| hex.get(..16));
     hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(u64::MAX)

@@ -26,19 +26,19 @@ use std::{
 use lazuli_sys::{limit::DESCRIPTORS, shared::Shared};
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// Numbers for each event: device and inode of its file, offset, and count plus one, which is 0
-/// when there is none.
+/// Numbers per event: device and inode of its file, offset, and count plus one, which is 0 when
+/// there is no event.
 const FIELDS: usize = 4;
 
-/// Where the highest number that was ever noted is. It is in the place of event 0, which is none: 0
-/// to 2 are always in use.
+/// Index of the highest number ever noted. It takes the place of event 0, which cannot exist:
+/// descriptors 0 to 2 are always in use.
 const HIGHEST: usize = 0;
 
-/// Where the highest limit of descriptors is of all processes that wrote here.
+/// Index of the highest limit of descriptors among all processes that wrote here.
 const LIMIT: usize = 1;
 
-/// Where the group is noted whose events are read. Versions that had one group leave it 0, which is
-/// that group.
+/// Index of the group whose events are being read. Versions with one group leave it 0, which stands
+/// for that group.
 const READING: usize = 2;
 
 /// Stands for every group in [`READING`].
@@ -55,8 +55,8 @@ pub struct Journal(Shared);
 #[derive(Debug)]
 pub struct Unanswered {
     pub(super) number: RawFd,
-    /// Keeps the number in use. `None` when no new event can get it: it is above the limit of this
-    /// process.
+    /// Keeps the number in use. `None` when no new event can get it, because it is above the limit
+    /// of this process.
     pub(super) placeholder: Option<OwnedFd>,
     pub(super) file: FileId,
     pub(super) offset: u64,
@@ -86,15 +86,15 @@ impl Journal {
         self.reads(ALL);
     }
 
-    /// Whether the process before may have read an event of the group with this key without noting
-    /// it.
+    /// Returns whether the previous process may have read an event of the group with this key
+    /// without noting it.
     pub(super) fn may_have_read(&self, group: u64) -> bool {
         [group, ALL].contains(&self.0[READING].load(Ordering::Acquire))
     }
 
-    /// The journal of a process that is gone, and what it left. To be called before this process
-    /// opens anything, since the numbers of those events have to be free. At most `most` events are
-    /// returned; what is known of others is forgotten.
+    /// Opens the journal of a dead process, and returns the events that it left unanswered. Call it
+    /// before this process opens anything, since the numbers of those events have to be free.
+    /// Returns at most `most` events; all others are forgotten.
     pub fn open(file: OwnedFd, most: usize) -> io::Result<(Self, Vec<Unanswered>)> {
         let limit = RawFd::try_from(lazuli_sys::limit::raise_descriptors()?).unwrap_or(RawFd::MAX);
         let journal = Journal(Shared::open(file, DESCRIPTORS as usize * FIELDS)?);
@@ -133,8 +133,8 @@ impl Journal {
         Some(((read(0), read(1)), read(2), count))
     }
 
-    /// Writes down what event `number` asks for. The process may die after any of these stores:
-    /// only the last one makes it count.
+    /// Records the range of event `number`. The process may die after any of these stores: only the
+    /// last one makes the record valid.
     pub(super) fn note(&self, number: RawFd, file: FileId, offset: u64, count: u64) {
         let Some(at) = slot(number) else { return };
         self.0[HIGHEST].fetch_max(number.unsigned_abs().into(), Ordering::Relaxed);
@@ -152,7 +152,7 @@ impl Journal {
     }
 }
 
-/// Where the fields of an event are. No process has numbers above the limit.
+/// Returns the place of an event's fields. No process has numbers above the limit.
 fn slot(number: RawFd) -> Option<usize> {
     let number = usize::try_from(number).ok()?;
     (1..DESCRIPTORS as usize).contains(&number).then_some(number * FIELDS)
@@ -199,7 +199,7 @@ mod tests {
         let (_, left) = Journal::open(copy(), 100).unwrap();
         assert_eq!(left.iter().map(|event| event.number).collect::<Vec<_>>(), numbers);
         drop(left);
-        // What cannot be answered is not kept, so that it is denied.
+        // An event that cannot be answered is not kept, so that it is denied.
         assert_eq!(Journal::open(copy(), 0).unwrap().1.len(), 0);
         assert_eq!(journal.noted(950), None);
     }

@@ -1,4 +1,4 @@
-//! The thread that reads events, and what it does with each.
+//! The thread that reads events, and the handling of each.
 //!
 //! ```text
 //! kernel ── event ──▶ thread: parse, find blob ── ready ──▶ allow
@@ -30,13 +30,13 @@ use super::{
     slots::Admission,
 };
 
-/// Pause after a queue could not be read, for example for want of descriptors (the kernel has
-/// denied that reader already), and before an event asks for a slot again.
+/// Pause after a failed read of a queue, for example for lack of descriptors (the kernel has denied
+/// that reader already), and before an event asks for a slot again.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
 impl Session {
-    /// Starts the thread, and answers what an earlier process left. The result ends when that is
-    /// done, and must not be dropped before.
+    /// Starts the thread, and answers events that an earlier process left. The returned task ends
+    /// when that is done, and must not be dropped before.
     pub fn listen(
         self: &Arc<Self>,
         left: Vec<Unanswered>,
@@ -68,8 +68,8 @@ impl Session {
         self.slots.admit(miss.account, Instant::now(), others)
     }
 
-    /// Notes an event, and answers it unless data is missing. Whatever goes wrong on the way drops
-    /// `pending`, which denies.
+    /// Notes an event, and answers it unless data is missing. Any failure on the way drops
+    /// `pending`, which denies the read.
     fn receive(&self, channel: &Channel, bytes: &[u8], pending: Pending) -> Option<Miss> {
         let (offset, count, thread) = match abi::parse(bytes) {
             Ok(Event::PreAccess { offset, count, thread }) => (offset, count, thread),
@@ -89,7 +89,7 @@ impl Session {
         Some(Miss { is_in_common: channel.number == self.groups.common().number, ..miss })
     }
 
-    /// Answers an event at once, or says what is missing for an answer.
+    /// Answers an event at once, or returns the missing range.
     fn look(
         &self,
         pending: Pending,
@@ -135,7 +135,7 @@ impl Session {
 
 /// Reads events in turn from every group that has some, until the end.
 fn listen(groups: &Groups, session: &Weak<Session>) {
-    // The next event of each group whose events are to wait where they are, as do those behind it.
+    // The next event of each group that has to wait for a slot; events behind it wait in the queue.
     let mut without_slot: Vec<(Arc<Channel>, Miss)> = Vec::new();
     loop {
         let again: Vec<_> = mem::take(&mut without_slot);

@@ -4,8 +4,8 @@
 //! is the first where both work together), CAP_SYS_ADMIN, and a cache on a file system with
 //! pre-content events, such as ext4.
 //!
-//! The driver promises: a reader gets checked bytes, waits, or gets EIO. When a blob is complete
-//! its mark goes, and from then on its readers and the kernel are alone.
+//! The driver promises: a reader gets checked bytes, waits, or gets EIO. When a blob is complete,
+//! its mark is removed, and from then on the kernel serves its readers alone.
 //!
 //! ```text
 //! CachedBlob (file open, full size) ─▶ Session::watch (mark) ─▶ mount (kernel opens the file)

@@ -24,13 +24,13 @@ use super::super::{
     tiny_image::{CONTENT, TinyImage},
 };
 
-/// How long the trial waits for an event that does not come.
+/// Time limit of the trial for an event.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tries the driver with a small image in `cache`. Blocks for some milliseconds.
 ///
 /// # Errors
-/// In words, what does not work.
+/// The step that doesn't work, in words.
 pub(in crate::kernel) fn run(cache: &Path) -> Result<(), String> {
     let group = Group::new().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => "it needs CAP_SYS_ADMIN".to_owned(),
@@ -94,7 +94,7 @@ fn answer(group: &Group, blob: &File) -> Result<(), String> {
         }
         thread::sleep(Duration::from_micros(200));
     }
-    // What is asked from here on finds the file filled.
+    // Later reads find the file filled.
     group.unmark(blob.as_fd()).map_err(failed)?;
     while let Some(event) = group.read().map_err(failed)? {
         let Some(file) = event.file else { continue };

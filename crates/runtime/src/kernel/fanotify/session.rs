@@ -1,7 +1,7 @@
 //! The fanotify groups of a process and the files that are marked in them.
 //!
 //! The keeper holds the groups, the [`Journal`] and every marked file: when this process dies, its
-//! successor answers the readers that wait.
+//! successor answers the waiting readers.
 //!
 //! A file is marked from before the mount opens it (the kernel looks for marks then, and never
 //! again) until its blob is complete. It stays known for as long as a mount of it lives, since
@@ -101,7 +101,7 @@ enum Earlier {
     Process,
 }
 
-/// What an earlier process of the same keeper left.
+/// The session of an earlier process of the same keeper.
 #[derive(Debug)]
 pub struct Handover {
     /// The common group, with its marks and its queue.
@@ -110,11 +110,11 @@ pub struct Handover {
     pub groups: Vec<(String, OwnedFd)>,
     /// The journal.
     pub journal: Journal,
-    /// What is in it.
+    /// The events in the journal.
     pub unanswered: Vec<Unanswered>,
 }
 
-/// What the session knows about a file.
+/// A watched file.
 pub(super) struct Watched {
     pub(super) blob: Arc<CachedBlob>,
     pub(super) events: Arc<AtomicU64>,
@@ -122,7 +122,7 @@ pub(super) struct Watched {
     pub(super) watches: usize,
     /// The images that they are of, with their number.
     pub(super) images: HashMap<Digest, usize>,
-    /// Of these, the ones that are being made.
+    /// The watches whose mounts are being made.
     pub(super) mounting: usize,
     pub(super) marked: Option<Mark>,
     pub(super) completion: AbortHandle,
@@ -131,8 +131,8 @@ pub(super) struct Watched {
 /// A mark on a file.
 pub(super) struct Mark {
     channel: Arc<Channel>,
-    /// The keeper holds the file as long as it is marked, since a file that is opened under a mark
-    /// raises events for its own user.
+    /// The keeper holds the file as long as it is marked: opening a file under a mark raises events
+    /// for its own user.
     _held: KeptDescriptor,
 }
 
@@ -147,9 +147,9 @@ impl Session {
         Self::new(link, group, journal, Earlier::None)
     }
 
-    /// Goes on for a process that died. No reader is answered before [`Session::listen`], after
-    /// every file was watched again that has a mount. Events of which nothing is known are denied
-    /// here, see [`Journal`].
+    /// Continues the session of a dead process. No reader is answered before [`Session::listen`];
+    /// until then, every file of a mount must be watched again. Events that are not in the journal
+    /// are denied here, see [`Journal`].
     ///
     /// # Panics
     /// Outside a tokio runtime: events are handled there.
@@ -189,8 +189,8 @@ impl Session {
         }))
     }
 
-    /// Denies waiting readers, before [`Session::listen`]: what the kernel was to read ahead for
-    /// them is given up, and what they need they ask for again.
+    /// Denies waiting readers, before [`Session::listen`]. The kernel gives up their readahead, and
+    /// asks again for the pages that they need.
     pub fn deny_queued(&self) {
         let readers = self.groups.deny_queued(self.slots.limit());
         tracing::warn!(readers, "turned away");
@@ -228,7 +228,7 @@ impl Session {
         };
         for file in unused {
             self.unmark_everywhere(file.as_fd());
-            // To release what is not held changes nothing.
+            // Releasing a name that is not held has no effect.
             if let Ok(id) = file_id(file) {
                 self.link.release(&name(id));
             }
@@ -261,7 +261,7 @@ impl Session {
             if self.earlier == Earlier::Process {
                 let others = self.groups.all();
                 let others = others.iter().filter(|other| !Arc::ptr_eq(other, &channel));
-                // Fails where there is none.
+                // Fails where there is no mark.
                 others.for_each(|other| drop(other.group.unmark(file)));
             }
             watched.marked = Some(Mark { channel, _held: held });
@@ -278,8 +278,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the files that are marked in a group, which has many readers, marked in another one of
-    /// the same image.
+    /// Moves the marks of a group with many readers to another group of the same image.
     pub(super) fn spread(&self, channel: &Arc<Channel>) -> io::Result<()> {
         let mut all = self.lock();
         let is_here = |watched: &Watched| {
@@ -332,7 +331,8 @@ impl Session {
     /// us.
     pub(super) fn settle(&self, id: FileId, all: &mut MutexGuard<'_, HashMap<FileId, Watched>>) {
         let Some(watched) = all.get_mut(&id) else { return };
-        // Before readers are answered no mark goes: a lost file may not have been cut yet.
+        // No mark is removed before readers are answered: a lost file may not have been truncated
+        // yet.
         let unused = watched.watches == 0 && self.listening.load(Ordering::Acquire);
         let complete = watched.mounting == 0 && watched.blob.is_complete();
         if let Some(mark) = watched.marked.as_ref().filter(|_| unused || complete) {
@@ -370,7 +370,7 @@ impl Session {
         Some(watched.blob.clone())
     }
 
-    /// Whether events of other accounts can come.
+    /// Returns whether events of other accounts can come.
     pub(super) fn has_others(&self, account: Account) -> bool {
         let marked = |watched: &Watched| watched.marked.is_some();
         self.lock().values().any(|watched| marked(watched) && watched.blob.account() != account)

@@ -26,19 +26,19 @@ use tokio::task::AbortHandle;
 
 use crate::{sharing::Account, sync::lock};
 
-/// So long no reader waits for a slot in vain. Well above what an answer takes on a busy machine,
-/// and well below the deadline of a read.
+/// Maximum wait for a slot. Well above the time of an answer on a busy machine, and well below the
+/// deadline of a read.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// One slot of this many is kept for images with less than their share.
+/// One in this many slots is kept for images with less than their share.
 const RESERVE: usize = 8;
 
-/// What becomes of an event.
+/// The decision about an event.
 #[derive(Debug)]
 pub(super) enum Admission {
     /// It may wait for its data.
     Slot(Slot),
-    /// It is to be asked again in a moment.
+    /// Try again in a moment.
     Later,
     /// Its image has enough.
     Denied,
@@ -94,7 +94,7 @@ impl Slots {
         }
     }
 
-    /// Asks for a slot. `others` tells whether readers of other images wait behind this one.
+    /// Asks for a slot. `others` tells whether readers of other images queue behind this one.
     pub(super) fn admit(
         self: &Arc<Self>,
         account: Account,
@@ -130,8 +130,8 @@ impl Slots {
         Slot { slots: self.clone(), account, number }
     }
 
-    /// Denies everything from now on. At the end of a daemon readers get errors in any case, and an
-    /// event that waits for a slot would hold up what the kernel asks when files are cut.
+    /// Denies everything from now on. At the end of a daemon, readers get errors in any case, and
+    /// an event that waits for a slot would block the events that truncating files causes.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
     }
@@ -176,7 +176,7 @@ impl Table {
 }
 
 impl Slot {
-    /// What can be reached if the slot is taken away.
+    /// A handle through which others can take the slot away.
     pub(super) fn holder(&self) -> Holder {
         Holder { slots: self.slots.clone(), account: self.account, number: self.number }
     }
@@ -275,7 +275,7 @@ mod tests {
         assert!(first.await.unwrap_err().is_cancelled(), "the oldest goes first");
         let admission = admit(&slots, OTHER, later, true);
         assert!(matches!(admission, Admission::Later), "{admission:?}");
-        // What was taken away is not given back once more.
+        // A slot that was taken away is not released twice.
         drop((stuck, others));
         let table = slots.lock();
         assert!(table.taken == 0 && table.accounts.is_empty(), "{table:?}");

@@ -100,8 +100,8 @@ impl Watch {
         self.blob.file().as_fd()
     }
 
-    /// Gives the blob up with readers left, see [`CachedBlob::cut_off`]. Until the session ends
-    /// they still have to be answered, so that none of them slips through before the file is cut.
+    /// Gives up the blob although it has readers, see [`CachedBlob::cut_off`]. They are answered
+    /// until the session ends, so that none slips through before the file is truncated.
     pub fn cut_off(self) {
         self.session.slots.close();
         if let Err(error) = self.blob.cut_off() {

@@ -22,9 +22,9 @@ use super::{
 /// An image as the crate serves it.
 pub(super) struct ImageServer<F: FileSystem + Sync>(pub(super) Server<F>);
 
-/// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, of which the last may be cut short
-/// here. Node numbers follow from the image, and a reader that is interrupted waits for the answer
-/// all the same.
+/// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, the last of which may be truncated
+/// here. Node numbers follow from the image, so nothing is forgotten, and an interrupted reader
+/// waits for its answer all the same.
 pub(in crate::kernel) const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
 
 impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
@@ -40,8 +40,7 @@ impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
 }
 
 impl<F: FileSystem + Send + Sync> ImageServer<F> {
-    /// Handles one request. Whatever goes wrong, the kernel gets an answer, since the reader waits
-    /// for it.
+    /// Handles one request. The kernel always gets an answer, since the reader waits for it.
     fn handle(&self, connection: &Connection, request: &mut [u8], reply: &mut [u8]) {
         // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.
         let Some((header, _)) = request.split_first_chunk::<16>() else { return };

@@ -28,11 +28,11 @@ pub(in crate::kernel) const BUFFER: usize = (1 << 20) + 4096;
 /// Threads that stay when nothing is to be done: enough for a burst of look-ups on a small machine.
 const IDLE_THREADS: usize = 4;
 
-/// What answers the requests of a connection.
+/// Answers the requests of a connection.
 pub(in crate::kernel) trait Answer: Send + Sync + 'static {
-    /// Answers the request in `slot`, whatever goes wrong: its reader waits. `reply` is room for
-    /// the answer. Returns the slot, unless the answer comes later; whatever has the slot then
-    /// gives it back with [`Connection::answered`].
+    /// Answers the request in `slot` in any case, since its reader waits. `reply` is a buffer for
+    /// the answer. Returns the slot, unless the answer comes later; its new holder then returns it
+    /// with [`Connection::answered`].
     fn answer(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -46,9 +46,9 @@ pub(in crate::kernel) trait Answer: Send + Sync + 'static {
 pub(in crate::kernel) struct Connection {
     device: File,
     journal: Arc<Journal>,
-    /// What it is of, for the log.
+    /// Name of the mount, for the log.
     name: String,
-    /// The image that is charged for threads, if it is of one.
+    /// The image that is charged for threads, if the connection belongs to one.
     image: Option<Digest>,
     requests: AtomicU64,
     /// Requests of an earlier process that are not answered yet.
@@ -89,7 +89,7 @@ impl Connection {
         })
     }
 
-    /// Starts threads: one for each request that is `left`, and one that waits for more.
+    /// Starts threads: one for each request that is `left`, and one to wait for more.
     pub(in crate::kernel) fn serve<A: Answer>(
         self: &Arc<Self>,
         answers: &Arc<A>,
@@ -107,17 +107,17 @@ impl Connection {
         &self.device
     }
 
-    /// What it is of.
+    /// Name of the mount.
     pub(in crate::kernel) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Requests so far.
+    /// Number of requests.
     pub(in crate::kernel) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Whether no thread answers any more.
+    /// Returns whether all threads have ended.
     pub(in crate::kernel) fn has_ended(&self) -> bool {
         self.threads().total == 0
     }
@@ -185,9 +185,9 @@ impl Connection {
         }
     }
 
-    /// Counts a waiting thread as busy. What another one needs if there is to be one, so that one
-    /// always waits; there are no more threads than slots, and of an image none above [`MINIMUM`]
-    /// without leave.
+    /// Counts a waiting thread as busy. Returns the resources for another thread if no thread is
+    /// left waiting. There are no more threads than slots, and an image needs leave for threads
+    /// beyond [`MINIMUM`].
     fn start_request(&self) -> Option<(Slot, Option<Leave>)> {
         let mut threads = self.threads();
         threads.idle -= 1;
@@ -203,16 +203,16 @@ impl Connection {
         Some((self.journal.take()?, leave))
     }
 
-    /// Counts a busy thread as waiting, and is true; or as gone, if enough others wait. At once:
-    /// threads that only meant to go would be taken for waiting ones by others, who would go, too,
-    /// until none is left.
+    /// Counts a busy thread as waiting and returns true; or as gone and returns false, if enough
+    /// others wait. In one step: otherwise several threads could each take the others for waiting,
+    /// and all would go.
     fn end_request(&self) -> bool {
         let mut threads = self.threads();
         if threads.idle < IDLE_THREADS {
             threads.idle += 1;
             return true;
         }
-        // So many others wait, and one of them takes the next request.
+        // The remaining threads wait, and one of them takes the next request.
         threads.total -= 1;
         false
     }

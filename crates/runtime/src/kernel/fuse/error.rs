@@ -21,7 +21,7 @@ pub enum FuseError {
         /// Why.
         error: io::Error,
     },
-    /// `fusermount3`, which mounts for users who are not root, refused.
+    /// `fusermount3`, which mounts for users other than root, refused.
     #[error("mounting at {} with fusermount3: {reason}", mountpoint.display())]
     Helper {
         /// Where.
@@ -29,10 +29,10 @@ pub enum FuseError {
         /// Why.
         reason: String,
     },
-    /// The mount is there, but there is no thread to serve it.
+    /// The mount exists, but no thread can be started to serve it.
     #[error("starting a thread for {}: {error}", mountpoint.display())]
     Thread {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         #[source]
@@ -41,7 +41,7 @@ pub enum FuseError {
     /// The connection of an earlier process cannot be served.
     #[error("serving {} again: {error}", mountpoint.display())]
     Resume {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         #[source]
@@ -50,13 +50,13 @@ pub enum FuseError {
     /// The mount is in use, and stays.
     #[error("unmounting {}: {}", mountpoint.display(), io::Error::from(Errno::BUSY))]
     Busy {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
     },
     /// The mount could not be removed.
     #[error("unmounting {}: {error}", mountpoint.display())]
     Unmount {
-        /// Which mount.
+        /// The mount.
         mountpoint: PathBuf,
         /// Why.
         error: io::Error,

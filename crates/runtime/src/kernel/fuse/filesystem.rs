@@ -31,13 +31,13 @@ use super::xattr_names::{ACLS, XattrNames};
 /// changes under a mount, so this only has to be longer than any mount lives.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Decoded blobs, wherever their bytes come from.
+/// Decoded blobs, from any source.
 ///
 /// Blocks the calling thread. Blobs are those of the bootstrap's blob table.
 pub trait BlobReader: Send + Sync {
     /// Returns when every byte of `range` is in [`BlobReader::file`] and checked. An error that is
-    /// not of the operating system reaches the reader as EIO. `reader` is the process that reads, 0
-    /// if the kernel does not say.
+    /// not of the operating system reaches the reader as EIO. `reader` is the reading process, 0 if
+    /// the kernel does not name it.
     fn ensure(&self, blob: BlobIndex, range: Range<Decoded>, reader: i32) -> io::Result<()>;
 
     /// The file with the decoded bytes of `blob` at their decoded addresses.
@@ -49,10 +49,10 @@ pub trait BlobReader: Send + Sync {
 pub struct ImageFilesystem<B, R> {
     bootstrap: Arc<Bootstrap<B>>,
     blobs: R,
-    /// Set when every inode has been looked at.
+    /// Set when every inode has been examined.
     names: Arc<OnceLock<XattrNames>>,
-    /// Whether the kernel asks for ACLs to check them also if there are none. It must not get an
-    /// error then.
+    /// Whether the kernel checks ACLs, and so asks for them even where there are none. It must not
+    /// get an error then.
     acls_checked: bool,
 }
 
@@ -83,7 +83,7 @@ where
 }
 
 impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
-    /// The inode that the kernel knows by the number `node`.
+    /// The inode with the kernel's number `node`.
     fn inode(&self, node: u64) -> io::Result<InodeView> {
         let nid = match node {
             ROOT_ID => self.bootstrap.root(),
@@ -92,12 +92,12 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
         self.bootstrap.inode(nid).map_err(damaged)
     }
 
-    /// The number by which the kernel knows `nid`, also shown as its inode number.
+    /// The kernel's number for `nid`, also shown as its inode number.
     fn node(&self, nid: Nid) -> u64 {
         if nid == self.bootstrap.root() { ROOT_ID } else { nid.0.wrapping_add(NODE_BASE) }
     }
 
-    /// Whether it is known that no file of the image has an attribute.
+    /// Returns whether all names of attributes are known, and there are none.
     fn has_no_xattrs(&self) -> bool {
         self.names.get().is_some_and(XattrNames::is_empty)
     }
@@ -162,18 +162,18 @@ impl<B: AsRef<[u8]>, R: BlobReader> ImageFilesystem<B, R> {
     fn copy(&self, piece: Extent, writer: &mut dyn ZeroCopyWriter, reader: i32) -> io::Result<()> {
         let range = piece.start..Decoded(piece.start.0 + piece.len);
         self.blobs.ensure(piece.blob, range, reader)?;
-        // The writer wants a file of its own. To duplicate the descriptor costs less than a
-        // microsecond and, other than a lock around the file, makes no reader wait for another
-        // one's disk.
+        // The writer needs a file of its own. Duplicating the descriptor costs less than a
+        // microsecond and, unlike a lock around the file, makes no reader wait for another one's
+        // disk.
         let mut file = self.blobs.file(piece.blob)?.try_clone()?;
         writer.write_all_from(&mut file, piece.len as usize, piece.start.0)
     }
 }
 
-/// The first number of an inode other than the root: 0 means none and 1 the root to the kernel.
+/// The first number of an inode other than the root: to the kernel, 0 means none and 1 the root.
 const NODE_BASE: u64 = 2;
 
-/// What a damaged bootstrap looks like to the reader.
+/// The error that a damaged bootstrap causes for readers.
 fn damaged(error: FormatError) -> io::Error {
     error!("damaged bootstrap: {error}");
     Errno::IO.into()
@@ -310,7 +310,7 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         let dir = self.inode(node)?;
         for entry in self.bootstrap.read_dir(dir.nid, offset).map_err(damaged)? {
             let entry = entry.map_err(damaged)?;
-            // The kernel takes no attributes from `.` and `..`; node 0 says that there are none.
+            // The kernel takes no attributes from `.` and `..`; node 0 marks entries without any.
             let child = if entry.is_dot() { Entry::default() } else { self.entry(entry.nid)? };
             if add(self.listed(&entry), child)? == 0 {
                 break;
@@ -335,7 +335,8 @@ impl<B: AsRef<[u8]>, R: BlobReader> FileSystem for ImageFilesystem<B, R> {
         let name = name.to_bytes();
         let found = attributes.into_iter().find(|(known, _)| known == name);
         let Some((_, value)) = found else {
-            // As file systems say that do not know such attributes: ls then asks for no other file.
+            // As file systems without support for such attributes answer: ls then asks for no other
+            // file.
             let unknown = self.names.get().is_some_and(|names| names.lack(name));
             let checked = self.acls_checked && ACLS.contains(&name);
             return Err(if unknown && !checked { Errno::OPNOTSUPP } else { Errno::NODATA }.into());

@@ -24,13 +24,13 @@ use std::{
 use lazuli_sys::shared::Shared;
 use tracing::debug;
 
-/// How many requests a journal holds, and how long they may be. A driver never changes its own: the
+/// The number of requests in a journal, and their maximum size. A driver never changes its own: the
 /// next version has to find the slots of this one.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernel) struct Shape {
-    /// Requests that can be under way at once.
+    /// Maximum number of requests in progress.
     pub(in crate::kernel) slots: usize,
-    /// Bytes of a slot, a multiple of 8. What is longer is cut.
+    /// Bytes of a slot, a multiple of 8. Longer requests are truncated.
     pub(in crate::kernel) size: usize,
 }
 
@@ -41,8 +41,8 @@ impl Shape {
     }
 }
 
-/// Where the number of the request is in its slot: after 4 bytes of length and 4 of opcode, see
-/// `struct fuse_in_header`.
+/// Place of the request's number in its slot: after 4 bytes of length and 4 of opcode, see `struct
+/// fuse_in_header`.
 const UNIQUE: usize = 1;
 
 /// See the module.
@@ -61,7 +61,7 @@ impl Journal {
         Ok(Self::new(Shared::create("lazuli-fuse", shape.slots * shape.numbers())?, shape))
     }
 
-    /// The journal of a process that is gone, and what it left.
+    /// Opens the journal of a dead process, with the requests that it left.
     pub(in crate::kernel) fn open(
         file: OwnedFd,
         shape: Shape,
@@ -94,7 +94,7 @@ impl Journal {
         Arc::new(Journal { memory, shape, taken, freed: Condvar::new() })
     }
 
-    /// A free slot; `None` when there is none.
+    /// Takes a free slot; `None` if there is none.
     pub(in crate::kernel) fn take(self: &Arc<Self>) -> Option<Slot> {
         self.take_free(&mut self.taken())
     }
@@ -127,13 +127,13 @@ impl AsFd for Journal {
     }
 }
 
-/// Room for one request. One that still has a request when it is dropped stays taken, for the next
+/// Memory for one request. A slot that holds a request when it is dropped stays taken, for the next
 /// process.
 #[derive(Debug)]
 pub(in crate::kernel) struct Slot {
     journal: Arc<Journal>,
     index: usize,
-    /// Whether an earlier process left the request in it.
+    /// Whether an earlier process left the request.
     is_left: bool,
 }
 
@@ -143,7 +143,7 @@ impl Slot {
         self.index * numbers..(self.index + 1) * numbers
     }
 
-    /// Whether there is no request in it.
+    /// Returns whether the slot holds no request.
     pub(in crate::kernel) fn is_empty(&self) -> bool {
         self.journal.memory[self.range().start + UNIQUE].load(Ordering::Acquire) == 0
     }
@@ -153,14 +153,13 @@ impl Slot {
         self.journal.memory[self.range().start + UNIQUE].store(0, Ordering::Release);
     }
 
-    /// Whether the request in it was left by an earlier process; asked once.
+    /// Returns whether an earlier process left the request; true at most once.
     pub(in crate::kernel) fn take_left(&mut self) -> bool {
         std::mem::take(&mut self.is_left)
     }
 
-    /// Waits for a request, and returns its length. `rest` gets what is longer than a slot: the
-    /// kernel insists on room for the longest request, written data included, before it gives out
-    /// any.
+    /// Waits for a request, and returns its length. `rest` gets the excess over a slot: the kernel
+    /// insists on a buffer for the longest request, written data included, before it returns any.
     pub(in crate::kernel) fn read(
         &self,
         device: BorrowedFd<'_>,
@@ -174,7 +173,7 @@ impl Slot {
     /// The request.
     pub(in crate::kernel) fn request(&self) -> Vec<u8> {
         let numbers = &self.journal.memory[self.range()];
-        // The length comes first.
+        // The length is the first field.
         let [a, b, c, d, ..] = numbers[0].load(Ordering::Acquire).to_ne_bytes();
         let len = (u32::from_ne_bytes([a, b, c, d]) as usize).min(self.journal.shape.size);
         let used = &numbers[..len.div_ceil(size_of::<u64>())];

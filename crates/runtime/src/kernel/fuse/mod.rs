@@ -1,4 +1,4 @@
-//! The FUSE driver: any kernel, also without root.
+//! The FUSE driver, for any kernel, even without root.
 //!
 //! Each mount point is one [`Session`]: a connection to the kernel and the threads that answer it.
 //! [`ImageFilesystem`] turns requests into look-ups in the bootstrap and reads of the cache; it

@@ -52,7 +52,7 @@ pub(super) fn mount_directly(
     })
 }
 
-/// Mounts where a mount is whose connection is closed, and takes that away.
+/// Mounts over a mount whose connection is closed, and removes that one.
 pub(super) fn replace_directly(
     device: &File,
     mountpoint: &Path,
@@ -107,8 +107,8 @@ pub(in crate::kernel) fn create_filesystem(
     Ok(context)
 }
 
-/// `fusermount3` mounts and sends the connection back over a socket: here its standard input, so
-/// that no other process that is started meanwhile inherits it.
+/// Mounts by `fusermount3`, which sends the connection back over a socket. The socket is its
+/// standard input, so that no other process started meanwhile inherits it.
 pub(super) fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File, FuseError> {
     let refused =
         |reason: String| FuseError::Helper { mountpoint: mountpoint.to_path_buf(), reason };
@@ -139,7 +139,7 @@ pub(super) fn mount_with_helper(mountpoint: &Path, source: &str) -> Result<File,
     received.map(File::from).ok_or_else(|| refused("it sent no connection".to_owned()))
 }
 
-/// Removes what is mounted at `mountpoint`, with whatever privileges there are.
+/// Unmounts `mountpoint`, with the available privileges.
 ///
 /// # Errors
 /// [`io::ErrorKind::ResourceBusy`] while it is in use.
@@ -152,7 +152,7 @@ pub(super) fn unmount(mountpoint: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes what is mounted at `mountpoint` out of the tree, with whatever privileges there are.
+/// Detaches the mount at `mountpoint`, with the available privileges.
 pub fn detach(mountpoint: &Path) -> io::Result<()> {
     match mount::detach(mountpoint) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -164,12 +164,14 @@ pub fn detach(mountpoint: &Path) -> io::Result<()> {
 
 fn remove_with_helper(mountpoint: &Path, options: &[&str]) -> io::Result<()> {
     let mut command = Command::new("fusermount3");
-    let output = command.arg("-u").args(options).arg("--").arg(mountpoint).output()?;
+    command.arg("-u").args(options).arg("--").arg(mountpoint).env("LC_ALL", "C");
+    let output = command.output()?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    // The helper has words for it only.
+    // Only the helper's text tells: umount2 answers EPERM to this user before it looks whether the
+    // mount is in use, and a mount that stays in the mount table may stay for another reason.
     Err(match said.contains("busy") {
         true => io::Error::new(io::ErrorKind::ResourceBusy, said),
         false => io::Error::other(said),

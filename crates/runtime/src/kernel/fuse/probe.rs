@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::mount::{SUBTYPE, create_filesystem};
 
-/// Whether this driver works here.
+/// Returns whether this driver works here.
 pub(in crate::kernel) fn run() -> Result<(), String> {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(_) => Ok(()),
@@ -18,9 +18,9 @@ pub(in crate::kernel) fn run() -> Result<(), String> {
     }
 }
 
-/// Has the kernel send everything again that was read from the connection and not answered. The
-/// message is a `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`, which
-/// Linux 6.9 and later know.
+/// Makes the kernel send all requests again that were read from the connection and not answered.
+/// The message is a `struct fuse_out_header` (length, code, 0) with code `FUSE_NOTIFY_RESEND`,
+/// known to Linux 6.9 and later.
 pub(super) fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     const FUSE_NOTIFY_RESEND: i32 = 7;
     let mut message = [0; 16];
@@ -30,9 +30,9 @@ pub(super) fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this kernel can send requests again, see
-/// [`Session::resume`](super::Session::resume). Tries it on a mount that is attached nowhere, for
-/// which it needs root.
+/// Returns whether this kernel can send requests again, see
+/// [`Session::resume`](super::Session::resume). Tries it on a mount that is attached nowhere, which
+/// needs root.
 pub fn can_resend() -> io::Result<bool> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
     let context = create_filesystem(&device, "trial", SUBTYPE)?;

@@ -25,13 +25,13 @@ use crate::{
     kernel::mount::{self, Suid},
 };
 
-/// Threads of one session that read requests. A read of missing data holds its thread until the
-/// data is there, so this is how many reads can wait at once before other requests wait for them;
-/// one that waits costs some 50 KiB. Of what is sent for a file system that cannot be written to,
-/// only the kernel's list of forgotten nodes is longer than a slot, which needs no answer.
+/// Number and size of a session's slots. A read of missing data holds its thread until the data is
+/// ready, so the number limits the reads that can wait at once before other requests wait for them;
+/// one that waits costs some 50 KiB. Of all requests to a read-only file system, only the kernel's
+/// list of forgotten nodes is longer than a slot, and it needs no answer.
 pub(super) const SHAPE: Shape = Shape { slots: 256, size: 8192 };
 
-/// How the keeper's names begin of what belongs to FUSE mounts.
+/// Prefix of the keeper's names for descriptors of FUSE mounts.
 pub const HELD: &str = "fuse-";
 
 /// The keeper's name for a connection.
@@ -39,8 +39,8 @@ fn connection_name(key: &str) -> String {
     format!("{HELD}{key}")
 }
 
-/// The keeper's name for the journal of a connection. The keeper has it before the connection: a
-/// connection without a journal is one of a version that had none.
+/// The keeper's name for the journal of a connection. The keeper gets it before the connection: a
+/// connection without a journal belongs to a version that had none.
 fn journal_name(key: &str) -> String {
     format!("{HELD}journal-{key}")
 }
@@ -56,45 +56,46 @@ pub struct Session {
     _held: [KeptDescriptor; 2],
 }
 
-/// Which mount is meant.
+/// The mount to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct MountTarget<'a> {
-    /// Where it is.
+    /// Its mountpoint.
     pub mountpoint: &'a Path,
-    /// What tells it from others, for the keeper.
+    /// Identifies the mount to the keeper.
     pub key: &'a str,
     /// The manifest of the image, which is charged for threads.
     pub image: Digest,
-    /// What is there already.
+    /// The present state of the mount point.
     pub place: MountPoint,
 }
 
-/// What is at a mount point before a mount is made.
+/// The state of a mount point before mounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountPoint {
     /// No mount of ours.
     Free,
-    /// A mount whose connection is closed: the new one takes its place.
+    /// A mount whose connection is closed: the new one replaces it.
     Dead,
 }
 
-/// What an earlier worker left of one mount.
+/// The session of one mount, from an earlier worker.
 #[derive(Debug)]
 pub struct Left {
     pub(super) connection: OwnedFd,
-    /// `None` when the worker that made the mount was of a version that had none.
+    /// `None` if the worker that made the mount had no journals yet.
     pub(super) journal: Option<OwnedFd>,
 }
 
 impl Left {
-    /// Takes out of `given` what belongs to the mount `key`. `None` when its connection is closed.
+    /// Takes the descriptors of the mount `key` out of `given`. `None` when its connection is
+    /// closed.
     pub fn find(given: &mut Descriptors, key: &str) -> Option<Self> {
         let journal = given.remove(&journal_name(key));
         let connection = given.remove(&connection_name(key))?;
         Some(Left { connection, journal })
     }
 
-    /// Has the keeper let go of everything that belongs to the mount `key`.
+    /// Makes the keeper release everything that belongs to the mount `key`.
     pub fn release(link: &Link, key: &str) {
         link.release(&connection_name(key));
         link.release(&journal_name(key));
@@ -117,8 +118,8 @@ impl Session {
     {
         let mountpoint = target.mountpoint;
         let device = File::options().read(true).write(true).open("/dev/fuse");
-        // The keeper has everything before there is a mount: one that this process did not get to
-        // serve is served by the next.
+        // The keeper gets everything before the mount exists: if this process dies before it serves
+        // the mount, the next one does.
         let mut session = Self::new(device.map_err(FuseError::Device)?, create()?, target, link);
         let device = session.connection.device();
         let mounted = match target.place {
@@ -144,10 +145,10 @@ impl Session {
         Ok(session)
     }
 
-    /// Serves a mount again whose process is gone, over its connection: answers what that process
-    /// had read and not answered, and reads on. Needs no negotiation: what the kernel remembers of
-    /// the old process (which requests it need not send, node numbers) follows from the image. No
-    /// other process may read the connection any more.
+    /// Serves a mount again whose process is gone, over its connection: answers the requests that
+    /// the process had read and not answered, and reads on. Needs no negotiation: the kernel's
+    /// state from the old process (which requests it need not send, node numbers) follows from the
+    /// image. No other process may read the connection any more.
     ///
     /// # Errors
     /// [`FuseError::Resume`] when there is no journal of what the old process had read, and the
@@ -213,7 +214,7 @@ impl Session {
         self.connection.caught_up()
     }
 
-    /// Where it is mounted.
+    /// The mountpoint.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
@@ -242,8 +243,8 @@ impl Session {
 
     fn remove(&self, remove: fn(&Path) -> io::Result<()>) -> Result<(), FuseError> {
         let mountpoint = &self.mountpoint;
-        // Another process may have unmounted it: what is there now is then not ours to unmount. The
-        // number is not given to another file system as long as this one lives, and we serve it.
+        // Another process may have unmounted it: a mount at this place is then not ours to unmount.
+        // The device number is not reused as long as this file system lives, and we serve it.
         if self.connection.has_ended()
             || self.device.is_none()
             || mount::device(mountpoint).ok() != self.device

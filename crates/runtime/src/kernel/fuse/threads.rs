@@ -1,4 +1,4 @@
-//! Limits the threads of a process's mounts, and shares them out by image.
+//! Limits the threads of a process's mounts, and shares them between images.
 //!
 //! A read of missing data holds its thread until the data is there. An image whose registry hangs,
 //! with many mounts and many readers, takes a thread for each of them, and a machine, a control
@@ -26,10 +26,10 @@ pub(super) const MINIMUM: usize = 8;
 /// Threads of all mounts above that. One costs some 50 KiB.
 const MOST: usize = 2048;
 
-/// One of this many is kept for images that have less than their share.
+/// One in this many threads is kept for images with less than their share.
 const RESERVE: usize = 8;
 
-/// Those of this process.
+/// The threads of this process.
 pub(super) static THREADS: ThreadPool = ThreadPool::new(MOST);
 
 /// See the module.

@@ -9,8 +9,8 @@ use crate::image::walk;
 /// The attributes that hold ACLs.
 pub(super) const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// The extended attributes of an image that mean something to the system, by name: ACLs, labels,
-/// capabilities. `None` when they are not known. Others are only counted.
+/// The names of an image's extended attributes that matter to the system: ACLs, labels,
+/// capabilities. `None` when they are unknown. Other attributes are only noted.
 #[derive(Debug, Default)]
 pub(super) struct XattrNames {
     system: Option<BTreeSet<Vec<u8>>>,
@@ -18,10 +18,10 @@ pub(super) struct XattrNames {
 }
 
 impl XattrNames {
-    /// More names than any system knows.
+    /// Maximum number of names, more than any system knows.
     const MOST: usize = 64;
 
-    /// Those of every inode.
+    /// Collects the names of every inode.
     pub(super) fn of<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Self {
         let mut names = XattrNames { system: Some(BTreeSet::new()), others: false };
         let mut add = |nid| match bootstrap.inode(nid) {
@@ -51,12 +51,12 @@ impl XattrNames {
         ControlFlow::Continue(())
     }
 
-    /// Whether no inode has any.
+    /// Returns whether no inode has any attribute.
     pub(super) fn is_empty(&self) -> bool {
         !self.others && self.system.as_ref().is_some_and(BTreeSet::is_empty)
     }
 
-    /// Whether no inode has this one, which is one of the system's.
+    /// Returns whether no inode has this attribute, which must be one of the system's.
     pub(super) fn lack(&self, name: &[u8]) -> bool {
         self.system.as_ref().is_some_and(|system| is_system(name) && !system.contains(name))
     }

@@ -9,7 +9,7 @@ use lazuli_image::{
 
 use super::super::ahead::ChunkAt;
 
-/// Names that are looked at in one image. Real images have up to 150,000.
+/// Limit of names to examine in one image. Real images have up to 150,000.
 const NAMES: usize = 1 << 20;
 
 /// Chunks of files that are remembered of one image: 24 bytes each.
@@ -18,7 +18,7 @@ const PLACES: usize = 1 << 20;
 /// Directories below each other.
 const DEPTH: usize = 64;
 
-/// Names in a directory that make it a package: they describe what is in it and below.
+/// Names that make their directory a package: they describe its content.
 const MANIFESTS: [&[u8]; 6] =
     [b"package.json", b"DESCRIPTION", b"ebin", b"META-INF", b"composer.json", b"RECORD"];
 
@@ -26,10 +26,10 @@ const MANIFESTS: [&[u8]; 6] =
 const COLLECTIONS: [&[u8]; 6] =
     [b"site-packages", b"dist-packages", b"node_modules", b"gems", b"vendor", b"perl5"];
 
-/// Down to here each directory is a package of its own if nothing says so: `/usr/share/app`.
+/// Down to this depth, each directory counts as a package of its own: `/usr/share/app`.
 const SHALLOW: usize = 3;
 
-/// Longest ending of a name that says of which kind a file is.
+/// Maximum length of a name's ending that counts as the kind of a file.
 const ENDING: usize = 8;
 
 /// A regular file. The numbers count from 0 in the whole image.
@@ -42,7 +42,7 @@ pub(super) struct File {
     pub(super) directory: u32,
     /// The package that its directory belongs to.
     pub(super) package: u32,
-    /// What its name ends with.
+    /// The ending of its name.
     pub(super) kind: u32,
     /// The files of its kind in its directory.
     pub(super) in_directory: u32,
@@ -59,7 +59,7 @@ pub(super) struct Files {
     owners: Vec<(ChunkAt, u32)>,
 }
 
-/// Numbers things in the order in which they are first seen.
+/// Numbers keys in the order of their first appearance.
 #[derive(Debug)]
 struct Numbers<K>(HashMap<K, u32>);
 
@@ -84,7 +84,7 @@ struct Ahead {
     holds_packages: bool,
 }
 
-/// What a walk has seen.
+/// The state of a walk.
 struct Walk<'a, B, P> {
     bootstrap: &'a Bootstrap<B>,
     position: P,
@@ -98,8 +98,8 @@ struct Walk<'a, B, P> {
 }
 
 impl Files {
-    /// Looks at every name of an image once, up to a limit. `position` is where a blob has the
-    /// chunk with a number. What is damaged is not there.
+    /// Walks through all names of an image, up to a limit. `position` looks up a chunk of a blob by
+    /// its number. Skips damaged parts.
     pub(super) fn of<B: AsRef<[u8]>>(
         bootstrap: &Bootstrap<B>,
         position: impl Fn(usize, u32) -> Option<usize>,
@@ -215,8 +215,7 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
     }
 }
 
-/// What a name says of the kind of its file: what is after the last dot, or that it is a library of
-/// some version.
+/// The kind of a file by its name: the part after the last dot, or a library of some version.
 fn ending(name: &[u8]) -> &[u8] {
     const LIBRARY: &[u8] = b".so";
     let is_library = |at: &usize| {

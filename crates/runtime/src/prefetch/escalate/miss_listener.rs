@@ -21,15 +21,15 @@ use crate::{
 pub(super) struct News {
     /// Chunks that readers touched for the first time, in order, those that they missed among them.
     pub(super) touched: Vec<ChunkAt>,
-    /// Those that were neither here, nor on their way, nor foreseen.
+    /// Those that were neither present, nor in flight, nor foreseen.
     pub(super) missed: Vec<ChunkAt>,
 }
 
-/// Hears what readers of an image ask for. Each chunk is told once, so this is bounded by the
-/// image's chunks.
+/// Listens to the readers of an image. Each chunk is reported once, so memory is bounded by the
+/// number of chunks.
 pub(crate) struct MissListener {
     shared: Arc<Shared>,
-    /// Kept alive for the blobs, which tell them.
+    /// Kept alive for the blobs, which notify them.
     _listeners: Vec<Arc<Listener>>,
 }
 
@@ -37,7 +37,7 @@ struct Shared {
     news: Mutex<News>,
     /// Wakes up the escalation: something was missed, or something that it brought is used.
     arrived: Notify,
-    /// Of each blob, by position.
+    /// The chunks of each blob, by position.
     chunks: Vec<Chunks>,
     touched: AtomicUsize,
     missed: AtomicUsize,
@@ -74,25 +74,25 @@ impl MissListener {
         MissListener { _listeners: blobs.iter().enumerate().map(listener).collect(), shared }
     }
 
-    /// A miss of one of these is none: they are going to be asked for.
+    /// Marks chunks as expected: they are about to be requested, so they don't count as misses.
     pub(crate) fn foresee(&self, places: &[ChunkAt]) {
         for (blob, chunk) in places {
             self.shared.chunks[*blob].foreseen.set(*chunk);
         }
     }
 
-    /// Chunks that were touched so far, and how many of them were missed.
+    /// Number of chunks touched so far, and how many of them were misses.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         (count(&self.shared.touched), count(&self.shared.missed))
     }
 
-    /// What was heard since the last time.
+    /// Takes the news since the last call.
     pub(super) fn take(&self) -> News {
         mem::take(&mut *self.shared.lock())
     }
 
-    /// Waits until something is heard that was not [taken](MissListener::take).
+    /// Waits for news that were not [taken](MissListener::take).
     pub(super) async fn more(&self) {
         self.shared.arrived.notified().await;
     }

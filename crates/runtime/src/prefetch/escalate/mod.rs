@@ -1,7 +1,7 @@
 //! Escalation: an unforeseen start may use the whole link for what it most likely reads next.
 //!
 //! ```text
-//! miss of a chunk that is neither here, nor on its way, nor foreseen
+//! miss of a chunk that is neither here, nor in flight, nor foreseen
 //!    ├─▶ buys bytes
 //!    └─▶ scope: directories of the misses ─▶ their packages ─▶ the image
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
@@ -39,14 +39,15 @@ use super::{
 };
 use crate::cache::CachedBlob;
 
-/// How long an order of files holds, whatever is read meanwhile. Ordering 50,000 files takes 4 ms.
+/// How long an order of files is used, whatever is read meanwhile. Ordering 50,000 files takes 4
+/// ms.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Less is in flight at first than of what a start surely reads: readers wait behind it for
-/// something else, and a start with few misses, or at a registry nearby, should cost few bytes.
+/// Initial bytes in flight, fewer than for certain reads of a start: other readers wait behind
+/// them, and a start with few misses, or with a registry nearby, should cost few bytes.
 const LEAST: u64 = 256 << 10;
 
-/// What a miss buys, as a multiple of what fills the link.
+/// Bytes that a miss buys, as a multiple of those that fill the link.
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
@@ -54,11 +55,12 @@ const ANYWHERE: u64 = 4;
 /// may be in flight for no gain.
 const FULL: u64 = 4 << 20;
 
-/// How long one start keeps the others waiting: more than what fills the link twice takes with a
-/// registry that answers.
+/// How long one start delays the others: more than a registry that answers needs to fill the link
+/// twice.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// What all escalating starts of a node share: one of them has its bytes in flight at a time.
+/// State that all escalating starts of a node share: only one of them has bytes in flight at a
+/// time.
 #[derive(Debug)]
 pub(super) struct Escalation {
     pace: Pace,
@@ -94,15 +96,14 @@ impl Escalation {
         self.turn.take(LONGEST, work).await
     }
 
-    /// Whether a start that has got so many bytes in its turn should let another one have its.
+    /// Returns whether a start with this many bytes in its turn should yield to another one.
     fn is_enough(&self, bytes: u64) -> bool {
         bytes >= NEAR * self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
 /// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is
-/// not served any more, or a server has enough to do. Not when the start is over: nothing tells
-/// that here.
+/// no longer served, or a server is overloaded. Doesn't detect the end of the start.
 pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, image: &Image) {
     let escalation = &prefetcher.escalation;
     let left = prefetcher.settings.escalate_bytes;
@@ -147,7 +148,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
             ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
         };
         if escalation.in_turn(step).await.is_err() {
-            // Readers that need what cannot be had get the reason.
+            // Readers of chunks that cannot be fetched get the error.
             return;
         }
         if image.blobs.strong_count() == 0 {
@@ -156,7 +157,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
     }
 }
 
-/// Walks through the image, on a thread that may be busy for so long.
+/// Walks through the image, on a thread for long work.
 async fn rank(image: &Image) -> Option<Ranking> {
     let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.upgrade()?);
     let walk = move || {
@@ -177,7 +178,7 @@ struct Start<'a> {
     /// Bytes that it may have yet, and that its misses have bought.
     left: u64,
     credit: u64,
-    /// Files to fetch, the next one last, and how many chunks of that were looked at.
+    /// Files to fetch, the next one last, and the number of its chunks that were examined.
     order: Vec<u32>,
     place: usize,
     ordered: Option<Instant>,
@@ -188,7 +189,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// Takes in what readers did meanwhile.
+    /// Records the reads since the last call.
     fn listen(&mut self) {
         let news = self.listener.take();
         if !news.touched.is_empty() {
@@ -274,7 +275,7 @@ impl Iterator for Turn<'_, '_> {
         let next = self.start.next_missing();
         let next = next.filter(|(_, size)| self.bytes == 0 || *size <= self.start.credit);
         let Some((place, size)) = next.filter(|_| !self.start.is_refused) else {
-            // What is left of it buys nothing: there is nothing to buy, or a chunk that is too big.
+            // The remaining credit buys nothing: no file is left, or the next chunk is too big.
             self.start.credit = 0;
             return None;
         };

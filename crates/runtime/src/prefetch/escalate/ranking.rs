@@ -1,35 +1,35 @@
 //! Ranks files by how likely a start reads them next.
 //!
-//! A file is as likely as others of its kind in its directory were so far; where these say little,
-//! as those of its package, and then as those of its kind in the whole image. So what a start has
-//! read decides, and no table of names.
+//! A file is as likely to be read as others of its kind in its directory were so far; where these
+//! say little, as those in its package, and then as those in the whole image. So the reads of this
+//! start decide, not a table of names.
 
 use super::{
     super::ahead::ChunkAt,
     files::{File, Files},
 };
 
-/// How likely a file is of whose kind none was read.
+/// Likelihood of a file, none of whose kind was read.
 const UNSEEN: f32 = 0.002;
 
-/// How likely the rest of a file is, part of which was read.
+/// Likelihood of the rest of a file that was read in part.
 const BEGUN: f32 = 0.5;
 
-/// Files of a directory, of a package and of a kind that weigh as much as what is known from
-/// farther away.
+/// Number of files of a directory, of a package and of a kind that weigh as much as the knowledge
+/// from the next larger scope.
 const DIRECTORY_WEIGHT: f32 = 1.0;
 const PACKAGE_WEIGHT: f32 = 2.0;
 const KIND_WEIGHT: f32 = 8.0;
 
-/// Bytes that one file more costs: half of what is in flight at 100 Mbit/s and 10 ms. Among files
-/// of this size and less, the likeliest comes first; bigger ones have to be likelier.
+/// Bytes that one more file costs: half of the bytes in flight at 100 Mbit/s and 10 ms. Among files
+/// up to this size, the likeliest comes first; bigger ones must be likelier.
 const FILE_COST: f32 = 65536.0;
 
-/// Misses that a scope did not foresee, after which the next one is tried. The first miss of all is
-/// one.
+/// Unforeseen misses in a scope after which the next scope is tried. The very first miss counts.
 const STRAYS: u32 = 2;
 
-/// Where files are looked for. Each step needs misses that the one before did not foresee.
+/// The part of the image to take files from. Each step requires misses that the previous scope did
+/// not foresee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
     /// In directories in which something was missed.
@@ -40,7 +40,7 @@ pub(super) enum Scope {
     Image,
 }
 
-/// Files that were read, of so many.
+/// The number of files, and of those read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     files: f32,
@@ -48,13 +48,13 @@ struct Group {
 }
 
 impl Group {
-    /// How likely another one is, if `prior` is known of more of them.
+    /// Likelihood of another file, given the likelihood `prior` in the next larger scope.
     fn likelihood(self, prior: f32, weight: f32) -> f32 {
         (self.read + weight * prior) / (self.files + weight)
     }
 }
 
-/// What a start has read, and what follows from it.
+/// The reads of a start, and the ranking that follows from them.
 #[derive(Debug)]
 pub(super) struct Ranking {
     files: Files,
@@ -107,7 +107,7 @@ impl Ranking {
         }
     }
 
-    /// Where files are looked for at this moment.
+    /// The current scope.
     pub(super) fn scope(&self) -> Scope {
         self.scope
     }
@@ -124,7 +124,7 @@ impl Ranking {
         self.packages[file.in_package as usize].read += 1.0;
     }
 
-    /// It was neither here nor on its way.
+    /// Records a chunk that was neither present nor in flight.
     pub(super) fn note_missed(&mut self, place: ChunkAt) {
         self.last_miss = place;
         let Some(at) = self.files.owner(place) else { return };
@@ -161,8 +161,8 @@ impl Ranking {
         self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
     }
 
-    /// The files in scope, likeliest first for what they cost. Those about as likely are in the
-    /// order in which they are stored, from the last miss on, so that many of them are one request.
+    /// The files in scope, the likeliest for their cost first. Those of about the same likelihood
+    /// are in stored order, from the last miss on, so that many of them share one request.
     pub(super) fn order(&self) -> Vec<u32> {
         let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));
         let ranked = in_scope.map(|(at, file)| {
@@ -177,8 +177,8 @@ impl Ranking {
         ranked.into_iter().map(|(_, _, at)| at).collect()
     }
 
-    /// How far a file is from the last miss: in blobs, and in chunks. Programs read on rather than
-    /// back, so what follows is twice as near as what comes before.
+    /// Distance of a file from the last miss: in blobs, and in chunks. Programs read forward rather
+    /// than back, so chunks behind the miss count as twice as near as those before it.
     fn distance(&self, file: &File) -> (usize, usize) {
         let (blob, chunk) = self.files.places(file).first().copied().unwrap_or_default();
         let (last_blob, last) = self.last_miss;
@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// An image of files whose content is their path.
+    /// An image of files with their paths as content.
     struct Example {
         ranking: Ranking,
         paths: Vec<String>,
@@ -246,7 +246,7 @@ mod tests {
             self.ranking.note_missed(place);
         }
 
-        /// What would be fetched, without what was read.
+        /// The files to fetch, without those read.
         fn order(&self) -> Vec<&str> {
             let unread = |at: &u32| !self.ranking.read[*at as usize];
             let order = self.ranking.order().into_iter().filter(unread);
@@ -302,7 +302,7 @@ mod tests {
         let at = |path: &str| order.iter().position(|known| *known == path).unwrap();
         assert!(at(FILES[3]) < at(FILES[2]), "{order:?}");
         assert!(at(FILES[6]) < at(FILES[2]), "{order:?}");
-        // Hits count as well as misses: they say what the start reads.
+        // Hits count as much as misses: they show what the start reads.
         let at = example.paths.iter().position(|path| path == FILES[6]).unwrap() as u32;
         let likelihood =
             |example: &Example| example.ranking.likelihood(at, example.ranking.files.get(at));

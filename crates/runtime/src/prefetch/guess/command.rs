@@ -5,7 +5,7 @@ use serde_json::Value;
 /// Words of a command, commands of a script, and directories for programs that are looked at.
 const WORDS: usize = 64;
 
-/// What Linux and runtimes search when the image does not say.
+/// The search path of Linux and runtimes if the image has none.
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A process as an image describes it.
@@ -19,7 +19,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// What `config`, an OCI image configuration, says; what is not as it should be is left out.
+    /// The process in `config`, an OCI image configuration. Malformed parts are left out.
     pub(super) fn of(config: &Value) -> Self {
         let config = &config["config"];
         let texts = |name: &str| {
@@ -45,7 +45,7 @@ impl Process {
         found.map(|(_, value)| value.as_slice())
     }
 
-    /// Where programs are looked for.
+    /// The directories that are searched for programs.
     pub(super) fn search_path(&self) -> Vec<Vec<u8>> {
         let path = self.variable("PATH").unwrap_or(PATH);
         path.split(|byte| *byte == b':').take(WORDS).map(<[u8]>::to_vec).collect()
@@ -80,18 +80,18 @@ const WRAPPERS: [&str; 13] = [
     "tini",
 ];
 
-/// Whether the program of this name or path is a shell.
+/// Returns whether the program of this name or path is a shell.
 pub(super) fn is_shell(program: &[u8]) -> bool {
     is_one_of(&SHELLS, program)
 }
 
-/// Whether a shell takes the word after this one as its script: `-c`, also together with other
+/// Returns whether a shell takes the next word as its script: `-c`, perhaps combined with other
 /// options.
 pub(super) fn is_text_option(word: &[u8]) -> bool {
     word.starts_with(b"-") && !word.starts_with(b"--") && word.ends_with(b"c")
 }
 
-/// Whether the program of this name or path only runs another one.
+/// Returns whether the program of this name or path only runs another one.
 pub(super) fn is_wrapper(program: &[u8]) -> bool {
     is_one_of(&WRAPPERS, program)
 }
@@ -120,7 +120,7 @@ pub(super) fn directories(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
     words.filter(|word| word.starts_with(b"/") && word.len() > 1).take(WORDS)
 }
 
-/// What a program starts that has another one do its work.
+/// The program that a launcher starts to do its work.
 pub(super) fn launched(program: &[u8]) -> Option<&'static [u8]> {
     const LAUNCHERS: [(&[u8], &[u8]); 1] = [(b"Rscript", b"R")];
     let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();

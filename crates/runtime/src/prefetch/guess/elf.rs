@@ -13,7 +13,7 @@ use object::{
 /// How ELF files begin.
 pub(super) const MAGIC: &[u8] = &elf::ELFMAG;
 
-/// What is missing is read in blocks of so many bytes.
+/// Missing bytes are read in blocks of this size.
 const BLOCK: u64 = 64 << 10;
 
 /// The most bytes that a table in the file may have: 4096 entries of the dynamic section, a
@@ -34,17 +34,17 @@ pub(super) struct Parts {
     missing: Cell<Option<(u64, u64)>>,
 }
 
-/// What an ELF file says about its start.
+/// The parts of an ELF file that matter to its start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Elf {
     /// Its PT_INTERP: the dynamic linker.
     pub(super) interpreter: Option<Vec<u8>>,
     /// Names of libraries.
     pub(super) needed: Vec<Vec<u8>>,
-    /// Where to look for all libraries below it, if there is no [`Elf::runpath`]; colons between
-    /// directories.
+    /// The directories to search for all libraries below it, if there is no [`Elf::runpath`];
+    /// colons between directories.
     pub(super) rpath: Option<Vec<u8>>,
-    /// Where to look for its own libraries.
+    /// The directories to search for its own libraries.
     pub(super) runpath: Option<Vec<u8>>,
     /// Its processor, as `e_machine` has it.
     pub(super) machine: u16,
@@ -62,7 +62,7 @@ pub(super) enum Obstacle {
 }
 
 impl Parts {
-    /// Of a file of `size` bytes nothing is known.
+    /// Starts with nothing known of a file of `size` bytes.
     pub(super) fn new(size: u64) -> Self {
         Parts { size, known: Vec::new(), missing: Cell::new(None) }
     }
@@ -72,7 +72,7 @@ impl Parts {
         self.known.push((offset, bytes));
     }
 
-    /// What it says about its start.
+    /// Parses the file as far as its start needs it.
     pub(super) fn elf(&self) -> Result<Elf, Obstacle> {
         self.missing.take();
         let class = self.read_bytes_at(0, 5).map(|ident| elf::FileClass(ident[4]));
@@ -94,7 +94,8 @@ impl<'a> ReadRef<'a> for &'a Parts {
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        // An empty segment needs no bytes of the file, and asking for none would never be answered.
+        // An empty segment needs no bytes of the file, and a request for none would never be
+        // answered.
         if size == 0 {
             return Ok(&[]);
         }
@@ -143,7 +144,7 @@ fn parse<H: FileHeader<Endian = Endianness>>(file: &Parts) -> Option<Elf> {
     let Some((_, strings)) = entries().find(|(tag, _)| *tag == elf::DT_STRTAB) else {
         return Some(elf);
     };
-    // The table's address; the file has it in one of the segments that are mapped.
+    // The address of the table, which lies in one of the mapped segments.
     let strings = segments.iter().find_map(|segment| {
         let start = segment.p_vaddr(endian).into();
         let len: u64 = segment.p_filesz(endian).into();

@@ -4,17 +4,16 @@ use super::paths::{Found, matches};
 
 /// Files that go with others.
 struct Habit {
-    /// The programs and libraries whose habit it is, by their real names, with `*` for any part of
-    /// a name.
+    /// Real names of the programs and libraries with this habit; `*` stands for any part of a name.
     of: &'static [&'static str],
-    /// What they read: patterns of paths (see [`Paths::matching`](super::paths::Paths::matching))
-    /// in which `$DIR` is the directory of the program or library, `$NAME` its name, `$APP` the
-    /// directory of the script that it is given. Of alternatives with `|` between them the first
-    /// that is in the image counts.
+    /// Patterns of the paths that they read (see
+    /// [`Paths::matching`](super::paths::Paths::matching)). `$DIR` stands for the directory of the
+    /// program or library, `$NAME` for its name, `$APP` for the directory of its script. Of
+    /// alternatives separated by `|`, the first that exists in the image counts.
     reads: &'static [&'static str],
 }
 
-/// What every container reads: users and groups for the runtime, the rest for C libraries.
+/// Files that every container reads: users and groups for the runtime, the rest for C libraries.
 pub(super) const EVERY_CONTAINER: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
@@ -39,7 +38,7 @@ const HABITS: [Habit; 16] = [
             "$DIR/../lib/python3/dist-packages/*.pth",
             "$DIR/../lib/$NAME/site-packages/_distutils_hack/__pycache__/__init__.*.pyc",
             "$DIR/../lib/python3/dist-packages/_distutils_hack/__pycache__/__init__.*.pyc",
-            // An interpreter in the C locale makes itself one with UTF-8.
+            // In the C locale, an interpreter switches to UTF-8 by itself.
             "/usr/lib/locale/C.utf8/LC_CTYPE",
         ],
     },
@@ -161,7 +160,7 @@ const HABITS: [Habit; 16] = [
 /// The habits of interpreters that are given a script. The modules that it imports are followed,
 /// see [`super::imports`].
 const WITH_SCRIPT: [Habit; 1] = [
-    // What most servers come with, and then what is Jetty's.
+    // Files of most servers, and then those of Jetty.
     Habit {
         of: &["java"],
         reads: &[
@@ -183,7 +182,7 @@ pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Whether a file is configuration that may name modules and directories, see
+/// Returns whether a file is configuration that may name modules and directories, see
 /// [`modules`](super::command::modules).
 pub(super) fn names_modules(file: &Found) -> bool {
     file.name().ends_with(b".load") || file.name().ends_with(b".conf")
@@ -206,13 +205,12 @@ pub(super) fn locale(name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     vec![vec![of("/LC_*"), archive], vec![of("/LC_MESSAGES/*")]]
 }
 
-/// The patterns of what goes with `file`, each with its alternatives.
+/// The patterns of files that go with `file`, each with its alternatives.
 pub(super) fn habits(file: &Found) -> impl Iterator<Item = Vec<Vec<u8>>> {
     known(&HABITS, file).map(|reads| alternatives(reads, file, b""))
 }
 
-/// The patterns of what `interpreter` reads besides when it is given a script that is in the
-/// directory `application`.
+/// The patterns of files that `interpreter` reads for a script in the directory `application`.
 pub(super) fn with_script(
     interpreter: &Found,
     application: &[u8],

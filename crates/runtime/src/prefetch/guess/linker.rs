@@ -12,7 +12,7 @@ use super::{
 /// Directories that one image's configuration may name.
 const DIRECTORIES: usize = 64;
 
-/// Where Debian and its descendants have the libraries of a processor.
+/// The directories in which Debian and its descendants have a processor's libraries.
 const MULTIARCH: [(elf::Machine, &str); 9] = [
     (elf::EM_X86_64, "x86_64-linux-gnu"),
     (elf::EM_AARCH64, "aarch64-linux-gnu"),
@@ -52,7 +52,7 @@ impl Linker {
         Linker { library_path, configured: Vec::new() }
     }
 
-    /// Takes the directories out of the text of one of the files in [`CONFIGURATION`].
+    /// Adds the directories in the text of one of the files in [`CONFIGURATION`].
     pub(super) fn configure(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n') {
             let line = line.split(|byte| *byte == b'#').next().unwrap_or_default();

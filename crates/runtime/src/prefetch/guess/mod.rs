@@ -1,4 +1,4 @@
-//! Guesses from the image alone what a container's start reads.
+//! Guesses from the image alone which files a container's start reads.
 //!
 //! The config names the program. The program names its dynamic linker and its libraries, or its
 //! interpreter; libraries name libraries. What else is read follows from names: of locales in the
@@ -48,15 +48,14 @@ use self::{
 pub(crate) struct Piece {
     /// The file.
     pub(crate) file: Nid,
-    /// Which of its bytes; at least one, and none after its end.
+    /// The range in the file; not empty, and not beyond its end.
     pub(crate) range: Range<u64>,
 }
 
-/// Where the guess gets the bytes of files from.
+/// The source of the files' bytes for the guess.
 #[async_trait]
 pub(crate) trait Content: Send + Sync {
-    /// The bytes of `piece`, at most 128 KiB; `None` when they cannot be had. Waits until they are
-    /// here.
+    /// Reads `piece`, at most 128 KiB, waiting for its bytes; `None` on failure.
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
 
     /// The start runs this program.
@@ -66,16 +65,16 @@ pub(crate) trait Content: Send + Sync {
 /// Files that are looked into at the same time.
 const LOOKING: usize = 256;
 
-/// How much of a module or script is looked at.
+/// Limit of the bytes to read of a module or script.
 const TEXT: u64 = 128 << 10;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several
 /// places.
 const READS: usize = 12;
 
-/// Guesses what the image reads when it starts, and hands it to `wanted` in the order in which it
-/// should be fetched, as soon as it is known: several times, and no byte twice. Ends when nothing
-/// more follows from what is known.
+/// Guesses the reads of the image's start, and passes them to `wanted` in the order in which to
+/// fetch them, as soon as they are known: several times, and no byte twice. Ends when nothing more
+/// follows.
 ///
 /// `config` is the image's configuration. `content` is asked for a few blocks of each program and
 /// library.
@@ -99,7 +98,7 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         looking.extend(guess.unseen.drain(..ready).map(|visit| look(content, visit)));
         let Some((visit, seen)) = looking.next().await else { break };
         guess.follow(&visit, seen);
-        // What is known at the same time is asked for together.
+        // Files that are known at the same time are requested together.
         while let Some(Some((visit, seen))) = looking.next().now_or_never() {
             guess.follow(&visit, seen);
         }
@@ -107,7 +106,7 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         let pieces = guess.take_wanted();
         if !pieces.is_empty() {
             wanted(pieces);
-            // It is asked for in few requests before each file is looked into by itself.
+            // It is asked for in few requests before each file is read by itself.
             yield_now().await;
         }
     }

@@ -18,7 +18,7 @@ const ASKED: u64 = 64 << 10;
 const INDEX: &[u8] = b"index.php";
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
-    /// Adds what a shell script at `path` does with `words` after its name.
+    /// Adds the effects of a shell script at `path` with the arguments `words`.
     pub(super) fn follow_script(&mut self, path: &[u8], text: &[u8], words: &[Vec<u8>]) {
         let environment = self.process.environment.clone();
         let started = Started { path, arguments: words, environment: &environment };
@@ -43,12 +43,12 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 }
             }
         }
-        // Many scripts end by running what they were given.
+        // Many scripts end by running their arguments.
         self.run(words);
     }
 
-    /// Adds what an interpreter reads for its words, if `program` is one. `scripts` are the files
-    /// among them.
+    /// Adds the files that an interpreter reads for its arguments, if `program` is one. `scripts`
+    /// are the files among them.
     pub(super) fn follow_words(
         &mut self,
         program: &Found,
@@ -70,7 +70,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         self.add_imports(&imports, found);
     }
 
-    /// Adds what a module loads.
+    /// Adds the modules that a module loads.
     pub(super) fn follow_module(&mut self, imports: &Arc<Imports>, file: &Found, text: &[u8]) {
         let found = imports.follow(&mut self.paths, file, text);
         self.add_imports(imports, found);

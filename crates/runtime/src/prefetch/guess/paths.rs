@@ -7,7 +7,7 @@ use lazuli_image::{
     rafs::Bootstrap,
 };
 
-/// Symbolic links in one path: what Linux follows.
+/// Maximum number of symbolic links in a path, as in Linux.
 const LINKS: usize = 40;
 
 /// Names in one path, before and after links.
@@ -27,14 +27,14 @@ const NOT_AT_START: [&[u8]; 6] =
 /// hundred to 17,000.
 const STEPS: u32 = 200_000;
 
-/// Names in a directory, by what is before their first dot.
+/// Names in a directory, by the part before their first dot.
 type Listing<'a> = HashMap<&'a [u8], Vec<&'a [u8]>>;
 
 /// The names of an image.
 #[derive(Debug)]
 pub(super) struct Paths<'a, B> {
     bootstrap: &'a Bootstrap<B>,
-    /// What is left of [`STEPS`].
+    /// The remainder of [`STEPS`].
     steps: u32,
     /// Directories that were listed.
     listed: HashMap<Vec<u8>, Listing<'a>>,
@@ -71,13 +71,12 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         Paths { bootstrap, steps: STEPS, listed: HashMap::new() }
     }
 
-    /// Whether nothing is found any more, since too much was looked up.
+    /// Returns whether the look-up budget is spent, so that nothing is found any more.
     pub(super) fn is_spent(&self) -> bool {
         self.steps == 0
     }
 
-    /// The regular file that `path` leads to from the directory `base`. What is damaged is not
-    /// there.
+    /// The regular file that `path` leads to from the directory `base`. Damaged parts don't exist.
     pub(super) fn file(&mut self, base: &[u8], path: &[u8]) -> Option<Found> {
         let (path, inode) = self.follow(base, path)?;
         let is_executable = inode.permissions & 0o111 != 0;
@@ -107,8 +106,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         names.map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The same as [`Paths::file`] where many are looked for in few directories, most of them in
-    /// vain.
+    /// [`Paths::file`], for many look-ups in few directories, most of them without success.
     pub(super) fn known(&mut self, directory: &[u8], path: &[u8]) -> Option<Found> {
         let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
         let is_there =
@@ -132,7 +130,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     }
 
     /// The regular files whose absolute paths match `pattern`, in the order of their names. `*`
-    /// stands for any part of a name, `**` for any number of directories, none included.
+    /// stands for any part of a name, `**` for any number of directories, or none.
     pub(super) fn matching(&mut self, pattern: &[u8]) -> Vec<Found> {
         let paths = self.expand(pattern);
         paths.iter().filter_map(|path| self.file(b"/", path)).collect()
@@ -199,7 +197,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             .collect()
     }
 
-    /// Where `path` leads to from the directory `base`, and the path without links.
+    /// Resolves `path` from the directory `base`. Returns the inode, and the path without links.
     fn follow(&mut self, base: &[u8], path: &[u8]) -> Option<(Vec<u8>, InodeView)> {
         if self.is_spent() {
             return None;
@@ -245,7 +243,7 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     }
 }
 
-/// What is before the first dot of a name that does not begin with one.
+/// The part of a name before its first dot; a leading dot doesn't count.
 fn stem_of(name: &[u8]) -> &[u8] {
     let dot = name.iter().skip(1).position(|byte| *byte == b'.');
     dot.map_or(name, |dot| &name[..dot + 1])
@@ -258,7 +256,7 @@ fn prepend(ahead: &mut VecDeque<Vec<u8>>, path: &[u8]) {
     }
 }
 
-/// Whether `name` is what `pattern` stands for.
+/// Returns whether `name` matches `pattern`.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let first = parts.next().unwrap_or_default();

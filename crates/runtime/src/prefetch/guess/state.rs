@@ -28,23 +28,23 @@ const BYTES: u64 = 256 << 20;
 /// Programs that only run another one, of one command: `env nice tini …`.
 const WRAPPERS: usize = 16;
 
-/// Up to this size all of a file is read: the kernel reads 1 MiB around each page that is touched,
-/// and no library of less than 10 MiB was seen of which not everything was read.
+/// Maximum size of a file that is read whole: the kernel reads 1 MiB around each page that is
+/// touched, and every library below 10 MiB that was observed was read whole.
 const WHOLE: u64 = 16 << 20;
 
-/// Up to this size all of a program or library comes along in the end. Of libraries of 30 MiB and
-/// more 40 % to 78 % were read, here and there, and what is missing costs a round trip each.
+/// Maximum size of a program or library that is read whole in the end. Of libraries of 30 MiB and
+/// more, 40 % to 78 % were read in scattered places, and each missing part costs a round trip.
 const BIG: u64 = 64 << 20;
 
-/// How much of the beginning of a bigger file is read, whatever is in it.
+/// Bytes at the beginning of a bigger file that are always read.
 const HEAD: u64 = 1 << 20;
 
-/// How much of the end of a bigger program or library is read: its data are there, and with them
+/// Bytes at the end of a bigger program or library that are always read: its data is there, with
 /// the names of its libraries.
 const TAIL: u64 = 2 << 20;
 
-/// Up to this size all of a Java archive is read that is beside the one that is run. Of bigger ones
-/// it is both ends: what they are, and the directory of their files.
+/// Maximum size of a Java archive beside the one that is run to be read whole. Of bigger ones, both
+/// ends are read: the type, and the directory of their files.
 pub(super) const ARCHIVE: u64 = 4 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
@@ -58,13 +58,13 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// Whether it is no program and no library, whatever it looks like.
+    /// Returns whether the file counts as text, whatever its content looks like.
     pub(super) fn is_text(&self) -> bool {
         matches!(self.role, Role::Script(_) | Role::Module(_) | Role::Configuration)
     }
 }
 
-/// As what a file is read.
+/// The role of a file at the start.
 #[derive(Clone, Debug)]
 pub(super) enum Role {
     /// The kernel runs it, with these words, its own name first.
@@ -79,7 +79,7 @@ pub(super) enum Role {
     Configuration,
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Debug)]
 pub(super) enum Seen {
     /// A program or library.
@@ -90,18 +90,18 @@ pub(super) enum Seen {
     Nothing,
 }
 
-/// A guess under way.
+/// A guess in progress.
 #[derive(Debug)]
 pub(super) struct Guess<'a, B> {
     pub(super) paths: Paths<'a, B>,
     pub(super) process: Process,
     pub(super) linker: Linker,
     known: HashSet<Nid>,
-    /// What is left of [`BYTES`].
+    /// The remainder of [`BYTES`].
     budget: u64,
-    /// What is known to be wanted and was not taken yet.
+    /// Pieces that are certainly needed and were not taken yet.
     wanted: Vec<Piece>,
-    /// What may be wanted.
+    /// Pieces that may be needed.
     doubtful: Vec<Piece>,
     /// Programs that were not taken yet.
     programs: Vec<Nid>,
@@ -110,7 +110,7 @@ pub(super) struct Guess<'a, B> {
 }
 
 impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
-    /// Starts with what follows from `config` and from names alone.
+    /// Starts with the files that follow from `config` and from names alone.
     pub(super) fn new(config: &Value, bootstrap: &'a Bootstrap<B>) -> Self {
         let process = Process::of(config);
         let library_path = process.variable("LD_LIBRARY_PATH").unwrap_or_default();
@@ -138,17 +138,17 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         guess
     }
 
-    /// What was not taken yet.
+    /// Takes the pieces found since the last call.
     pub(super) fn take_wanted(&mut self) -> Vec<Piece> {
         mem::take(&mut self.wanted)
     }
 
-    /// Programs that the start runs, as far as it is known by now, each once.
+    /// Takes the programs that the start runs, as far as known, each once.
     pub(super) fn take_programs(&mut self) -> Vec<Nid> {
         mem::take(&mut self.programs)
     }
 
-    /// What is left, when nothing more follows.
+    /// The doubtful pieces, once nothing more follows.
     pub(super) fn into_doubtful(mut self) -> Vec<Piece> {
         for piece in mem::take(&mut self.doubtful) {
             self.want_piece(piece);
@@ -164,7 +164,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         found.map(|file| Piece { file: file.nid, range: 0..file.size }).collect()
     }
 
-    /// Adds what follows from what is in a file.
+    /// Adds the files that follow from a file's content.
     pub(super) fn follow(&mut self, visit: &Visit, seen: Seen) {
         match (seen, &visit.role) {
             (Seen::Elf(elf), role) => {
@@ -217,7 +217,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    /// Adds what a command reads.
+    /// Adds the files that a command reads.
     pub(super) fn run(&mut self, words: &[Vec<u8>]) {
         self.run_within(words, WRAPPERS);
     }
@@ -257,7 +257,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
             scripts.push(script.clone());
             if applications.is_empty() {
-                // What it reads may be beside a link to it, too.
+                // Its files may also be beside a link to it.
                 let end = value.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
                 applications.extend(self.paths.directory(&directory, &value[..end]));
                 applications.push(script.directory().to_vec());
@@ -294,7 +294,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             .find_map(|place| self.paths.file(place, name).filter(|file| file.is_executable))
     }
 
-    /// Adds a program or library, and what is known to go with it.
+    /// Adds a program or library, with the files that go with it.
     pub(super) fn visit(&mut self, file: Found, role: Role) {
         let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };
         let mut new = VecDeque::from([(file, role)]);
@@ -317,7 +317,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    /// Adds what is known to go with a program or library; what has to be looked into is `new`.
+    /// Adds the files that go with a program or library; those to look into go to `new`.
     fn add_habits(&mut self, file: &Found, asker: &Asker, new: &mut VecDeque<(Found, Role)>) {
         for patterns in habits(file) {
             for found in self.first_of(&patterns) {
@@ -332,13 +332,13 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    /// What the first pattern stands for that stands for anything.
+    /// The files of the first pattern that matches any.
     fn first_of(&mut self, patterns: &[Vec<u8>]) -> Vec<Found> {
         let found = patterns.iter().map(|pattern| self.paths.matching(pattern));
         found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
-    /// Adds a file that is no program or library, or what is read of it first if it is big.
+    /// Adds a file other than a program or library, or the parts of a big file that are read first.
     pub(super) fn want(&mut self, file: &Found) {
         if file.size <= WHOLE {
             self.want_head(file, file.size);
@@ -370,8 +370,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         is_new
     }
 
-    /// Adds what there is in a big file between head and tail: what is run or written to now,
-    /// tables and constants in the end.
+    /// Adds the parts of a big file between head and tail: executed and writable parts first,
+    /// tables and constants at the end.
     fn want_parts(&mut self, file: &Found, elf: &Elf) {
         let end = file.size - TAIL;
         let mut between = Vec::new();

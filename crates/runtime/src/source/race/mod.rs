@@ -1,4 +1,5 @@
-//! One read of a blob that several places have: the only thing that waits for passing faults.
+//! Reads a range of a blob from several places, and is the only code that waits for transient
+//! faults.
 //!
 //! ```text
 //! places, in order ─▶ the first that is well ─┬─ delivers ──────────────────────────▶ bytes
@@ -27,16 +28,16 @@ use crate::sharing::priority_semaphore::Permit;
 /// time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest pause: how much later than necessary a reader goes on when a registry comes back.
+/// Maximum pause: how much later than necessary a reader continues when a registry comes back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// How long a place may bring nothing, or next to nothing, before another one that is well is
-/// asked, too. Registries and their storage answer within half a second nearly always; what was
-/// asked twice in vain costs one answer.
+/// Silence, or near silence, of a place after which another healthy place is asked as well.
+/// Registries and their storage answer within half a second nearly always; an unnecessary request
+/// costs one answer.
 const HEDGE_AFTER: Duration = Duration::from_secs(1);
 
-/// The same when there is no other that is well: then others are asked, or the same once more over
-/// another connection, because connections die silently in firewalls and balancers.
+/// Silence after which, without another healthy place, unhealthy ones are asked, or the same place
+/// over another connection, because connections die silently in firewalls and load balancers.
 pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// Bytes, unchecked.
@@ -50,15 +51,15 @@ pub(crate) struct Answer {
     pub(crate) _permit: Permit,
 }
 
-/// What an attempt brings, with the room that it takes.
+/// The result of an attempt, with the permit for its memory.
 type Brought = Result<(Bytes, Permit), SourceError>;
 
-/// Which places may be asked next.
+/// The places that may be asked next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Among {
     /// Those that did well lately.
     Well,
-    /// Any, if none did well.
+    /// Any, if none succeeded.
     All,
 }
 
@@ -66,7 +67,7 @@ struct Candidate<'a> {
     place: &'a Arc<TrackedSource>,
     /// Since the last pause.
     asked: bool,
-    /// Attempts that are under way.
+    /// Attempts in progress.
     under_way: usize,
     failure: Option<Arc<SourceError>>,
     /// The failure is final.
@@ -77,7 +78,7 @@ struct Race<'a> {
     request: &'a RangeRequest<'a>,
     candidates: Vec<Candidate<'a>>,
     attempts: Attempts<BoxFuture<'a, Brought>>,
-    /// What each attempt has come to, by its number.
+    /// The progress of each attempt, by its number.
     progress: Vec<Arc<AttemptProgress>>,
     pause: Duration,
     paused: bool,
@@ -142,7 +143,7 @@ pub(crate) async fn read(
 }
 
 impl<'a> Race<'a> {
-    /// Asks the next place: the first one that is well or, if none is at all and it may be any, the
+    /// Asks the next place: the first healthy one or, if there is none and any is allowed, the
     /// first of the others.
     fn ask_next(&mut self, among: Among) -> bool {
         let now = Instant::now();
@@ -188,7 +189,7 @@ impl<'a> Race<'a> {
         self.attempts.look_after(number, hedge_after, Lateness::Late);
     }
 
-    /// Whether any attempt brings bytes at a speed that is worth waiting for.
+    /// Returns whether any attempt delivers bytes at a speed worth waiting for.
     fn makes_progress(&self) -> bool {
         self.attempts.under_way().any(|(number, _)| self.progress[number].makes_progress())
     }
@@ -225,7 +226,8 @@ impl<'a> Race<'a> {
         }
     }
 
-    /// Sees to it that places are asked again later; `false` if none may be before the deadline.
+    /// Schedules another round of requests; returns `false` if none is possible before the
+    /// deadline.
     fn pause(&mut self) -> bool {
         if self.paused {
             return true;

@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const ALWAYS: usize = 1000;
 const IMAGE: Account = Account::Image(Digest::sha256([1; 32]));
 
-/// Places of one blob, each at a server of its own, and what was counted.
+/// Places of one blob, each on its own server, and counters.
 struct Scene {
     sources: Vec<Arc<Faulty>>,
     places: Vec<Arc<TrackedSource>>,
@@ -80,7 +80,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Reads, and tells how long it took.
+    /// Reads, and returns the duration.
     async fn timed(&self) -> (Duration, Result<(), SourceError>) {
         let started = Instant::now();
         let result = self.read(DEADLINE).await;
@@ -101,8 +101,8 @@ async fn each_fault_has_its_price() {
     use Fault::{Busy, Drip, Final, Hang, Short, Slow, Transient};
     let busy = |seconds| Busy(Duration::from_secs(seconds));
     let slow = Slow(Duration::from_millis(3500));
-    // Faults of up to two places; whether bytes come; seconds that it takes at least and at most;
-    // requests of each.
+    // Faults of up to two places; whether bytes arrive; the minimum and maximum duration in
+    // seconds; requests to each.
     type Case = (&'static str, Vec<Vec<Fault>>, bool, (f64, f64), &'static [usize]);
     let cases: Vec<Case> = vec![
         ("none", vec![vec![]], true, (0.0, 0.0), &[1]),
@@ -229,7 +229,7 @@ async fn readers_wait_for_a_registry_that_comes_back() {
     assert!(started.elapsed() <= outage + LONGEST_PAUSE * 2, "{:?}", started.elapsed());
     assert!(scene.asked()[0] < 600);
 
-    // A read that begins when the server is back waits for nothing.
+    // A read that begins when the server is back does not wait.
     scene.sources[0].plan(always(Fault::Transient));
     scene.read(DEADLINE).await.unwrap_err();
     scene.sources[0].plan([]);
@@ -351,7 +351,7 @@ async fn demand_overtakes_prefetch() {
     let mut readers = vec![("prefetch", false); 20];
     readers.push(("reader", true));
     let (_, order) = crowd(200_000, &readers).await;
-    // One is under way already, and leaves room.
+    // One is in flight already, and leaves capacity.
     assert!(order[..2].contains(&"reader"), "{order:?}");
 }
 

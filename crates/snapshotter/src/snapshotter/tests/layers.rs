@@ -1,8 +1,8 @@
-//! What the layers of lazy images may be called, and what may be on top of them.
+//! Names of lazy images' layers, and the snapshots allowed on top of them.
 
 use super::*;
 
-/// What an image's configuration claims is compared with what its layers are.
+/// The configuration's claims are compared with the actual layers.
 #[tokio::test]
 async fn layer_of_another_image_is_refused_and_leaves_nothing() {
     let rig = Rig::new().await;
@@ -28,7 +28,7 @@ async fn layer_of_another_image_is_refused_and_leaves_nothing() {
         let error = rig.lazy(reference).await;
         assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), wins, "{error}");
     }
-    // What was fetched of those that have no snapshot is not kept.
+    // Data of images without a snapshot is forgotten.
     assert_eq!(
         *rig.images.removed.lock().unwrap(),
         ["r/app:1", "evil/app:1", "r/app:2", "evil/app:1"]
@@ -78,13 +78,13 @@ async fn nothing_is_shown_on_top_of_data_alone() {
             assert!(text.contains("sha256:data") && text.contains("r/app:1"), "{text}");
         }
     }
-    // With its image above, it is what it should be.
+    // With its image above, the layer is valid.
     let error = rig.lazy_layer(BOOTSTRAP, "sha256:boot", "sha256:data", "r/app:1", &[]).await;
     assert!(matches!(error, SnapshotError::AlreadyExists(_)), "{error}");
     rig.snapshotter.view(wanted("v", "sha256:boot", &[])).await.unwrap();
 }
 
-/// What an earlier version has committed is looked at when it is used again.
+/// An image that an earlier version committed is proven when it is used again.
 #[tokio::test]
 async fn unproven_image_is_proven_or_refused() {
     for (reference, good) in [("r/app:1", true), ("evil/app:1", false)] {
@@ -127,7 +127,7 @@ async fn unproven_image_is_proven_or_refused() {
         }
         assert_eq!(local.store.get("sha256:boot").unwrap().proven, good);
         assert_eq!(rig.images.mounted().len(), usize::from(good));
-        // Another image that is the layer does not get the files of one that is not.
+        // Another image with this layer doesn't get the files of an image without it.
         let error = rig.lazy_layer(BOOTSTRAP, "sha256:boot", "base", "r/other:1", &[]).await;
         assert_eq!(matches!(error, SnapshotError::AlreadyExists(_)), good, "{error}");
     }
@@ -157,7 +157,8 @@ async fn layers_of_ordinary_images_are_there_if_they_can_be_shown() {
             let error = snapshotter.prepare(plain(target, parent, "indexed/app:1")).await;
             assert!(matches!(error, Err(SnapshotError::AlreadyExists(name)) if name == target));
         }
-        // Another image that has the layer, whose node could not show it, is given it as well.
+        // Another image with the layer gets it too, even if this node could not show it by that
+        // image.
         let shown = snapshotter.stat(target.to_owned()).await.unwrap();
         assert!(shown.proven && shown.kind == Kind::Committed);
     }

@@ -22,12 +22,12 @@ const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 const DATA: &str = "containerd.io/snapshot/nydus-blob";
 const BOOTSTRAP: &str = "containerd.io/snapshot/nydus-bootstrap";
 
-/// Images of which those can be mounted whose name does not say otherwise.
+/// Images that can be mounted, unless their names say otherwise.
 #[derive(Debug, Default)]
 struct FakeImages {
     mounted: Mutex<BTreeMap<PathBuf, Image>>,
     removed: Mutex<Vec<String>>,
-    /// How often a registry was asked.
+    /// The number of times that a registry was asked.
     checks: AtomicUsize,
     /// Keeps the registry from answering.
     slow: tokio::sync::Mutex<()>,
@@ -54,7 +54,7 @@ impl Images for FakeImages {
         if image.reference.contains("unsigned") { Err("it is not signed".into()) } else { Ok(()) }
     }
 
-    /// Images whose name begins so list the bootstrap of others as data.
+    /// Images with this prefix list the bootstrap of others as data.
     async fn data_layers(
         &self,
         image: &Image,
@@ -63,7 +63,7 @@ impl Images for FakeImages {
         Ok(["sha256:data", "sha256:boot"][..listed].iter().map(|&layer| layer.to_owned()).collect())
     }
 
-    /// Images whose name begins so have a bootstrap that is another layer.
+    /// Images with this prefix have another layer as bootstrap.
     async fn bootstrap_layer(
         &self,
         image: &Image,
@@ -72,7 +72,7 @@ impl Images for FakeImages {
         Ok(if other { "sha256:other" } else { "sha256:boot" }.to_owned())
     }
 
-    /// Images whose name begins so can be shown as they are: one layer, or two.
+    /// Images with this prefix can be shown as they are: one layer, or two.
     async fn ordinary_layer(
         &self,
         image: &Image,
@@ -132,7 +132,7 @@ impl Rig {
         Rig { directory, images, snapshotter }
     }
 
-    /// Another process opens what this one has left.
+    /// Another process opens the state that this one left.
     async fn reopened(self) -> Self {
         let Rig { directory, images, snapshotter } = self;
         let mut local = snapshotter.local;
@@ -145,12 +145,12 @@ impl Rig {
         Rig { directory, images, snapshotter }
     }
 
-    /// Where snapshots have their files.
+    /// The directory of the snapshots' files.
     fn root(&self) -> PathBuf {
         self.directory.path().join("snapshots")
     }
 
-    /// Where the image of a snapshot is mounted.
+    /// The mountpoint of a snapshot's image.
     fn place(&self, number: u64) -> PathBuf {
         self.directory.path().join(format!("lazy/{number}/fs"))
     }
@@ -266,7 +266,7 @@ async fn a_lazy_image_is_one_mount_below_its_containers() {
     rig.snapshotter.prepare(wanted("c", "sha256:boot", &[])).await.unwrap();
     let container = "overlay overlay workdir=R/3/work,upperdir=R/3/fs,lowerdir=L/2/fs";
     assert_eq!(rig.mount("c").await, container);
-    // What is committed on top is a layer like others.
+    // A commit on top is an ordinary layer.
     rig.snapshotter.commit("c".into(), "derived".into(), None, Labels::new()).await.unwrap();
     rig.snapshotter.view(wanted("v", "derived", &[])).await.unwrap();
     assert_eq!(rig.mount("v").await, "overlay overlay lowerdir=R/3/fs:L/2/fs");
@@ -333,7 +333,7 @@ async fn pull_secret_reaches_the_mounter_alone() {
             assert!(!text.windows(hidden.len()).any(|part| part == hidden.as_bytes()), "{hidden}");
         }
     }
-    // Without one, what is known stays.
+    // A pull without a login keeps the known one.
     assert!(matches!(rig.lazy("r/app:lazy").await, SnapshotError::AlreadyExists(_)));
     assert_eq!(login(&rig).as_deref(), Some("hush-2"));
     // The machine was started again: the mounter has to remember.
@@ -348,8 +348,8 @@ async fn leftovers_of_a_crash_are_removed() {
     layers(&rig, &["one"]).await;
     rig.snapshotter.prepare(wanted("gone", "one", &[])).await.unwrap();
     let path = rig.root();
-    // Between the end of a removal and that of its files; a directory whose record was never
-    // written.
+    // A crash between the removal of a snapshot and that of its files; and a directory whose record
+    // was never written.
     rig.snapshotter.local.store.remove("gone").unwrap();
     fs::create_dir_all(path.join("7/fs")).unwrap();
     fs::create_dir_all(rig.place(8)).unwrap();
@@ -360,12 +360,12 @@ async fn leftovers_of_a_crash_are_removed() {
     let rig = rig.reopened().await;
     assert_eq!(rig.numbers(), [1]);
     assert!(rig.images.mounted().is_empty());
-    // The number of a record that was never written is given again, over what is there.
+    // The number of an unwritten record is reused, and its remains are replaced.
     fs::create_dir_all(path.join("3/fs/old")).unwrap();
     rig.snapshotter.prepare(wanted("new", "one", &[])).await.unwrap();
     assert_eq!(rig.numbers(), [1, 3]);
     assert!(!path.join("3/fs/old").exists());
-    // What could not be unmounted when it was removed.
+    // A directory that could not be unmounted when it was removed.
     fs::create_dir_all(path.join("9/fs")).unwrap();
     rig.snapshotter.clean_up().await.unwrap();
     assert_eq!(rig.numbers(), [1, 3]);
@@ -477,14 +477,14 @@ async fn concurrent_mounts_of_an_image_share_one() {
                 tokio::spawn(async move { rig.layer(&key, "", &labels).await })
             })
             .collect();
-        // Others are served meanwhile, and wait for neither the registry nor the 50.
+        // Other requests are served meanwhile, and wait for neither the registry nor the 50.
         layers(&rig, &["one", "two"]).await;
         rig.snapshotter.prepare(wanted("c", "two", &[])).await.unwrap();
         rig.snapshotter.remove("c".to_owned()).await.unwrap();
         while rig.images.checks.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
-        // All of them are in the queue by now, or see what came of it.
+        // By now all of them are queued, or see the result.
         drop(slow);
         for asked in asked {
             let error = asked.await.unwrap();
@@ -593,7 +593,8 @@ async fn user_namespaces_are_options_of_the_mount() {
     );
     rig.snapshotter.view(wanted("v", "one", &labels)).await.unwrap();
     assert_eq!(rig.mount("v").await, format!("bind R/1/fs {mapped},ro,rbind"));
-    // A layer, whose labels may be annotations of the image, belongs to whom its parent does.
+    // A layer's labels may be annotations of the image, so the layer belongs to the owner of its
+    // parent.
     let layer = [&labels[..], &[(TARGET, "sha256:layer")]].concat();
     rig.snapshotter.prepare(wanted("layer", "", &layer)).await.unwrap();
     assert!(!rig.mount("layer").await.contains("uidmap"));

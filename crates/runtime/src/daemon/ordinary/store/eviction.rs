@@ -1,4 +1,4 @@
-//! What of the store may be given up when there is too much on the disk.
+//! Eviction of files of the store when the disk is too full.
 
 use std::{
     collections::HashSet,
@@ -13,14 +13,14 @@ use lazuli_image::{Digest, oci::Manifest};
 use super::{BLOBS, IndexStore, SPOOLS, remove};
 use crate::cache::Beside;
 
-/// How long an index must not have been used before it may go: an image that is being pulled is
-/// recorded only when its first layer is known.
+/// How long an index must not have been used before it may be evicted: an image that is being
+/// pulled is recorded only when its first layer is known.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// How long a spool is kept that no pull goes on with.
+/// How long a spool is kept that no pull resumes.
 const SPOOL_KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes spools that no pull will go on with.
+/// Removes spools that no pull will resume.
 pub(super) fn sweep_spools(store: &IndexStore) -> io::Result<()> {
     for (last, path) in store.files(SPOOLS) {
         if last.elapsed().is_ok_and(|since| since >= SPOOL_KEPT) {
@@ -111,7 +111,7 @@ mod tests {
         Algorithm::Sha256.digest(text.as_bytes())
     }
 
-    /// Has a file be old.
+    /// Makes a file old.
     fn age(path: &Path, seconds: u64) {
         let at = SystemTime::now() - Duration::from_secs(seconds);
         fs::File::options().append(true).open(path).unwrap().set_modified(at).unwrap();

@@ -1,4 +1,4 @@
-//! What this node knows of unconverted layers.
+//! This node's knowledge of unconverted layers.
 //!
 //! ```text
 //! ROOT/indexes/
@@ -34,10 +34,10 @@ use crate::daemon::api::MountRequest;
 /// Bytes of indexes above which those go that nothing uses. They take a hundredth of the layers.
 const KEPT: u64 = 1 << 30;
 
-/// Most files of another kind.
+/// Maximum number of files of another kind.
 const RECORDS: usize = 16_384;
 
-/// Most images that wait for being indexed.
+/// Maximum number of images that wait for being indexed.
 const MOST_UNPACKED: usize = 256;
 
 const BLOBS: &str = "blobs";
@@ -48,7 +48,7 @@ const WRONG: &str = "wrong";
 const UNPACKED: &str = "unpacked";
 const SPOOLS: &str = "spools";
 
-/// What is known of a layer.
+/// The record of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LayerRecord {
     /// SHA-256 of its tar.
@@ -59,7 +59,7 @@ pub(super) struct LayerRecord {
     pub(super) is_proven: bool,
 }
 
-/// An image that containerd was told to be here, which has to start without its registry.
+/// An image that was reported present to containerd, and that has to start without its registry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ImageRecord {
     /// The media type of the manifest.
@@ -80,7 +80,7 @@ pub(super) struct Stated {
 }
 
 impl Stated {
-    /// What `bundles` state of an index; `None` if it cannot be kept.
+    /// The statements of `bundles` about an index; `None` if they cannot be kept.
     pub(super) fn of(manifest: &Manifest, bundles: &[Bytes]) -> Option<Self> {
         let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).ok();
         let manifest = text(&manifest.raw)?;
@@ -116,11 +116,11 @@ impl IndexStore {
         Ok(store)
     }
 
-    /// The index with this digest, if it is here.
+    /// The index with this digest, if it is kept.
     pub(super) fn index(&self, digest: &Digest) -> Option<Vec<u8>> {
         let path = self.path(BLOBS, digest);
         let bytes = fs::read(&path).ok().filter(|bytes| digest.matches(bytes))?;
-        // The one that was used last goes last.
+        // The most recently used index is evicted last.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_times(now));
         Some(bytes)
@@ -134,24 +134,24 @@ impl IndexStore {
         Ok(digest)
     }
 
-    /// Whether anything may be known of a layer.
+    /// Returns whether there are records of any layers.
     pub(super) fn knows_layers(&self) -> bool {
         fs::read_dir(self.root.join(LAYERS)).is_ok_and(|mut layers| layers.next().is_some())
     }
 
-    /// What is known of a layer.
+    /// The record of a layer.
     pub(super) fn layer(&self, layer: &Digest) -> Option<LayerRecord> {
         self.read(LAYERS, layer)
     }
 
-    /// Whether the node has hashed all of a layer, whose tar has the digest `diff_id`, and has its
-    /// index.
+    /// Returns whether the node has hashed all of a layer, whose tar has the digest `diff_id`, and
+    /// has its index.
     pub(super) fn has_proven(&self, layer: &Digest, diff_id: &Digest) -> bool {
         let known = self.layer(layer).filter(|it| it.is_proven && it.diff_id == *diff_id);
         known.is_some_and(|record| self.index(&record.index).is_some())
     }
 
-    /// Notes what is known of a layer. What is proven stays.
+    /// Records a layer, unless its record is already proven and the new one is not.
     pub(super) fn note_layer(&self, layer: &Digest, record: &LayerRecord) -> io::Result<()> {
         if !record.is_proven && self.layer(layer).is_some_and(|known| known.is_proven) {
             return Ok(());
@@ -177,7 +177,7 @@ impl IndexStore {
         remove(&self.path(ORDINARY, manifest))
     }
 
-    /// The images that containerd was told to be here.
+    /// The images that were reported present to containerd.
     fn images(&self) -> Vec<ImageRecord> {
         let entries = fs::read_dir(self.root.join(ORDINARY)).into_iter().flatten().flatten();
         let digest =
@@ -185,7 +185,7 @@ impl IndexStore {
         entries.filter_map(digest).filter_map(|digest| self.image(&digest)).collect()
     }
 
-    /// What was stated of an image.
+    /// The statements about an image.
     pub(super) fn stated(&self, image: &Digest) -> Option<Stated> {
         self.read(IMAGES, image)
     }
@@ -196,7 +196,7 @@ impl IndexStore {
         trim(&self.root.join(IMAGES), u64::MAX, RECORDS)
     }
 
-    /// Whether an index was found to be wrong.
+    /// Returns whether an index was found to be wrong.
     pub(super) fn is_wrong(&self, index: &Digest) -> bool {
         self.path(WRONG, index).exists()
     }
@@ -206,13 +206,13 @@ impl IndexStore {
         self.write(WRONG, index, b"")
     }
 
-    /// Where the stored bytes of a layer are while they are fetched from `place`.
+    /// The path of a layer's stored bytes while they are fetched from `place`.
     pub(super) fn spool(&self, place: &str, layer: &Digest) -> PathBuf {
         let key = Algorithm::Sha256.digest(format!("{place}\n{layer}").as_bytes());
         self.path(SPOOLS, &key)
     }
 
-    /// Notes an image that is to be indexed when all of it is here, unless that is known.
+    /// Queues an image to be indexed when all of it is present, unless it is queued already.
     pub(super) fn note_unpacked(&self, image: &Digest, request: &MountRequest) -> io::Result<()> {
         if self.path(UNPACKED, image).exists() {
             return Ok(());
@@ -269,7 +269,7 @@ fn trim(directory: &Path, bytes: u64, count: usize) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        // One that goes meanwhile is gone.
+        // A file that disappears meanwhile is skipped.
         let Ok(metadata) = entry.metadata() else { continue };
         files.push((metadata.modified()?, metadata.len(), entry.path()));
     }

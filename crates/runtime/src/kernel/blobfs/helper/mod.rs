@@ -1,4 +1,4 @@
-//! A process that makes the system calls which wait for the worker's own answers.
+//! A process that makes system calls which wait for the worker's own answers.
 //!
 //! To open a blob's file, or to take it from behind a disk, is to ask the worker through the
 //! kernel. A thread of the worker that did so and is killed in mid-wait would wait for an answer
@@ -40,19 +40,19 @@ pub(super) struct Helper {
     link: Arc<Link>,
     inner: Mutex<Inner>,
     next: AtomicU64,
-    /// Descriptors that it has not closed yet, as it was told.
+    /// Number of descriptors that the helper was told to close and has not closed yet.
     releasing: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Inner {
     process: Option<(OwnedFd, Option<Child>)>,
-    /// What it holds. The worker has each as well, for the next helper if this one dies.
+    /// Descriptors that it holds. The worker has them too, for the next helper if this one dies.
     held: HashMap<u64, Arc<OwnedFd>>,
 }
 
 impl Helper {
-    /// One that is started when it is needed.
+    /// A helper that is started on the first call.
     pub(super) fn new(link: &Arc<Link>) -> Arc<Self> {
         let (inner, next, releasing) = Default::default();
         Arc::new(Helper { link: link.clone(), inner, next, releasing })
@@ -85,7 +85,7 @@ impl Helper {
         }
     }
 
-    /// Puts `file` behind the disk, or what has the `name` in this directory.
+    /// Makes `file` the backing file of the disk, or the file `name` in this directory.
     pub(super) fn change(
         &self,
         disk: &LoopDevice,
@@ -104,7 +104,7 @@ impl Helper {
         }
     }
 
-    /// Has the helper keep a descriptor open, so that it and not the worker closes it last.
+    /// Makes the helper keep a descriptor open, so that it and not the worker closes it last.
     pub(super) fn hold(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> io::Result<Held> {
         let descriptor = Arc::new(descriptor.try_clone_to_owned()?);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -113,13 +113,13 @@ impl Helper {
         Ok(Held { helper: self.clone(), id })
     }
 
-    /// Whether it is about to close descriptors. The last one of a file system takes the kernel as
-    /// long as the file system has names in memory.
+    /// Returns whether the helper still has descriptors to close. For the last one of a file
+    /// system, closing takes the kernel as long as it needs to drop the names in memory.
     pub(super) fn is_releasing(&self) -> bool {
         self.releasing.load(Ordering::Acquire) > 0
     }
 
-    /// Asks, of a new helper if this one has died.
+    /// Sends an order, to a new helper if this one has died.
     fn ask(
         &self,
         order: &Order,
@@ -217,7 +217,7 @@ impl Drop for Held {
             let _ = helper.ask(&Order::Release { id }, &[]);
             helper.releasing.fetch_sub(1, Ordering::AcqRel);
         };
-        // The descriptor stays with the helper if there is no thread, and goes with it.
+        // Without a thread, the descriptor stays open until the helper ends.
         if let Err(error) = thread::Builder::new().name("release".to_owned()).spawn(release) {
             tracing::warn!(%error, "a file system stays until the daemon ends");
             self.helper.releasing.fetch_sub(1, Ordering::AcqRel);

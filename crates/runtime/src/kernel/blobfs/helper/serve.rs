@@ -40,7 +40,7 @@ pub fn run(root: &Path, orders: OwnedFd) -> io::Result<()> {
 pub(super) fn serve(orders: OwnedFd) -> io::Result<()> {
     let held = OpenDescriptors::default();
     while let Some((order, mut descriptors)) = receive::<Order>(&orders)? {
-        // The first one is where the answer goes to.
+        // The first descriptor is the socket for the answer.
         if descriptors.is_empty() {
             continue;
         }
@@ -104,8 +104,8 @@ fn carry_out(
         Order::Wait | Order::Hold { .. } => (Answer::Done, None),
         Order::Release { id } => {
             let descriptor = held.lock_all().remove(&id);
-            // The last one of a file system: the kernel takes it down here, and waits for reads
-            // that it has begun.
+            // For the last descriptor of a file system, the kernel shuts it down here, and waits
+            // for reads in progress.
             drop(descriptor);
             (Answer::Done, None)
         }
@@ -117,7 +117,7 @@ fn open(directory: OwnedFd, name: &str) -> io::Result<OwnedFd> {
 }
 
 trait LockAll<T> {
-    /// Locks what is right at every moment, also when a holder panicked.
+    /// Locks data that is consistent at every moment, even if a holder panicked.
     fn lock_all(&self) -> MutexGuard<'_, T>;
 }
 

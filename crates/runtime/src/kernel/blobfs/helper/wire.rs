@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Bytes of a logical block of a disk: what the kernel reads is a multiple, and so are the blocks
+/// Bytes of a logical block of a disk: all reads of the kernel are multiples, and so are the blocks
 /// of every disk below.
 pub(in super::super) const BLOCK: u32 = 4096;
 
@@ -24,7 +24,7 @@ const LIMIT: usize = 4096;
 /// Descriptors of the longest message.
 const DESCRIPTORS: usize = 3;
 
-/// What the helper is to do.
+/// An order to the helper.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Answer.
@@ -44,7 +44,7 @@ pub(super) enum Order {
     Release { id: u64 },
 }
 
-/// What became of an [`Order`].
+/// The result of an [`Order`].
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// Done.

@@ -31,7 +31,7 @@ use crate::{
 
 mod successor;
 
-/// What asking for a range does before the bytes are there.
+/// Called for a range before its bytes are ready.
 type Ensure = dyn Fn(Range<Decoded>) -> io::Result<()> + Send + Sync;
 
 struct Blob {
@@ -124,7 +124,7 @@ fn odd_trees_come_out_as_they_went_in() {
     std::os::unix::net::UnixListener::bind(source.join("types/socket")).unwrap();
 
     let mounted = mounted(&source, |_| Ok(()));
-    // Cold, and once more from what the kernel remembers.
+    // Cold, and once more from the kernel's caches.
     listing::assert_equal(&source, mounted.dir.path());
     listing::assert_equal(&source, mounted.dir.path());
     mounted.unmount();
@@ -326,7 +326,7 @@ fn an_unused_mount_is_unmounted_and_its_session_ends() {
     mount::unmount(dir.path()).unwrap();
     session.wait();
     assert!(session.requests() > 0);
-    // Nothing of ours is there any more, so this must not unmount what is.
+    // Our mount is gone, so this must not unmount another one.
     let Mounted { session: other, dir: _ } = mount_at(source.path(), dir, |_| Ok(()));
     session.unmount().unwrap();
     drop(session);

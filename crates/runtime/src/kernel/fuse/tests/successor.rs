@@ -41,8 +41,7 @@ const READDIRPLUS: u32 = 44;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends every request of a mount with an error when it is dropped, and after [`TIMEOUT`]. A process
-/// does not end as long as one of its threads waits for an answer that only the process itself
-/// could give.
+/// cannot end while one of its threads waits for an answer that only the process itself could give.
 struct Abort {
     root: PathBuf,
     _alive: mpsc::Sender<()>,
@@ -71,7 +70,7 @@ fn abort(root: &Path) {
     let _ = unmount(root, UnmountFlags::FORCE | UnmountFlags::DETACH);
 }
 
-/// A process that is gone: the mount that it made, and what it had read and not answered.
+/// A dead process: its mount, and the requests that it had read and not answered.
 struct Predecessor {
     device: File,
     journal: Arc<Journal>,
@@ -104,7 +103,7 @@ impl Predecessor {
         }
     }
 
-    /// What the keeper has after its end.
+    /// The descriptors that the keeper has after its end.
     fn left(self) -> Left {
         let journal = self.journal.as_fd().try_clone_to_owned().unwrap();
         Left { connection: OwnedFd::from(self.device), journal: Some(journal) }

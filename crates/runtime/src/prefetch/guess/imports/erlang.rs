@@ -72,7 +72,7 @@ enum Term<'a> {
     Other,
 }
 
-/// Goes through terms one after the other, whatever contains them.
+/// Reads terms sequentially, regardless of nesting.
 struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
             // Strings and binaries.
             b'k' => Term::Text(short(self.named(2)?)),
             b'm' => Term::Text(short(self.named(4)?)),
-            // Tuples and lists: what is in them follows.
+            // Tuples and lists: their elements follow.
             b'h' => self.take(1).map(|_| Term::Other)?,
             b'i' | b'l' => self.take(4).map(|_| Term::Other)?,
             b'j' => Term::Other,

@@ -9,23 +9,23 @@ use super::{
     Import,
 };
 
-/// Most bytes of a manifest.
+/// Maximum size of a manifest, in bytes.
 const MANIFEST: u64 = 64 << 10;
 
-/// Where it is, mostly the first or second file of the archive.
+/// Its name; it is mostly the first or second file of the archive.
 const NAME: &[u8] = b"META-INF/MANIFEST.MF";
 
 /// Bytes of the header that ZIP has before each file, and how it begins.
 const HEADER: usize = 30;
 const MAGIC: &[u8] = b"PK\x03\x04";
 
-/// Files of an archive that are looked at.
+/// Limit of files to examine in an archive.
 const FILES: usize = 16;
 
 /// The `Class-Path` of the manifest of an archive, of which the first bytes are given.
 pub(super) fn needed(archive: &[u8]) -> Vec<Vec<u8>> {
     let manifest = manifest(archive).unwrap_or_default();
-    // Lines have 72 bytes; what is longer goes on after a blank.
+    // Lines have at most 72 bytes; longer ones continue after a blank.
     let text = String::from_utf8_lossy(&manifest).replace("\r\n", "\n").replace("\n ", "");
     let paths = text.lines().find_map(|line| line.strip_prefix("Class-Path:"));
     let paths = paths.unwrap_or_default().split_ascii_whitespace();
@@ -67,7 +67,7 @@ fn manifest(archive: &[u8]) -> Option<Vec<u8>> {
             return match method {
                 0 => data.get(..stored.min(MANIFEST as usize)).map(<[u8]>::to_vec),
                 8 => {
-                    // What is cut off at its end has said enough.
+                    // A truncated manifest is good enough.
                     let read = DeflateDecoder::new(data).take(MANIFEST).read_to_end(&mut manifest);
                     (read.is_ok() || !manifest.is_empty()).then_some(manifest)
                 }

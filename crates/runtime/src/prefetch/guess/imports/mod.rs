@@ -5,8 +5,8 @@
 //! module ─▶ names ──────┴─▶ files ─▶ modules ─▶ …
 //! ```
 //!
-//! Nothing is run, so what is imported under a condition counts, too, and what is named by data
-//! does not, unless it is a text that names a module.
+//! Nothing is executed. Conditional imports count as well; names computed from data don't, unless
+//! the data is a text that names a module.
 
 mod erlang;
 mod java;
@@ -35,8 +35,8 @@ pub(super) enum Language {
     Java,
 }
 
-/// Interpreters by their real names, and where they look for modules: `$DIR` is their directory and
-/// `$NAME` their name. What the image does not have is left out.
+/// Interpreters by their real names, with their search paths for modules: `$DIR` is their directory
+/// and `$NAME` their name. Paths missing from the image are left out.
 const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
     (
         "python*",
@@ -113,15 +113,15 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
     ("java", Language::Java, &[]),
 ];
 
-/// A program at work whose modules can be followed.
+/// A program whose modules can be followed.
 #[derive(Debug)]
 pub(super) struct Imports {
     language: Language,
-    /// Directories in which modules are looked for, in order.
+    /// Directories that are searched for modules, in order.
     roots: Vec<Vec<u8>>,
 }
 
-/// What an import leads to.
+/// The target of an import.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Import {
     /// A module, which may import others.
@@ -133,8 +133,8 @@ pub(super) enum Import {
 }
 
 impl Imports {
-    /// Those of `interpreter`, whose script is in one of the directories `applications`; `more` are
-    /// directories that its environment names.
+    /// The imports of `interpreter`, whose script is in one of the directories `applications`;
+    /// `more` are directories from its environment.
     pub(super) fn of(
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         interpreter: &Found,
@@ -162,12 +162,12 @@ impl Imports {
         Some(Imports { language: *language, roots })
     }
 
-    /// The same for `language` with nothing but a directory: what a server runs.
+    /// The imports of `language` within one directory: a server's application.
     pub(super) fn within(language: Language, directory: &[u8]) -> Self {
         Imports { language, roots: vec![directory.to_vec()] }
     }
 
-    /// What follows from the module `file`, whose beginning is `bytes`.
+    /// The imports of the module `file`, whose first bytes are `bytes`.
     pub(super) fn follow(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
@@ -192,8 +192,7 @@ impl Imports {
         }
     }
 
-    /// What follows from the words of a command: modules that they name, and text that is given as
-    /// one.
+    /// The imports in the words of a command: named modules, and program text.
     pub(super) fn follow_words(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
@@ -229,7 +228,7 @@ impl Imports {
     }
 }
 
-/// A file by what its name says it is.
+/// The kind of import that a file's name suggests.
 fn import(file: Found) -> Import {
     const MODULES: [&[u8]; 8] =
         [b".js", b".mjs", b".cjs", b".rb", b".pm", b".php", b".inc", b"package.json"];

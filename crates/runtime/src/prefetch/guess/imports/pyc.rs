@@ -1,10 +1,9 @@
 //! Modules that compiled Python names: constants and names of a module's own code, from CPython's
 //! marshal format.
 //!
-//! What is imported when a module is loaded is in the code of the module itself; what its functions
-//! import comes when they are called, and is not looked at. The names of that code are those of
-//! modules, of what is taken from them, and of attributes. Which of them are modules is for the
-//! image to say.
+//! Imports at load time are in the code of the module itself; its functions' imports run when they
+//! are called, and are ignored. The names in that code are those of modules, of imported objects,
+//! and of attributes. Which of them are modules depends on the image.
 
 use std::ops::Range;
 
@@ -31,12 +30,12 @@ const OLD: Layout = Layout { numbers: 6, objects_after_names: 5, objects_at_the_
 /// From 3.11 on.
 const NEW: Layout = Layout { numbers: 5, objects_after_names: 5, objects_at_the_end: 2 };
 
-/// The magic numbers of 3.8, of 3.11, and of what is not known yet.
+/// The magic numbers of 3.8, of 3.11, and of the first unknown version.
 const FIRST_OLD: u16 = 3400;
 const FIRST_NEW: u16 = 3450;
 const UNKNOWN: u16 = 4000;
 
-/// What is of interest in an object.
+/// The relevant kinds of objects.
 #[derive(Clone, Debug)]
 enum Object {
     Text(Range<usize>),
@@ -46,18 +45,18 @@ enum Object {
     Other,
 }
 
-/// What a module's own code names.
+/// The names in a module's own code.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Module {
-    /// Of modules and other things, in the order of their first use.
+    /// Names of modules and other objects, in the order of their first use.
     pub(super) names: Vec<Vec<u8>>,
-    /// Texts among the constants, also those that are taken from modules.
+    /// Texts among the constants, including names imported from modules.
     pub(super) texts: Vec<Vec<u8>>,
     /// Up to how many packages above it relative imports may lead.
     pub(super) level: usize,
 }
 
-/// Reads a `.pyc` file; `None` if it is none of a version that is known.
+/// Reads a `.pyc` file; `None` for an unknown version.
 pub(super) fn module(file: &[u8]) -> Option<Module> {
     let magic = u16::from_le_bytes(*file.first_chunk()?);
     if file.get(2..4)? != b"\r\n" || !(FIRST_OLD..UNKNOWN).contains(&magic) {
@@ -101,7 +100,7 @@ struct Reader<'a> {
     layout: Layout,
     /// Objects that later ones refer to.
     known: Vec<Object>,
-    /// What is left of [`OBJECTS`].
+    /// The remainder of [`OBJECTS`].
     left: usize,
 }
 
@@ -132,12 +131,12 @@ impl Reader<'_> {
     }
 
     fn object(&mut self, depth: usize) -> Option<Object> {
-        /// Of a type: later objects refer to this one.
+        /// A flag of a type: later objects refer to this one.
         const KEPT: u8 = 0x80;
         let depth = depth.checked_sub(1)?;
         self.left = self.left.checked_sub(1)?;
         let kind = self.byte()?;
-        // Containers have their number before what is in them.
+        // A container is numbered before its elements.
         let kept = (kind & KEPT != 0).then_some(self.known.len());
         if kept.is_some() {
             self.known.push(Object::Other);
@@ -210,8 +209,8 @@ impl Reader<'_> {
 }
 
 impl Object {
-    /// What later references to it are worth: texts and numbers. A list of lists of references
-    /// could stand for gigabytes.
+    /// The value of later references to the object: texts and numbers only. A list of lists of
+    /// references could stand for gigabytes.
     fn shallow(&self) -> Object {
         match self {
             Object::Text(_) | Object::Number(_) => self.clone(),

@@ -5,7 +5,7 @@ use super::{
     Import, Imports, pyc, text,
 };
 
-/// How many packages up relative imports of source lead at most.
+/// Maximum number of packages that relative imports of source go up.
 const LEVELS: usize = 4;
 
 impl Imports {
@@ -32,7 +32,7 @@ impl Imports {
         self.modules(paths, &package, &text::python(bytes), LEVELS)
     }
 
-    /// What the names in a module of `package` stand for, some of which are no modules at all.
+    /// Resolves the names in a module of `package`; some are no modules at all.
     fn modules(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
@@ -41,7 +41,7 @@ impl Imports {
         level: usize,
     ) -> Vec<Import> {
         let mut found = Vec::new();
-        // What may be taken from it follows its name.
+        // Imported names follow the name of their module.
         let mut last: Option<(Vec<u8>, Vec<u8>)> = None;
         for name in names {
             let plain = name.iter().position(|byte| *byte != b'.').unwrap_or(name.len());
@@ -81,7 +81,7 @@ impl Imports {
         found.unwrap_or_default()
     }
 
-    /// What `python -m name` runs.
+    /// The files that `python -m name` runs.
     pub(super) fn python_program(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
@@ -92,7 +92,7 @@ impl Imports {
         found
     }
 
-    /// What an argument such as `package.module:name` names.
+    /// The module that an argument such as `package.module:name` names.
     pub(super) fn python_word(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
@@ -104,7 +104,7 @@ impl Imports {
     }
 }
 
-/// Whether a text could name a module in a package.
+/// Returns whether a text could name a module in a package.
 fn is_dotted(text: &[u8]) -> bool {
     const LONGEST: usize = 128;
     let is_name = |part: &[u8]| {
@@ -114,8 +114,8 @@ fn is_dotted(text: &[u8]) -> bool {
     text.len() <= LONGEST && text.contains(&b'.') && text.split(|byte| *byte == b'.').all(is_name)
 }
 
-/// The module `name` in the directory `place`, and the packages on the way to it; `None` if there
-/// is nothing that begins like it. What is missing at its end is something that a module has.
+/// The module `name` in the directory `place`, with its packages; `None` if not even its first part
+/// exists. Missing parts at its end are attributes of a module.
 fn module_in(
     paths: &mut Paths<'_, impl AsRef<[u8]>>,
     place: &[u8],

@@ -15,7 +15,7 @@ impl Imports {
         text::r(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
     }
 
-    /// What loading a package of R reads.
+    /// The files that loading a package of R reads.
     pub(super) fn r_package(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,

@@ -1,4 +1,4 @@
-//! Modules of Ruby, Perl and PHP: files whose paths are named.
+//! Modules of Ruby, Perl and PHP, which are named by paths.
 
 use super::{
     super::paths::{Found, Paths},
@@ -56,8 +56,8 @@ impl Imports {
         file: &Found,
         bytes: &[u8],
     ) -> Vec<Import> {
-        /// `__DIR__ . '/../a.php'` is beside the file; `BASE . 'a.php'` is beside one of the
-        /// directories above it.
+        /// `__DIR__ . '/../a.php'` is relative to the file; `BASE . 'a.php'` is relative to one of
+        /// the directories above it.
         const ABOVE: usize = 3;
         let mut found = Vec::new();
         for name in text::php(bytes) {

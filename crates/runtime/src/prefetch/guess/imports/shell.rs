@@ -1,7 +1,7 @@
 //! Shell scripts: the commands in their text, with variables filled in.
 //!
-//! Lines are taken in the order of the text, whatever conditions and loops are around them. What
-//! only a run can tell is empty; the directory of the script, defaults of variables and the image's
+//! Lines are taken in the order of the text, ignoring conditions and loops. Values that only a run
+//! could determine are empty; the directory of the script, defaults of variables and the image's
 //! environment are known.
 
 use std::{collections::HashMap, iter::Peekable, slice};
@@ -10,7 +10,7 @@ use std::{collections::HashMap, iter::Peekable, slice};
 const COMMANDS: usize = 256;
 const WORDS: usize = 256;
 
-/// Longest word; what grows beyond is cut off.
+/// Maximum length of a word; longer ones are cut.
 const LONGEST: usize = 4096;
 
 /// Substitutions within each other.
@@ -25,7 +25,7 @@ const KEYWORDS: [&[u8]; 16] = [
 /// Commands that declare variables.
 const DECLARING: [&[u8]; 5] = [b"export", b"readonly", b"local", b"declare", b"typeset"];
 
-/// Other commands that shells know themselves.
+/// Further builtins of shells.
 const BUILTINS: [&[u8]; 30] = [
     b":",
     b"alias",
@@ -61,7 +61,7 @@ const BUILTINS: [&[u8]; 30] = [
 
 type Word = Vec<u8>;
 
-/// What was found in scripts so far.
+/// The commands found in scripts so far.
 #[derive(Debug, Default)]
 pub(in super::super) struct Script {
     /// Commands with their words.
@@ -77,14 +77,14 @@ pub(in super::super) struct Script {
 /// A script and how it is started.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Started<'a> {
-    /// Where it is.
+    /// Its path.
     pub(in super::super) path: &'a [u8],
     /// The words after its name.
     pub(in super::super) arguments: &'a [Word],
     pub(in super::super) environment: &'a [(Word, Word)],
 }
 
-/// Adds what a script does, whose text is given.
+/// Adds the commands of a script, given its text.
 pub(in super::super) fn run(text: &[u8], started: Started<'_>, script: &mut Script) {
     let joined = join_lines(text);
     let mut shell = Shell { started, script };
@@ -98,7 +98,7 @@ pub(in super::super) fn run(text: &[u8], started: Started<'_>, script: &mut Scri
     }
 }
 
-/// A line that ends with a backslash goes on in the next one.
+/// Joins lines that end with a backslash to the next ones.
 fn join_lines(text: &[u8]) -> Vec<u8> {
     let mut joined = Vec::with_capacity(text.len());
     let mut bytes = text.iter().peekable();
@@ -188,7 +188,7 @@ impl Shell<'_> {
         word
     }
 
-    /// What stands after `$`, or between backquotes.
+    /// The value of an expression after `$`, or between backquotes.
     fn value(&mut self, sign: u8, bytes: &mut Bytes<'_>, depth: usize) -> Word {
         if sign == b'`' {
             let inner: Word = bytes.by_ref().take_while(|byte| **byte != b'`').copied().collect();
@@ -223,7 +223,7 @@ impl Shell<'_> {
                 bytes.next();
                 self.started.arguments.get(at).cloned().unwrap_or_default()
             }
-            // What only a run can tell.
+            // Values that only a run could determine.
             Some(byte) if byte.is_ascii_digit() || b"#?$!-".contains(byte) => {
                 bytes.next();
                 Word::new()
@@ -232,7 +232,7 @@ impl Shell<'_> {
         }
     }
 
-    /// What a command prints, of the few that are about names of files.
+    /// The output of a command, for the few commands about file names.
     fn output(&mut self, text: &[u8], depth: usize) -> Word {
         let Some(depth) = depth.checked_sub(1) else { return Word::new() };
         let mut printed = Word::new();
@@ -309,7 +309,7 @@ impl Shell<'_> {
         }
     }
 
-    /// Takes a command apart: what it runs, and which files it names.
+    /// Analyses a command: the program it runs, and the files it names.
     fn note(&mut self, mut command: Vec<Word>) {
         for word in &command {
             let value = assignment(word).map_or(word.as_slice(), |(_, value)| value);
@@ -357,7 +357,7 @@ fn push(word: &mut Word, more: &[u8]) {
     word.extend_from_slice(&more[..room]);
 }
 
-/// What is between a bracket, which is next, and the one that closes it.
+/// The text between the next bracket and its closing one.
 fn enclosed(bytes: &mut Bytes<'_>, open: u8, close: u8) -> Word {
     let mut depth = 0;
     let mut inner = Word::new();

@@ -6,10 +6,10 @@ const NAMES: usize = 1024;
 /// Longest name or path of interest.
 const LONGEST: usize = 256;
 
-/// Python's imports outside of functions: `a.b`, `.c`, and what is taken from them behind them.
+/// Python's imports outside of functions: `a.b`, `.c`, each followed by the names imported from it.
 pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
-    // How far the function is indented whose lines are passed over.
+    // Indentation of the function whose lines are skipped.
     let mut function: Option<usize> = None;
     for line in source.split(|byte| *byte == b'\n') {
         let indent = line.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
@@ -39,7 +39,7 @@ pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
-/// Quoted words of a script that `keep` wants, which is given what is on the line before, and the
+/// Quoted words of a script that `keep` accepts, given the text before them on the line, and the
 /// word.
 pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
@@ -62,7 +62,7 @@ pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<
     bounded(names)
 }
 
-/// JavaScript: what is required or imported.
+/// JavaScript: required or imported modules.
 pub(super) fn javascript(source: &[u8]) -> Vec<Vec<u8>> {
     quoted(source, |before, _| {
         let before = before.strip_suffix(b"(").unwrap_or(before).trim_ascii_end();
@@ -70,7 +70,7 @@ pub(super) fn javascript(source: &[u8]) -> Vec<Vec<u8>> {
     })
 }
 
-/// Ruby: what is required, also later.
+/// Ruby: required files, even if loaded later.
 pub(super) fn ruby(source: &[u8]) -> Vec<Vec<u8>> {
     const WORDS: [&[u8]; 4] = [b"require", b"require_relative", b"load", b"autoload"];
     quoted(source, |before, _| {
@@ -140,7 +140,7 @@ pub(super) fn r(source: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
-/// The packages that the DESCRIPTION of a package of R says it needs.
+/// The packages that an R package's DESCRIPTION requires.
 pub(super) fn r_needs(description: &[u8]) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     let mut is_needed = false;

@@ -1,4 +1,4 @@
-//! Compares guesses for real images with what their starts read.
+//! Compares guesses for real images with the reads of their starts.
 
 use std::{
     collections::BTreeSet,
@@ -78,7 +78,7 @@ impl Cached {
         chunks.into_iter().map(size).sum()
     }
 
-    /// What is there.
+    /// The chunks present.
     fn filled(&self) -> Chunks {
         let mut filled = Chunks::new();
         for (index, described) in (0..).map(BlobIndex).zip(self.bootstrap.blobs()) {

@@ -57,7 +57,7 @@ impl Image {
         Packed { bootstrap, decoded: packed.decoded }
     }
 
-    /// What is guessed with `config`: paths without links, and bytes.
+    /// The guesses for `config`: paths without links, and ranges.
     pub(super) fn pieces(&self, config: &Value) -> Vec<(String, Range<u64>)> {
         let packed = self.pack();
         let mut pieces: Vec<Piece> = Vec::new();
@@ -116,14 +116,14 @@ pub(super) fn shared(needed: &[&str]) -> Vec<u8> {
     Forged { needed, ..Forged::default() }.bytes()
 }
 
-/// An ELF file; what is empty is not in it.
+/// An ELF file; empty fields are left out.
 #[derive(Default)]
 pub(super) struct Forged<'a> {
     pub(super) interpreter: &'a str,
     pub(super) needed: &'a [&'a str],
     pub(super) rpath: &'a str,
     pub(super) runpath: &'a str,
-    /// Where a segment with code is; it need not be in the file.
+    /// The place of a segment with code; it need not be in the file.
     pub(super) code: Option<Range<u64>>,
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{forge::Image, sorted, usual};
 
-/// What is guessed for `command` in `/srv`, without the program itself.
+/// The guesses for `command` in `/srv`, without the program itself.
 fn guessed(image: &Image, command: &[&str], program: &str) -> Vec<String> {
     let config = json!({ "config": { "Cmd": command, "WorkingDir": "/srv" } });
     let mut guessed = image.guessed(&config);

@@ -16,7 +16,7 @@ use super::{
     paths::Paths,
 };
 
-/// The usual tree of a program with libraries; what a test needs besides is added to it.
+/// The usual tree of a program with libraries, to which tests add files.
 fn usual() -> Image {
     Image::default()
         .link("/bin", "usr/bin")
@@ -83,7 +83,7 @@ fn libraries_are_looked_for_as_the_linker_does() {
         ("", "${ORIGIN}/../lib", "", "", "/opt/configured/libb.so"),
         ("", own, "", "$ORIGIN", "/opt/app/lib/libb.so"),
         ("/nothing:/opt/app/lib", "", "/opt/other", "", "/opt/app/lib/libb.so"),
-        // With a RUNPATH the environment goes first, and an RPATH does not count.
+        // With a RUNPATH, the environment takes precedence, and an RPATH is ignored.
         ("", own, "relative:/opt/other", "$ORIGIN", "/opt/other/libb.so"),
         ("/opt/other", own, "", "", "/opt/configured/libb.so"),
     ] {
@@ -198,8 +198,7 @@ fn java_brings_the_archives_beside_its_own() {
         ("/usr/lib/jvm/17/lib/modules", 1 << 10, 26 << 10),
     ];
     assert_eq!(guessed, expected.map(|(path, start, end)| (path.to_owned(), start, end)));
-    // The same by its absolute name; and what is in the system's own directories is not beside a
-    // script in the root.
+    // By absolute name too; and the system's own directories are not beside a script in the root.
     let config = json!({ "config": { "Cmd": ["java", "-jar", "/opt/server/start.jar"] } });
     assert_eq!(image.pieces(&config).len(), expected.len());
     let image = usual()

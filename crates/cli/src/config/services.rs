@@ -1,0 +1,141 @@
+//! The tables of what the daemon serves beside mounts: containerd and its pulls.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use lazuli_mirror::LazyNames;
+use lazuli_runtime::daemon::DriverChoice;
+use serde::Deserialize;
+
+use super::check;
+
+/// The `[mirror]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Mirror {
+    /// A port of the loopback interface.
+    pub(crate) listen: SocketAddr,
+    /// Repositories whose tags are answered with the lazy form of their image.
+    lazy: Vec<String>,
+    /// How long manifests are answered after a registry went away; 0 for never.
+    stale_while_down_hours: u64,
+}
+
+impl Default for Mirror {
+    fn default() -> Self {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 5444));
+        Mirror { listen, lazy: Vec::new(), stale_while_down_hours: 24 }
+    }
+}
+
+impl Mirror {
+    pub(super) fn check(&self) -> Result<()> {
+        let Mirror { listen, stale_while_down_hours: hours, .. } = self;
+        if !listen.ip().is_loopback() || listen.port() == 0 {
+            bail!("mirror.listen is {listen}, expected a port of 127.0.0.1 or [::1]");
+        }
+        check("mirror.stale_while_down_hours", Some(*hours), 0..=24)?;
+        self.lazy().map(drop)
+    }
+
+    /// Tags that are answered with the lazy form of their image.
+    pub(crate) fn lazy(&self) -> Result<LazyNames> {
+        LazyNames::parse(&self.lazy).context("mirror.lazy")
+    }
+
+    /// How long manifests are answered after a registry went away.
+    pub(crate) fn stale(&self) -> Duration {
+        Duration::from_secs(3600 * self.stale_while_down_hours)
+    }
+}
+
+/// The `[snapshotter]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Snapshotter {
+    /// The Unix socket that containerd connects to.
+    pub(crate) address: PathBuf,
+    /// The driver for containers' images.
+    pub(crate) driver: DriverChoice,
+}
+
+impl Default for Snapshotter {
+    fn default() -> Self {
+        let address = "/run/lazuli/snapshotter.sock".into();
+        Snapshotter { address, driver: DriverChoice::Auto }
+    }
+}
+
+impl Snapshotter {
+    pub(super) fn check(&self) -> Result<()> {
+        let path = self.address.display();
+        if !self.address.is_absolute() {
+            bail!("snapshotter.address is {path}, expected an absolute path");
+        }
+        // Bytes that fit into `sun_path` before the final NUL.
+        if self.address.as_os_str().len() > 107 {
+            bail!("snapshotter.address is {path}, expected at most 107 bytes");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn drivers_have_names() {
+        let driver = |text: &str| toml::from_str::<Config>(&format!("[snapshotter]\n{text}\n"));
+        assert_eq!(driver("").unwrap().snapshotter.unwrap().driver, DriverChoice::Auto);
+        let fuse = driver("driver = 'fuse'").unwrap().snapshotter.unwrap();
+        assert_eq!(fuse.driver, DriverChoice::Fuse);
+        let error = driver("driver = 'erofs'").unwrap_err().to_string();
+        assert!(error.contains("`auto`, `fanotify`, `loop`, `fuse`"), "{error}");
+    }
+
+    #[test]
+    fn the_table_turns_the_snapshotter_on() {
+        assert!(toml::from_str::<Config>("").unwrap().snapshotter.is_none());
+        let config: Config = toml::from_str("[snapshotter]\n").unwrap();
+        let address = config.snapshotter.unwrap().address;
+        assert_eq!(address, Path::new("/run/lazuli/snapshotter.sock"));
+        for address in ["relative.sock".to_owned(), format!("/{}", "x".repeat(107))] {
+            let error = Snapshotter { address: address.into(), ..Snapshotter::default() }
+                .check()
+                .unwrap_err();
+            assert!(error.to_string().contains("snapshotter.address"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_mirror_is_on_the_loopback_interface() {
+        let mirror = |text: &str| {
+            let config = toml::from_str::<Config>(&format!("[mirror]\n{text}\n")).unwrap();
+            config.mirror.unwrap()
+        };
+        assert!(toml::from_str::<Config>("").unwrap().mirror.is_none());
+        let usual = mirror("");
+        usual.check().unwrap();
+        assert_eq!(usual.listen.to_string(), "127.0.0.1:5444");
+        assert_eq!(usual.stale(), Duration::from_secs(24 * 3600));
+        mirror("listen = '[::1]:5000'\nlazy = ['*', 'r.example/a']").check().unwrap();
+        for (text, key) in [
+            ("listen = '0.0.0.0:5444'", "mirror.listen"),
+            ("listen = '10.0.0.1:5444'", "mirror.listen"),
+            ("listen = '127.0.0.1:0'", "mirror.listen"),
+            ("stale_while_down_hours = 25", "mirror.stale_while_down_hours"),
+            ("lazy = ['r.example/a:1']", "mirror.lazy"),
+        ] {
+            let error = format!("{:#}", mirror(text).check().unwrap_err());
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

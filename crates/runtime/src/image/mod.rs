@@ -99,7 +99,7 @@ impl StoredImage {
         Ok((image, fetched))
     }
 
-    /// [`fetch`] for an image that has to be admitted. Its layers are requested meanwhile, but
+    /// Like `fetch`, for an image that has to be admitted. Its layers are requested meanwhile, but
     /// neither read nor kept before the admission.
     pub async fn fetch_admitted<T, E: From<ImageError>>(
         repository: &Arc<dyn Repository>,

@@ -56,7 +56,7 @@ def come_and_go(cluster, images):
         time.sleep(max(0, next_pod - time.monotonic()))
     for name in running:
         wait(60, f"{name} to run", lambda name=name: phase(cluster, name) == "Running")
-    failed = cluster.status()["daemon"]["failed_reads"]
+    failed = cluster.status()["failed_reads"]
     expect(not failed, f"reads failed: {failed}")
     return (f"{started} pods of {IMAGES} images in {cluster.minutes} minutes, {AT_ONCE} at once, {deaths} deaths of the worker: no read failed or was wrong, "
             f"{summaries} summaries answered, the cache had {largest // MIB} MiB at most with a limit of {BUDGET // MIB}")

@@ -17,8 +17,15 @@ mod v5;
 
 fn main() -> io::Result<()> {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    for target in ["bootstrap", "bootstrap_v5", "batches", "blob_tail", "tar_source", "layer_index"]
-    {
+    for target in [
+        "bootstrap",
+        "bootstrap_v5",
+        "batches",
+        "blob_tail",
+        "tar_source",
+        "layer_index",
+        "seekable_toc",
+    ] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
     let batched = support::batched_sample(Codec::None);
@@ -48,11 +55,30 @@ fn main() -> io::Result<()> {
             fs::write(format!("{corpus}/blob_tail/{name}{index}"), [&head, tail].concat())?;
         }
     }
+    fs::write(format!("{corpus}/seekable_toc/layers"), [b"\0", TOCS.as_bytes()].concat())?;
     let layers = two_layers();
     fs::write(format!("{corpus}/layer_index/tar"), &layers[2..])?;
     fs::write(format!("{corpus}/layer_index/gzip"), gzip(&layers[2..]))?;
     fs::write(format!("{corpus}/tar_source/layers"), layers)
 }
+
+/// The tables of contents of two layers; see the target for the byte between them.
+const TOCS: &str = concat!(
+    r#"{"version":1,"entries":[{"name":"d/","type":"dir","mode":493},"#,
+    r#"{"name":"d/a","type":"reg","size":9000,"offset":100,"chunkSize":4096,"mode":420,"#,
+    r#""modtime":"2024-02-29T23:59:59Z","xattrs":{"user.a":"YQ=="},"#,
+    r#""chunkDigest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},"#,
+    r#"{"name":"d/a","type":"chunk","offset":900,"chunkOffset":4096,"#,
+    r#""chunkDigest":"sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},"#,
+    r#"{"name":"l","type":"symlink","linkName":"d/a"},"#,
+    r#"{"name":"c","type":"char","devMajor":1,"devMinor":3},{"name":"p","type":"fifo"}]}"#,
+    "\0",
+    r#"{"version":1,"entries":[{"name":"d/.wh.a","type":"reg"},"#,
+    r#"{"name":"h","type":"hardlink","linkName":"d/a"},{"name":".prefetch.landmark","#,
+    r#""type":"reg","size":1,"offset":200},"#,
+    r#"{"name":"b","type":"reg","size":5,"offset":100,"innerOffset":7,"endOffset":300,"#,
+    r#""digest":"sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"}]}"#,
+);
 
 /// A gzip file of blocks that are stored as they are.
 fn gzip(data: &[u8]) -> Vec<u8> {

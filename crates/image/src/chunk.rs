@@ -229,22 +229,25 @@ impl Blob {
     pub fn unit(&self, chunk: &Chunk) -> Unit<'_> {
         match (self.codec, chunk.part) {
             (Codec::Gzip, Some(part)) => Unit::at_point(self.points.at(chunk.stored), part.size),
+            (Codec::ZstdLayer, Some(part)) => Unit::of_frames(part.size),
             _ => chunk.unit(self.codec),
         }
     }
 
     /// Returns whether `next` may follow `chunk`. Decoded chunks must not overlap. Stored units may
-    /// overlap only if they begin at points, and none ends before an earlier one.
+    /// overlap only in ordinary layers, and none ends before an earlier one.
     pub fn is_in_order(&self, chunk: &Chunk, next: &Chunk) -> bool {
         let end = |chunk: &Chunk| {
             chunk.part.map_or(0, |part| part.offset).saturating_add(chunk.decoded_size)
         };
         let in_unit = || end(chunk) <= next.part.map_or(0, |part| part.offset);
         let stored = match self.codec {
-            Codec::Gzip if chunk.shares_unit(next) => {
+            Codec::Gzip | Codec::ZstdLayer if chunk.shares_unit(next) => {
                 in_unit() && chunk.stored_size <= next.stored_size
             }
-            Codec::Gzip => chunk.stored <= next.stored && chunk.stored_end() <= next.stored_end(),
+            Codec::Gzip | Codec::ZstdLayer => {
+                chunk.stored <= next.stored && chunk.stored_end() <= next.stored_end()
+            }
             _ if chunk.shares_unit(next) => {
                 in_unit()
                     && (chunk.stored_size, chunk.unit_size())

@@ -2,7 +2,10 @@
 
 use std::{fmt, io};
 
-use zstd::bulk::{Compressor, Decompressor};
+use zstd::{
+    bulk::{Compressor, Decompressor},
+    stream::raw::{Decoder as Frames, InBuffer, Operation as _, OutBuffer},
+};
 
 use crate::{gzip::Inflater, points::Point};
 
@@ -17,6 +20,9 @@ pub enum Codec {
     Gzip = 2,
     /// One zstd frame per chunk; the default.
     Zstd = 3,
+    /// Pieces of one ordinary zstd file: each begins with a frame. Only in images that nodes make
+    /// of [seekable layers](crate::seekable).
+    ZstdLayer = 4,
 }
 
 /// Compresses chunks. Keeps its working memory, so that one encoder per thread is cheap to use
@@ -33,7 +39,7 @@ impl Encoder {
     pub fn new(codec: Codec, level: i32) -> io::Result<Self> {
         let zstd = match codec {
             Codec::Zstd => Some(Compressor::new(level)?),
-            Codec::None | Codec::Lz4 | Codec::Gzip => None,
+            Codec::None | Codec::Lz4 | Codec::Gzip | Codec::ZstdLayer => None,
         };
         Ok(Encoder { codec, zstd, buffer: Vec::new() })
     }
@@ -50,7 +56,7 @@ impl Encoder {
         // the input is of no use. LZ4 insists on room for the worst case.
         let room = match self.codec {
             // Chunks of unconverted layers are never compressed here.
-            Codec::None | Codec::Gzip => return None,
+            Codec::None | Codec::Gzip | Codec::ZstdLayer => return None,
             Codec::Zstd => decoded.len().checked_sub(1)?,
             Codec::Lz4 => lz4_flex::block::get_maximum_output_size(decoded.len()),
         };
@@ -92,6 +98,11 @@ impl<'a> Unit<'a> {
         Unit { codec: Codec::Gzip, start, size }
     }
 
+    /// The first `size` bytes of the frames with which the stored bytes begin.
+    pub(crate) fn of_frames(size: u32) -> Self {
+        Unit { codec: Codec::ZstdLayer, start: None, size }
+    }
+
     fn damaged(&self, reason: impl Into<String>) -> DecodeError {
         DecodeError::Damaged { codec: self.codec, reason: reason.into() }
     }
@@ -102,6 +113,7 @@ impl<'a> Unit<'a> {
 #[derive(Default)]
 pub struct Decoder {
     zstd: Option<Decompressor<'static>>,
+    frames: Option<Frames<'static>>,
     gzip: Option<Inflater>,
 }
 
@@ -149,6 +161,14 @@ impl Decoder {
                 zstd.decompress_to_buffer(stored, decoded)
                     .map_err(|error| unit.damaged(error.to_string()))?
             }
+            (Codec::ZstdLayer, _) => {
+                let damaged = |error: io::Error| unit.damaged(error.to_string());
+                let frames = match &mut self.frames {
+                    Some(frames) => frames,
+                    none => none.insert(Frames::new().map_err(damaged)?),
+                };
+                first_of_frames(frames, stored, decoded).map_err(damaged)?
+            }
             (Codec::Gzip, Some(point)) => {
                 let gzip = self.gzip.get_or_insert_default();
                 gzip.decode(&point, stored, decoded).map_err(|reason| unit.damaged(reason))?
@@ -184,6 +204,26 @@ impl Decoder {
     }
 }
 
+/// Fills `decoded` with the first bytes of the frames with which `stored` begins, one behind the
+/// other. Returns how many there were. The window of a frame may be large, but no more of it is
+/// touched than is decoded.
+fn first_of_frames(
+    frames: &mut Frames<'static>,
+    stored: &[u8],
+    decoded: &mut [u8],
+) -> io::Result<usize> {
+    frames.reinit()?;
+    let (mut from, mut to) = (InBuffer::around(stored), OutBuffer::around(decoded));
+    while to.pos() < to.capacity() {
+        let before = (from.pos(), to.pos());
+        frames.run(&mut from, &mut to)?;
+        if before == (from.pos(), to.pos()) {
+            break;
+        }
+    }
+    Ok(to.pos())
+}
+
 impl fmt::Debug for Decoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decoder").finish_non_exhaustive()
@@ -214,7 +254,7 @@ pub enum DecodeError {
 }
 
 impl Codec {
-    /// The codec with this number in a RAFS v6 table.
+    /// The codec with this number in a RAFS v6 table, which may be another writer's.
     pub const fn from_number(number: u32) -> Option<Self> {
         match number {
             0 => Some(Codec::None),
@@ -237,7 +277,7 @@ impl fmt::Display for Codec {
             Codec::None => "none",
             Codec::Lz4 => "lz4_block",
             Codec::Gzip => "gzip",
-            Codec::Zstd => "zstd",
+            Codec::Zstd | Codec::ZstdLayer => "zstd",
         })
     }
 }

@@ -74,8 +74,9 @@ impl Default for Inflater {
 }
 
 impl Inflater {
-    /// Decodes `stored` from `point` on into `decoded`, across the ends of members. Returns the
-    /// number of decoded bytes, fewer than `decoded` holds at the end of the file.
+    /// Decodes `stored` from `point` on into `decoded`, across the ends of members. A point may be at
+    /// the header of a member, since no block begins like one. Returns the number of decoded bytes,
+    /// fewer than `decoded` holds at the end of the file.
     pub(crate) fn decode(
         &mut self,
         point: &Point<'_>,
@@ -99,6 +100,9 @@ impl Inflater {
         }
         let lead = Lead::to(bits, before);
         let (mut lead, mut rest, mut filled) = (lead.bytes(), stored, 0);
+        if bits == 0 && window.is_empty() && rest.starts_with(&MAGIC) {
+            rest = blocks(rest)?.unwrap_or_default();
+        }
         while filled < decoded.len() {
             let input = if lead.is_empty() { &mut rest } else { &mut lead };
             let (read, written) = (self.0.total_in(), self.0.total_out());
@@ -165,10 +169,15 @@ fn reason(error: InflateError) -> String {
 /// is not complete.
 fn next_member(rest: &[u8]) -> Result<Option<&[u8]>, String> {
     let next = rest.get(TRAILER..).unwrap_or_default();
-    match header(next) {
-        Header::Ends(end) => Ok(Some(&next[end..])),
+    blocks(next).map_err(|problem| format!("behind a gzip member: {problem}"))
+}
+
+/// The blocks of the member with which `member` begins; `None` if there is no whole header.
+fn blocks(member: &[u8]) -> Result<Option<&[u8]>, &'static str> {
+    match header(member) {
+        Header::Ends(end) => Ok(Some(&member[end..])),
         Header::GoesOn => Ok(None),
-        Header::Invalid(problem) => Err(format!("behind a gzip member: {problem}")),
+        Header::Invalid(problem) => Err(problem),
     }
 }
 
@@ -333,6 +342,9 @@ mod tests {
         // A part is a part.
         assert_eq!(decode(point(0, 0, b""), &all, 6).unwrap(), b"one tw");
         assert_eq!(decode(point(0, 0, b""), &all, 14).unwrap(), b"one two three");
+        // From the first header on as well.
+        let whole = [&first[..], &odd].concat();
+        assert_eq!(decode(point(0, 0, b""), &whole, 8).unwrap(), b"one two ");
         let garbage = [&first[10..], b"garbage"].concat();
         assert!(decode(point(0, 0, b""), &garbage, 9).is_err());
     }

@@ -21,6 +21,7 @@ pub mod path;
 pub mod plan;
 pub mod points;
 pub mod rafs;
+pub mod seekable;
 pub mod trace;
 pub mod tree;
 

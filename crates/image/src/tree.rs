@@ -55,7 +55,8 @@ pub struct Mtime {
 pub enum Kind {
     /// Children by name; `.` and `..` are implied.
     Directory(BTreeMap<Name, InodeId>),
-    /// Content, cut at multiples of the image's chunk size: `ceil(size / chunk_size)` chunks.
+    /// Content, cut at multiples of the image's chunk size: `ceil(size / chunk_size)` chunks, or
+    /// fewer larger ones in images of [seekable layers](crate::seekable).
     Regular {
         /// Bytes in the file.
         size: u64,

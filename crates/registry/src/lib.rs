@@ -53,7 +53,7 @@ pub use route::{
     hosts::{self, Hosts},
     mirror::{self, Mirror, Mirrors},
     options::Options,
-    trusted::{IndexTrust, Replacement, TrustedReferrers},
+    trusted::{IndexTrust, Replacement, SeekableLayers, TrustedReferrers},
 };
 pub use transport::{
     CONNECTIONS,

@@ -18,6 +18,7 @@ pub mod pause;
 pub mod powercut;
 pub mod reading;
 pub mod registry;
+pub mod seekable;
 mod serving;
 pub mod tarball;
 pub mod tls;

@@ -27,16 +27,39 @@ pub struct Layer {
     pub tar: Vec<u8>,
     /// How a layout stores it.
     pub compression: Compression,
+    ready: Option<Ready>,
+}
+
+/// A layer as a layout stores it.
+#[derive(Clone, Debug)]
+struct Ready {
+    stored: Vec<u8>,
+    media_type: &'static str,
+    annotations: Vec<(&'static str, String)>,
 }
 
 impl Layer {
     /// A layer of this tar file.
     pub fn new(tar: Vec<u8>, compression: Compression) -> Self {
-        Layer { tar, compression }
+        Layer { tar, compression, ready: None }
+    }
+
+    /// A layer of this tar file that is stored as `stored`.
+    pub fn stored_as(
+        tar: Vec<u8>,
+        stored: Vec<u8>,
+        media_type: &'static str,
+        annotations: Vec<(&'static str, String)>,
+    ) -> Self {
+        let ready = Some(Ready { stored, media_type, annotations });
+        Layer { tar, compression: Compression::None, ready }
     }
 
     /// The media type of the stored bytes in a manifest.
     pub fn media_type(&self) -> &'static str {
+        if let Some(ready) = &self.ready {
+            return ready.media_type;
+        }
         match self.compression {
             Compression::None => "application/vnd.oci.image.layer.v1.tar",
             Compression::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -46,6 +69,9 @@ impl Layer {
 
     /// The bytes as stored.
     pub fn stored(&self) -> io::Result<Vec<u8>> {
+        if let Some(ready) = &self.ready {
+            return Ok(ready.stored.clone());
+        }
         match self.compression {
             Compression::None => Ok(self.tar.clone()),
             Compression::Gzip => {
@@ -102,7 +128,12 @@ impl Image {
     pub fn write_layout(&self, dir: &Path, tag: &str) -> io::Result<Digest> {
         let mut layers = Vec::new();
         for layer in &self.layers {
-            layers.push(put(dir, layer.media_type(), &layer.stored()?)?.1);
+            let (_, mut descriptor) = put(dir, layer.media_type(), &layer.stored()?)?;
+            let notes = layer.ready.iter().flat_map(|ready| &ready.annotations);
+            for (key, value) in notes {
+                descriptor["annotations"][key] = value.clone().into();
+            }
+            layers.push(descriptor);
         }
         let mut config = self.config.clone();
         let diff_ids: Vec<_> =

@@ -17,15 +17,16 @@ const MIB: usize = 1 << 20;
 
 /// The odd image: four layers, gzip, zstd, plain and gzip.
 pub fn image() -> Image {
-    let layers = [
-        (base(), Compression::Gzip),
-        (changes(), Compression::Zstd),
-        (more_changes(), Compression::None),
-        (vec![directory("metadata-only").mode(0o700).owner(3, 4)], Compression::Gzip),
-    ];
+    let compressions = [Compression::Gzip, Compression::Zstd, Compression::None, Compression::Gzip];
+    let layers = layers().into_iter().zip(compressions);
     Image::new(
         layers.map(|(entries, compression)| Layer::new(tarball::write(&entries), compression)),
     )
+}
+
+/// What is in its layers, lowest first.
+pub fn layers() -> [Vec<Entry>; 4] {
+    [base(), changes(), more_changes(), vec![directory("metadata-only").mode(0o700).owner(3, 4)]]
 }
 
 /// A layer with one sparse file of a little over 4 GiB: reading it all takes seconds.

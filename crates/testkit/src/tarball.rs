@@ -55,13 +55,13 @@ pub enum Body {
 /// One entry of a tar file.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    path: Vec<u8>,
-    body: Body,
-    mode: u32,
-    uid: u64,
-    gid: u64,
-    mtime: (i64, u32),
-    records: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) path: Vec<u8>,
+    pub(crate) body: Body,
+    pub(crate) mode: u32,
+    pub(crate) uid: u64,
+    pub(crate) gid: u64,
+    pub(crate) mtime: (i64, u32),
+    pub(crate) records: Vec<(Vec<u8>, Vec<u8>)>,
     dialect: Dialect,
 }
 
@@ -125,7 +125,7 @@ impl Entry {
         Entry { dialect: Dialect::Gnu, ..self }
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
         let mut header = Header::new(self.dialect);
         let mut records = self.records.clone();
         let mut content = Cow::Borrowed(&[][..]);

@@ -36,7 +36,7 @@ pub fn write(tree: &Tree, blobs: &[Blob], options: &BootstrapOptions) -> Vec<u8>
     let codec = match blobs[0].codec {
         Codec::None => 0x1,
         Codec::Lz4 => 0x2,
-        Codec::Gzip => 0x40,
+        Codec::Gzip | Codec::ZstdLayer => 0x40,
         Codec::Zstd => 0x80,
     };
     let digest = match options.digest {

@@ -11,6 +11,7 @@
 mod assemble;
 mod gunzip;
 mod layer;
+mod seekable;
 mod skeleton;
 mod take;
 mod unpacked;
@@ -34,6 +35,7 @@ use self::layer::{BESIDE, Content, Indexed};
 pub use self::{
     assemble::{KnownLayer, assemble},
     layer::{ChunkSink, IndexLayer},
+    seekable::{LayerToc, SeekableImage, assemble_seekable},
     skeleton::diff_id,
     take::{TakenLayer, take},
 };

@@ -8,6 +8,7 @@ mod images;
 mod index;
 mod malformed;
 mod reuse;
+mod seekable;
 mod tarball;
 mod whiteouts;
 mod writers;

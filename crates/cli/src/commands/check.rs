@@ -7,7 +7,7 @@ use lazuli_image::{
     Chunk,
     codec::Decoder,
     compare::compare,
-    rafs::{self, BlobRecord, Bootstrap},
+    rafs::{self, BlobRecord, Bootstrap, layout::Origin},
 };
 use lazuli_registry::{Pull, into_blocking};
 
@@ -48,6 +48,11 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let opened = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     let LazyImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
+    if arguments.against.is_some() && bootstrap.origin() == Origin::Seekable {
+        bail!(
+            "--against compares chunk by chunk, and {name} is cut differently: compare what `lazuli unpack` makes of it"
+        );
+    }
     let summary = rafs::check(bootstrap).with_context(|| format!("the bootstrap of {name}"))?;
     let records = bootstrap.blob_records();
     let total = records.iter().map(|record| record.blob.stored_size).sum();
@@ -59,8 +64,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     println!(
-        "{name}: RAFS v{}, {} names, {} files with {}, {} chunks in {} blobs: every digest is right",
-        bootstrap.version(),
+        "{name}: {}, {} names, {} files with {}, {} chunks in {} blobs: every digest is right",
+        bootstrap.origin(),
         summary.names,
         summary.files,
         BinaryBytes(summary.file_bytes),

@@ -33,8 +33,10 @@ pub(crate) struct Arguments {
 struct Description {
     image: String,
     manifest_digest: Digest,
-    /// 5 or 6.
+    /// 5 or 6; 6 also of what a node makes of seekable layers.
     rafs_version: u8,
+    /// `RAFS v6`, `RAFS v5` or `seekable layers`.
+    origin: String,
     /// Bytes of all layers as stored.
     bytes_total: u64,
     bootstrap_bytes: u64,
@@ -74,6 +76,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         image: name.to_string(),
         manifest_digest: image.manifest_digest,
         rafs_version: bootstrap.version(),
+        origin: bootstrap.origin().to_string(),
         bytes_total: image.bytes_total,
         bootstrap_bytes: bootstrap.bytes().len() as u64,
         chunk_size: bootstrap.chunk_size(),
@@ -93,8 +96,8 @@ fn print(description: &Description) {
     println!("  digest     {}", description.manifest_digest);
     println!("  stored     {}", BinaryBytes(description.bytes_total));
     println!(
-        "  bootstrap  RAFS v{}, {} for {} names, chunks of {}",
-        description.rafs_version,
+        "  bootstrap  {}, {} for {} names, chunks of {}",
+        description.origin,
         BinaryBytes(description.bootstrap_bytes),
         description.names,
         BinaryBytes(description.chunk_size.into())

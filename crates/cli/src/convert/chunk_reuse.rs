@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use lazuli_builder::{Built, BuiltBlob, Dictionary};
 use lazuli_image::Digest;
 use lazuli_registry::{
-    BlobContent, ImageName, Manifest, Options, Platform, RegistryError, Repository,
+    BlobContent, ImageName, Manifest, Options, Platform, RegistryError, Repository, SeekableLayers,
 };
 use lazuli_runtime::image::StoredImage;
 
@@ -134,7 +134,9 @@ impl Target<'_> {
             Ok::<_, RegistryError>(here.then_some((layer.digest, (layer.size, layer.hot_bytes()))))
         });
         let present = stream::iter(present).buffer_unordered(REQUESTS).try_collect::<Vec<_>>();
-        let fetch = async { Ok(StoredImage::fetch(repository, manifest, &directory).await) };
+        let seekable = SeekableLayers::Ordinary;
+        let fetch =
+            async { Ok(StoredImage::fetch(repository, manifest, &directory, seekable).await) };
         let (present, image) = tokio::try_join!(present, fetch)?;
         let present: HashMap<Digest, (u64, Option<u64>)> = present.into_iter().flatten().collect();
         known.dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::{
-    Blob, ChunkRef, Digest, Tree, compare::Content, oci::Descriptor, rafs::Bootstrap,
+    Blob, ChunkRef, Digest, Tree,
+    compare::Content,
+    oci::Descriptor,
+    rafs::{Bootstrap, layout::Origin},
 };
 use lazuli_policy::Gate;
 use lazuli_registry::{
@@ -59,9 +62,14 @@ impl LazyImage {
     /// Refuses an index, whose data is in the layers of an ordinary image, for operations that
     /// would change these.
     pub(crate) fn must_be_converted(&self) -> Result<()> {
-        if self.image.bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
-            let name = &self.name;
+        let (bootstrap, name) = (&self.image.bootstrap, &self.name);
+        if bootstrap.tails().iter().any(|tail| tail.index.is_some()) {
             bail!("{name} is an ordinary image with an index: convert it with `lazuli convert`");
+        }
+        if bootstrap.origin() == Origin::Seekable {
+            bail!(
+                "{name} is an ordinary image, of eStargz or zstd:chunked: convert it with `lazuli convert`"
+            );
         }
         Ok(())
     }
@@ -105,7 +113,8 @@ pub(crate) fn open_with(
         Ok(signed.map_or(found, |index| index.manifest))
     })?;
     let directory = scratch.path();
-    let fetch = StoredImage::fetch(&repository, &manifest, &directory);
+    let seekable = options.indexes.seekable_layers(&name);
+    let fetch = StoredImage::fetch(&repository, &manifest, &directory, seekable);
     let (image, _) = runtime.block_on(fetch)?;
     Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
 }

@@ -36,6 +36,7 @@ mod reliability;
 mod reuse;
 mod run;
 mod scrub;
+mod seekable;
 mod sign;
 mod stream;
 mod trees;

@@ -251,20 +251,23 @@ impl<'a> Context<'a, '_> {
     /// The chunk format word and indexes of a regular file.
     fn chunks(&self, size: u64, chunks: &[ChunkRef]) -> Result<(u32, Vec<ChunkIndex>), String> {
         let chunk_size = u64::from(self.chunk_size);
-        if size > i64::MAX as u64 || chunks.len() as u64 != size.div_ceil(chunk_size) {
-            return Err(format!("{} chunks for {size} bytes", chunks.len()));
+        let (count, mut left) = (chunks.len(), size);
+        if size > i64::MAX as u64 || count as u64 > size.div_ceil(chunk_size) {
+            return Err(format!("{count} chunks for {size} bytes"));
         }
         let mut indexes = Vec::with_capacity(chunks.len());
         let mut consecutive = true;
         let mut previous: Option<(ChunkRef, u64)> = None;
-        for (at, &chunk_ref) in chunks.iter().enumerate() {
+        for &chunk_ref in chunks {
             let blob = usize::from(chunk_ref.blob.0);
             let chunk = self.blobs.get(blob).and_then(|blob| blob.chunk(chunk_ref.number));
             let chunk = chunk.ok_or_else(|| {
                 format!("chunk {} of blob {blob} does not exist", chunk_ref.number)
             })?;
-            let expected = chunk_size.min(size - at as u64 * chunk_size);
-            if u64::from(chunk.decoded_size) != expected {
+            let (found, expected) = (u64::from(chunk.decoded_size), chunk_size.min(left));
+            // Only the last one may end where no other could begin.
+            let is_long = found > chunk_size && found.is_multiple_of(chunk_size);
+            if found > left || found != expected && found != left && !is_long {
                 return Err(format!(
                     "chunk {} of blob {blob} has {} bytes, the file needs {expected}",
                     chunk_ref.number, chunk.decoded_size
@@ -274,16 +277,24 @@ impl<'a> Context<'a, '_> {
                 consecutive &=
                     before.blob == chunk_ref.blob && decoded + chunk_size == chunk.decoded.0;
             }
-            previous = Some((chunk_ref, chunk.decoded.0));
+            // The last part of it.
+            let parts = found.div_ceil(chunk_size).max(1);
+            previous = Some((chunk_ref, chunk.decoded.0 + (parts - 1) * chunk_size));
             let number = chunk_ref.number.to_le_bytes();
-            indexes.push(ChunkIndex {
-                number_low: (chunk_ref.number as u16).into(),
-                number_high: number[2],
-                device: chunk_ref.blob.0 + 1,
-                block: u32::try_from(chunk.decoded.0 / BLOCK_SIZE)
-                    .map_err(|_| format!("{} is beyond 16 TiB", chunk.decoded))?
-                    .into(),
-            });
+            for part in (0..found).step_by(self.chunk_size as usize) {
+                indexes.push(ChunkIndex {
+                    number_low: (chunk_ref.number as u16).into(),
+                    number_high: number[2],
+                    device: chunk_ref.blob.0 + 1,
+                    block: u32::try_from((chunk.decoded.0 + part) / BLOCK_SIZE)
+                        .map_err(|_| format!("{} is beyond 16 TiB", chunk.decoded))?
+                        .into(),
+                });
+            }
+            left -= found;
+        }
+        if left > 0 {
+            return Err(format!("{count} chunks for {size} bytes, {left} are in none"));
         }
         // The kernel reads up to a chunk at once: where the file lies in one piece, call it one
         // chunk.

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Algorithm, Digest};
+use crate::{Algorithm, Digest, seekable::SeekableLayer};
 
 /// Computes the chain ids of layers from their DiffIDs, lowest first. containerd names a layer on
 /// top of those below it by its chain id. (OCI image specification, "Layer ChainID".)
@@ -54,6 +54,8 @@ pub mod media_type {
     pub const LAZY_MANIFEST: &str = "application/vnd.nydus.image.manifest.v1+json";
     /// A layer that is a gzipped tar.
     pub const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    /// Docker's name for such a layer.
+    pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
     /// A layer that is a tar compressed with zstd.
     pub const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// A data blob.
@@ -88,6 +90,16 @@ pub mod annotation {
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
     /// On the index of a layer: digest of its chunk tables as stored, which are a part of it.
     pub const INDEX_TABLES: &str = "vnd.lazuli.index-tables";
+    /// On an eStargz layer, and a zstd:chunked one of stargz-snapshotter: digest of the unpacked
+    /// table of contents.
+    pub const STARGZ_TOC: &str = "containerd.io/snapshot/stargz/toc.digest";
+    /// On a zstd:chunked layer of stargz-snapshotter: where the table of contents is,
+    /// `offset:stored:unpacked:1`.
+    pub const STARGZ_CHUNKED_POSITION: &str = "io.containers.zstd-chunked.manifest-position";
+    /// The same on one of containers/storage.
+    pub const CHUNKED_POSITION: &str = "io.github.containers.zstd-chunked.manifest-position";
+    /// On such a layer: digest of the stored table of contents.
+    pub const CHUNKED_DIGEST: &str = "io.github.containers.zstd-chunked.manifest-checksum";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
 }
@@ -246,6 +258,13 @@ impl Manifest {
     /// The layer with the bootstrap if this is a lazy image: always the last.
     pub fn bootstrap(&self) -> Option<&Descriptor> {
         self.layers.last().filter(|layer| layer.is_bootstrap())
+    }
+
+    /// The layers of an ordinary image, if all of them are seekable.
+    pub fn seekable_layers(&self) -> Option<Vec<SeekableLayer>> {
+        let is_ordinary = self.artifact_type.is_none() && !self.layers.is_empty();
+        let layers = self.layers.iter().filter(|_| is_ordinary).map(SeekableLayer::of);
+        layers.collect::<Option<Vec<_>>>().filter(|layers| !layers.is_empty())
     }
 
     /// Data layers and bootstrap of the lazy image below any layers that a container or a builder

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{BlobRecord, TailInfo, tables, tables::Tables};
+use super::{BlobRecord, TailInfo, layout::Origin, tables, tables::Tables};
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, Chunk, ChunkRef, Decoded, FormatError, Inode, InodeId,
     Kind, Metadata, Name, Points, Problem, Tree,
@@ -51,15 +51,21 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     /// The version of RAFS in which the image was made: 6, or 5 before it was
     /// [translated](super::v5).
     pub fn version(&self) -> u8 {
-        if self.tables.v5 { 5 } else { 6 }
+        if self.origin() == Origin::V5 { 5 } else { 6 }
     }
 
-    /// Bytes per chunk, a power of two from 4 KiB to 16 MiB.
+    /// What the image was before it became a bootstrap.
+    pub fn origin(&self) -> Origin {
+        self.tables.origin
+    }
+
+    /// Bytes per chunk, a power of two from 4 KiB to 16 MiB. Chunks of [seekable
+    /// layers](Origin::Seekable) may be larger: multiples of this, or up to the end of a file.
     pub fn chunk_size(&self) -> u32 {
         self.tables.geometry.chunk_size
     }
 
-    /// The algorithm of the chunk digests.
+    /// The algorithm of the chunk digests, if all blobs have the same.
     pub fn digest_algorithm(&self) -> Algorithm {
         self.tables.digest
     }
@@ -71,7 +77,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
 
     /// The blobs with the chunks that the chunk table lists. Checked: chunks ascend in number and
     /// in both offsets, do not overlap, lie inside the sizes of the blob, start on block borders
-    /// once decoded, and have 1 to `chunk_size` bytes.
+    /// once decoded, and have 1 to `chunk_size` bytes, in [seekable layers](Origin::Seekable) up to
+    /// 16 MiB.
     pub fn blobs(&self) -> &[Blob] {
         &self.tables.blobs
     }
@@ -156,7 +163,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         view.xattrs(&view.inode(nid)?)
     }
 
-    /// The chunks of a regular file in file order, with where each lies in its decoded blob.
+    /// The chunks of a regular file in file order, with where each lies in its decoded blob. One that
+    /// is larger than the chunk size comes once for each chunk size, with where that part of it lies.
     pub fn chunks(&self, file: Nid) -> Result<Chunks<'_>, FormatError> {
         let view = self.view();
         self.chunks_of(&view.inode(file)?)
@@ -165,6 +173,13 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     pub(super) fn chunks_of(&self, inode: &InodeView) -> Result<Chunks<'_>, FormatError> {
         let indexes = self.view().chunk_indexes(inode)?;
         Ok(Chunks { inode: *inode, blobs: self.blobs(), indexes: indexes.iter() })
+    }
+
+    /// Returns whether a reference to `chunk` with this place is to the chunk's begin. References to
+    /// later parts follow it.
+    fn begins(&self, chunk: ChunkRef, at: Decoded) -> bool {
+        let found = || self.blobs()[usize::from(chunk.blob.0)].chunk(chunk.number);
+        self.origin() != Origin::Seekable || found().is_none_or(|chunk| chunk.decoded == at)
     }
 
     /// Returns the place of the byte at `offset` of a regular file, and how many bytes follow it in
@@ -332,7 +347,10 @@ impl<B: AsRef<[u8]>> TreeBuilder<'_, B> {
             FileType::Directory => Kind::Directory(Default::default()),
             FileType::Regular => {
                 let chunks = self.bootstrap.chunks_of(inode)?;
-                let chunks = chunks.map(|chunk| chunk.map(|(chunk, _)| chunk));
+                let chunks = chunks.filter_map(|chunk| match chunk {
+                    Ok((chunk, at)) => self.bootstrap.begins(chunk, at).then_some(Ok(chunk)),
+                    Err(error) => Some(Err(error)),
+                });
                 Kind::Regular { size: inode.size, chunks: chunks.collect::<Result<_, _>>()? }
             }
             FileType::Symlink => Kind::Symlink(self.bootstrap.view().target(inode)?.into()),

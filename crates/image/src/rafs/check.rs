@@ -166,18 +166,29 @@ fn file<B: AsRef<[u8]>>(
     for chunk in bootstrap.chunks_of(inode)? {
         chunks.push(chunk?);
     }
+    // What of the last chunk is still to come.
+    let mut begun: Option<(ChunkRef, Decoded, u64)> = None;
     for (at, (chunk_ref, decoded)) in chunks.iter().enumerate() {
         let ChunkRef { blob, number } = *chunk_ref;
         let chunk = bootstrap.blobs()[usize::from(blob.0)].chunk(number).ok_or_else(|| {
             inode.error(format!("chunk {number} of blob {} is not in the chunk table", blob.0))
         })?;
         let size = chunk_size.min(inode.size - at as u64 * chunk_size);
-        if chunk.decoded != *decoded || u64::from(chunk.decoded_size) != size {
+        let (of, place, left) = match begun.take() {
+            Some(begun) => begun,
+            None => (*chunk_ref, chunk.decoded, chunk.decoded_size.into()),
+        };
+        let goes_on = left > chunk_size;
+        if of != *chunk_ref || place != *decoded || left.min(chunk_size) != size {
             return Err(inode.error(format!(
                 "needs {size} bytes at {decoded}, but chunk {number} of blob {} has {} at {}",
                 blob.0, chunk.decoded_size, chunk.decoded
             )));
         }
+        begun = goes_on.then(|| (of, Decoded(place.0 + chunk_size), left - chunk_size));
+    }
+    if let Some((ChunkRef { blob, number }, ..)) = begun {
+        return Err(inode.error(format!("ends before chunk {number} of blob {}", blob.0)));
     }
     if !kernel_agrees(inode, bootstrap.chunk_size(), chunks) {
         return Err(inode.error("chunks that are not consecutive are declared as one"));

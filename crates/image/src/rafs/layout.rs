@@ -7,8 +7,44 @@ use zerocopy::{
 
 use crate::chunk::Part;
 
-/// Label of a bootstrap of RAFS v5 that was [translated](super::v5).
-pub(super) const V5_LABEL: [u8; 16] = *b"RAFS v5\0\0\0\0\0\0\0\0\0";
+/// What a bootstrap was before it was written. Its label says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This very format.
+    V6,
+    /// RAFS v5, [translated](super::v5).
+    V5,
+    /// Tables of contents of [seekable layers](crate::seekable). Only these bootstraps have chunks
+    /// that are larger than the chunk size, and blobs with different codecs and digests.
+    Seekable,
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Origin::V6 => "RAFS v6",
+            Origin::V5 => "RAFS v5",
+            Origin::Seekable => "seekable layers",
+        })
+    }
+}
+
+impl Origin {
+    /// The label of such a bootstrap.
+    pub(super) const fn label(self) -> [u8; 16] {
+        match self {
+            Origin::V6 => [0; 16],
+            Origin::V5 => *b"RAFS v5\0\0\0\0\0\0\0\0\0",
+            Origin::Seekable => *b"seekable layers\0",
+        }
+    }
+
+    /// What a bootstrap with this label was. Other writers may put anything there.
+    pub(super) fn of_label(label: &[u8; 16]) -> Self {
+        let known = [Origin::V5, Origin::Seekable];
+        known.into_iter().find(|origin| origin.label() == *label).unwrap_or(Origin::V6)
+    }
+}
 
 /// Offset of the extended superblock, in bytes: right after the EROFS superblock.
 pub const EXTENDED_OFFSET: u64 = 1152;

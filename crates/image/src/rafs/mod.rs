@@ -18,6 +18,7 @@ mod footer;
 mod layer_index;
 mod place;
 mod read_index;
+mod seekable;
 mod tables;
 mod writer;
 
@@ -32,6 +33,7 @@ pub use embedded::set_id;
 pub use layer_index::{LayerIndex, Piece, WrittenIndex};
 pub use place::{Placed, place};
 pub use read_index::ReadIndex;
+pub use seekable::{seekable_layer, write_seekable};
 pub use tables::chunk_rows;
 pub use writer::{BootstrapOptions, write_bootstrap, write_bootstrap_with_prefetch};
 
@@ -105,7 +107,7 @@ impl TailInfo {
         self.features & (layout::features::BATCH | layout::features::ZRAN) != 0
     }
 
-    /// Returns whether units are pieces of a gzip file.
+    /// Returns whether units are pieces of an ordinary layer.
     pub(super) const fn has_contexts(&self) -> bool {
         self.features & layout::features::ZRAN != 0
     }

@@ -6,9 +6,9 @@ use super::{
     BlobRecord,
     layout::{
         self, BlobEntry, CHUNK_SIZES, ChunkEntry, ExtendedSuperBlock, MAPPED_ALIGN, MAX_ROWS,
-        chunk_flags, features, flags,
+        Origin, chunk_flags, features, flags,
     },
-    tables::{digester, validate_chunk, validate_order},
+    tables::{digester, largest_chunk, validate_chunk, validate_order},
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, Chunk, Codec, FormatError, InodeId, Problem, Tree,
@@ -57,23 +57,23 @@ pub fn write_bootstrap_with_prefetch(
     options: &BootstrapOptions,
     prefetch: &[InodeId],
 ) -> Result<Vec<u8>, FormatError> {
-    write(tree, blobs, options, prefetch, [0; 16])
+    write(tree, blobs, options, prefetch, Origin::V6)
 }
 
-/// The same image with the label `volume_name`.
+/// The same image, which was something else before.
 pub(super) fn write(
     tree: &Tree,
     blobs: &[BlobRecord],
     options: &BootstrapOptions,
     prefetch: &[InodeId],
-    volume_name: [u8; 16],
+    origin: Origin,
 ) -> Result<Vec<u8>, FormatError> {
-    let codec = validate(blobs, options)?;
+    let codec = validate(blobs, options, origin)?;
     let plain: Vec<&Blob> = blobs.iter().map(|record| &record.blob).collect();
     let plan = plan(tree, &plain, options.chunk_size)?;
     let prefetch = prefetch.iter().filter_map(|file| plan.slots.get(file).copied()).collect();
     let chunk_table = chunk_table(blobs, &plan, options);
-    let image = Image { plan, blobs, chunk_table, prefetch, options, codec, volume_name };
+    let image = Image { plan, blobs, chunk_table, prefetch, options, codec, origin };
 
     let mut measured = Output::measure(image.plan.inodes.len());
     image.write(&mut measured)?;
@@ -90,7 +90,7 @@ struct Image<'a> {
     prefetch: Vec<Slot>,
     options: &'a BootstrapOptions,
     codec: Codec,
-    volume_name: [u8; 16],
+    origin: Origin,
 }
 
 impl Image<'_> {
@@ -157,7 +157,7 @@ impl Image<'_> {
             meta_block: ((out.place(Mark::Meta) / BLOCK_SIZE) as u32).into(),
             xattr_block: 0.into(),
             uuid: [0; 16],
-            volume_name: self.volume_name,
+            volume_name: self.origin.label(),
             feature_incompat: (INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE).into(),
             compression: 0.into(),
             device_count: (self.blobs.len() as u16).into(),
@@ -178,7 +178,7 @@ impl Image<'_> {
             Codec::None => flags::COMPRESSOR_NONE,
             Codec::Lz4 => flags::COMPRESSOR_LZ4,
             Codec::Gzip => flags::COMPRESSOR_GZIP,
-            Codec::Zstd => flags::COMPRESSOR_ZSTD,
+            Codec::Zstd | Codec::ZstdLayer => flags::COMPRESSOR_ZSTD,
         };
         bits |= match self.options.digest {
             Algorithm::Blake3 => flags::DIGEST_BLAKE3,
@@ -234,7 +234,10 @@ impl Image<'_> {
             chunk_size: self.options.chunk_size.into(),
             chunk_count: tail.chunk_count.into(),
             compressor: (blob.codec as u32).into(),
-            digester: digester(self.options.digest).into(),
+            digester: digester(
+                blob.chunks.first().map_or(self.options.digest, |chunk| chunk.digest.algorithm),
+            )
+            .into(),
             features: tail.features.into(),
             stored_size: blob.stored_size.into(),
             decoded_size: blob.decoded_size.into(),
@@ -258,8 +261,12 @@ fn hex(blob: &Blob) -> [u8; 64] {
 }
 
 /// Checks options and blobs. Returns the codec of the image, which all blobs share; only an image
-/// of gzip layers may also have blobs with another codec, for data that the layers cannot give.
-fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, FormatError> {
+/// of gzip or seekable layers may also have blobs with another codec.
+fn validate(
+    blobs: &[BlobRecord],
+    options: &BootstrapOptions,
+    origin: Origin,
+) -> Result<Codec, FormatError> {
     let fail = |problem: Problem| Err(FormatError::new("blobs of a new bootstrap", 0, problem));
     let chunk_size = options.chunk_size;
     if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
@@ -275,8 +282,9 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
     }
     let gzip = blobs.iter().find(|record| record.blob.codec == Codec::Gzip);
     let codec = gzip.or(blobs.first()).map_or(Codec::Zstd, |record| record.blob.codec);
+    let largest = largest_chunk(origin, chunk_size);
     for (index, BlobRecord { blob, tail }) in blobs.iter().enumerate() {
-        if blob.codec != codec && codec != Codec::Gzip {
+        if blob.codec != codec && codec != Codec::Gzip && origin != Origin::Seekable {
             return fail(
                 format!("blob {index} is compressed with {}, not {codec}", blob.codec).into(),
             );
@@ -298,9 +306,13 @@ fn validate(blobs: &[BlobRecord], options: &BootstrapOptions) -> Result<Codec, F
         validate_order(blob, &blob.chunks)
             .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
         for chunk in &blob.chunks {
-            validate_chunk(chunk, blob, tail, chunk_size)
+            validate_chunk(chunk, blob, tail, largest)
                 .map_err(|problem| FormatError::new(("blob", index), 0, problem))?;
-            if chunk.digest.algorithm != options.digest {
+            let expected = match origin {
+                Origin::V5 | Origin::V6 => options.digest,
+                Origin::Seekable => blob.chunks[0].digest.algorithm,
+            };
+            if chunk.digest.algorithm != expected {
                 return fail(format!("blob {index}: chunk digest {}", chunk.digest).into());
             }
         }

@@ -29,7 +29,27 @@ pub enum Replacement {
     Allowed,
 }
 
+/// How layers are taken that say themselves what is in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekableLayers {
+    /// As any others.
+    Ordinary,
+    /// What they say is believed, and shown: an image of such layers is lazy.
+    Lazy,
+}
+
 impl IndexTrust {
+    /// Returns how seekable layers of the image `name` are treated. The image's digest covers their
+    /// tables of contents, so these need no statement; but nothing has hashed the layers whole.
+    pub fn seekable_layers(self, name: &ImageName) -> SeekableLayers {
+        match self {
+            // Write access to a layout directory means that its operator wrote it.
+            _ if matches!(name, ImageName::Layout(_)) => SeekableLayers::Lazy,
+            IndexTrust::Nothing | IndexTrust::Proven => SeekableLayers::Ordinary,
+            IndexTrust::Signed | IndexTrust::Repository => SeekableLayers::Lazy,
+        }
+    }
+
     /// Returns whether any index of the image `name` may be used without a statement.
     pub(crate) fn trusts(self, name: &ImageName) -> bool {
         // Write access to a layout directory means that its operator wrote it.

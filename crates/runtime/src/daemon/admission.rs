@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lazuli_image::Digest;
 use lazuli_policy::{Question, Verified, manifest_descriptor};
-use lazuli_registry::{ImageName, Manifest, Options, Replacement, Selector};
+use lazuli_registry::{ImageName, Manifest, Options, Replacement, SeekableLayers, Selector};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinHandle},
@@ -97,7 +97,9 @@ impl Images {
             let _login = login;
             let _lock = node.fetch_locks.lock(&image).await;
             let _pin = node.pins.pin(&images, manifest.digest);
-            let fetch = StoredImage::fetch_admitted(&repository, &manifest, &images, admission);
+            let seekable = SeekableLayers::Ordinary;
+            let fetch =
+                StoredImage::fetch_admitted(&repository, &manifest, &images, seekable, admission);
             if let Err(error) = fetch.await {
                 tracing::debug!(error = error.for_people(), "fetched again when it is mounted");
             }

@@ -111,7 +111,9 @@ impl Node {
             let fetch = async {
                 let _lock = self.fetch_locks.lock(&request.image).await;
                 let admission = self.admit_resolved(&request, &resolved);
-                StoredImage::fetch_admitted(&repository, manifest, &images, admission).await
+                let seekable = options.indexes.seekable_layers(&name);
+                StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission)
+                    .await
             };
             let (fetched, known) = tokio::join!(fetch, look_up);
             let (stored, fetched, verified) = fetched?;

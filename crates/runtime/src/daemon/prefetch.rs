@@ -103,7 +103,9 @@ impl Node {
         let manifest = &resolved.manifest;
         let _pin = self.pins.pin(&images, manifest.digest);
         let admission = self.admit_resolved(&request, &resolved);
-        let fetch = StoredImage::fetch_admitted(&repository, manifest, &images, admission);
+        let seekable = options.indexes.seekable_layers(&name);
+        let fetch =
+            StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission);
         let (stored, _, verified) = fetch.await?;
         stored.must_be_whole(repository.describe())?;
         let directory = stored.directory.clone();

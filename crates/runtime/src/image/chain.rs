@@ -11,7 +11,7 @@ use lazuli_image::{
     Digest,
     oci::{self, Manifest},
 };
-use lazuli_registry::{self as registry, Repository};
+use lazuli_registry::{self as registry, Repository, SeekableLayers};
 
 use super::{
     StoredImage,
@@ -44,7 +44,9 @@ pub async fn fetched<T, E: From<ImageError>>(
 ) -> Result<Digest, E> {
     let not_lazy = || ImageError::NotLazy { image: repository.describe() };
     let (_, layer) = manifest.parsed.lazy_base().ok_or_else(not_lazy)?;
-    let fetched = StoredImage::fetch_admitted(repository, manifest, images, admission).await;
+    let seekable = SeekableLayers::Ordinary;
+    let fetch = StoredImage::fetch_admitted(repository, manifest, images, seekable, admission);
+    let fetched = fetch.await;
     let (image, ..) = fetched?;
     let diff_id = match diff_id(&image.directory) {
         Some(diff_id) => diff_id,

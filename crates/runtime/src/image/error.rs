@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf};
 
+use lazuli_builder::BuildError;
 use lazuli_image::{Digest, FormatError};
 use lazuli_registry::RegistryError;
 
@@ -48,6 +49,24 @@ pub enum ImageError {
         image: String,
         /// The problem, and its place.
         source: FormatError,
+    },
+    /// The table of contents of a layer is not what the image says.
+    #[error("{image}: {source} (from {place})")]
+    Toc {
+        /// The image.
+        image: String,
+        /// Where it came from.
+        place: String,
+        /// What is wrong.
+        source: FormatError,
+    },
+    /// Its layers say of something that cannot be read in places.
+    #[error("{image} cannot be started by the tables of contents in its layers: {source}")]
+    Seekable {
+        /// The image.
+        image: String,
+        /// What is wrong, and where.
+        source: BuildError,
     },
     /// A blob of the bootstrap is not in the manifest, so its size and place are unknown.
     #[error("{image}: its bootstrap needs blob {blob}, which its manifest does not list")]

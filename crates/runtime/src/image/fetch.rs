@@ -7,9 +7,10 @@ use lazuli_image::{
     Algorithm, Digest,
     oci::{Descriptor, Manifest},
     rafs::{self, BlobRecord, Bootstrap},
+    seekable::SeekableLayer,
 };
 use lazuli_registry::{
-    self as registry, Pull, RegistryError, Repository, SmallBlob, into_blocking,
+    self as registry, Pull, RegistryError, Repository, SeekableLayers, SmallBlob, into_blocking,
     manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
@@ -18,6 +19,7 @@ use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, DIFF_ID, MANIFEST, write},
     error::ImageError,
     rows::Reservation,
+    seekable,
     tables::{self, Tables},
     unpack::{self, UnpackError},
 };
@@ -40,33 +42,62 @@ pub(super) struct Content {
     pub(super) reservation: Option<Reservation>,
 }
 
+/// What an image's bootstrap comes from.
+pub(super) enum Form<'a> {
+    /// A layer.
+    Lazy(&'a Descriptor),
+    /// The tables of contents of its layers.
+    Seekable(Vec<SeekableLayer>),
+}
+
+impl<'a> Form<'a> {
+    /// That of the image with this manifest; `None` if it is an ordinary one.
+    pub(super) fn of(manifest: &'a Manifest, seekable: SeekableLayers) -> Option<Self> {
+        match (manifest.lazy_base(), seekable) {
+            (Some((_, layer)), _) => Some(Form::Lazy(layer)),
+            (None, SeekableLayers::Lazy) => manifest.seekable_layers().map(Form::Seekable),
+            (None, SeekableLayers::Ordinary) => None,
+        }
+    }
+}
+
 /// Fetches everything into `directory`, once the image is admitted.
 pub(super) async fn fill<T, E: From<ImageError>>(
     repository: &Arc<dyn Repository>,
     manifest: &registry::Manifest,
+    form: Form<'_>,
     directory: &Path,
     fetched: &mut Fetched,
     admission: impl Future<Output = Result<T, E>>,
 ) -> Result<(Content, T), E> {
-    let base = manifest.parsed.lazy_base();
-    let (_, layer) = base.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
     let path = directory.join(BOOTSTRAP);
-    let from = (&manifest.parsed, layer);
     let bootstrap = async {
-        let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
-        let admitted = admitted?;
-        Ok::<_, E>((admitted, find_bootstrap(repository, from, begun, &path).await?))
+        match form {
+            Form::Lazy(layer) => {
+                let (admitted, begun) = tokio::join!(admission, begin(&**repository, layer));
+                let admitted = admitted?;
+                let from = (&manifest.parsed, layer);
+                let (unpacked, fetched) = find_bootstrap(repository, from, begun, &path).await?;
+                let Unpacked { bootstrap, reservation, diff_id } = unpacked;
+                write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
+                Ok::<_, E>((admitted, bootstrap, reservation, fetched))
+            }
+            Form::Seekable(layers) => {
+                let admitted = admission.await?;
+                let made = seekable::make_bootstrap(repository, &layers, &path).await?;
+                let (bootstrap, reservation, fetched) = made;
+                Ok((admitted, bootstrap, reservation, fetched))
+            }
+        }
     };
     // Concurrently: a mount saves one round trip. Both run to their ends: the directory is removed
     // if one fails, and the thread that writes the bootstrap to it cannot be stopped.
     let config = repository.small_blob(&manifest.parsed.config);
     let (config, bootstrap) = tokio::join!(config, bootstrap);
-    let (admitted, (unpacked, of_bootstrap)) = bootstrap?;
+    let (admitted, bootstrap, reservation, of_bootstrap) = bootstrap?;
     let config = config.map_err(ImageError::from)?;
-    let Unpacked { bootstrap, reservation, diff_id } = unpacked;
     write(directory, MANIFEST, &manifest.raw)?;
     write(directory, CONFIG, &config.content)?;
-    write(directory, DIFF_ID, diff_id.to_string().as_bytes())?;
     let digest = Algorithm::Blake3.digest(bootstrap.bytes());
     write(directory, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
@@ -215,7 +246,7 @@ async fn fetch_bootstrap(
 }
 
 /// Runs blocking work on a thread of its own.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
 ) -> Result<T, UnpackError> {
     let done = tokio::task::spawn_blocking(work).await;

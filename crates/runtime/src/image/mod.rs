@@ -4,7 +4,8 @@
 //! images/<manifest digest>/
 //!   manifest.json   as the registry holds it; its digest is the directory's name
 //!   config.json     as the registry holds it; its digest is in the manifest
-//!   bootstrap       unpacked from the layer whose digest is in the manifest, always RAFS v6
+//!   bootstrap       unpacked from the layer whose digest is in the manifest, or made of what the
+//!                   layers say themselves; always RAFS v6
 //!   bootstrap.digest
 //!   bootstrap.points-N  where decoders can begin in blob N, an unconverted gzip layer
 //!   removed         there if containerd has removed the image and the rest may go
@@ -24,6 +25,7 @@ mod point_files;
 pub(crate) mod prefix;
 pub(crate) mod removed;
 mod rows;
+mod seekable;
 mod tables;
 mod unpack;
 mod walk;
@@ -41,16 +43,19 @@ use std::{
 use lazuli_image::{
     Algorithm, Blob, Digest,
     oci::{Descriptor, Manifest, media_type},
-    rafs::{self, Bootstrap, layout::MAX_ROWS},
+    rafs::{
+        self, Bootstrap,
+        layout::{MAX_ROWS, Origin},
+    },
 };
-use lazuli_registry::{self as registry, Repository};
+use lazuli_registry::{self as registry, Repository, SeekableLayers};
 use lazuli_sys::mmap::Map;
 
 pub(crate) use self::directory::{directories, sweep, sync};
 pub use self::{directory::bootstrap_path, error::ImageError, fetch::Fetched, unpack::UnpackError};
 use self::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, read},
-    fetch::{Content, fill},
+    fetch::{Content, Form, fill},
     point_files::Unusable,
     rows::Purpose,
 };
@@ -92,10 +97,11 @@ impl StoredImage {
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
         images: &Path,
+        seekable: SeekableLayers,
     ) -> Result<(Self, Fetched), ImageError> {
         let admission = std::future::ready(Ok::<_, ImageError>(()));
         let (image, fetched, ()) =
-            Self::fetch_admitted(repository, manifest, images, admission).await?;
+            Self::fetch_admitted(repository, manifest, images, seekable, admission).await?;
         Ok((image, fetched))
     }
 
@@ -105,8 +111,11 @@ impl StoredImage {
         repository: &Arc<dyn Repository>,
         manifest: &registry::Manifest,
         images: &Path,
+        seekable: SeekableLayers,
         admission: impl Future<Output = Result<T, E>>,
     ) -> Result<(Self, Fetched, T), E> {
+        let form = Form::of(&manifest.parsed, seekable);
+        let form = form.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
         let mut admission = pin!(admission);
@@ -130,7 +139,7 @@ impl StoredImage {
             }
         };
         let partial = Partial::create(images)?;
-        let filled = fill(repository, manifest, &partial.0, &mut fetched, admission).await?;
+        let filled = fill(repository, manifest, form, &partial.0, &mut fetched, admission).await?;
         let (content, admitted) = filled;
         partial.commit(&directory)?;
         Ok((Self::of(directory, manifest.digest, content)?, fetched, admitted))
@@ -217,13 +226,21 @@ impl StoredImage {
         let records = bootstrap.blobs().iter().zip(bootstrap.tails());
         let indexed = records.filter(|(_, tail)| tail.index.is_some());
         let indexed_bytes: u64 = indexed.map(|(blob, _)| blob.stored_size).sum();
-        let lazy = manifest.lazy_base().map_or(0, |(data, _)| data.len() + 1);
+        let is_seekable = bootstrap.origin() == Origin::Seekable;
+        let lazy = match manifest.lazy_base() {
+            Some((data, _)) => data.len() + 1,
+            None if is_seekable => manifest.layers.len(),
+            None => 0,
+        };
         let lazy = &manifest.layers[..lazy];
         let hot_of = |blob: &Blob| {
             let layer = manifest.layers.iter().find(|layer| layer.digest == blob.id);
             layer.and_then(Descriptor::hot_bytes).unwrap_or_default()
         };
-        let hot = bootstrap.blobs().iter().map(hot_of).collect();
+        let hot = match is_seekable {
+            true => seekable::hot(&bootstrap),
+            false => bootstrap.blobs().iter().map(hot_of).collect(),
+        };
         let media_type = manifest.media_type.clone();
         Ok(StoredImage {
             manifest_digest,

@@ -9,8 +9,8 @@ use std::{
 };
 
 use lazuli_image::{
-    BlobIndex, Points,
-    rafs::{Bootstrap, layout::features::ZRAN},
+    Blob, BlobIndex, Codec, Points,
+    rafs::{Bootstrap, TailInfo, layout::features::ZRAN},
 };
 use lazuli_sys::mmap::Map;
 
@@ -65,6 +65,8 @@ pub(super) fn attach<B: AsRef<[u8]>>(
 }
 
 fn layers<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> impl Iterator<Item = BlobIndex> {
-    let tails = image.tails().iter().zip(0..);
-    tails.filter(|(tail, _)| tail.features & ZRAN != 0).map(|(_, index)| BlobIndex(index))
+    let blobs = image.blobs().iter().zip(image.tails()).zip(0..);
+    let has_points =
+        |(blob, tail): (&Blob, &TailInfo)| blob.codec == Codec::Gzip && tail.features & ZRAN != 0;
+    blobs.filter(move |(blob, _)| has_points(*blob)).map(|(_, index)| BlobIndex(index))
 }

@@ -13,7 +13,7 @@ use lazuli_image::{
     Algorithm, Digest,
     oci::{BlobLayer, ImageConfig, LazyImage, chain_ids, media_type},
 };
-use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository};
+use lazuli_registry::{ImageName, Mirrors, Options, RegistryError, Repository, SeekableLayers};
 use lazuli_runtime::image::{Fetched, ImageError, StoredImage, chain};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 
@@ -100,7 +100,7 @@ async fn pull(
     images: &Path,
 ) -> Result<(StoredImage, Fetched), ImageError> {
     let manifest = repository.manifest(None).await?;
-    StoredImage::fetch(repository, &manifest, images).await
+    StoredImage::fetch(repository, &manifest, images, SeekableLayers::Ordinary).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,14 +249,28 @@ async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
         }
         Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() })
     };
-    let fetched = StoredImage::fetch_admitted(&repository, &manifest, images, refused).await;
+    let fetched = StoredImage::fetch_admitted(
+        &repository,
+        &manifest,
+        images,
+        SeekableLayers::Ordinary,
+        refused,
+    )
+    .await;
     assert!(fetched.unwrap_err().to_string().starts_with("refused"));
     assert_eq!(std::fs::read_dir(images).unwrap().count(), 0);
     // A present image is not read again.
     pull(&repository, images).await.unwrap();
     std::fs::write(images.join(manifest.digest.hex()).join("bootstrap"), "damaged").unwrap();
     let refused = async { Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() }) };
-    let fetched = StoredImage::fetch_admitted(&repository, &manifest, images, refused).await;
+    let fetched = StoredImage::fetch_admitted(
+        &repository,
+        &manifest,
+        images,
+        SeekableLayers::Ordinary,
+        refused,
+    )
+    .await;
     assert!(fetched.unwrap_err().to_string().starts_with("refused"));
     assert_eq!(
         std::fs::read(images.join(manifest.digest.hex()).join("bootstrap")).unwrap(),

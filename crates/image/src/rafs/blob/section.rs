@@ -48,8 +48,8 @@ impl Section {
 /// How a section is compressed, in the table of contents.
 const fn toc_flags(codec: Codec) -> u32 {
     match codec {
-        // No section is a piece of a gzip file.
-        Codec::None | Codec::Gzip => 1,
+        // No section is a piece of an ordinary layer.
+        Codec::None | Codec::Gzip | Codec::ZstdLayer => 1,
         Codec::Zstd => 2,
         Codec::Lz4 => 4,
     }

@@ -5,7 +5,9 @@ use zerocopy::FromBytes as _;
 use super::{
     super::{
         BlobRecord, IndexBlob, TailInfo, ci,
-        layout::{BlobEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID, MAX_CHUNKS, MAX_CI_V2, features},
+        layout::{
+            BlobEntry, DEVICE_TABLE_OFFSET, EMBEDDED_ID, MAX_CHUNKS, MAX_CI_V2, Origin, features,
+        },
     },
     chunks::NO_DIGEST,
 };
@@ -26,17 +28,18 @@ const MAX_DECODED: u64 = 1 << 44;
 pub(super) struct Common {
     pub(super) chunk_size: u32,
     pub(super) digest: Algorithm,
-    pub(super) v5: bool,
+    pub(super) origin: Origin,
 }
 
-/// Parses the blob table at this offset, with this number of entries.
+/// Parses the blob table at this offset, with this number of entries. Each record comes with the
+/// algorithm of the blob's chunk digests.
 pub(super) fn parse(
     bytes: &[u8],
     (table, size): (u64, u64),
     common: Common,
-) -> Result<Vec<BlobRecord>, FormatError> {
+) -> Result<Vec<(BlobRecord, Algorithm)>, FormatError> {
     let rows = slice(bytes, table, size, || "blob table".into())?;
-    let mut records: Vec<BlobRecord> = Vec::new();
+    let mut records: Vec<(BlobRecord, Algorithm)> = Vec::new();
     for (index, row) in rows.chunks_exact(size_of::<BlobEntry>()).enumerate() {
         let at = table + (index * size_of::<BlobEntry>()) as u64;
         let entry = BlobEntry::read_from_bytes(row).expect("chunks_exact gives whole rows");
@@ -44,13 +47,14 @@ pub(super) fn parse(
         let slot: DeviceSlot = structure(bytes, slot_at, || ("device slot", index).into())?;
         let found = blob(&entry, index, common, &slot)
             .map_err(|problem| FormatError::new(("blob table entry", index), at, problem))?;
-        if records.iter().any(|other| other.blob.id == found.blob.id) {
-            let problem = format!("the second blob {}", found.blob.id);
+        let id = found.0.blob.id;
+        if records.iter().any(|(other, _)| other.blob.id == id) {
+            let problem = format!("the second blob {id}");
             return Err(FormatError::new(("blob table entry", index), at, problem));
         }
         records.push(found);
     }
-    let tails = records.iter().map(|record| &record.tail);
+    let tails = records.iter().map(|(record, _)| &record.tail);
     let v2 = tails.filter(|tail| tail.features & features::CHUNK_INFO_V2 != 0);
     // At most 254 numbers, each limited already.
     let v2_size: u64 = v2.map(|tail| tail.ci_size).sum();
@@ -80,9 +84,9 @@ pub(in crate::rafs) fn refuse_features(bits: u32) -> Result<(), Problem> {
 fn blob(
     entry: &BlobEntry,
     index: usize,
-    Common { chunk_size, digest, v5 }: Common,
+    Common { chunk_size, digest, origin }: Common,
     slot: &DeviceSlot,
-) -> Result<BlobRecord, Problem> {
+) -> Result<(BlobRecord, Algorithm), Problem> {
     let bits = entry.features.get();
     refuse_features(bits)?;
     if bits & features::ALIGNED == 0 {
@@ -97,11 +101,15 @@ fn blob(
         let problem = || Problem::Unsupported(format!("compressor {number}").into());
         Codec::from_number(number).ok_or_else(problem)
     };
-    let blob_codec = codec(entry.compressor.get())?;
+    let is_seekable = origin == Origin::Seekable;
+    let blob_codec = match entry.compressor.get() {
+        number if is_seekable && number == Codec::ZstdLayer as u32 => Codec::ZstdLayer,
+        number => codec(number)?,
+    };
     let ci_codec = codec(entry.ci_compressor.get())?;
     let is_separate = bits & features::SEPARATE != 0;
     match blob_codec {
-        Codec::Gzip if !is_separate || v5 => {
+        Codec::Gzip if !is_separate && !is_seekable || origin == Origin::V5 => {
             return Err("gzip chunks are supported in unconverted layers only".into());
         }
         Codec::None | Codec::Lz4 | Codec::Zstd if is_separate || bits & features::ZRAN != 0 => {
@@ -113,12 +121,22 @@ fn blob(
     let count = entry.chunk_count.get();
     let decoded_size = entry.decoded_size.get();
     let ci_size = entry.ci_size.get();
-    // Blobs of v5 end with their chunks.
-    let ci_size_fits = if v5 { ci_size == 0 } else { ci::size_fits(bits, count, ci_size) };
+    let ci_size_fits = match origin {
+        // Blobs of v5 end with their chunks.
+        Origin::V5 => ci_size == 0,
+        // Layers that say themselves what is in them have no index.
+        Origin::Seekable if !is_separate => ci_size == 0,
+        Origin::V6 | Origin::Seekable => ci::size_fits(bits, count, ci_size),
+    };
+    let own_digest = match entry.digester.get() {
+        0 => Some(Algorithm::Blake3),
+        1 => Some(Algorithm::Sha256),
+        _ => None,
+    };
+    let own_digest = own_digest.filter(|own| is_seekable || *own == digest).ok_or("bad digest")?;
     let facts = [
         ("index", entry.index.get() as usize == index),
         ("chunk size", entry.chunk_size.get() == chunk_size),
-        ("digest", entry.digester.get() == digester(digest)),
         ("cipher", entry.cipher.get() == 0),
         ("device tag", slot.tag == entry.id),
         ("number of chunks", (1..=MAX_CHUNKS).contains(&count)),
@@ -156,7 +174,7 @@ fn blob(
     let chunks = ChunkList::default();
     let points = Points::default();
     let blob = Blob { id, codec: blob_codec, points, stored_size, decoded_size, chunks };
-    Ok(BlobRecord { blob, tail })
+    Ok((BlobRecord { blob, tail }, own_digest))
 }
 
 /// The number of a digest algorithm in the blob table.

@@ -16,13 +16,13 @@ use crate::{
 /// Stands for a digest in the chunks of upstream's tarfs mode. No content has this digest.
 pub(in crate::rafs) const NO_DIGEST: [u8; 32] = [0; 32];
 
-/// Distributes the `rows` of the chunk table, which begins at byte `table`, over the blobs. Returns
-/// the blobs with chunks that only their CI tables place.
+/// Distributes the `rows` of the chunk table, which begins at byte `table`, over the blobs. A chunk
+/// has at most `largest` bytes. Returns the blobs with chunks that only their CI tables place.
 pub(super) fn distribute(
     blobs: &mut [Blob],
     tails: &[TailInfo],
-    digest: Algorithm,
-    chunk_size: u32,
+    digests: &[Algorithm],
+    largest: u32,
     table: u64,
     rows: &[u8],
 ) -> Result<Vec<BlobIndex>, FormatError> {
@@ -67,14 +67,14 @@ pub(super) fn distribute(
         }
         let chunk = Chunk {
             number,
-            digest: Digest { algorithm: digest, hash },
+            digest: Digest { algorithm: digests[blob_index], hash },
             stored: Stored(entry.stored.get()),
             stored_size: entry.stored_size.get(),
             decoded: Decoded(entry.decoded.get()),
             decoded_size: entry.decoded_size.get(),
             part: in_unit.then(|| layout::from_in_unit(entry.file_offset.get())),
         };
-        validate_chunk(&chunk, blob, tail, chunk_size).map_err(error)?;
+        validate_chunk(&chunk, blob, tail, largest).map_err(error)?;
         lists[blob_index].push(chunk);
     }
     for (index, (blob, mut chunks)) in blobs.iter_mut().zip(lists).enumerate() {
@@ -119,12 +119,13 @@ pub(in crate::rafs) fn validate_order(blob: &Blob, chunks: &[Chunk]) -> Result<(
     Ok(())
 }
 
-/// Checks `chunk` against the limits of `blob`, independently of its neighbours.
+/// Checks `chunk`, of at most `largest` bytes, against the limits of `blob`, independently of its
+/// neighbours.
 pub(in crate::rafs) fn validate_chunk(
     chunk: &Chunk,
     blob: &Blob,
     tail: &TailInfo,
-    chunk_size: u32,
+    largest: u32,
 ) -> Result<(), Problem> {
     // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is
     // known.
@@ -142,7 +143,7 @@ pub(in crate::rafs) fn validate_chunk(
     let fits = |end: Option<u64>, limit: u64| end.is_some_and(|end| end <= limit);
     let facts = [
         ("number", chunk.number < tail.chunk_count),
-        ("decoded size", (1..=chunk_size).contains(&chunk.decoded_size)),
+        ("decoded size", (1..=largest).contains(&chunk.decoded_size)),
         ("place in its unit", chunk.is_within_unit()),
         ("stored size", stored_sizes.contains(&chunk.stored_size)),
         ("stored size", !raw_only || !chunk.is_compressed()),

@@ -8,11 +8,12 @@ use super::{
     TailInfo,
     layout::{
         BlobEntry, CHUNK_SIZES, ChunkEntry, DEVICE_TABLE_OFFSET, EXTENDED_OFFSET,
-        ExtendedSuperBlock, MAX_ROWS, V5_LABEL,
+        ExtendedSuperBlock, MAX_ROWS, Origin,
     },
 };
 use crate::{
     Algorithm, BLOCK_SIZE, Blob, BlobIndex, FormatError, Problem, Structure,
+    chunk::MAX_UNIT,
     erofs::{
         Nid,
         layout::DEVICE_SLOT_SIZE,
@@ -34,23 +35,33 @@ pub(super) struct Tables {
     pub(super) root: Nid,
     pub(super) inode_count: u64,
     pub(super) digest: Algorithm,
+    /// What computes the digests of chunks, for each blob.
+    pub(super) digests: Vec<Algorithm>,
     pub(super) blobs: Vec<Blob>,
     pub(super) tails: Vec<TailInfo>,
     /// Blobs with chunks that only their CI tables place.
     pub(super) unplaced: Vec<BlobIndex>,
     pub(super) prefetch: Vec<Nid>,
-    /// Whether the image was translated from RAFS v5.
-    pub(super) v5: bool,
+    /// What the image was translated from.
+    pub(super) origin: Origin,
 }
 
 /// Parses the tables of `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Result<Tables, FormatError> {
     let (mut tables, chunk_table) = parse_blobs(bytes)?;
-    let Tables { blobs, tails, digest, geometry, .. } = &mut tables;
+    let Tables { blobs, tails, digests, geometry, origin, .. } = &mut tables;
     let rows = rows(bytes, chunk_table)?;
-    tables.unplaced =
-        chunks::distribute(blobs, tails, *digest, geometry.chunk_size, chunk_table.0, rows)?;
+    let largest = largest_chunk(*origin, geometry.chunk_size);
+    tables.unplaced = chunks::distribute(blobs, tails, digests, largest, chunk_table.0, rows)?;
     Ok(tables)
+}
+
+/// The largest chunk in bytes of an image with this chunk size.
+pub(super) const fn largest_chunk(origin: Origin, chunk_size: u32) -> u32 {
+    match origin {
+        Origin::Seekable => MAX_UNIT,
+        Origin::V5 | Origin::V6 => chunk_size,
+    }
 }
 
 /// The rows of the chunk table, by its offset and size.
@@ -111,10 +122,11 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
         return Err(error(Problem::Overlap("tables".into())));
     }
 
-    let v5 = sb.volume_name == V5_LABEL;
-    let image = Common { chunk_size, digest, v5 };
+    let origin = Origin::of_label(&sb.volume_name);
+    let image = Common { chunk_size, digest, origin };
     let records = blobs::parse(bytes, blob_table, image)?;
-    let (blobs, tails) = records.into_iter().map(|record| (record.blob, record.tail)).unzip();
+    let digests = records.iter().map(|(_, digest)| *digest).collect();
+    let (blobs, tails) = records.into_iter().map(|(record, _)| (record.blob, record.tail)).unzip();
 
     let rows = slice(bytes, prefetch_table.0, prefetch_table.1, || "prefetch table".into())?;
     let nids = rows.chunks_exact(4).map(|nid| u32::from_le_bytes([nid[0], nid[1], nid[2], nid[3]]));
@@ -130,11 +142,12 @@ pub(super) fn parse_blobs(bytes: &[u8]) -> Result<(Tables, (u64, u64)), FormatEr
         root: Nid(sb.root_nid.get().into()),
         inode_count: sb.inode_count.get(),
         digest,
+        digests,
         blobs,
         tails,
         unplaced: Vec::new(),
         prefetch,
-        v5,
+        origin,
     };
     Ok((tables, chunk_table))
 }

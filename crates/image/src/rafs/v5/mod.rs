@@ -14,7 +14,7 @@ mod tree;
 
 pub use layout::is_v5;
 
-use super::{BootstrapOptions, layout::V5_LABEL, writer};
+use super::{BootstrapOptions, layout::Origin, writer};
 use crate::FormatError;
 
 /// Largest v5 bootstrap in bytes; a name takes some 200 of them. The tree that it becomes takes
@@ -33,5 +33,5 @@ pub fn translate(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     let (mut tree, blobs) = tree::read(bytes, &tables)?;
     let records = blobs.place(&mut tree)?;
     let options = BootstrapOptions { chunk_size: tables.chunk_size, digest: tables.digest };
-    writer::write(&tree, &records, &options, &[], V5_LABEL)
+    writer::write(&tree, &records, &options, &[], Origin::V5)
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use lazuli_image::Digest;
 use lazuli_policy::Question;
-use lazuli_registry::{ImageName, Login, Manifest};
+use lazuli_registry::{ImageName, Login, Manifest, SeekableLayers};
 
 use super::{super::DaemonError, Images};
 use crate::image::StoredImage;
@@ -61,7 +61,8 @@ impl Images {
         let question = Question::of(name, manifest, &self.0.registry);
         let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
         let images = self.0.root.join("images");
-        StoredImage::fetch_admitted(&repository, manifest, &images, admission).await?;
+        let seekable = SeekableLayers::Ordinary;
+        StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission).await?;
         Ok(())
     }
 }

@@ -15,7 +15,11 @@ use std::{
 use flate2::bufread::MultiGzDecoder;
 use lazuli_image::{
     Algorithm, BlobIndex, Digest, FormatError, Hasher,
-    rafs::{self, BlobRecord, Bootstrap, Placed, layout::MAX_ROWS, v5},
+    rafs::{
+        self, BlobRecord, Bootstrap, Placed,
+        layout::{MAX_ROWS, Origin},
+        v5,
+    },
 };
 use lazuli_sys::mmap::Map;
 
@@ -192,8 +196,8 @@ fn open(path: &Path) -> Result<Opened, UnpackError> {
     let map = Map::new(&File::open(path)?)?;
     if !v5::is_v5(map.as_ref()) {
         // Only a bootstrap translated here may lack the tables of v6.
-        let own = |opened: (Bootstrap<Map>, Reservation)| match opened.0.version() {
-            6 => Ok(opened),
+        let own = |opened: (Bootstrap<Map>, Reservation)| match opened.0.origin() {
+            Origin::V6 => Ok(opened),
             _ => Err(FormatError::new("superblock", 1024, "a label that no image may have")),
         };
         return Ok(parse(map)?.and_then(own));
@@ -205,6 +209,11 @@ fn open(path: &Path) -> Result<Opened, UnpackError> {
     drop(map);
     fs::write(path, translated)?;
     parse(Map::new(&File::open(path)?)?)
+}
+
+/// Opens the bootstrap in the file `path`, which was made on this node.
+pub(super) fn open_own(path: &Path) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
+    parse(Map::new(&File::open(path)?)?)?.map_err(UnpackError::Format)
 }
 
 /// Reads the tables, if there is room for them.

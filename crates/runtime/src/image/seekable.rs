@@ -1,0 +1,220 @@
+//! Images whose layers say themselves what is in them: their bootstrap is made here, of the tables
+//! of contents, whose digests are in the manifest.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use lazuli_builder::index::{LayerToc, SeekableImage, assemble_seekable};
+use lazuli_image::{
+    FormatError, Stored,
+    rafs::{self, Bootstrap},
+    seekable::{MAX_TOC, SeekableLayer, TocPlace, footer, toc_of_frame, toc_of_member},
+};
+use lazuli_registry::{Pull, RegistryError, Repository};
+use lazuli_sys::mmap::Map;
+
+use super::{
+    error::ImageError,
+    fetch::{Fetched, blocking},
+    point_files,
+    rows::Reservation,
+    unpack::{self, UnpackError},
+};
+
+/// Bytes at the end of an eStargz layer that are fetched first: the footer, and of small layers the
+/// table of contents.
+const TAIL: u64 = 64 << 10;
+
+/// Most bytes of all tables of an image, as stored and unpacked. The tree that they become takes
+/// several times as much memory.
+const LIMIT: u64 = MAX_TOC;
+
+/// How many layers are asked for their tables at a time.
+const LAYERS: usize = 8;
+
+/// Makes the bootstrap of the image of `layers` in the new file `path`.
+pub(super) async fn make_bootstrap(
+    repository: &Arc<dyn Repository>,
+    layers: &[SeekableLayer],
+    path: &Path,
+) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {
+    let image = repository.describe();
+    let places = repository.clone().places();
+    let tables = Tables { image: &image, places: &places, bytes: AtomicU64::new(0) };
+    let fetches = layers.iter().map(|layer| tables.fetch(layer));
+    let fetches = stream::iter(fetches.collect::<Vec<_>>()).buffered(LAYERS);
+    let (tocs, fetched): (Vec<_>, Vec<_>) =
+        fetches.try_collect::<Vec<_>>().await?.into_iter().unzip();
+    let fetched = fetched.into_iter().fold(Fetched::default(), |sum, it: Fetched| Fetched {
+        bytes: sum.bytes + it.bytes,
+        requests: sum.requests + it.requests,
+    });
+    let failed = |error| match error {
+        UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
+        source => ImageError::Unpack { image: image.clone(), source },
+    };
+    let make = move || Ok(assemble_seekable(&tocs));
+    let made = blocking(make).await.map_err(failed)?;
+    let made = made.map_err(|source| ImageError::Seekable { image: image.clone(), source })?;
+    let path = path.to_owned();
+    let open = move || {
+        let SeekableImage { bootstrap, points } = made;
+        fs::write(&path, bootstrap)?;
+        point_files::write(&path, &points)?;
+        let (mut bootstrap, reservation) = unpack::open_own(&path)?;
+        let attached = point_files::attach(&path, &mut bootstrap);
+        attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
+        // The kernel will believe what it says.
+        rafs::check(&bootstrap).map_err(UnpackError::Format)?;
+        Ok((bootstrap, reservation))
+    };
+    let (bootstrap, reservation) = blocking(open).await.map_err(failed)?;
+    Ok((bootstrap, reservation, fetched))
+}
+
+/// Stored bytes at the beginning of each blob that are read by a start: as far as the content of the
+/// files goes that the bootstrap lists.
+pub(super) fn hot<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Vec<u64> {
+    let mut hot = vec![0; bootstrap.blobs().len()];
+    for file in bootstrap.prefetch() {
+        let chunks = bootstrap.chunks(*file).into_iter().flatten().flatten();
+        for (chunk, _) in chunks {
+            let blob = usize::from(chunk.blob.0);
+            if let Some(found) = bootstrap.blobs()[blob].chunk(chunk.number) {
+                hot[blob] = found.stored_end().0.max(hot[blob]);
+            }
+        }
+    }
+    hot
+}
+
+/// The tables of contents of an image's layers.
+struct Tables<'a> {
+    image: &'a str,
+    places: &'a [Arc<dyn Pull>],
+    /// How many bytes of them there are so far.
+    bytes: AtomicU64,
+}
+
+impl Tables<'_> {
+    /// The table of `layer`, from the first place that has the right one.
+    async fn fetch(&self, layer: &SeekableLayer) -> Result<(LayerToc, Fetched), ImageError> {
+        let mut fetched = Fetched::default();
+        let (mut failures, mut wrong) = (Vec::new(), None);
+        for place in self.places {
+            match self.fetch_from(place, layer, &mut fetched).await {
+                Ok(toc) => return Ok((toc, fetched)),
+                Err(ImageError::Registry(error)) => failures.push(error),
+                // Another place may have other bytes.
+                Err(error) => wrong = Some(error),
+            }
+        }
+        Err(wrong.unwrap_or(RegistryError::Everywhere { failures }.into()))
+    }
+
+    async fn fetch_from(
+        &self,
+        place: &Arc<dyn Pull>,
+        layer: &SeekableLayer,
+        fetched: &mut Fetched,
+    ) -> Result<LayerToc, ImageError> {
+        let failed = |source| self.wrong(place, source);
+        let digest = layer.digest;
+        let (toc, end) = match layer.toc {
+            TocPlace::Member { digest: of_toc } => {
+                let begin = layer.size.saturating_sub(TAIL);
+                let tail = read(place, layer, begin..layer.size, fetched).await?;
+                let at = footer(&tail, digest).map_err(failed)?;
+                self.must_be_within(place, layer, at, layer.size)?;
+                let member = match at.checked_sub(begin) {
+                    Some(here) => tail.slice(here as usize..),
+                    None => {
+                        let before = read(place, layer, at..begin, fetched).await?;
+                        [&before[..], &tail].concat().into()
+                    }
+                };
+                let unpack = move || Ok(toc_of_member(&member, of_toc, digest));
+                (self.unpack(unpack).await?.map_err(failed)?, at)
+            }
+            TocPlace::Frame { offset, stored_size, size, digest: of_toc } => {
+                let end = offset.saturating_add(stored_size);
+                self.must_be_within(place, layer, offset, end)?;
+                let stored = read(place, layer, offset..end, fetched).await?;
+                let unpack = move || Ok(toc_of_frame(&stored, size, of_toc, digest));
+                // Before it is the header of its skippable frame.
+                (self.unpack(unpack).await?.map_err(failed)?, offset.saturating_sub(FRAME_HEADER))
+            }
+        };
+        self.count(place, layer, toc.len() as u64)?;
+        Ok(LayerToc { layer: *layer, toc, end: Stored(end) })
+    }
+
+    fn must_be_within(
+        &self,
+        place: &Arc<dyn Pull>,
+        layer: &SeekableLayer,
+        begin: u64,
+        end: u64,
+    ) -> Result<(), ImageError> {
+        if begin >= end || end > layer.size {
+            let size = layer.size;
+            let problem = format!("it is said to be at {begin} to {end} of {size} bytes");
+            let object = ("table of contents of", layer.digest);
+            return Err(self.wrong(place, FormatError::new(object, begin, problem)));
+        }
+        self.count(place, layer, end - begin)
+    }
+
+    /// Counts bytes that are held.
+    fn count(
+        &self,
+        place: &Arc<dyn Pull>,
+        layer: &SeekableLayer,
+        bytes: u64,
+    ) -> Result<(), ImageError> {
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if all <= LIMIT {
+            return Ok(());
+        }
+        let problem = format!("the image's tables have more than {LIMIT} bytes");
+        let object = ("table of contents of", layer.digest);
+        Err(self.wrong(place, FormatError::new(object, 0, problem)))
+    }
+
+    async fn unpack<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
+    ) -> Result<T, ImageError> {
+        let image = || self.image.to_owned();
+        blocking(work).await.map_err(|source| ImageError::Unpack { image: image(), source })
+    }
+
+    fn wrong(&self, place: &Arc<dyn Pull>, source: FormatError) -> ImageError {
+        ImageError::Toc { image: self.image.to_owned(), place: place.describe(), source }
+    }
+}
+
+/// Bytes before the payload of a skippable frame.
+const FRAME_HEADER: u64 = 8;
+
+/// Reads stored bytes of a layer.
+async fn read(
+    place: &Arc<dyn Pull>,
+    layer: &SeekableLayer,
+    range: std::ops::Range<u64>,
+    fetched: &mut Fetched,
+) -> Result<Bytes, ImageError> {
+    let range = Stored(range.start)..Stored(range.end);
+    let bytes = place.read(&layer.digest, layer.size, range, &|_| {}).await?;
+    fetched.bytes += bytes.len() as u64;
+    fetched.requests += 1;
+    Ok(bytes)
+}

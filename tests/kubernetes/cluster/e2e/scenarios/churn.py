@@ -13,9 +13,11 @@ IMAGES, BALLAST = 30, 24 * MIB
 AT_ONCE = 20
 # The pods that run at once need twice as much.
 BUDGET = AT_ONCE * BALLAST // 2
-READ = 'while sum=$(md5sum < /ballast) && [ "$sum" = "$0" ]; do sleep 1; done; exit 1'
-# Seconds between a pod and the next one, a death of the worker and the next one.
-EACH, DEATH = 4, 45
+READ = 'while sum=$(md5sum < /ballast) && [ "$sum" = "$0" ]; do sleep 5; done; exit 1'
+# Seconds between a pod and the next one.
+EACH = 4
+# Seconds between deaths of the worker, at most. A new one evicts nothing in use in its first minute.
+DEATH = 180
 
 
 def churn(cluster):
@@ -31,6 +33,7 @@ def churn(cluster):
 def come_and_go(cluster, images):
     """Until the time is over."""
     ends = time.monotonic() + cluster.minutes * 60
+    death = min(DEATH, cluster.minutes * 60 / 2)
     running, started, summaries, deaths, largest = [], 0, 0, 0, 0
     killed = time.monotonic()
     while time.monotonic() < ends:
@@ -44,7 +47,7 @@ def come_and_go(cluster, images):
             gone = running.pop(0)
             expect(phase(cluster, gone) == "Running", f"{gone} is {phase(cluster, gone)}: {cluster.events(gone)}")
             cluster.delete(gone)
-        if time.monotonic() - killed > DEATH:
+        if time.monotonic() - killed > death:
             killed = time.monotonic()
             kill_worker(cluster)
             deaths += 1

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Algorithm, Digest, seekable::SeekableLayer};
+use crate::{Algorithm, Digest};
 
 /// Computes the chain ids of layers from their DiffIDs, lowest first. containerd names a layer on
 /// top of those below it by its chain id. (OCI image specification, "Layer ChainID".)
@@ -258,13 +258,6 @@ impl Manifest {
     /// The layer with the bootstrap if this is a lazy image: always the last.
     pub fn bootstrap(&self) -> Option<&Descriptor> {
         self.layers.last().filter(|layer| layer.is_bootstrap())
-    }
-
-    /// The layers of an ordinary image, if all of them are seekable.
-    pub fn seekable_layers(&self) -> Option<Vec<SeekableLayer>> {
-        let is_ordinary = self.artifact_type.is_none() && !self.layers.is_empty();
-        let layers = self.layers.iter().filter(|_| is_ordinary).map(SeekableLayer::of);
-        layers.collect::<Option<Vec<_>>>().filter(|layers| !layers.is_empty())
     }
 
     /// Data layers and bootstrap of the lazy image below any layers that a container or a builder

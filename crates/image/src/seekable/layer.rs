@@ -2,7 +2,7 @@
 
 use crate::{
     Codec, Digest, FormatError,
-    oci::{Descriptor, annotation, media_type},
+    oci::{Descriptor, Manifest, annotation, media_type},
 };
 
 /// Most bytes of a table of contents, as stored and unpacked. A file takes some 300 of them
@@ -51,6 +51,13 @@ pub enum FrameDigest {
 }
 
 impl SeekableLayer {
+    /// The layers of an ordinary image, if all of them are seekable.
+    pub fn all_of(manifest: &Manifest) -> Option<Vec<Self>> {
+        let is_ordinary = manifest.artifact_type.is_none() && !manifest.layers.is_empty();
+        let layers = manifest.layers.iter().filter(|_| is_ordinary).map(SeekableLayer::of);
+        layers.collect::<Option<Vec<_>>>().filter(|layers| !layers.is_empty())
+    }
+
     /// The layer that a manifest describes so; `None` if it says of no table of contents, or of
     /// two.
     pub fn of(layer: &Descriptor) -> Option<Self> {

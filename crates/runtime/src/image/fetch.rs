@@ -18,20 +18,12 @@ use lazuli_sys::mmap::Map;
 use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, DIFF_ID, MANIFEST, write},
     error::ImageError,
+    fetched::Fetched,
     rows::Reservation,
     seekable,
     tables::{self, Tables},
-    unpack::{self, UnpackError},
+    unpack::{self, UnpackError, blocking},
 };
-
-/// The cost of a fetch.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Fetched {
-    /// Bytes.
-    pub bytes: u64,
-    /// Requests.
-    pub requests: u64,
-}
 
 /// The files of an image's directory.
 pub(super) struct Content {
@@ -55,7 +47,7 @@ impl<'a> Form<'a> {
     pub(super) fn of(manifest: &'a Manifest, seekable: SeekableLayers) -> Option<Self> {
         match (manifest.lazy_base(), seekable) {
             (Some((_, layer)), _) => Some(Form::Lazy(layer)),
-            (None, SeekableLayers::Lazy) => manifest.seekable_layers().map(Form::Seekable),
+            (None, SeekableLayers::Lazy) => SeekableLayer::all_of(manifest).map(Form::Seekable),
             (None, SeekableLayers::Ordinary) => None,
         }
     }
@@ -243,12 +235,4 @@ async fn fetch_bootstrap(
         read.proof.map_err(|problem| misplaced(id, &place, problem))?;
     }
     Ok(unpacked)
-}
-
-/// Runs blocking work on a thread of its own.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
-) -> Result<T, UnpackError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
 }

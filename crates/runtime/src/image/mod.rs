@@ -20,6 +20,7 @@ pub mod chain;
 mod directory;
 mod error;
 mod fetch;
+mod fetched;
 mod files;
 mod point_files;
 pub(crate) mod prefix;
@@ -52,7 +53,9 @@ use lazuli_registry::{self as registry, Repository, SeekableLayers};
 use lazuli_sys::mmap::Map;
 
 pub(crate) use self::directory::{directories, sweep, sync};
-pub use self::{directory::bootstrap_path, error::ImageError, fetch::Fetched, unpack::UnpackError};
+pub use self::{
+    directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
+};
 use self::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, read},
     fetch::{Content, Form, fill},

@@ -23,10 +23,10 @@ use lazuli_sys::mmap::Map;
 
 use super::{
     error::ImageError,
-    fetch::{Fetched, blocking},
+    fetched::Fetched,
     point_files,
     rows::Reservation,
-    unpack::{self, UnpackError},
+    unpack::{self, UnpackError, blocking},
 };
 
 /// Bytes at the end of an eStargz layer that are fetched first: the footer, and of small layers the

@@ -240,6 +240,14 @@ pub(crate) mod fuzz {
     }
 }
 
+/// Runs blocking work on a thread of its own.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, UnpackError> + Send + 'static,
+) -> Result<T, UnpackError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| Err(UnpackError::Io(io::Error::other(panic))))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;

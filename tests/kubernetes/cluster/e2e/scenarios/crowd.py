@@ -35,7 +35,9 @@ def ready(cluster, image):
     container = {"name": "main", "image": image, "command": ["sleep", "infinity"], "lifecycle": {"postStart": said}}
     labels = {"app": "crowd"}
     template = {"metadata": {"labels": labels},
-                "spec": {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False, "containers": [container]}}
+                "spec": {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False, "containers": [container],
+                         # Before Lazuli is installed, the node has its start-up taint.
+                         "tolerations": [{"key": "lazuli/not-ready", "operator": "Exists"}]}}
     started = time.monotonic()
     cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "crowd"},
                    "spec": {"replicas": PODS, "selector": {"matchLabels": labels}, "template": template}})
